@@ -1,0 +1,91 @@
+# make run, make test: each makes its own virtual environment, from nothing but python3 and make.
+# Another Python:  make test PYTHON=python3.13 VENV=.venv-3.13
+
+PYTHON ?= python3
+VENV ?= .venv
+UV ?= uv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+# One empty file per finished step: a step is repeated only when what it was made from has changed.
+CREATED := $(VENV)/.created
+DEV := $(VENV)/.dev
+BENCH := $(VENV)/.bench
+MUTATION := $(VENV)/.mutation
+
+CORE := src/abate/decide/*,src/abate/schedule/*,src/abate/admit/*,src/abate/call/*
+MUTANTS := build/mutation
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run test check bench mutation requirements clean
+
+help: ## Say what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(CREATED) ## Show abate at work (needs no download: the core has no dependencies)
+	PYTHONPATH=src $(BIN)/python -m abate demo
+
+test: check ## Everything that must pass: make check, the tests, the coverage of the core
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage report
+	$(BIN)/coverage report --include='$(CORE)' --fail-under=100
+
+check: $(DEV) ## Style, types and layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports --no-logo
+
+bench: $(BENCH) ## abate beside its peers, as ratios
+	$(BIN)/python benchmarks/calls.py
+	$(BIN)/python benchmarks/budget.py
+
+mutation: $(MUTATION) ## Break schedule/ and admit/ on purpose, list what no test noticed (slow)
+	rm -rf $(MUTANTS)
+	mkdir -p $(MUTANTS)
+	cp -R src tests pyproject.toml mutation.toml $(MUTANTS)
+	cd $(MUTANTS) && \
+	export PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=src PYTHONDONTWRITEBYTECODE=1 && \
+	cosmic-ray init mutation.toml session.sqlite && \
+	cr-filter-operators session.sqlite mutation.toml && \
+	cosmic-ray baseline mutation.toml && \
+	cosmic-ray exec mutation.toml session.sqlite && \
+	cr-report --surviving-only --show-diff session.sqlite && \
+	echo "Survived, in percent:" && cr-rate session.sqlite
+
+requirements: ## Pin requirements/*.txt anew (needs uv; newer versions: UPGRADE=--upgrade)
+	@command -v $(UV) >/dev/null || { echo "make requirements needs uv on the PATH, or UV=path/to/uv" >&2; exit 1; }
+	cd requirements && for set in dev bench mutation; do \
+		$(UV) pip compile $(UPGRADE) --quiet --universal --python-version 3.11 --generate-hashes \
+			--no-emit-index-url --no-annotate --no-header $$set.in --output-file $$set.txt || exit 1; \
+	done
+	@! grep -n '://' requirements/*.txt || { echo "a pinned file names a host" >&2; exit 1; }
+
+clean: ## Remove everything that was made here
+	rm -rf $(VENV) build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(CREATED):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "abate needs Python 3.11 or newer, and '$(PYTHON)' is older or missing. Name one: PYTHON=python3.13" >&2; \
+		exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "'$(PYTHON)' can't make virtual environments: install its venv package (Debian: python3-venv)" >&2; \
+		exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(DEV): $(CREATED) requirements/dev.txt pyproject.toml
+	$(PIP) install --require-hashes -r requirements/dev.txt
+	$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(BENCH): $(DEV) requirements/bench.txt
+	$(PIP) install --require-hashes -r requirements/bench.txt
+	@touch $@
+
+$(MUTATION): $(DEV) requirements/mutation.txt
+	$(PIP) install --require-hashes -r requirements/mutation.txt
+	@touch $@

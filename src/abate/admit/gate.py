@@ -1,0 +1,80 @@
+"""What every gate can do, and how gates combine.
+
+An attempt enters before it is sent and leaves when its outcome is known. One that entered and was not sent after
+all is refunded instead. Entering never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+class Gate:
+    """Anything that admits attempts."""
+
+    __slots__ = ("name",)
+
+    name: str
+
+    def enter(self, retry: bool) -> Gate | None:
+        """Ask for one attempt: None when it is admitted, else the gate that refused it."""
+        raise NotImplementedError
+
+    def leave(self, accepted: bool) -> None:
+        """An attempt that entered has ended; `accepted` when the server took it (a 404 is taken, a 503 not)."""
+
+    def refund(self) -> None:
+        """An attempt that entered was not sent after all."""
+
+    def refusal(self) -> str:
+        """Why this gate refuses, in a few words."""
+        return "not admitted"
+
+    def __and__(self, other: Gate) -> Gate:
+        """The gate that admits what both admit."""
+        if not isinstance(other, Gate):
+            return NotImplemented
+        return All((*parts(self), *parts(other)))
+
+
+class All(Gate):
+    """Several gates in a row: what an earlier one gave is refunded when a later one refuses.
+
+    >>> import abate
+    >>> gate = abate.Permits(2, name="slots") & abate.TokenBucket(rate=1, burst=1, name="rate")
+    >>> gate.enter(retry=False) is None, gate.enter(retry=False).name
+    (True, 'rate')
+    >>> gate.gates[0].held
+    1
+    """
+
+    __slots__ = ("gates",)
+
+    def __init__(self, gates: tuple[Gate, ...]) -> None:
+        self.gates = gates
+        self.name = " & ".join(gate.name for gate in gates)
+
+    def enter(self, retry: bool) -> Gate | None:
+        for place, gate in enumerate(self.gates):
+            refused = gate.enter(retry)
+            if refused is not None:
+                for earlier in reversed(self.gates[:place]):
+                    earlier.refund()
+                return refused
+        return None
+
+    def leave(self, accepted: bool) -> None:
+        for gate in reversed(self.gates):
+            gate.leave(accepted)
+
+    def refund(self) -> None:
+        for gate in reversed(self.gates):
+            gate.refund()
+
+
+def parts(gate: Gate) -> Iterator[Gate]:
+    """The single gates that a gate is made of."""
+    if isinstance(gate, All):
+        yield from gate.gates
+    else:
+        yield gate

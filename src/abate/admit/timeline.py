@@ -1,0 +1,78 @@
+"""State that belongs to a clock, and survives a fork.
+
+A gate that was given no clock of its own keeps one state for the machine's clock and one for each virtual clock
+that asks: a test in virtual time neither sees nor disturbs what the process counts in real time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
+
+from abate import clock as clocks
+from abate.clock import MACHINE, Clock, switch
+
+
+class State(Protocol):
+    """What a fork's child must be able to mend."""
+
+    def after_fork(self) -> None:
+        """Start anew with locks, and with what other threads had in hand: they are not in the child."""
+        ...
+
+
+S = TypeVar("S", bound=State)
+_states: WeakSet[State] = WeakSet()
+
+
+class Timeline(Generic[S]):
+    """One state per clock, made when it is first needed."""
+
+    __slots__ = ("_make", "_own", "_virtual", "main")
+
+    def __init__(self, make: Callable[[Clock], S], clock: Clock | Callable[[], float] | None) -> None:
+        own = clocks.given(clock)
+        self._own = own is not None
+        self._make = make
+        self._virtual: WeakKeyDictionary[Clock, S] | None = None
+        self.main = self._new(own or MACHINE)
+
+    @property
+    def ambient(self) -> bool:
+        """Does this follow the context's clock, having none of its own?"""
+        return not self._own
+
+    def here(self) -> S:
+        """The state of the clock that rules here."""
+        if self._own or not switch.virtual:
+            return self.main
+        clock = clocks.current()
+        if clock is MACHINE:
+            return self.main
+        if self._virtual is None:
+            self._virtual = WeakKeyDictionary()
+        state = self._virtual.get(clock)
+        if state is None:
+            state = self._virtual[clock] = self._new(clock)
+        return state
+
+    def _new(self, clock: Clock) -> S:
+        state = self._make(clock)
+        keep_through_forks(state)
+        return state
+
+
+def keep_through_forks(state: State) -> None:
+    """Mend `state` in every child that this process forks."""
+    _states.add(state)
+
+
+def _mend_in_child() -> None:
+    for state in list(_states):
+        state.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_mend_in_child)

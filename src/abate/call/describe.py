@@ -1,0 +1,51 @@
+"""What a policy can do at worst, worked out from its numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from abate.schedule.backoff import total
+
+if TYPE_CHECKING:
+    from abate.call.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class WorstCase:
+    """The worst case of a policy.
+
+    `added_latency` is the longest wait that the backoff adds to one call, without hints; `amplification` is the
+    most attempts per call that a busy server sees on average, to which come `reserve` retries per second.
+    """
+
+    attempts: int
+    added_latency: float
+    amplification: float
+    reserve: float
+    max_hint: float
+
+    def __str__(self) -> str:
+        plural = "" if self.attempts == 1 else "s"
+        beside = "" if math.isinf(self.reserve) else f", and {self.reserve:g} retries per second beside"
+        return (
+            f"at most {self.attempts} attempt{plural}; at most {self.added_latency:.3g} s of waiting"
+            f" (and up to {self.max_hint:g} s per retry where a server asks for it);\n"
+            f"at most {self.amplification:.3g} attempts per call on average{beside}"
+        )
+
+
+def worst_case(policy: Policy) -> WorstCase:
+    """The worst case of `policy`: every attempt fails, every delay is as long as it may be."""
+    retries = policy.max_attempts - 1
+    waits = max(total(policy.backoff, retries), total(policy.overload_backoff, retries))
+    budget = policy.budget
+    share = math.inf if budget.boundless else 1.0 + budget.ratio
+    return WorstCase(
+        attempts=policy.max_attempts,
+        added_latency=waits if policy.timeout is None else min(waits, policy.timeout),
+        amplification=min(float(policy.max_attempts), share),
+        reserve=budget.reserve,
+        max_hint=policy.max_hint if policy.timeout is None else min(policy.max_hint, policy.timeout),
+    )

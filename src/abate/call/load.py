@@ -1,0 +1,117 @@
+"""Policies from a TOML file: one table per policy, the keys that `Policy` takes.
+
+    [orders]
+    on = ["TimeoutError", "abate.http.transient", "shop.errors:Busy"]
+    attempts = 4
+    timeout = 30.0
+    backoff = { base = 0.1, cap = 5.0 }
+    budget = { ratio = 0.2, reserve = 10 }
+
+The tables may also stand below a table called ``policies``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from abate.admit.budget import Budget
+from abate.call.policy import SETTINGS, Policy
+from abate.schedule.backoff import Backoff
+
+KEYS = tuple(name for name in SETTINGS if name not in ("name", "gate", "clock", "rng"))
+BACKOFF_KEYS = ("base", "cap", "factor", "jitter")
+BUDGET_KEYS = ("ratio", "reserve", "window", "funded_by")
+NAMESPACES = ("policies", "policy")
+
+
+def load_policies(path: str | Path) -> dict[str, Policy]:
+    """The policies in a TOML file, by name; every error names the file, the table and the key.
+
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder, "policies.toml")
+    ...     _ = file.write_text('[orders]\\non = "TimeoutError"\\nattempts = 4')
+    ...     load_policies(file)["orders"].describe().attempts
+    4
+    """
+    import tomllib
+
+    file = Path(path)
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not TOML: {error}") from error
+    return {name: _policy(f"{file}: [{place}]", name, table) for place, name, table in _tables(file, document)}
+
+
+def _tables(file: Path, document: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
+    found: list[tuple[str, str, Mapping[str, Any]]] = []
+    for name, table in document.items():
+        if not isinstance(table, dict):
+            raise ValueError(f"{file}: {name} = {table!r} stands outside a table; expected [{name}]")
+        if name in NAMESPACES and table and all(isinstance(inner, dict) for inner in table.values()):
+            found += [(f"{name}.{inner}", inner, settings) for inner, settings in table.items()]
+        else:
+            found.append((name, name, table))
+    return found
+
+
+def _policy(place: str, name: str, table: Mapping[str, Any]) -> Policy:
+    _only(place, table, KEYS)
+    if "on" not in table:
+        raise ValueError(f"{place} has no `on`: name the errors to retry")
+    settings = dict(table)
+    for key in ("on", "unless"):
+        if key in settings:
+            settings[key] = _named(f"{place} {key}", settings[key])
+    if isinstance(settings.get("backoff"), dict):
+        settings["backoff"] = _made(f"{place} backoff", Backoff, settings["backoff"], BACKOFF_KEYS)
+    elif "backoff" in settings and not isinstance(settings["backoff"], list):
+        raise ValueError(f"{place} backoff must be a table or a list of seconds, not {settings['backoff']!r}")
+    if "budget" in settings:
+        if not isinstance(settings["budget"], dict):
+            raise ValueError(f"{place} budget must be a table, not {settings['budget']!r}")
+        settings["budget"] = _made(f"{place} budget", Budget, settings["budget"], BUDGET_KEYS)
+    policy: Policy = _made(place, Policy, {**settings, "name": name}, SETTINGS)
+    return policy
+
+
+def _only(place: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for key in table:
+        if key not in known:
+            raise ValueError(f"{place} has an unknown key {key!r}; known are {', '.join(known)}")
+
+
+def _made(place: str, make: Callable[..., Any], settings: Mapping[str, Any], known: tuple[str, ...]) -> Any:
+    _only(place, settings, known)
+    try:
+        return make(**settings)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+def _named(place: str, names: object) -> list[Any]:
+    """The exceptions and rules behind names: ``TimeoutError``, ``shop.errors:Busy``, ``abate.http.transient``."""
+    several = names if isinstance(names, list) else [names]
+    return [_resolved(place, name) for name in several]
+
+
+def _resolved(place: str, name: object) -> Any:
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{place} must hold names of exceptions or rules, not {name!r}")
+    if hasattr(builtins, name):
+        return getattr(builtins, name)
+    module_name, colon, attribute = name.partition(":")
+    if not colon:
+        module_name, _, attribute = name.rpartition(".")
+    try:
+        found: Any = importlib.import_module(module_name or "abate")
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{place} names {name!r}, which cannot be found: {error}") from error
+    return found

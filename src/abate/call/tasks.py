@@ -1,0 +1,118 @@
+"""Drives calls of coroutine functions, under asyncio and trio: one loop over the machine, waiting in this task."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from abate import clock as clocks
+from abate.call.giveup import give_ups
+from abate.call.machine import SEND, Call, Send, Stop, Wait
+from abate.clock import MACHINE, switch
+from abate.decide.outcome import Outcome
+from abate.schedule.deadlines import deadline, shorter
+
+if TYPE_CHECKING:
+    from abate.call.policy import Policy
+
+T = TypeVar("T")
+
+
+async def call(
+    policy: Policy, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> T:
+    """Call the coroutine function `function` with retries."""
+    if not callable(function):
+        if hasattr(function, "close"):
+            function.close()  # a coroutine that will not be awaited after all
+        raise TypeError(f"acall needs a function and its arguments apart, not {function!r}")
+    if policy.plain:
+        since = give_ups.last
+        try:
+            result = await _awaitable(function, function(*args, **kwargs))
+        except Exception as error:
+            failure = error
+        else:
+            policy.budget.deposit()
+            return result
+        try:
+            return await drive(policy, failure, since, function, args, kwargs)
+        finally:
+            del failure  # its traceback holds this frame: don't hold it back
+    return await drive(policy, None, 0, function, args, kwargs)
+
+
+async def drive(
+    policy: Policy,
+    failure: Exception | None,
+    since: int,
+    function: Callable[..., Awaitable[T]],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> T:
+    """Make a call, or go on with one whose first attempt has ended in `failure`.
+
+    `since` is where the give-ups stood when that attempt began.
+    """
+    clock = policy.clock or (clocks.current() if switch.virtual else MACHINE)
+    now, left = clock.now(), shorter(policy.timeout)
+    machine = Call(policy, None if left is None else now + left, since)
+    last: Outcome | Exception
+    action: Send | Wait | Stop
+    if failure is None:
+        last, action = Outcome(), machine.begin()
+    else:
+        last, action = failure, machine.failed(failure, now)
+    try:
+        while True:
+            if isinstance(action, Wait):
+                await clock.asleep(action.until - now)
+                action = machine.begin()
+            if action is not SEND:
+                break
+            try:
+                if policy.bounded:
+                    result = await _bounded(machine, clock, function, args, kwargs)
+                else:
+                    result = await function(*args, **kwargs)
+            except Exception as error:
+                last, now = error, clock.now()
+                action = machine.failed(error, now)
+            else:
+                if not policy.reads_results or machine.good(result):
+                    machine.succeeded()
+                    return result
+                last, now = Outcome(None, result), clock.now()
+                action = machine.failed(last, now)
+        assert isinstance(action, Stop)
+        failure = machine.give_up(action, last)
+        if failure is not None:
+            raise failure
+        assert isinstance(last, Outcome)
+        return last.result  # type: ignore[return-value]
+    except BaseException as error:
+        machine.broken_off(error)
+        raise
+    finally:
+        failure = last = None  # type: ignore[assignment]  # their tracebacks hold this frame: don't hold them back
+
+
+async def _bounded(
+    machine: Call,
+    clock: clocks.Clock,
+    function: Callable[..., Awaitable[T]],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> T:
+    """Make an attempt within what time it is allowed, and cut it off when that is over."""
+    allowance = machine.allowance(clock.now())
+    with deadline(allowance):
+        async with clock.within(allowance):
+            return await function(*args, **kwargs)
+
+
+def _awaitable(function: Callable[..., Awaitable[T]], result: Awaitable[T]) -> Awaitable[T]:
+    """What the function returned, if it can be awaited."""
+    if not hasattr(result, "__await__"):
+        raise TypeError(f"{function!r} is not a coroutine function: use call")
+    return result

@@ -1,0 +1,115 @@
+"""Drives calls of plain functions: one loop over the machine, waiting in this thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from abate import clock as clocks
+from abate.call.giveup import give_ups
+from abate.call.machine import SEND, Call, Send, Stop, Wait
+from abate.clock import MACHINE, switch
+from abate.decide.outcome import Outcome
+from abate.schedule.deadlines import deadline, shorter
+
+if TYPE_CHECKING:
+    from abate.call.policy import Policy
+
+T = TypeVar("T")
+
+
+def call(policy: Policy, function: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> T:
+    """Call `function` with retries."""
+    if not callable(function):
+        raise TypeError(f"call needs a function and its arguments apart, not {function!r}")
+    if policy.plain:
+        since = give_ups.last
+        try:
+            result = function(*args, **kwargs)
+        except Exception as error:
+            failure = error
+        else:
+            policy.budget.deposit()
+            return _plain(function, result)
+        try:
+            return drive(policy, failure, since, function, args, kwargs)
+        finally:
+            del failure  # its traceback holds this frame: don't hold it back
+    return _plain(function, drive(policy, None, 0, function, args, kwargs))
+
+
+def drive(
+    policy: Policy,
+    failure: Exception | None,
+    since: int,
+    function: Callable[..., T],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> T:
+    """Make a call, or go on with one whose first attempt has ended in `failure`.
+
+    `since` is where the give-ups stood when that attempt began.
+    """
+    clock = policy.clock or (clocks.current() if switch.virtual else MACHINE)
+    now, left = clock.now(), shorter(policy.timeout)
+    machine = Call(policy, None if left is None else now + left, since)
+    last: Outcome | Exception
+    action: Send | Wait | Stop
+    if failure is None:
+        last, action = Outcome(), machine.begin()
+    else:
+        last, action = failure, machine.failed(failure, now)
+    try:
+        while True:
+            if isinstance(action, Wait):
+                if action.until > now:
+                    clock.sleep(action.until - now)
+                action = machine.begin()
+            if action is not SEND:
+                break
+            try:
+                if policy.bounded:
+                    result = _bounded(machine, clock, function, args, kwargs)
+                else:
+                    result = function(*args, **kwargs)
+            except Exception as error:
+                last, now = error, clock.now()
+                action = machine.failed(error, now)
+            else:
+                if not policy.reads_results or machine.good(result):
+                    machine.succeeded()
+                    return result
+                last, now = Outcome(None, result), clock.now()
+                action = machine.failed(last, now)
+        assert isinstance(action, Stop)
+        failure = machine.give_up(action, last)
+        if failure is not None:
+            raise failure
+        assert isinstance(last, Outcome)
+        return last.result  # type: ignore[return-value]
+    except BaseException as error:
+        machine.broken_off(error)
+        raise
+    finally:
+        failure = last = None  # type: ignore[assignment]  # their tracebacks hold this frame: don't hold them back
+
+
+def _bounded(
+    machine: Call,
+    clock: clocks.Clock,
+    function: Callable[..., T],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> T:
+    """Make an attempt within what time it is allowed: a deadline, which clients inside keep."""
+    with deadline(machine.allowance(clock.now())):
+        return function(*args, **kwargs)
+
+
+def _plain(function: Callable[..., T], result: T) -> T:
+    """The result, unless it is a coroutine that nobody would await."""
+    if isinstance(result, CoroutineType):
+        result.close()
+        raise TypeError(f"{function!r} is a coroutine function: use acall, or decorate it")
+    return result

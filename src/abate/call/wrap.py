@@ -1,0 +1,165 @@
+"""Makes the function that stands in for a decorated one.
+
+Where a success needs nothing but a deposit, the stand-in is compiled with the function's own signature: passing
+``(order, retries=0)`` on by name is cheaper than through ``*args, **kwargs``, by more than the deposit costs. The
+source below is all that such a call runs; whatever fails goes on in the driver.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from inspect import CO_VARARGS, CO_VARKEYWORDS, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+from abate.call import tasks, threads
+from abate.call.giveup import give_ups
+from abate.clock import switch
+
+if TYPE_CHECKING:
+    from abate.call.policy import Policy
+
+SOURCE = """\
+{async_}def stand_in({parameters}):
+    _a_since = _a_give_ups.last
+    try:
+        _a_result = {await_}_a_function({arguments})
+    except _a_Exception as _a_error:
+        _a_failure = _a_error
+    else:
+{deposit}        return _a_result
+    try:
+        return {await_}_a_drive(_a_policy, _a_failure, _a_since, _a_function, ({positional}), {{{named}}})
+    finally:
+        del _a_failure
+"""
+
+DEPOSIT = """\
+        if _a_switch.virtual:
+            _a_deposit()
+        elif _a_tick() >= _a_ledger.turn:
+            _a_ledger.look()
+"""
+
+OWN_CLOCK_DEPOSIT = """\
+        _a_deposit()
+"""
+
+
+def wrap(policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The stand-in for `function`: the same signature and kind, with retries."""
+    if not callable(function):
+        raise TypeError(f"a policy decorates functions, not {function!r}")
+    called = _called(function)
+    if isgeneratorfunction(called) or isasyncgenfunction(called):
+        raise TypeError(
+            f"{_name(function)} is a generator function, and what it yielded cannot be taken back: decorate the"
+            " function that consumes it, or use the block form inside it"
+        )
+    if not policy.name:
+        policy = policy.replace(name=_name(function))
+    asynchronous = iscoroutinefunction(called)
+    stand_in = (_plain if policy.plain else _full)(policy, function, asynchronous)
+    return functools.wraps(function)(stand_in)
+
+
+def _full(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> Callable[..., Any]:
+    """A stand-in for a policy that has more to do on success than to deposit."""
+    if asynchronous:
+
+        async def arun(*args: Any, **kwargs: Any) -> Any:
+            return await tasks.drive(policy, None, 0, function, args, kwargs)
+
+        return arun
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return threads.drive(policy, None, 0, function, args, kwargs)
+
+    return run
+
+
+def _plain(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> Callable[..., Any]:
+    """A stand-in that calls, deposits and returns."""
+    signature = _Signature.of(function)
+    timeline = policy.budget.timeline
+    deposit = "" if policy.budget.boundless else DEPOSIT if timeline.ambient else OWN_CLOCK_DEPOSIT
+    names = {
+        "_a_function": function,
+        "_a_policy": policy,
+        "_a_drive": tasks.drive if asynchronous else threads.drive,
+        "_a_give_ups": give_ups,
+        "_a_switch": switch,
+        "_a_ledger": timeline.main,
+        "_a_tick": timeline.main.tick,
+        "_a_deposit": policy.budget.deposit,
+        "_a_Exception": Exception,
+    }
+    exec(_compiled(signature, deposit, asynchronous), names)
+    stand_in: Any = names["stand_in"]
+    if isinstance(function, FunctionType):
+        stand_in.__defaults__ = function.__defaults__
+        stand_in.__kwdefaults__ = function.__kwdefaults__
+    return stand_in  # type: ignore[no-any-return]
+
+
+class _Signature(tuple[str, str, str, str]):
+    """How to take a function's parameters, pass them on, and keep them: as pieces of source."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> _Signature:
+        if not isinstance(function, FunctionType):
+            return cls(("*args, **kwargs", "*args, **kwargs", "*args,", "**kwargs"))
+        code = function.__code__
+        names = code.co_varnames
+        if any(name.startswith("_a_") for name in names):
+            return cls(("*args, **kwargs", "*args, **kwargs", "*args,", "**kwargs"))
+        positional = names[: code.co_argcount]
+        keywords = names[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        rest = list(names[code.co_argcount + code.co_kwonlyargcount :])
+        star = [f"*{rest.pop(0)}"] if code.co_flags & CO_VARARGS else []
+        double = [f"**{rest.pop(0)}"] if code.co_flags & CO_VARKEYWORDS else []
+        taken = list(positional)
+        if code.co_posonlyargcount:
+            taken.insert(code.co_posonlyargcount, "/")
+        if keywords and not star:
+            taken.append("*")
+        return cls(
+            (
+                ", ".join([*taken, *star, *keywords, *double]),
+                ", ".join([*positional, *star, *(f"{name}={name}" for name in keywords), *double]),
+                "".join(f"{name}, " for name in [*positional, *star]),
+                ", ".join([*(f"{name!r}: {name}" for name in keywords), *double]),
+            )
+        )
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(signature: _Signature, deposit: str, asynchronous: bool) -> CodeType:
+    parameters, arguments, positional, named = signature
+    source = SOURCE.format(
+        async_="async " if asynchronous else "",
+        await_="await " if asynchronous else "",
+        parameters=parameters,
+        arguments=arguments,
+        positional=positional,
+        named=named,
+        deposit=deposit,
+    )
+    return compile(source, "<abate stand-in>", "exec")
+
+
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What runs when `function` is called: of an object with ``__call__``, that method."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, (FunctionType, MethodType, BuiltinFunctionType, type)):
+        return function
+    return type(function).__call__
+
+
+def _name(function: Callable[..., Any]) -> str:
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    return f"{kind.__module__}.{kind.__qualname__}"

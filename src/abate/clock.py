@@ -1,0 +1,182 @@
+"""Where time comes from: the machine's clock, or the virtual clock that the context has entered.
+
+Time is per context. `current()` answers with the clock that rules here; whatever waits or reads the time asks
+it, so that a virtual clock moves deadlines, budgets and waits together.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import Any, Protocol, runtime_checkable
+
+from abate.errors import AttemptTimeout
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """Something that tells the time and can wait."""
+
+    def now(self) -> float:
+        """Seconds since some fixed instant; never goes back."""
+        ...
+
+    def wall(self) -> float:
+        """Seconds since 1970, as far as this clock knows."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Wait in this thread."""
+
+    def asleep(self, seconds: float) -> Awaitable[None]:
+        """Wait in this task, under asyncio or trio; let others run even when there is nothing to wait for."""
+        ...
+
+    def within(self, seconds: float) -> AbstractAsyncContextManager[object]:
+        """Cut the block short with `AttemptTimeout` when it takes longer than this."""
+        ...
+
+
+class MachineClock:
+    """The clock of the machine."""
+
+    now = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def asleep(self, seconds: float) -> Awaitable[None]:
+        # whoever runs this has imported its event loop; the core imports none
+        loop: Any = sys.modules["trio" if in_trio() else "asyncio"]
+        pause: Awaitable[None] = loop.sleep(seconds if seconds > 0.0 else 0.0)
+        return pause
+
+    def within(self, seconds: float) -> AbstractAsyncContextManager[object]:
+        return Within(seconds)
+
+
+class Within:
+    """Cuts a block of async code short, under asyncio or trio, on the machine's clock."""
+
+    __slots__ = ("_scope", "_seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    async def __aenter__(self) -> None:
+        if in_trio():
+            self._scope: Any = TrioScope(sys.modules["trio"].CancelScope(deadline=_trio_due(self._seconds)))
+        else:
+            import asyncio
+
+            self._scope = asyncio.timeout(self._seconds)
+        await self._scope.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await cut(self._scope, self._seconds, kind, error, trace)
+
+
+async def cut(
+    scope: Any,
+    seconds: float,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
+    """Leave a scope of `asyncio.timeout` or trio; where it was what ended the block, say so by `AttemptTimeout`."""
+    try:
+        await scope.__aexit__(kind, error, trace)
+    except TimeoutError:
+        if scope.expired():
+            raise AttemptTimeout(seconds) from None
+        raise
+
+
+class TrioScope:
+    """trio's cancel scope, with the manners of `asyncio.timeout`."""
+
+    __slots__ = ("scope",)
+
+    def __init__(self, scope: Any) -> None:
+        self.scope = scope
+
+    async def __aenter__(self) -> None:
+        self.scope.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.scope.__exit__(kind, error, trace):
+            raise TimeoutError
+
+    def expired(self) -> bool:
+        """Was it this scope that ended the block?"""
+        return bool(self.scope.cancelled_caught)
+
+
+def _trio_due(seconds: float) -> float:
+    return float(sys.modules["trio"].current_time()) + seconds
+
+
+class _Reading(MachineClock):
+    """A plain function that tells the time, for tests and benchmarks; it waits on the machine's clock."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+
+
+class Switch:
+    """What hot paths read before they look into the context: has any context of this process ever entered a
+    virtual clock (`virtual`) or switched retries off (`off`)?
+
+    Neither is turned back: a task that was started within the ``with`` block may outlive it.
+    """
+
+    __slots__ = ("off", "virtual")
+
+    def __init__(self) -> None:
+        self.virtual = False
+        self.off = False
+
+
+MACHINE = MachineClock()
+switch = Switch()
+_context: ContextVar[Clock | None] = ContextVar("abate_clock", default=None)
+
+
+def current() -> Clock:
+    """The clock of this context."""
+    return (_context.get() or MACHINE) if switch.virtual else MACHINE
+
+
+def enter(clock: Clock) -> Token[Clock | None]:
+    """Make `clock` the clock of this context until `leave`."""
+    switch.virtual = True
+    return _context.set(clock)
+
+
+def leave(token: Token[Clock | None]) -> None:
+    """Undo `enter`."""
+    _context.reset(token)
+
+
+def given(clock: Clock | Callable[[], float] | None) -> Clock | None:
+    """What a ``clock=`` argument means: a clock, a function that tells the time, or the context's clock."""
+    if clock is None or isinstance(clock, Clock):
+        return clock
+    if callable(clock):
+        return _Reading(clock)
+    raise TypeError(f"clock must have now() and sleep(), or be a function that tells the time, not {clock!r}")
+
+
+def in_trio() -> bool:
+    """Is this code running under trio (and not under asyncio)?"""
+    trio = sys.modules.get("trio")
+    return trio is not None and trio.lowlevel.in_trio_run()

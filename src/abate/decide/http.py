@@ -1,0 +1,151 @@
+"""HTTP's own rules, with no HTTP library: status, method and headers as plain values.
+
+Every client judges by this one table:
+
+* 408, 425, 429, 500, 502, 503 and 504 are worth another attempt; 408, 429, 503 and 504 mean overload;
+* every other status of 400 and above is fatal, 501 and 505 among them;
+* GET, HEAD, OPTIONS and TRACE are safe to repeat; any other method needs an ``Idempotency-Key``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from abate.decide.outcome import FATAL, Outcome, Ruling
+from abate.decide.rules import Rule
+from abate.schedule.hints import retry_after
+
+RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
+OVERLOADED = frozenset({408, 429, 503, 504})
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+KEY_HEADER = "Idempotency-Key"
+
+Headers = Mapping[str, str]
+
+
+def judge(status: int, headers: Headers | None = None, *, safe: bool | None = None) -> Ruling | None:
+    """The ruling on a response by its status and headers; None below 400, where there is nothing to retry.
+
+    `safe` says whether the request may be repeated, where that is known (see `repeatable`).
+
+    >>> judge(503, {"retry-after": "7"})
+    Ruling(retry=True, reason='overload', hint=7.0, reached=True, safe=None)
+    >>> judge(404).retry
+    False
+    """
+    if status < 400:
+        return None
+    if status not in RETRYABLE:
+        return FATAL
+    hint = retry_after(header(headers, "Retry-After"), date=header(headers, "Date"))
+    return Ruling(True, "overload" if status in OVERLOADED else "blip", hint, True, safe)
+
+
+def repeatable(method: str, headers: Headers | None = None) -> bool:
+    """May a request be sent twice: is its method safe, or does it carry an ``Idempotency-Key``?
+
+    >>> repeatable("GET"), repeatable("POST"), repeatable("POST", {"Idempotency-Key": "8e03978e"})
+    (True, False, True)
+    """
+    return method.upper() in SAFE_METHODS or bool(header(headers, KEY_HEADER))
+
+
+def header(headers: Headers | None, name: str) -> str | None:
+    """One header's value, whatever the case of its name.
+
+    >>> header({"RETRY-AFTER": "3"}, "Retry-After")
+    '3'
+    """
+    if not headers:
+        return None
+    value: object = headers.get(name)
+    if value is None:
+        wanted = name.lower()
+        value = next((text for key, text in headers.items() if str(key).lower() == wanted), None)
+    return None if value is None else str(value)
+
+
+def status(*codes: int) -> Rule:
+    """Retry errors that carry one of these statuses, whatever the table says of them.
+
+    >>> class Locked(Exception): status_code = 423
+    >>> status(423).judge(Outcome(error=Locked())).retry
+    True
+    """
+    for code in codes:
+        if isinstance(code, bool) or not isinstance(code, int) or not 400 <= code <= 599:
+            raise ValueError(f"status must be a code from 400 to 599, not {code!r}")
+    return OnStatus(frozenset(codes))
+
+
+@dataclass(frozen=True, slots=True)
+class OnStatus(Rule):
+    """Errors that carry one of `codes`."""
+
+    codes: frozenset[int]
+
+    def judge(self, outcome: Outcome) -> Ruling | None:
+        seen = None if outcome.error is None else _Response.of(outcome.error)
+        if seen is None or seen.status not in self.codes:
+            return None
+        ruling = judge(seen.status, seen.headers, safe=seen.safe)
+        return ruling if ruling is not None and ruling.retry else Ruling(True, "blip", safe=seen.safe)
+
+
+@dataclass(frozen=True, slots=True)
+class OnTransient(Rule):
+    """Errors, or else results, that carry a status, judged by the table."""
+
+    reads_results: bool
+
+    def judge(self, outcome: Outcome) -> Ruling | None:
+        source = outcome.result if self.reads_results and outcome.error is None else outcome.error
+        seen = _Response.of(source)
+        return None if seen is None else judge(seen.status, seen.headers, safe=seen.safe)
+
+
+@dataclass(frozen=True, slots=True)
+class _Response:
+    """What can be read off an error or a response of any HTTP library."""
+
+    status: int
+    headers: Headers | None
+    safe: bool | None
+
+    @classmethod
+    def of(cls, source: object) -> _Response | None:
+        response = getattr(source, "response", None)
+        carrier = source if response is None else response
+        for name in ("status_code", "status", "code"):
+            code = getattr(carrier, name, None)
+            if isinstance(code, int) and 400 <= code <= 599:
+                headers = getattr(carrier, "headers", None)
+                return cls(
+                    code, headers if isinstance(headers, Mapping) or _reads(headers) else None, _safe(source, carrier)
+                )
+        return None
+
+
+def _reads(headers: object) -> bool:
+    # http.client.HTTPMessage reads like a mapping without being one
+    return hasattr(headers, "get") and hasattr(headers, "items")
+
+
+def _safe(*carriers: object) -> bool | None:
+    """Whether the request behind an error may be repeated; None where the error doesn't show its request."""
+    for carrier in carriers:
+        for name in ("request", "request_info"):
+            request = getattr(carrier, name, None)
+            method = getattr(request, "method", None)
+            if isinstance(method, str):
+                headers = getattr(request, "headers", None)
+                return repeatable(method, headers if _reads(headers) else None)
+    return None
+
+
+transient = OnTransient(reads_results=False)
+"""Retry errors that carry an HTTP status, by the table: of httpx, requests, aiohttp, urllib, or your own."""
+
+transient_result = OnTransient(reads_results=True)
+"""The same for functions that return the response instead of raising."""

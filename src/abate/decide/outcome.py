@@ -1,0 +1,72 @@
+"""The two values that deciding is about: what an attempt produced, and what was decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from abate.errors import number
+
+
+@final
+@dataclass(slots=True)
+class Outcome:
+    """What one attempt produced: an error, or else a result.
+
+    `elapsed` is the time since the call's first outcome, in seconds.
+
+    >>> Outcome(error=TimeoutError()).elapsed
+    0.0
+    """
+
+    error: Exception | None = None
+    result: object = None
+    elapsed: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """The answer to an outcome: retry or not, why, the server's hint, and whether it may have seen the request.
+
+    The reason is ``blip`` (reset, refused, conflict), ``overload`` (429, 503, timeouts) or ``fatal``. `safe` is
+    what the request itself says about being repeated (an HTTP method does, most errors don't: None).
+
+    >>> Ruling.overload(hint=2.0)
+    Ruling(retry=True, reason='overload', hint=2.0, reached=True, safe=None)
+    """
+
+    retry: bool
+    reason: str
+    hint: float | None = None
+    reached: bool = True
+    safe: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.hint is not None:
+            number("hint", self.hint, least=0, infinite=True)
+
+    @staticmethod
+    def blip(hint: float | None = None, *, reached: bool = True) -> Ruling:
+        """Worth another attempt soon: something broke, and nothing says that the server is overloaded."""
+        return Ruling(True, "blip", hint, reached)
+
+    @staticmethod
+    def overload(hint: float | None = None, *, reached: bool = True) -> Ruling:
+        """Worth another attempt later: the server has too much to do."""
+        return Ruling(True, "overload", hint, reached)
+
+    @staticmethod
+    def fatal(*, reached: bool = True) -> Ruling:
+        """Another attempt would fail the same way."""
+        return FATAL if reached else Ruling(False, "fatal", None, False)
+
+    @property
+    def overloaded(self) -> bool:
+        """Is the server overloaded, as far as this outcome tells?"""
+        return self.reason == "overload"
+
+
+FATAL = Ruling(False, "fatal")
+BLIP = Ruling(True, "blip")
+OVERLOAD = Ruling(True, "overload")
+UNREACHED = Ruling(True, "blip", None, False)

@@ -1,0 +1,258 @@
+"""Rules: from exception types, predicates on errors and results, and combinations of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+from abate.decide.outcome import BLIP, FATAL, OVERLOAD, UNREACHED, Outcome, Ruling
+from abate.errors import number
+
+Verdict: TypeAlias = "Ruling | bool | float | timedelta | None"
+"""What a predicate may answer: yes or no, yes with a hint in seconds, or a ruling of its own."""
+
+Matcher: TypeAlias = "type[BaseException] | Callable[[Exception], Verdict] | Rule"
+"""One thing that `on` or `unless` may hold."""
+
+
+MOST_KNOWN = 100
+"""How many types of errors one set of rules remembers."""
+
+
+class Rule:
+    """Judges an outcome; subclasses say how. None means: nothing to say, ask the next one."""
+
+    __slots__ = ()
+
+    reads_results = False
+    """Does the rule look at results? A policy whose rules don't spares the look."""
+
+    def judge(self, outcome: Outcome) -> Ruling | None:
+        """The ruling on this outcome, or None."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class OnType(Rule):
+    """Errors of one type: a timeout is an overload, anything else a blip."""
+
+    kind: type[Exception]
+
+    def judge(self, outcome: Outcome) -> Ruling | None:
+        error = outcome.error
+        return nature(error) if isinstance(error, self.kind) else None
+
+
+@dataclass(frozen=True, slots=True)
+class OnError(Rule):
+    """Errors for which the user's predicate says so."""
+
+    predicate: Callable[[Exception], Verdict]
+
+    def judge(self, outcome: Outcome) -> Ruling | None:
+        error = outcome.error
+        return None if error is None else _ruling(self.predicate, self.predicate(error), nature(error))
+
+
+@dataclass(frozen=True, slots=True)
+class OnResult(Rule):
+    """Results for which the user's predicate says so."""
+
+    predicate: Callable[[object], Verdict]
+
+    reads_results = True
+
+    def judge(self, outcome: Outcome) -> Ruling | None:
+        if outcome.error is not None:
+            return None
+        return _ruling(self.predicate, self.predicate(outcome.result), BLIP)
+
+
+@dataclass(frozen=True, slots=True)
+class Widened(Rule):
+    """What `rule` calls fatal or leaves alone is put to `by` as well, for the first `seconds` of a call."""
+
+    rule: Rule
+    by: Rule
+    seconds: float
+
+    @property
+    def reads_results(self) -> bool:  # type: ignore[override]
+        return self.rule.reads_results or self.by.reads_results
+
+    def judge(self, outcome: Outcome) -> Ruling | None:
+        ruling = self.rule.judge(outcome)
+        if (ruling is None or not ruling.retry) and outcome.elapsed < self.seconds:
+            return self.by.judge(outcome) or ruling
+        return ruling
+
+
+@dataclass(frozen=True, slots=True)
+class Rules(Rule):
+    """A list of rules: `unless` first, then `on`; the first that answers decides."""
+
+    on: tuple[Rule, ...]
+    unless: tuple[Rule, ...] = ()
+    known: dict[type, Ruling] = field(default_factory=dict, compare=False, repr=False)
+    """Rulings by type of error, kept where the type alone decides."""
+
+    @property
+    def reads_results(self) -> bool:  # type: ignore[override]
+        return any(rule.reads_results for rule in self.on)
+
+    def judge(self, outcome: Outcome) -> Ruling | None:
+        for rule in self.unless:
+            ruling = rule.judge(outcome)
+            if ruling is not None and ruling.retry:
+                return FATAL
+        for rule in self.on:
+            ruling = rule.judge(outcome)
+            if ruling is not None:
+                return ruling
+        return None
+
+    def decide(self, outcome: Outcome) -> Ruling:
+        """The ruling on an outcome; an error that no rule knows is fatal.
+
+        A group of errors is retried only if every error in it would be: the longest hint counts.
+        """
+        error = outcome.error
+        if isinstance(error, ExceptionGroup):
+            return self._decide_group(outcome, error)
+        ruling = self.judge(outcome) or FATAL
+        if len(self.known) < MOST_KNOWN and all(type(rule) is OnType for rule in (*self.on, *self.unless)):
+            self.known[type(error)] = ruling
+        return ruling
+
+    def _decide_group(self, outcome: Outcome, group: ExceptionGroup[Exception]) -> Ruling:
+        rulings = [self.decide(Outcome(error=error, elapsed=outcome.elapsed)) for error in group.exceptions]
+        reached = any(ruling.reached for ruling in rulings)
+        if not all(ruling.retry for ruling in rulings):
+            return Ruling.fatal(reached=reached)
+        return Ruling(
+            True,
+            "overload" if any(ruling.overloaded for ruling in rulings) else "blip",
+            max((ruling.hint for ruling in rulings if ruling.hint is not None), default=None),
+            reached,
+            False if any(ruling.safe is False for ruling in rulings) else None,
+        )
+
+
+def rules(on: Matcher | Iterable[Matcher], unless: Matcher | Iterable[Matcher] = ()) -> Rules:
+    """Build the rules of a policy from what its user wrote.
+
+    >>> judge = rules(on=(OSError, lambda error: "again" in str(error)), unless=FileNotFoundError).decide
+    >>> judge(Outcome(error=OSError())).retry, judge(Outcome(error=FileNotFoundError())).retry
+    (True, False)
+    >>> judge(Outcome(error=ValueError("try again"))).retry
+    True
+    """
+    wanted = matchers("on", on)
+    if not wanted:
+        raise ValueError("on must name at least one exception type, predicate or rule, not none")
+    return Rules(tuple(map(_rule, wanted)), tuple(_rule(matcher) for matcher in matchers("unless", unless)))
+
+
+def matchers(name: str, given: Matcher | Iterable[Matcher]) -> tuple[Matcher, ...]:
+    """The matchers in an ``on`` or ``unless`` argument, each checked."""
+    several = (
+        tuple(given)
+        if isinstance(given, Iterable) and not isinstance(given, (str, bytes, type, BaseException))
+        else (given,)
+    )
+    for matcher in several:
+        _check(name, matcher)
+    return several  # type: ignore[return-value]
+
+
+def on_error(predicate: Callable[[Exception], Verdict]) -> Rule:
+    """Retry errors for which `predicate` is true; a number it answers is the hint, in seconds.
+
+    >>> on_error(lambda error: 2.5).judge(Outcome(error=ValueError()))
+    Ruling(retry=True, reason='blip', hint=2.5, reached=True, safe=None)
+    """
+    return OnError(_function("on_error", predicate))
+
+
+def on_result(predicate: Callable[[object], Verdict]) -> Rule:
+    """Retry results for which `predicate` is true, such as an answer that is still empty.
+
+    >>> on_result(lambda answer: answer is None).judge(Outcome(result=None)).retry
+    True
+    """
+    return OnResult(_function("on_result", predicate))
+
+
+def widen(rule: Matcher, *, by: Matcher, seconds: float) -> Rule:
+    """Let `by` add to what `rule` retries, for the first `seconds` after a call's first failure.
+
+    For reads that are eventually consistent: a 404 just after a create is worth another look, later it is not.
+
+    >>> from abate.decide import http
+    >>> fresh = widen(http.transient, by=http.status(404), seconds=5.0)
+    >>> class NotFound(Exception): status_code = 404
+    >>> fresh.judge(Outcome(error=NotFound(), elapsed=1.0)).retry
+    True
+    >>> fresh.judge(Outcome(error=NotFound(), elapsed=5.0)).retry
+    False
+    """
+    return Widened(_rule(*matchers("rule", rule)), _rule(*matchers("by", by)), number("seconds", seconds, above=0))
+
+
+def nature(error: BaseException | None) -> Ruling:
+    """What the type of an error says by itself: overloaded or not, seen by the server or not."""
+    if isinstance(error, TimeoutError):
+        return OVERLOAD
+    if isinstance(error, ConnectionRefusedError) or _is_dns(error):
+        return UNREACHED
+    return BLIP
+
+
+def _is_dns(error: BaseException | None) -> bool:
+    # socket.gaierror, without importing socket: it is an OSError that carries an EAI_ code
+    return isinstance(error, OSError) and type(error).__name__ == "gaierror"
+
+
+def _rule(matcher: Any) -> Rule:
+    if isinstance(matcher, Rule):
+        return matcher
+    return OnType(matcher) if isinstance(matcher, type) else OnError(matcher)
+
+
+def _check(name: str, matcher: object) -> None:
+    expected = f"{name} must be exception types, predicates or rules"
+    if isinstance(matcher, Rule):
+        return
+    if isinstance(matcher, type):
+        if not issubclass(matcher, BaseException):
+            raise TypeError(f"{expected}, not the class {matcher.__name__}")
+        if not issubclass(matcher, Exception):
+            raise TypeError(f"{expected}; {matcher.__name__} asks the program to end and is never retried")
+    elif isinstance(matcher, BaseException):
+        raise TypeError(f"{expected}, not the instance {matcher!r}: give its type {type(matcher).__name__}")
+    elif not callable(matcher):
+        raise TypeError(f"{expected}, not {matcher!r}")
+
+
+def _function(name: str, predicate: Callable[..., Verdict]) -> Callable[..., Verdict]:
+    if not callable(predicate) or isinstance(predicate, type):
+        raise TypeError(f"{name} needs a function, not {predicate!r}")
+    return predicate
+
+
+def _ruling(predicate: Callable[..., Verdict], verdict: Verdict, yes: Ruling) -> Ruling | None:
+    """What a predicate's answer means: `yes` is the ruling for a plain True."""
+    if verdict is None or verdict is False:
+        return None
+    if verdict is True:
+        return yes
+    if isinstance(verdict, Ruling):
+        return verdict
+    if isinstance(verdict, timedelta):
+        verdict = verdict.total_seconds()
+    if isinstance(verdict, (int, float)):
+        return Ruling(True, yes.reason, max(0.0, float(verdict)), yes.reached)
+    name = getattr(predicate, "__qualname__", repr(predicate))
+    raise TypeError(f"the predicate {name} must answer True, False, seconds, a Ruling or None, not {verdict!r}")

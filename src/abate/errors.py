@@ -1,0 +1,154 @@
+"""What abate itself raises, and how it names the values it refuses.
+
+The error of the call that failed is re-raised as it was; these are for what has no error of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+class AbateError(Exception):
+    """The base of every error that abate makes itself."""
+
+
+class Refused(AbateError):
+    """A gate did not admit the first attempt, so nothing was sent.
+
+    >>> import abate
+    >>> try:
+    ...     with abate.Permits(1, name="db") as permits, permits:
+    ...         pass
+    ... except abate.Refused as refused:
+    ...     print(refused.gate, "-", refused)
+    db - db refused: all 1 permits are held
+    """
+
+    def __init__(self, gate: str, why: str) -> None:
+        super().__init__(f"{gate} refused: {why}")
+        self.gate = gate
+        self.why = why
+
+    def __reduce__(self) -> tuple[type[Refused], tuple[str, str]]:
+        return type(self), (self.gate, self.why)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Why a call ended without success, and what it had tried.
+
+    The reason is one of ``fatal``, ``unsafe``, ``attempts``, ``deadline``, ``hint``, ``budget``, ``shelter``,
+    ``layer`` and ``cancelled``. With ``layer``, `inner` is the report of the policy that did the retrying.
+
+    >>> print(Report("orders", attempts=3, waited=1.25, reason="attempts"))
+    orders gave up after 3 attempts and 1.25 s of waiting: attempts
+    """
+
+    policy: str
+    attempts: int
+    waited: float
+    reason: str
+    inner: Report | None = None
+
+    def __str__(self) -> str:
+        plural = "" if self.attempts == 1 else "s"
+        text = f"{self.policy} gave up after {self.attempts} attempt{plural}"
+        if self.waited:
+            text += f" and {self.waited:.3g} s of waiting"
+        text += f": {self.reason}"
+        return f"{text} ({self.inner})" if self.inner else text
+
+
+class RetryExhausted(AbateError):
+    """Raised instead of the original error by a policy with ``raises="exhausted"``.
+
+    The original error is its ``__cause__``; a result that was never good enough is in ``result``.
+
+    >>> import abate
+    >>> policy = abate.Policy(on=ConnectionError, attempts=1, raises="exhausted", name="orders")
+    >>> try:
+    ...     policy.call(abate.testing.Script(ConnectionError("gone")))
+    ... except abate.RetryExhausted as error:
+    ...     print(error.report.reason, repr(error.__cause__))
+    attempts ConnectionError('gone')
+    """
+
+    def __init__(self, report: Report, result: object = None) -> None:
+        super().__init__(str(report))
+        self.report = report
+        self.result = result
+
+    def __reduce__(self) -> tuple[type[RetryExhausted], tuple[Report, object]]:
+        return type(self), (self.report, self.result)
+
+
+class AttemptTimeout(AbateError, TimeoutError):
+    """An attempt was cut off by the policy's own ``attempt_timeout``, or by the deadline of its call."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the attempt took longer than {seconds:.3g} s")
+        self.seconds = seconds
+
+    def __reduce__(self) -> tuple[type[AttemptTimeout], tuple[float]]:
+        return type(self), (self.seconds,)
+
+
+class LayeredRetryWarning(UserWarning):
+    """Two policies stand around one call; only the inner one retries."""
+
+
+def number(
+    name: str,
+    value: object,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    infinite: bool = False,
+) -> float:
+    """Return `value` as a float, or raise an error that names it and what was expected.
+
+    >>> number("window", 10, above=0)
+    10.0
+    >>> number("window", 0, above=0)
+    Traceback (most recent call last):
+    ValueError: window must be a number above 0, not 0
+    """
+    bounds = " and ".join(
+        f"{word} {bound:g}"
+        for word, bound in (("above", above), ("at least", least), ("at most", most))
+        if bound is not None
+    )
+    expected = f"{name} must be a number {bounds}".rstrip()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{expected}, not {value!r}")
+    try:
+        result = float(value)
+    except OverflowError:
+        raise ValueError(f"{expected}, not an integer too large for a float") from None
+    if (
+        math.isnan(result)
+        or (math.isinf(result) and not infinite)
+        or (above is not None and result <= above)
+        or (least is not None and result < least)
+        or (most is not None and result > most)
+    ):
+        raise ValueError(f"{expected}, not {value!r}")
+    return result
+
+
+def whole(name: str, value: object, *, least: int) -> int:
+    """Return `value` as an int, or raise an error that names it and what was expected."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    return value
+
+
+def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
+    """Return `value` if it is one of `allowed`, or raise an error that lists them."""
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+    return value

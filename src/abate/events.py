@@ -1,0 +1,115 @@
+"""Facts about calls, and the sinks that receive them.
+
+An event is a frozen value; a sink is a function of one event. Sinks belong to the process. One that raises is cut
+off and logged: observing never breaks a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a call of `policy`."""
+
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class FirstFailure(Event):
+    """The first attempt of a call failed; `reason` is what the ruling said (blip, overload, fatal)."""
+
+    reason: str
+    error: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
+class Retry(Event):
+    """Attempt number `attempt` failed, and another one follows after `delay` seconds."""
+
+    attempt: int
+    delay: float
+    reason: str
+    hint: float | None
+    error: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRefused(Event):
+    """A retry was worth making, and `gate` did not admit it."""
+
+    gate: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp(Event):
+    """A call ended without success, for one of the nine reasons."""
+
+    reason: str
+    attempts: int
+    waited: float
+    error: BaseException | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered(Event):
+    """A call succeeded after at least one retry."""
+
+    attempts: int
+    waited: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayeredRetry(Event):
+    """`policy` saw an error that the policy `inner` had already given up on."""
+
+    inner: str
+
+
+Sink: TypeAlias = Callable[[Event], object]
+
+_lock = Lock()
+sinks: tuple[Sink, ...] = ()
+"""The installed sinks. Whoever makes events looks here first, so that nobody listening costs nothing."""
+
+
+def install(sink: Sink) -> Sink:
+    """Send every event of this process to `sink`, until it raises or is removed.
+
+    >>> seen = []
+    >>> sink = install(seen.append)
+    >>> emit(Recovered("orders", attempts=2, waited=0.1)); remove(sink); emit(Recovered("orders", 2, 0.1))
+    >>> seen
+    [Recovered(policy='orders', attempts=2, waited=0.1)]
+    """
+    global sinks
+    if not callable(sink):
+        raise TypeError(f"a sink must be a function of one event, not {sink!r}")
+    with _lock:
+        sinks = (*sinks, sink)
+    return sink
+
+
+def remove(sink: Sink) -> None:
+    """Stop sending events to `sink`; nothing happens if it is not installed."""
+    global sinks
+    with _lock:
+        # equality, not identity: a bound method is a new object each time it is looked up
+        sinks = tuple(other for other in sinks if other != sink)
+
+
+def emit(event: Event) -> None:
+    """Hand an event to every sink."""
+    for sink in sinks:
+        try:
+            sink(event)
+        except Exception:
+            remove(sink)
+            import logging
+
+            logging.getLogger("abate").exception("the sink %r failed on %r and was cut off", sink, event)

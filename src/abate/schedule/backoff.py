@@ -1,0 +1,187 @@
+"""How long to wait before a retry: capped exponential backoff with jitter, or the user's own numbers.
+
+The rules:
+
+* the ceiling of retry n is ``min(cap, base * factor ** (n - 1))``: the cap comes first, then the jitter, so
+  that a fleet which has reached the cap is still spread out;
+* ``full`` draws from [0, ceiling], ``equal`` from [ceiling / 2, ceiling], ``none`` takes the ceiling;
+* ``decorrelated`` draws from [base, min(cap, 3 * previous)], where the first previous is the base.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal, Protocol, cast
+
+from abate.errors import choice, number, whole
+
+Jitter = Literal["full", "equal", "decorrelated", "none"]
+JITTERS: tuple[str, ...] = ("full", "equal", "decorrelated", "none")
+
+LONGEST_LIST = 10_000
+"""Delays read from an iterable at most; the last one is repeated after that."""
+
+
+class Uniform(Protocol):
+    """Where randomness comes from: a `random.Random`, or anything with its `random` method."""
+
+    def random(self) -> float:
+        """A float in [0, 1)."""
+        ...
+
+
+class Schedule(Protocol):
+    """Anything that says how long to wait before retry n (from 1)."""
+
+    @property
+    def jittered(self) -> bool:
+        """Does chance have a part in the delays?"""
+        ...
+
+    def delay(self, retry: int, rng: Uniform, previous: float | None = None) -> float:
+        """Seconds to wait before this retry; `previous` is what the retry before it waited."""
+        ...
+
+    def ceiling(self, retry: int) -> float:
+        """The most that `delay` may answer for this retry."""
+        ...
+
+    def at_least(self, base: float) -> Schedule:
+        """The schedule for an overloaded server: the same, starting from at least `base`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Capped exponential backoff with jitter.
+
+    >>> import random
+    >>> backoff = Backoff(base=0.1, cap=5.0)
+    >>> [backoff.ceiling(retry) for retry in (1, 2, 3, 10_000)]
+    [0.1, 0.2, 0.4, 5.0]
+    >>> 0.0 <= backoff.delay(3, random.Random(1)) <= 0.4
+    True
+    """
+
+    base: float = 0.2
+    cap: float = 30.0
+    factor: float = 2.0
+    jitter: Jitter = "full"
+
+    def __post_init__(self) -> None:
+        base = number("base", self.base, least=0)
+        cap = number("cap", self.cap, least=0)
+        if cap < base:
+            raise ValueError(f"cap must be at least the base of {self.base!r}, not {self.cap!r}")
+        number("factor", self.factor, least=1)
+        choice("jitter", self.jitter, JITTERS)
+
+    @property
+    def jittered(self) -> bool:
+        """Does chance have a part in the delays?"""
+        return self.jitter != "none"
+
+    def ceiling(self, retry: int) -> float:
+        """The most that `delay` may answer for this retry."""
+        if self.jitter == "decorrelated":
+            return self._capped(3.0, retry)
+        return self._capped(self.factor, retry - 1)
+
+    def delay(self, retry: int, rng: Uniform, previous: float | None = None) -> float:
+        """Seconds to wait before retry number `retry` (from 1)."""
+        jitter = self.jitter
+        if jitter == "decorrelated":
+            last = self.base if previous is None else previous
+            top = max(self.base, min(self.cap, last * 3.0))
+            return self.base + (top - self.base) * rng.random()
+        ceiling = self._capped(self.factor, retry - 1)
+        if jitter == "full":
+            return ceiling * rng.random()
+        if jitter == "equal":
+            return ceiling * (0.5 + 0.5 * rng.random())
+        return ceiling
+
+    def at_least(self, base: float) -> Backoff:
+        """The same backoff, starting no lower than `base` (as far as the cap allows)."""
+        wider = min(base, self.cap)
+        return self if self.base >= wider else Backoff(wider, self.cap, self.factor, self.jitter)
+
+    def _capped(self, factor: float, power: int) -> float:
+        try:
+            ceiling = self.base * factor**power
+        except OverflowError:
+            return self.cap
+        return ceiling if ceiling < self.cap else self.cap
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSchedule:
+    """The user's own function from the retry's number to seconds."""
+
+    function: Callable[[int], float]
+    jittered = False
+
+    def delay(self, retry: int, rng: Uniform, previous: float | None = None) -> float:
+        return number(f"the delay that the schedule gave for retry {retry}", self.function(retry), least=0)
+
+    def ceiling(self, retry: int) -> float:
+        return number(f"the delay that the schedule gave for retry {retry}", self.function(retry), least=0)
+
+    def at_least(self, base: float) -> FunctionSchedule:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class ListSchedule:
+    """The user's own delays, one per retry; the last one is repeated."""
+
+    delays: tuple[float, ...]
+    jittered = False
+
+    def delay(self, retry: int, rng: Uniform, previous: float | None = None) -> float:
+        return self.delays[retry - 1] if retry <= len(self.delays) else self.delays[-1]
+
+    def ceiling(self, retry: int) -> float:
+        return self.delays[retry - 1] if retry <= len(self.delays) else self.delays[-1]
+
+    def at_least(self, base: float) -> ListSchedule:
+        return self
+
+
+def schedule(backoff: Schedule | Callable[[int], float] | Iterable[float]) -> Schedule:
+    """Turn what a policy was given as ``backoff`` into a schedule.
+
+    A number from a function or an iterable is taken as it is: no jitter is added to it.
+
+    >>> schedule([0.1, 0.5]).ceiling(3)
+    0.5
+    >>> schedule(lambda retry: 0.1 * retry).ceiling(3)
+    0.30000000000000004
+    """
+    if callable(getattr(backoff, "delay", None)):
+        return cast(Schedule, backoff)
+    expected = "backoff must be a Backoff, a function of the retry's number, or an iterable of seconds"
+    if isinstance(backoff, (str, bytes, type)):
+        raise TypeError(f"{expected}, not {backoff!r}")
+    if callable(backoff):
+        return FunctionSchedule(backoff)
+    if isinstance(backoff, Iterator):
+        raise TypeError(f"{expected}; {backoff!r} is an iterator, which only one call could read: give a list")
+    if not isinstance(backoff, Iterable):
+        raise TypeError(f"{expected}, not {backoff!r}")
+    delays = tuple(
+        number(f"backoff[{place}]", delay, least=0) for place, delay in enumerate(islice(backoff, LONGEST_LIST))
+    )
+    if not delays:
+        raise ValueError(f"{expected}, not an empty one")
+    return ListSchedule(delays)
+
+
+def total(plan: Schedule, retries: int) -> float:
+    """The most seconds that `retries` retries may wait in all."""
+    exact = min(whole("retries", retries, least=0), LONGEST_LIST)
+    settled = plan.ceiling(exact) * (retries - exact) if retries > exact else 0.0
+    return math.fsum(plan.ceiling(retry) for retry in range(1, exact + 1)) + settled

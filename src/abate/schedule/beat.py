@@ -1,0 +1,103 @@
+"""Periodic work that does not march in step: an offset that belongs to the key, and ticks on that offset."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Iterator
+from typing import NamedTuple
+
+from abate import clock as clocks
+from abate.clock import Clock
+from abate.errors import number
+
+
+def consistent_jitter(key: object, period: float) -> float:
+    """The offset of `key` in [0, period): the same on every machine and in every run, keys spread evenly.
+
+    The key is read through ``str`` (bytes as they are), so it must not print its address.
+
+    >>> consistent_jitter("host-7", 60.0) == consistent_jitter("host-7", 60.0)
+    True
+    >>> 0.0 <= consistent_jitter("host-8", 60.0) < 60.0
+    True
+    """
+    from hashlib import blake2b
+
+    seconds = number("period", period, above=0)
+    digest = blake2b(key if isinstance(key, bytes) else str(key).encode(), digest_size=8).digest()
+    share = (int.from_bytes(digest, "big") >> 11) * 2.0**-53
+    return min(share * seconds, math.nextafter(seconds, 0.0))
+
+
+class Tick(NamedTuple):
+    """One beat: the instant it was due on the clock, and how many were left out since the one before."""
+
+    due: float
+    missed: int
+
+
+class ticks:
+    """Beats every `period` seconds, for ``for`` and ``async for``.
+
+    With a `key` the beats stand at that key's consistent offset on the wall clock, restarts included; without
+    one the first comes at once. Beats are on a fixed grid: they do not drift, and those that pass while the
+    body runs are left out (and counted), never made up for.
+
+    >>> import abate
+    >>> with abate.testing.VirtualClock() as clock:
+    ...     for tick in ticks(10.0):
+    ...         clock.advance(25.0 if tick.due == 10.0 else 1.0)
+    ...         print(tick)
+    ...         if tick.due > 30.0: break
+    Tick(due=0.0, missed=0)
+    Tick(due=10.0, missed=0)
+    Tick(due=40.0, missed=2)
+    """
+
+    __slots__ = ("_clock", "_key", "_period")
+
+    def __init__(self, period: float, key: object = None, *, clock: Clock | None = None) -> None:
+        self._period = number("period", period, above=0)
+        self._key = key
+        self._clock = clocks.given(clock)
+
+    def __iter__(self) -> Iterator[Tick]:
+        clock = self._clock or clocks.current()
+        grid = _Grid(self._period, self._key, clock)
+        while True:
+            tick = grid.next(clock.now())
+            if (wait := tick.due - clock.now()) > 0:
+                clock.sleep(wait)
+            yield tick
+
+    async def __aiter__(self) -> AsyncIterator[Tick]:
+        clock = self._clock or clocks.current()
+        grid = _Grid(self._period, self._key, clock)
+        while True:
+            tick = grid.next(clock.now())
+            if (wait := tick.due - clock.now()) > 0:
+                await clock.asleep(wait)
+            yield tick
+
+
+class _Grid:
+    """The instants ``first + n * period``, each handed out once at most."""
+
+    def __init__(self, period: float, key: object, clock: Clock) -> None:
+        now = clock.now()
+        self.period = period
+        if key is None:
+            self.first = now
+        else:
+            self.first = now + (consistent_jitter(key, period) - clock.wall()) % period
+        self.count = 0
+        self.started = False
+
+    def next(self, now: float) -> Tick:
+        """The first instant that is not over yet and was not handed out before."""
+        if not self.started:
+            self.started = True
+            return Tick(self.first, 0)
+        expected = self.count + 1
+        self.count = max(expected, math.ceil((now - self.first) / self.period))
+        return Tick(self.first + self.count * self.period, self.count - expected)

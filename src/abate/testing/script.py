@@ -1,0 +1,78 @@
+"""A function that does as it is told: fails, takes its time, answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from abate import clock
+from abate.errors import number
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """An outcome that takes its time."""
+
+    seconds: float
+    outcome: object
+
+
+def after(seconds: float, outcome: object) -> Late:
+    """An outcome that comes after so many seconds on the context's clock.
+
+    >>> import abate
+    >>> with abate.testing.VirtualClock() as clock:
+    ...     Script(after(2.5, "fine"))(), clock.now()
+    ('fine', 2.5)
+    """
+    return Late(number("seconds", seconds, least=0), outcome)
+
+
+class Script:
+    """A function that plays outcomes in order: exceptions are raised, anything else is returned.
+
+    `acall` is the same as a coroutine function. `calls` holds the arguments of every call. When the outcomes have
+    run out, a further call is an AssertionError.
+
+    >>> script = Script(ConnectionError("gone"), 42)
+    >>> try: script("a")
+    ... except ConnectionError as error: print(error)
+    gone
+    >>> script("b"), script.calls
+    (42, [(('a',), {}), (('b',), {})])
+    """
+
+    def __init__(self, *outcomes: object) -> None:
+        self._outcomes = outcomes
+        self._lock = Lock()
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        outcome = self._next(args, kwargs)
+        if isinstance(outcome, Late):
+            clock.current().sleep(outcome.seconds)
+            outcome = outcome.outcome
+        return _played(outcome)
+
+    async def acall(self, *args: Any, **kwargs: Any) -> Any:
+        """Play the next outcome, as a coroutine function."""
+        outcome = self._next(args, kwargs)
+        if isinstance(outcome, Late):
+            await clock.current().asleep(outcome.seconds)
+            outcome = outcome.outcome
+        return _played(outcome)
+
+    def _next(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        with self._lock:
+            self.calls.append((args, kwargs))
+            place = len(self.calls)
+        if place > len(self._outcomes):
+            raise AssertionError(f"call {place} of a script with {len(self._outcomes)} outcomes")
+        return self._outcomes[place - 1]
+
+
+def _played(outcome: object) -> object:
+    if isinstance(outcome, BaseException) or (isinstance(outcome, type) and issubclass(outcome, BaseException)):
+        raise outcome
+    return outcome

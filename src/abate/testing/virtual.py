@@ -1,0 +1,202 @@
+"""Time that moves only when somebody waits.
+
+In a thread, a sleep moves the clock and returns. In async code the sleepers line up by the instant they sleep
+until, and the clock jumps to the earliest one when nothing else can run, so that many tasks see one order of time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from contextvars import Token
+from itertools import count
+from threading import Lock
+from types import TracebackType
+from typing import Any
+
+from abate import clock as clocks
+from abate.clock import Clock, TrioScope, cut
+from abate.errors import number
+
+SETTLE = 8
+"""Passes of a foreign event loop after which nothing else is taken to be runnable."""
+
+
+class VirtualClock:
+    """A clock for tests: sleeping moves it, and takes no time.
+
+    Entered with ``with``, it is the clock of the context, sync and async: policies, budgets, buckets, deadlines and
+    ticks follow it. Given as ``clock=`` to one of them, it is that one's alone. `waits` holds the seconds of every
+    sleep.
+
+    >>> import abate
+    >>> with VirtualClock() as clock:
+    ...     abate.Policy(on=OSError, backoff=[1.0, 2.0]).call(abate.testing.Script(OSError(), OSError(), "fine"))
+    'fine'
+    >>> clock.waits, clock.now()
+    ([1.0, 2.0], 3.0)
+    """
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = number("start", start)
+        self._lock = Lock()
+        self._timers: list[tuple[float, int, Callable[[], object]]] = []
+        self._order = count()
+        self._jumping = False
+        self._loop: object = None
+        self._tokens: list[Token[Clock | None]] = []
+        self.waits: list[float] = []
+
+    def now(self) -> float:
+        """The virtual time, in seconds."""
+        return self._now
+
+    def wall(self) -> float:
+        """The same: virtual time begins in 1970."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Move time on by hand.
+
+        >>> clock = VirtualClock(start=100.0)
+        >>> clock.advance(5.0)
+        >>> clock.now()
+        105.0
+        """
+        with self._lock:
+            self._now += number("seconds", seconds, least=0)
+
+    def sleep(self, seconds: float) -> None:
+        """Move time on by a wait."""
+        self.waits.append(seconds)
+        self.advance(max(0.0, seconds))
+
+    async def asleep(self, seconds: float) -> None:
+        """Wait in a task until time has come to it."""
+        self.waits.append(seconds)
+        due = self._now + max(0.0, seconds)
+        if clocks.in_trio():
+            await self._asleep_in_trio(due)
+        else:
+            await self._asleep_in_asyncio(due)
+
+    def within(self, seconds: float) -> AbstractAsyncContextManager[object]:
+        """Cut the block short when it takes longer than this in virtual time."""
+        return _VirtualWithin(self, seconds)
+
+    def __enter__(self) -> VirtualClock:
+        self._tokens.append(clocks.enter(self))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        clocks.leave(self._tokens.pop())
+
+    # -- sleepers in line
+
+    async def _asleep_in_asyncio(self, due: float) -> None:
+        import asyncio
+
+        future = asyncio.get_running_loop().create_future()
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        self.at(due, wake)
+        await future
+
+    async def _asleep_in_trio(self, due: float) -> None:
+        event = sys.modules["trio"].Event()
+        self.at(due, event.set)
+        await event.wait()
+
+    def at(self, due: float, wake: Callable[[], object]) -> None:
+        """Have `wake` called when time has come to `due`, in the running event loop."""
+        loop = _running_loop()
+        if loop is not self._loop:  # what an earlier loop left behind will never be waited for again
+            self._loop, self._jumping = loop, False
+            self._timers.clear()
+        heapq.heappush(self._timers, (due, next(self._order), wake))
+        if not self._jumping:
+            self._jumping = True
+            if clocks.in_trio():
+                sys.modules["trio"].lowlevel.spawn_system_task(self._jump_in_trio)
+            else:
+                loop.call_soon(self._jump_in_asyncio, loop, SETTLE)
+
+    def _jump_in_asyncio(self, loop: Any, passes: int) -> None:
+        """Jump to the earliest timer when nothing else is ready to run; look again until none is left."""
+        if _others_ready(loop, passes):
+            loop.call_soon(self._jump_in_asyncio, loop, passes - 1)
+            return
+        self._jump()
+        if self._timers:
+            loop.call_soon(self._jump_in_asyncio, loop, SETTLE)
+        else:
+            self._jumping = False
+
+    async def _jump_in_trio(self) -> None:
+        from trio.testing import wait_all_tasks_blocked
+
+        try:
+            while self._timers:
+                await wait_all_tasks_blocked()
+                self._jump()
+        finally:
+            self._jumping = False
+
+    def _jump(self) -> None:
+        due, _, wake = heapq.heappop(self._timers)
+        self._now = max(self._now, due)
+        wake()
+
+
+def _running_loop() -> Any:
+    if clocks.in_trio():
+        return sys.modules["trio"].lowlevel.current_trio_token()
+    import asyncio
+
+    return asyncio.get_running_loop()
+
+
+def _others_ready(loop: Any, passes: int) -> bool:
+    """Can anything but virtual clocks run? asyncio's own loop shows what is ready; a foreign one is given time."""
+    ready = getattr(loop, "_ready", None)
+    if ready is None:
+        return passes > 0
+    jump = VirtualClock._jump_in_asyncio
+    return any(getattr(handle._callback, "__func__", None) is not jump for handle in ready)
+
+
+class _VirtualWithin:
+    """Cuts a block of async code short on a virtual clock."""
+
+    def __init__(self, clock: VirtualClock, seconds: float) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._open = False
+
+    async def __aenter__(self) -> None:
+        due = self._clock.now() + self._seconds
+        if clocks.in_trio():
+            scope = sys.modules["trio"].CancelScope()
+            self._scope: Any = TrioScope(scope)
+            expire: Callable[[], object] = scope.cancel
+        else:
+            import asyncio
+
+            self._scope = asyncio.timeout(None)
+            expire = lambda: self._scope.reschedule(asyncio.get_running_loop().time())  # noqa: E731
+        await self._scope.__aenter__()
+        self._open = True
+        self._clock.at(due, lambda: self._open and expire())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False
+        await cut(self._scope, self._seconds, kind, error, trace)
