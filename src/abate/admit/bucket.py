@@ -115,7 +115,8 @@ class TokenBucket(Gate):
         patience = shorter(None if timeout is None else number("timeout", timeout, least=0))
         with level.lock:
             now = self._refill(level, n)
-            wait = max(0.0, n - GRAIN - level.tokens) / self.rate
+            short = n - level.tokens
+            wait = short / self.rate if short > GRAIN else 0.0
             if patience is not None and wait > patience:
                 raise TimeoutError(f"{self.name} has no token within {patience:.3g} s: the wait is {wait:.3g} s")
             level.tokens -= n
