@@ -7,6 +7,7 @@ and may it be sent at all (`abate.admit`). A `Policy` holds all three for one de
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from abate import events
 from abate.admit import Budget, Gate, Permits, Throttle, TokenBucket
 from abate.call import Policy, load_policies, report
 from abate.decide import Outcome, Ruling, http, on_error, on_result, widen
@@ -39,6 +40,7 @@ __all__ = [
     "TokenBucket",
     "consistent_jitter",
     "deadline",
+    "events",
     "http",
     "load_policies",
     "observe",

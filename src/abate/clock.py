@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar, Token
 from types import TracebackType
@@ -39,6 +39,12 @@ class Clock(Protocol):
     def within(self, seconds: float) -> AbstractAsyncContextManager[object]:
         """Cut the block short with `AttemptTimeout` when it takes longer than this."""
         ...
+
+
+class ContextClock(Clock, Protocol):
+    """A clock that a context can enter. It carries what others keep for it, so that this ends with it."""
+
+    states: MutableMapping[Any, Any]
 
 
 class MachineClock:
@@ -113,7 +119,8 @@ class TrioScope:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.scope.__exit__(kind, error, trace):
+        self.scope.__exit__(kind, error, trace)
+        if self.scope.cancelled_caught:
             raise TimeoutError
 
     def expired(self) -> bool:
@@ -148,7 +155,7 @@ class Switch:
 
 MACHINE = MachineClock()
 switch = Switch()
-_context: ContextVar[Clock | None] = ContextVar("abate_clock", default=None)
+_context: ContextVar[ContextClock | None] = ContextVar("abate_clock", default=None)
 
 
 def current() -> Clock:
@@ -156,13 +163,18 @@ def current() -> Clock:
     return (_context.get() or MACHINE) if switch.virtual else MACHINE
 
 
-def enter(clock: Clock) -> Token[Clock | None]:
+def entered() -> ContextClock | None:
+    """The clock that this context has entered; None where the machine's rules."""
+    return _context.get() if switch.virtual else None
+
+
+def enter(clock: ContextClock) -> Token[ContextClock | None]:
     """Make `clock` the clock of this context until `leave`."""
     switch.virtual = True
     return _context.set(clock)
 
 
-def leave(token: Token[Clock | None]) -> None:
+def leave(token: Token[ContextClock | None]) -> None:
     """Undo `enter`."""
     _context.reset(token)
 

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 
 
 class AbateError(Exception):
-    """The base of every error that abate makes itself."""
+    """The base of every error that abate makes itself.
+
+    >>> issubclass(Refused, AbateError), issubclass(RetryExhausted, AbateError)
+    (True, True)
+    """
 
 
 class Refused(AbateError):
@@ -84,7 +88,16 @@ class RetryExhausted(AbateError):
 
 
 class AttemptTimeout(AbateError, TimeoutError):
-    """An attempt was cut off by the policy's own ``attempt_timeout``, or by the deadline of its call."""
+    """An attempt was cut off by the policy's own ``attempt_timeout``, or by the deadline of its call.
+
+    >>> import abate, asyncio
+    >>> policy = abate.Policy(on=ConnectionError, attempts=1, attempt_timeout=0.001)
+    >>> try:
+    ...     asyncio.run(policy.acall(asyncio.sleep, 60.0))
+    ... except TimeoutError as error:
+    ...     error
+    AttemptTimeout('the attempt took longer than 0.001 s')
+    """
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"the attempt took longer than {seconds:.3g} s")

@@ -10,7 +10,17 @@ from collections.abc import Iterator
 
 
 class Gate:
-    """Anything that admits attempts."""
+    """Anything that admits attempts; a gate of your own says in `enter` what it refuses.
+
+    >>> import abate
+    >>> class Weekdays(abate.Gate):
+    ...     name = "weekdays"
+    ...     def enter(self, retry): return self
+    ...     def refusal(self): return "it is Sunday"
+    >>> abate.Policy(on=OSError, gate=Weekdays()).call(print)
+    Traceback (most recent call last):
+    abate.errors.Refused: weekdays refused: it is Sunday
+    """
 
     __slots__ = ("name",)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from abate import clock as clocks
-from abate.clock import MACHINE, Clock, switch
+from abate.clock import MACHINE, Clock
 
 
 class State(Protocol):
@@ -28,15 +28,17 @@ _states: WeakSet[State] = WeakSet()
 
 
 class Timeline(Generic[S]):
-    """One state per clock, made when it is first needed."""
+    """One state per clock, made when it is first needed.
 
-    __slots__ = ("_make", "_own", "_virtual", "main")
+    The state of a virtual clock is kept by that clock: it refers to the clock, and must not keep it alive.
+    """
+
+    __slots__ = ("__weakref__", "_make", "_own", "main")
 
     def __init__(self, make: Callable[[Clock], S], clock: Clock | Callable[[], float] | None) -> None:
         own = clocks.given(clock)
         self._own = own is not None
         self._make = make
-        self._virtual: WeakKeyDictionary[Clock, S] | None = None
         self.main = self._new(own or MACHINE)
 
     @property
@@ -46,16 +48,12 @@ class Timeline(Generic[S]):
 
     def here(self) -> S:
         """The state of the clock that rules here."""
-        if self._own or not switch.virtual:
+        clock = None if self._own else clocks.entered()
+        if clock is None:
             return self.main
-        clock = clocks.current()
-        if clock is MACHINE:
-            return self.main
-        if self._virtual is None:
-            self._virtual = WeakKeyDictionary()
-        state = self._virtual.get(clock)
+        state: S | None = clock.states.get(self)
         if state is None:
-            state = self._virtual[clock] = self._new(clock)
+            state = clock.states[self] = self._new(clock)
         return state
 
     def _new(self, clock: Clock) -> S:

@@ -15,9 +15,10 @@ from itertools import count
 from threading import Lock
 from types import TracebackType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from abate import clock as clocks
-from abate.clock import Clock, TrioScope, cut
+from abate.clock import ContextClock, TrioScope, cut
 from abate.errors import number
 
 SETTLE = 8
@@ -46,7 +47,8 @@ class VirtualClock:
         self._order = count()
         self._jumping = False
         self._loop: object = None
-        self._tokens: list[Token[Clock | None]] = []
+        self._tokens: list[Token[ContextClock | None]] = []
+        self.states: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self.waits: list[float] = []
 
     def now(self) -> float:

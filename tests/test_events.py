@@ -1,0 +1,80 @@
+"""Events and sinks."""
+
+import logging
+
+import pytest
+
+import abate
+from abate import events
+from abate.testing import Recorder, Script, VirtualClock
+
+
+@pytest.fixture(autouse=True)
+def no_sinks_left():
+    """Every test leaves the process as it found it."""
+    before = events.sinks
+    yield
+    assert events.sinks == before
+
+
+def test_a_call_that_recovers_tells_its_story():
+    """First failure, each retry with delay and reason, recovered: in order, with the policy's name."""
+    policy = abate.Policy(name="orders", on=(ConnectionError, TimeoutError), backoff=[0.5])
+    reset, late = ConnectionResetError(), TimeoutError()
+    with VirtualClock(), Recorder() as seen:
+        policy.call(Script(reset, late, "fine"))
+    assert seen == [
+        events.FirstFailure("orders", "blip", reset),
+        events.Retry("orders", 1, 0.5, "blip", None, reset),
+        events.Retry("orders", 2, 0.5, "overload", None, late),
+        events.Recovered("orders", 3, 1.0),
+    ]
+
+
+def test_a_call_that_gives_up_says_why():
+    """The last event of a failed call carries its reason."""
+    error = OSError()
+    policy = abate.Policy(name="orders", on=OSError, budget=abate.Budget.empty())
+    with Recorder() as seen, pytest.raises(OSError):
+        policy.call(Script(error))
+    assert seen == [
+        events.FirstFailure("orders", "blip", error),
+        events.BudgetRefused("orders", "empty budget", 1),
+        events.GaveUp("orders", "budget", 1, 0.0, error),
+    ]
+
+
+def test_a_call_that_succeeds_at_once_is_no_event():
+    """Calm makes no noise."""
+    with Recorder() as seen:
+        abate.Policy(on=OSError).call(int)
+    assert seen == []
+
+
+def test_a_sink_must_be_callable():
+    """Anything but a function is refused where it is installed."""
+    with pytest.raises(TypeError, match="a sink must be a function of one event, not 'nonsense'"):
+        events.install("nonsense")
+
+
+def test_a_sink_that_is_not_installed_can_be_removed():
+    """Removing is idempotent."""
+    events.remove(print)
+
+
+def test_a_failing_sink_is_cut_off_and_logged(caplog):
+    """A sink that raises gets no further event; the others do."""
+    got, failures = [], []
+
+    def broken(event):
+        failures.append(event)
+        raise RuntimeError("no disk")
+
+    events.install(broken)
+    events.install(got.append)
+    with caplog.at_level(logging.ERROR, logger="abate"):
+        events.emit(events.Recovered("orders", 2, 0.1))
+        events.emit(events.Recovered("orders", 3, 0.2))
+    events.remove(got.append)
+    assert (len(failures), len(got)) == (1, 2)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
