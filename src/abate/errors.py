@@ -6,7 +6,9 @@ The error of the call that failed is re-raised as it was; these are for what has
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import Any
+
+from abate.values import Value
 
 
 class AbateError(Exception):
@@ -34,12 +36,11 @@ class Refused(AbateError):
         self.gate = gate
         self.why = why
 
-    def __reduce__(self) -> tuple[type[Refused], tuple[str, str]]:
-        return type(self), (self.gate, self.why)
+    def __reduce__(self) -> tuple[type[Refused], tuple[str, str], dict[str, Any]]:
+        return type(self), (self.gate, self.why), self.__dict__
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Value):
     """Why a call ended without success, and what it had tried.
 
     The reason is one of ``fatal``, ``unsafe``, ``attempts``, ``deadline``, ``hint``, ``budget``, ``shelter``,
@@ -83,8 +84,8 @@ class RetryExhausted(AbateError):
         self.report = report
         self.result = result
 
-    def __reduce__(self) -> tuple[type[RetryExhausted], tuple[Report, object]]:
-        return type(self), (self.report, self.result)
+    def __reduce__(self) -> tuple[type[RetryExhausted], tuple[Report, object], dict[str, Any]]:
+        return type(self), (self.report, self.result), self.__dict__
 
 
 class AttemptTimeout(AbateError, TimeoutError):
@@ -103,8 +104,8 @@ class AttemptTimeout(AbateError, TimeoutError):
         super().__init__(f"the attempt took longer than {seconds:.3g} s")
         self.seconds = seconds
 
-    def __reduce__(self) -> tuple[type[AttemptTimeout], tuple[float]]:
-        return type(self), (self.seconds,)
+    def __reduce__(self) -> tuple[type[AttemptTimeout], tuple[float], dict[str, Any]]:
+        return type(self), (self.seconds,), self.__dict__
 
 
 class LayeredRetryWarning(UserWarning):

@@ -7,19 +7,18 @@ off and logged: observing never breaks a call.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from threading import Lock
 from typing import TypeAlias
 
+from abate.values import Value
 
-@dataclass(frozen=True, slots=True)
-class Event:
+
+class Event(Value):
     """Something that happened to a call of `policy`."""
 
     policy: str
 
 
-@dataclass(frozen=True, slots=True)
 class FirstFailure(Event):
     """The first attempt of a call failed; `reason` is what the ruling said (blip, overload, fatal)."""
 
@@ -27,7 +26,6 @@ class FirstFailure(Event):
     error: Exception | None
 
 
-@dataclass(frozen=True, slots=True)
 class Retry(Event):
     """Attempt number `attempt` failed, and another one follows after `delay` seconds."""
 
@@ -38,7 +36,6 @@ class Retry(Event):
     error: Exception | None
 
 
-@dataclass(frozen=True, slots=True)
 class BudgetRefused(Event):
     """A retry was worth making, and `gate` did not admit it."""
 
@@ -46,7 +43,6 @@ class BudgetRefused(Event):
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
 class GaveUp(Event):
     """A call ended without success, for one of the nine reasons."""
 
@@ -56,7 +52,6 @@ class GaveUp(Event):
     error: BaseException | None
 
 
-@dataclass(frozen=True, slots=True)
 class Recovered(Event):
     """A call succeeded after at least one retry."""
 
@@ -64,7 +59,6 @@ class Recovered(Event):
     waited: float
 
 
-@dataclass(frozen=True, slots=True)
 class LayeredRetry(Event):
     """`policy` saw an error that the policy `inner` had already given up on."""
 

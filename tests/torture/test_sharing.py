@@ -173,8 +173,13 @@ def child_is_sane(policy) -> bool:
 def in_a_child(check) -> bool:
     """Run `check` in a forked child; False if it fails or hangs."""
     read, write = os.pipe()
+    # a tracer (of coverage) may hold a lock of its own in another thread, which the child would wait for
+    tracer = sys.gettrace()
+    sys.settrace(None)
     pid = os.fork()
-    if pid == 0:
+    if pid:
+        sys.settrace(tracer)
+    else:
         try:
             os.write(write, b"y" if check() else b"n")
         finally:

@@ -1,11 +1,13 @@
 """The token bucket: a rate, with bursts up to a size.
 
 Waiting is by reservation: who comes takes its tokens at once, below zero if need be, and sleeps until they are
-there. So waiters are served in order, and nobody has to wake them.
+there. So waiters are served in order, and nobody has to wake them. A waiter that is broken off returns its tokens
+as soon as nobody waits behind it: who does sleeps until an instant that counts on them having been taken.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from threading import Lock
 
@@ -19,20 +21,33 @@ GRAIN = 1e-9
 """Tokens; sums of floats that should be whole may be off by this much."""
 
 
-class Level:
-    """The tokens of one bucket on one clock."""
+class Claim:
+    """Tokens that were taken before they are there, at the instant `due`."""
 
-    __slots__ = ("__weakref__", "at", "clock", "last_due", "lock", "tokens")
+    __slots__ = ("broken_off", "due", "n")
+
+    def __init__(self, n: int, due: float, broken_off: bool = False) -> None:
+        self.n = n
+        self.due = due
+        self.broken_off = broken_off
+
+
+class Level:
+    """The tokens of one bucket on one clock, and the claims to those to come, by their due."""
+
+    __slots__ = ("__weakref__", "at", "claims", "clock", "lock", "tokens")
 
     def __init__(self, burst: float, clock: Clock) -> None:
         self.clock = clock
         self.lock = Lock()
         self.tokens = burst
         self.at = clock.now()
-        self.last_due = self.at
+        self.claims: deque[Claim] = deque()
 
     def after_fork(self) -> None:
+        # the threads that waited are not in the child
         self.lock = Lock()
+        self.claims = deque()
 
 
 class TokenBucket(Gate):
@@ -64,10 +79,10 @@ class TokenBucket(Gate):
         """Take `n` tokens if they are there now."""
         level = self._levels.here()
         with level.lock:
-            self._refill(level, n)
+            now = self._refill(level, n)
             if level.tokens < n - GRAIN:
                 return False
-            level.tokens -= n
+            self._take(level, n, now)
             return True
 
     def acquire(self, n: int = 1, *, timeout: float | None = None) -> None:
@@ -82,27 +97,27 @@ class TokenBucket(Gate):
         [0.5]
         """
         level = self._levels.here()
-        due = self._reserve(level, n, timeout)
-        if (wait := due - level.clock.now()) > 0:
+        claim = self._claim(level, n, timeout)
+        if (wait := claim.due - level.clock.now()) > 0:
             try:
                 level.clock.sleep(wait)
             except BaseException:
-                self._give_back(level, n, due)
+                self._break_off(level, claim)
                 raise
 
     async def aacquire(self, n: int = 1, *, timeout: float | None = None) -> None:
         """Take `n` tokens, waiting for them in this task; see `acquire`."""
         level = self._levels.here()
-        due = self._reserve(level, n, timeout)
-        if (wait := due - level.clock.now()) > 0:
+        claim = self._claim(level, n, timeout)
+        if (wait := claim.due - level.clock.now()) > 0:
             try:
                 await level.clock.asleep(wait)
             except BaseException:
-                self._give_back(level, n, due)
+                self._break_off(level, claim)
                 raise
 
     def _refill(self, level: Level, n: int) -> float:
-        if n > self.burst or n < 1:
+        if not 1 <= n <= self.burst:
             raise ValueError(f"n must be from 1 to the burst of {self.burst}, not {n!r}")
         now = level.clock.now()
         if now > level.at:
@@ -110,8 +125,13 @@ class TokenBucket(Gate):
             level.at = now
         return now
 
-    def _reserve(self, level: Level, n: int, timeout: float | None) -> float:
-        """Take `n` tokens, now or from the future, and return the instant at which they are there."""
+    def _take(self, level: Level, n: int, now: float) -> None:
+        level.tokens -= n
+        while level.claims and level.claims[0].due <= now:
+            level.claims.popleft()
+
+    def _claim(self, level: Level, n: int, timeout: float | None) -> Claim:
+        """Take `n` tokens, now or from the future; the claim says at which instant they are there."""
         patience = shorter(None if timeout is None else number("timeout", timeout, least=0))
         with level.lock:
             now = self._refill(level, n)
@@ -119,16 +139,18 @@ class TokenBucket(Gate):
             wait = short / self.rate if short > GRAIN else 0.0
             if patience is not None and wait > patience:
                 raise TimeoutError(f"{self.name} has no token within {patience:.3g} s: the wait is {wait:.3g} s")
-            level.tokens -= n
-            due = now + wait
-            level.last_due = max(level.last_due, due)
-            return due
+            self._take(level, n, now)
+            claim = Claim(n, now + wait)
+            if wait > 0.0:
+                level.claims.append(claim)
+            return claim
 
-    def _give_back(self, level: Level, n: int, due: float) -> None:
-        """Return the tokens of a wait that was broken off, but for those that later waiters have counted on."""
+    def _break_off(self, level: Level, claim: Claim) -> None:
+        """Return the tokens of a wait that was broken off, and of those before it, once nobody waits behind them."""
         with level.lock:
-            counted_on = (level.last_due - due) * self.rate
-            level.tokens = min(float(self.burst), level.tokens + max(0.0, n - counted_on))
+            claim.broken_off = True
+            while level.claims and level.claims[-1].broken_off:
+                level.tokens = min(float(self.burst), level.tokens + level.claims.pop().n)
 
     def enter(self, retry: bool) -> Gate | None:
         return None if self.try_acquire() else self
@@ -136,7 +158,11 @@ class TokenBucket(Gate):
     def refund(self) -> None:
         level = self._levels.here()
         with level.lock:
-            level.tokens = min(float(self.burst), level.tokens + 1)
+            self._refill(level, 1)
+            if level.tokens < -GRAIN and level.claims:  # others wait, counting on this token having been taken
+                level.claims.appendleft(Claim(1, level.claims[0].due, broken_off=True))
+            else:
+                level.tokens = min(float(self.burst), level.tokens + 1)
 
     def refusal(self) -> str:
         return f"more than {self.rate:g} per second"

@@ -5,127 +5,178 @@ The rules (Finagle's, funded by successes unless told otherwise):
 * allowed = reserve * window + ratio * deposits in the window - withdrawals in the window; a withdrawal needs 1;
 * deposits and withdrawals are forgotten with their slot of the window (see `abate.admit.window`);
 * arithmetic is in whole numbers, so a ratio of 0.6 is 0.6 however many deposits there are;
-* neither a deposit nor a withdrawal that the balance can pay for takes a lock: it draws a number, which is atomic.
-  The clock is looked at for each deposit while they are rare, and about four times per slot when they come in
-  hundreds; when such a stream stops short, at most `SKIP` deposits count as that much older.
+* neither a deposit nor a withdrawal that the balance can pay for takes a lock. The clock is looked at for each
+  deposit while they are rare, and about four times per slot when they come in hundreds; when such a stream stops
+  short, at most `SKIP` deposits count as that much older.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from fractions import Fraction
-from itertools import count
+from itertools import count, repeat
+from operator import length_hint
 from threading import Lock
 from typing import Literal
 
 from abate.admit.gate import Gate
-from abate.admit.timeline import Timeline
+from abate.admit.timeline import Timeline, alive
 from abate.admit.window import SHORTEST, Window
-from abate.clock import Clock, switch
+from abate.clock import Clock, before_virtual, switch
 from abate.errors import choice, number
 
 FundedBy = Literal["success", "request"]
 FINEST = 10**6
 """Ratio and reserve are taken as the nearest fraction with no larger denominator."""
-SKIP = 64
+SKIP = 1000
+"""Deposits that go by without a look at the clock, at most: a quarter of a busy slot's."""
+NOTHING = range(0)
 
 
 class Ledger:
     """What one budget counts on one clock.
 
-    Deposits and withdrawals draw numbers, each from a counter of its own, which needs no lock. Under the lock,
-    `fold` enters into the windows what was drawn since the last time: every deposit, and of the withdrawals those
-    whose number lay in `prepaid`, the range of numbers that the balance could pay for. Whoever draws another
-    number, or comes after the slot's end, folds first and asks again.
+    Who deposits or withdraws takes an item from an iterator, which is atomic and needs no lock:
+
+    * a deposit that looks at the clock takes the next number of `tick`, one that needn't an item of `run`;
+    * a withdrawal takes the next number of `draw`, and is paid for if that lies in `prepaid`.
+
+    Under the lock, `fold` enters into the windows what was taken since the last time, and works out from the balance
+    how many withdrawals are prepaid. Who finds the run at its end, draws a number that is not prepaid, or comes
+    after the slot's end, folds and asks again.
+
+    While it folds nothing is prepaid, so that no number is drawn from a range that is not counted any more. Who
+    drew from the range before it was closed, and looked at it after that, finds its number among those paid for since
+    the balance was last spent. Who slept through more than that pays twice, and nobody too little.
     """
 
     __slots__ = (
         "__weakref__",
-        "_deposits_from",
+        "_issued",
+        "_paid_from",
+        "_paid_to",
+        "_run_from",
+        "_skip",
         "_terms",
+        "_tick_from",
         "deposits",
         "draw",
         "end",
         "lock",
         "now",
         "prepaid",
-        "skip",
+        "run",
         "tick",
-        "turn",
         "withdrawals",
     )
 
     def __init__(self, window: float, terms: Terms, clock: Clock) -> None:
-        now = clock.now()
         self.now = clock.now
         self.lock = Lock()
+        now = self.now()
         self.deposits = Window(window, now)
         self.withdrawals = Window(window, now)
         self.end = self.deposits.end
-        self.tick = count().__next__
-        self.draw = count().__next__
-        self.turn = 0
-        self.skip = 0
-        self.prepaid = range(0, terms.reserved // terms.one)
+        self.tick = count()
+        self.draw = count()
+        self.run = repeat(None, 0)
+        self._issued = self.prepaid = range(0, terms.reserved // terms.one)
+        self._paid_from = self._paid_to = 0
         self._terms = terms
-        self._deposits_from = 0
+        self._tick_from = 0
+        self._run_from = 0
+        self._skip = 0
 
-    def look(self) -> None:
-        """Look at the clock for a deposit that has drawn its number, as the number said that it is time to."""
-        self.turn += self.skip
+    def deposit(self) -> None:
+        """Count one deposit at the time it is now."""
         now = self.now()
         if now >= self.end:
             with self.lock:
-                self.fold(now, late=1)
+                self.fold(now)
+        next(self.tick)
 
-    def withdraw(self) -> bool:
-        """Count one withdrawal that drew no prepaid number, if the balance pays for it now."""
+    def look(self) -> None:
+        """Count one deposit that found the run at its end; in a busy slot, let the next ones run on."""
+        self.deposit()
+        if self._skip:
+            with self.lock:
+                self._enter_run()
+                if not length_hint(self.run):  # or somebody else was here first
+                    self.run, self._run_from = repeat(None, self._skip), self._skip
+
+    def end_run(self) -> None:
+        """Let every deposit look from now on."""
         with self.lock:
-            self.fold(self.now())
-            if not self.prepaid:
-                return False
-            self.withdrawals.add(1)
-            self.prepaid = self.prepaid[:-1]
-            return True
+            self._enter_run()
+            self.run, self._run_from = repeat(None, 0), 0
+
+    def withdraw(self, number: int = -1) -> bool:
+        """Count one withdrawal whose number was not prepaid, if the balance pays for it now."""
+        with self.lock:
+            drawn = self._settle(self.now())
+            balance, one = self._units(), self._terms.one
+            paid = self._paid_from <= number < self._paid_to
+            if not paid and balance >= one:
+                self.withdrawals.add(1)
+                balance -= one
+                paid = True
+            self._prepay(drawn, balance)
+            return paid
 
     def give_back(self) -> None:
         """Forget the newest withdrawal."""
         with self.lock:
-            self.fold(self.now())
+            drawn = self._settle(self.now())
             self.withdrawals.take_back()
-            self.fold(self.now())
+            self._prepay(drawn, self._units())
 
     def balance(self) -> float:
         """How many withdrawals the balance pays for."""
         with self.lock:
             self.fold(self.now())
-            return self._terms.balance(self.deposits.total, self.withdrawals.total) / self._terms.one
+            return self._units() / self._terms.one
 
-    def fold(self, now: float, late: int = 0) -> None:
-        """Enter what was drawn where it belongs, and open the slot of `now`; needs the lock.
+    def fold(self, now: float) -> None:
+        """Enter what was taken into the slot that was open then, and open the slot of `now`; needs the lock."""
+        self._prepay(self._settle(now), self._units())
 
-        It belongs to the slot that was open when it was drawn, but for the `late` last deposits.
-        """
-        ticked, drawn = self.tick(), self.draw()
-        pending = ticked - self._deposits_from
-        self._deposits_from = ticked + 1
-        late = min(late, pending)
-        self.deposits.add(pending - late)
-        self.withdrawals.add(min(drawn, self.prepaid.stop) - self.prepaid.start)
+    def _settle(self, now: float) -> int:
+        """Fold, but for what is prepaid, which is nothing now; the last number drawn."""
+        self.prepaid = NOTHING
+        ticked, drawn = next(self.tick), next(self.draw)
+        self.deposits.add(ticked - self._tick_from)
+        self._tick_from = ticked + 1
+        self._enter_run()
+        issued = self._issued
+        paid = min(drawn, issued.stop) - issued.start
+        self.withdrawals.add(paid)
+        self._issued = NOTHING
+        if paid and self._paid_to != issued.start:
+            self._paid_from = self._paid_to = issued.start
+        if self._paid_to == issued.start:
+            # where the range was not at its end the next one follows on it, with the number drawn here between them
+            self._paid_to = drawn + 1 if drawn <= issued.stop else issued.stop
         busy = self.deposits.latest
         ahead = self.deposits.roll(now)
-        self.deposits.add(late)
         self.withdrawals.roll(now)
         self.end = self.deposits.end
-        terms = self._terms
-        balance = terms.balance(self.deposits.total, self.withdrawals.total)
-        self.prepaid = range(drawn + 1, drawn + 1 + max(0, balance // terms.one))
         if ahead:
             # a slot that follows a busy one is expected to be as busy; one after a pause is not
-            self.skip = min(SKIP, busy // 4) if ahead == 1 else 0
-            self.turn = ticked + self.skip if self.skip else 0
+            self._skip = min(SKIP, busy // 4) if ahead == 1 else 0
+        return drawn
+
+    def _prepay(self, drawn: int, balance: int) -> None:
+        """Let the numbers after `drawn` be drawn without a lock, as many as the balance pays for."""
+        self._issued = self.prepaid = range(drawn + 1, drawn + 1 + max(0, balance // self._terms.one))
+
+    def _units(self) -> int:
+        """The balance, in units of the terms."""
+        return self._terms.balance(self.deposits.total, self.withdrawals.total)
+
+    def _enter_run(self) -> None:
+        left = length_hint(self.run)
+        self.deposits.add(self._run_from - left)
+        self._run_from = left
 
     def after_fork(self) -> None:
         self.lock = Lock()
@@ -133,25 +184,41 @@ class Ledger:
         self.withdrawals.recount()
 
 
-@dataclass(frozen=True, slots=True)
 class Terms:
     """Ratio and reserve in whole numbers: everything is counted in units of 1/`one` of a retry."""
 
-    one: int
-    per_deposit: int
-    reserved: int
+    __slots__ = ("one", "per_deposit", "reserved")
+
+    def __init__(self, one: int, per_deposit: int, reserved: int) -> None:
+        self.one = one
+        self.per_deposit = per_deposit
+        self.reserved = reserved
 
     @classmethod
     def of(cls, ratio: float, reserved: float) -> Terms:
         """The terms nearest to these numbers, with denominators up to `FINEST`."""
-        per_deposit = Fraction(ratio).limit_denominator(FINEST)
-        reserve = Fraction(reserved).limit_denominator(FINEST)
-        one = math.lcm(per_deposit.denominator, reserve.denominator)
-        return cls(one, int(per_deposit * one), int(reserve * one))
+        earned, per = _fraction(ratio)
+        kept, share = _fraction(reserved)
+        one = math.lcm(per, share)
+        return cls(one, earned * (one // per), kept * (one // share))
 
     def balance(self, deposits: int, withdrawals: int) -> int:
         """What is left, in units."""
         return self.reserved + self.per_deposit * deposits - self.one * withdrawals
+
+
+def _fraction(value: float) -> tuple[int, int]:
+    """The last convergent of `value` with a denominator up to `FINEST`: 0.29 is 29/100, whatever the float says."""
+    numerator, denominator = value.as_integer_ratio()
+    before, last = (0, 1), (1, 0)
+    while denominator:
+        whole = numerator // denominator
+        following = (before[0] + whole * last[0], before[1] + whole * last[1])
+        if following[1] > FINEST:
+            break
+        before, last = last, following
+        numerator, denominator = denominator, numerator - whole * denominator
+    return last
 
 
 class Budget(Gate):
@@ -216,21 +283,24 @@ class Budget(Gate):
 
     def deposit(self) -> None:
         """Earn `ratio` of a retry: one call has succeeded (or has been made, if funded by requests)."""
-        ledger = self.timeline.here() if switch.virtual else self.timeline.main
-        now = ledger.now()
-        if now >= ledger.end:
-            with ledger.lock:
-                ledger.fold(now)
-        ledger.tick()
+        (self.timeline.here() if switch.virtual else self.timeline.main).deposit()
+
+    def look(self) -> None:
+        """Deposit for a stand-in that found the ledger's run at its end."""
+        if switch.virtual:
+            self.timeline.here().deposit()
+        else:
+            self.timeline.main.look()
 
     def try_withdraw(self, now: float | None = None) -> bool:
         """Spend one retry, if the balance holds it; `now` spares a look at the clock to who has just looked."""
         if self.boundless:
             return True
         ledger = self.timeline.here() if switch.virtual else self.timeline.main
-        if (ledger.now() if now is None else now) < ledger.end and ledger.draw() in ledger.prepaid:
-            return True
-        return ledger.withdraw()
+        if (ledger.now() if now is None else now) >= ledger.end:
+            return ledger.withdraw()
+        number = next(ledger.draw)
+        return number in ledger.prepaid or ledger.withdraw(number)
 
     def refund(self) -> None:
         """Take the newest withdrawal back: its retry was not made."""
@@ -247,6 +317,11 @@ class Budget(Gate):
         if self.funded_by == "request":
             self.deposit()
         return None
+
+    def undo(self, retry: bool) -> None:
+        """A first attempt was free, so there is nothing to take back: a refund would be of somebody else's retry."""
+        if retry:
+            self.refund()
 
     def leave(self, accepted: bool) -> None:
         """What succeeded pays in."""
@@ -265,3 +340,12 @@ class Budget(Gate):
             f"Budget(ratio={self.ratio:g}, reserve={self.reserve:g}, window={self.window:g},"
             f" funded_by={self.funded_by!r})"
         )
+
+
+def _end_runs() -> None:
+    for state in alive():
+        if isinstance(state, Ledger):
+            state.end_run()
+
+
+before_virtual.append(_end_runs)

@@ -36,6 +36,10 @@ class Gate:
     def refund(self) -> None:
         """An attempt that entered was not sent after all."""
 
+    def undo(self, retry: bool) -> None:
+        """Take an `enter` back that was in vain, as a later gate has refused."""
+        self.refund()
+
     def refusal(self) -> str:
         """Why this gate refuses, in a few words."""
         return "not admitted"
@@ -69,7 +73,7 @@ class All(Gate):
             refused = gate.enter(retry)
             if refused is not None:
                 for earlier in reversed(self.gates[:place]):
-                    earlier.refund()
+                    earlier.undo(retry)
                 return refused
         return None
 

@@ -52,9 +52,11 @@ class Timeline(Generic[S]):
         if clock is None:
             return self.main
         state: S | None = clock.states.get(self)
-        if state is None:
-            state = clock.states[self] = self._new(clock)
-        return state
+        if state is not None:
+            return state
+        # of two threads that come first, both get the state of one
+        made: S = clock.states.setdefault(self, self._new(clock))
+        return made
 
     def _new(self, clock: Clock) -> S:
         state = self._make(clock)
@@ -67,8 +69,13 @@ def keep_through_forks(state: State) -> None:
     _states.add(state)
 
 
+def alive() -> list[State]:
+    """Every state of this process."""
+    return list(_states)
+
+
 def _mend_in_child() -> None:
-    for state in list(_states):
+    for state in alive():
         state.after_fork()
 
 

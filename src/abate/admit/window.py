@@ -7,61 +7,78 @@ fiftieth of the window) before its time, and never after it.
 from __future__ import annotations
 
 from array import array
+from math import floor, inf, nextafter
 
 SLOTS = 50
+MOST = 2**32 - 1
+"""What one slot can count."""
 SHORTEST = 0.001
 """Seconds; no window may be shorter."""
+
+
+EMPTY = array("I")
+"""The ring of a window that counts nothing: most budgets never see a withdrawal."""
 
 
 class Window:
     """A count over a sliding window."""
 
-    __slots__ = ("_place", "_ring", "_slot", "_width", "total")
+    __slots__ = ("_place", "_ring", "_slot", "_width", "end", "total")
 
     def __init__(self, seconds: float, now: float) -> None:
         self._width = seconds / SLOTS
-        self._ring = array("q", bytes(8 * SLOTS))
-        self._slot = int(now / self._width)
-        self._place = self._slot % SLOTS
+        self._ring = EMPTY
         self.total = 0
+        self._open(floor(now / self._width))
 
-    @property
-    def end(self) -> float:
-        """The instant at which the open slot ends."""
-        return (self._slot + 1) * self._width
+    def _open(self, slot: int) -> None:
+        self._slot = slot
+        self._place = slot % SLOTS
+        width = self._width
+        # the first instant of the next slot, as `roll` divides: the product may be a float or two beside it
+        end = (slot + 1) * width
+        while floor(end / width) > slot:
+            end = nextafter(end, -inf)
+        while floor(end / width) <= slot:
+            end = nextafter(end, inf)
+        self.end = end
 
     @property
     def latest(self) -> int:
         """The count of the open slot."""
-        return self._ring[self._place]
+        return self._ring[self._place] if self._ring else 0
 
     def roll(self, now: float) -> int:
         """Open the slot of `now`, forget what has left the window, and say how many slots that was ahead."""
-        slot = int(now / self._width)
-        ahead = slot - self._slot
-        if ahead <= 0:
+        if now < self.end:
             return 0
-        if ahead >= SLOTS:
-            self._ring = array("q", bytes(8 * SLOTS))
+        slot = floor(now / self._width)
+        ahead = slot - self._slot
+        if ahead >= SLOTS or not self.total:
+            self._ring = EMPTY
             self.total = 0
         else:
             ring = self._ring
             for passed in range(self._slot + 1, slot + 1):
                 self.total -= ring[passed % SLOTS]
                 ring[passed % SLOTS] = 0
-        self._slot = slot
-        self._place = slot % SLOTS
+        self._open(slot)
         return ahead
 
     def add(self, count: int) -> None:
         """Count this many in the open slot."""
+        if not count:
+            return
+        if not self._ring:
+            self._ring = array("I", [0]) * SLOTS
+        count = min(count, MOST - self._ring[self._place])
         self._ring[self._place] += count
         self.total += count
 
     def take_back(self) -> None:
         """Forget the newest one, if there is any."""
         ring = self._ring
-        for slot in range(self._slot, self._slot - SLOTS, -1):
+        for slot in range(self._slot, self._slot - len(ring), -1):
             if ring[slot % SLOTS]:
                 ring[slot % SLOTS] -= 1
                 self.total -= 1

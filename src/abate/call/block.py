@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from abate import clock as clocks
 from abate.call.machine import Call, Stop, Wait
-from abate.decide.outcome import Outcome
 from abate.schedule.deadlines import deadline, shorter
 
 if TYPE_CHECKING:
@@ -20,101 +19,124 @@ if TYPE_CHECKING:
 
 
 class Attempts:
-    """The attempts of one call, for ``for`` and ``async for``: one after another until one succeeds."""
+    """The attempts of one call, for ``for`` and ``async for``: one after another until one succeeds.
 
-    __slots__ = ("_clock", "_entered", "_last", "_machine", "_over", "_wait")
+    Only the loop holds this object. It goes when the loop is left, and a withdrawal for an attempt that will not
+    be made goes back with it.
+    """
+
+    __slots__ = ("_block",)
 
     def __init__(self, policy: Policy) -> None:
-        self._clock = policy.clock or clocks.current()
-        left = shorter(policy.timeout)
-        self._machine = Call(policy, None if left is None else self._clock.now() + left)
-        self._last: Outcome | Exception = Outcome()
-        self._wait: Wait | None = None
-        self._entered = True
-        self._over = False
+        self._block = _Block(policy)
 
     def __iter__(self) -> Attempts:
         return self
 
     def __next__(self) -> Attempt:
-        if self._over:
+        block = self._block
+        if block.over:
             raise StopIteration
         try:
-            if self._wait is not None and (wait := self._wait.until - self._clock.now()) > 0:
-                self._clock.sleep(wait)
-            return self._begin()
+            if block.wait is not None and (wait := block.wait.until - block.clock.now()) > 0:
+                block.clock.sleep(wait)
+            return block.begin()
         except BaseException as error:
-            self._break_off(error)
+            block.break_off(error)
             raise
 
     def __aiter__(self) -> Attempts:
         return self
 
     async def __anext__(self) -> Attempt:
-        if self._over:
+        block = self._block
+        if block.over:
             raise StopAsyncIteration
         try:
-            if self._wait is not None:
-                await self._clock.asleep(self._wait.until - self._clock.now())
-            return self._begin()
+            if block.wait is not None:
+                await block.clock.asleep(block.wait.until - block.clock.now())
+            return block.begin()
         except BaseException as error:
-            self._break_off(error)
+            block.break_off(error)
             raise
 
-    def _begin(self) -> Attempt:
-        if not self._entered:
-            raise RuntimeError("an attempt was not used: put the body of the loop into `with attempt:`")
-        action = self._machine.begin()
-        if isinstance(action, Stop):
-            self._over = True
-            failure = self._machine.give_up(action, self._last)
-            assert failure is not None
-            raise failure
-        self._entered = False
-        return Attempt(self, self._machine.attempts + 1)
-
-    def _enter(self) -> deadline | None:
-        self._entered = True
-        if not self._machine.policy.bounded:
-            return None
-        return deadline(self._machine.allowance(self._clock.now()))
-
-    def _succeed(self) -> None:
-        self._over = True
-        self._machine.succeeded()
-
-    def _fail(self, error: Exception) -> Exception | None:
-        """The error that ends the loop; None if another attempt follows."""
-        self._last = error
-        action = self._machine.failed(error, self._clock.now())
-        if isinstance(action, Wait):
-            self._wait = action
-            return None
-        self._over = True
-        return self._machine.give_up(action, self._last)
-
-    def _break_off(self, error: BaseException) -> None:
-        self._over = True
-        self._machine.broken_off(error)
-
     def __del__(self) -> None:
-        # a loop that was left between two attempts has a withdrawal to return
-        if not getattr(self, "_over", True):
-            self._machine.broken_off()
+        block: _Block | None = getattr(self, "_block", None)
+        if block is not None and not block.over:
+            block.break_off(None)
+
+
+class _Block:
+    """One call in block form: what the loop and its attempts share."""
+
+    __slots__ = ("clock", "entered", "last", "machine", "over", "wait")
+
+    def __init__(self, policy: Policy) -> None:
+        self.clock = policy.clock or clocks.current()
+        left = shorter(policy.timeout)
+        self.machine = Call(policy, None if left is None else self.clock.now() + left)
+        self.last: Exception | None = None
+        self.wait: Wait | None = None
+        self.entered = True
+        self.over = False
+
+    def begin(self) -> Attempt:
+        if not self.entered:
+            raise RuntimeError("an attempt was not used: put the body of the loop into `with attempt:`")
+        action = self.machine.begin()
+        if isinstance(action, Stop):
+            assert self.last is not None
+            failure = self.machine.give_up(action, self.last)
+            assert failure is not None
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback holds this frame: don't hold it back
+        self.entered = False
+        return Attempt(self, self.machine.attempts + 1)
+
+    def enter(self) -> deadline | None:
+        if self.entered or self.over:
+            raise RuntimeError("an attempt is used once, within its loop")
+        self.entered = True
+        if not self.machine.policy.bounded:
+            return None
+        return deadline(self.machine.allowance(self.clock.now()))
+
+    def succeed(self) -> None:
+        self._end()
+        self.machine.succeeded()
+
+    def fail(self, error: Exception) -> Exception | None:
+        """The error that ends the loop; None if another attempt follows."""
+        action = self.machine.failed(error, self.clock.now())
+        if isinstance(action, Wait):
+            self.wait, self.last = action, error
+            return None
+        self._end()
+        return self.machine.give_up(action, error)
+
+    def break_off(self, error: BaseException | None) -> None:
+        self._end()
+        self.machine.broken_off(error)
+
+    def _end(self) -> None:
+        self.over = True
+        self.last = None  # its traceback holds the loop's frame, which holds this: don't hold it back
 
 
 class Attempt:
     """One attempt of a block; `number` counts from 1."""
 
-    __slots__ = ("_attempts", "_deadline", "number")
+    __slots__ = ("_block", "_deadline", "number")
 
-    def __init__(self, attempts: Attempts, number: int) -> None:
-        self._attempts = attempts
+    def __init__(self, block: _Block, number: int) -> None:
+        self._block = block
         self._deadline: deadline | None = None
         self.number = number
 
     def __enter__(self) -> Attempt:
-        self._deadline = self._attempts._enter()
+        self._deadline = self._block.enter()
         if self._deadline is not None:
             self._deadline.__enter__()
         return self
@@ -125,14 +147,17 @@ class Attempt:
         if self._deadline is not None:
             self._deadline.__exit__(kind, error, trace)
         if error is None:
-            self._attempts._succeed()
+            self._block.succeed()
             return False
         if not isinstance(error, Exception):
-            self._attempts._break_off(error)
+            self._block.break_off(error)
             return False
-        final = self._attempts._fail(error)
+        final = self._block.fail(error)
         if final is None:
             return True
         if final is not error:
-            raise final
+            try:
+                raise final
+            finally:
+                del final  # its traceback holds this frame: don't hold it back
         return False

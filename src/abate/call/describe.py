@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from abate.schedule.backoff import total
+from abate.values import Value
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
 
 
-@dataclass(frozen=True, slots=True)
-class WorstCase:
+class WorstCase(Value):
     """The worst case of a policy.
 
     `added_latency` is the longest wait that the backoff adds to one call, without hints; `amplification` is the

@@ -60,8 +60,11 @@ def mark(error: BaseException, report: Report, owner: object) -> None:
     """Leave the report on the error, for `abate.report`, for tracebacks, and for the layers around."""
     earlier = getattr(error, "__abate__", None)
     notes: list[str] | None = getattr(error, "__notes__", None)
-    if earlier is not None and notes is not None and NOTE + str(earlier.report) in notes:
-        notes.remove(NOTE + str(earlier.report))
+    if earlier is not None and notes is not None:
+        try:
+            notes.remove(NOTE + str(earlier.report))
+        except ValueError:
+            pass  # it had none, or another thread that gave up on the same error has just taken it away
     try:
         error.__abate__ = GiveUp(report, owner)  # type: ignore[attr-defined]
     except AttributeError:

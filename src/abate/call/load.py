@@ -13,14 +13,15 @@ The tables may also stand below a table called ``policies``.
 from __future__ import annotations
 
 import builtins
-import importlib
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from abate.admit.budget import Budget
 from abate.call.policy import SETTINGS, Policy
 from abate.schedule.backoff import Backoff
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 KEYS = tuple(name for name in SETTINGS if name not in ("name", "gate", "clock", "rng"))
 BACKOFF_KEYS = ("base", "cap", "factor", "jitter")
@@ -39,13 +40,19 @@ def load_policies(path: str | Path) -> dict[str, Policy]:
     4
     """
     import tomllib
+    from pathlib import Path
 
     file = Path(path)
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not TOML: {error}") from error
-    return {name: _policy(f"{file}: [{place}]", name, table) for place, name, table in _tables(file, document)}
+    found: dict[str, Policy] = {}
+    for place, name, table in _tables(file, document):
+        if name in found:
+            raise ValueError(f"{file}: [{place}] is the second policy called {name!r}")
+        found[name] = _policy(f"{file}: [{place}]", name, table)
+    return found
 
 
 def _tables(file: Path, document: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
@@ -103,15 +110,11 @@ def _named(place: str, names: object) -> list[Any]:
 def _resolved(place: str, name: object) -> Any:
     if not isinstance(name, str) or not name:
         raise ValueError(f"{place} must hold names of exceptions or rules, not {name!r}")
+    import pkgutil
+
     if hasattr(builtins, name):
         return getattr(builtins, name)
-    module_name, colon, attribute = name.partition(":")
-    if not colon:
-        module_name, _, attribute = name.rpartition(".")
     try:
-        found: Any = importlib.import_module(module_name or "abate")
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
+        return pkgutil.resolve_name(name if "." in name or ":" in name else f"abate:{name}")
+    except Exception as error:  # whatever an import may raise
         raise ValueError(f"{place} names {name!r}, which cannot be found: {error}") from error
-    return found

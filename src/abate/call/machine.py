@@ -18,14 +18,14 @@ from __future__ import annotations
 import math
 import warnings
 from contextvars import ContextVar, Token
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from abate import events
 from abate.call.giveup import give_ups, given_up_within, mark
 from abate.clock import switch
-from abate.decide.outcome import OVERLOAD, Outcome, Ruling
-from abate.errors import AttemptTimeout, LayeredRetryWarning, Refused, Report, RetryExhausted
+from abate.decide.outcome import Outcome, Ruling
+from abate.errors import LayeredRetryWarning, Refused, Report, RetryExhausted
+from abate.values import Fields
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
@@ -55,23 +55,28 @@ _warned: set[tuple[str, str]] = set()
 _MOST_WARNINGS = 1000
 
 
-@dataclass(slots=True)
-class Send:
+class Send(Fields):
     """Make the next attempt now."""
 
+    __slots__ = ()
 
-@dataclass(slots=True)
-class Wait:
+
+class Wait(Fields):
     """Make the next attempt at the instant `until`."""
 
-    until: float
+    __slots__ = __match_args__ = ("until",)
+
+    def __init__(self, until: float) -> None:
+        self.until = until
 
 
-@dataclass(slots=True)
-class Stop:
+class Stop(Fields):
     """Make no further attempt."""
 
-    reason: str
+    __slots__ = __match_args__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
 
 
 SEND = Send()
@@ -125,6 +130,7 @@ class Call:
                 if events.sinks:
                     events.emit(events.BudgetRefused(policy.name, refused.name, self.attempts))
                 if not retry:
+                    self._over = True
                     raise Refused(refused.name, refused.refusal())
                 return Stop("budget")
             self._in_flight = True
@@ -199,15 +205,16 @@ class Call:
             self._first = now
         if isinstance(outcome, Exception):
             outcome = Outcome(outcome)
-        if isinstance(outcome.error, AttemptTimeout):
-            return OVERLOAD
         outcome.elapsed = now - self._first
         return self.policy.rules.decide(outcome)
 
     def _hinted(self, hint: float, plan: Schedule, own: float) -> float:
         """The hint, with the attempt's own delay on top, spread over enough of the hint."""
+        if not plan.jittered:  # the user's own numbers are taken as they are, and a function is not asked about FAR
+            return hint + own
         ceiling, spread = plan.ceiling(self.attempts), min(hint * HINT_SPREAD, plan.ceiling(FAR))
-        return hint + (own * spread / ceiling if plan.jittered and spread > ceiling > 0 else own)
+        # decorrelated delays that began with an overload may lie above the ceiling of a blip
+        return hint + (min(own, ceiling) / ceiling * spread if spread > ceiling > 0 else own)
 
     def _layered(self, error: Exception | None) -> bool:
         """Did a policy inside this attempt give up on the error already?"""

@@ -142,7 +142,8 @@ class Policy:
 
         plan = Backoff() if backoff is None else schedule(backoff)
         put("name", _typed("name", name, str, "a string"))
-        put("rules", rules(on, unless))
+        put("_given", (matchers("on", on), matchers("unless", unless)))
+        put("rules", rules(*self._given))
         put("known", self.rules.known)
         put("max_attempts", whole("attempts", attempts, least=1))
         put("timeout", None if timeout is None else number("timeout", timeout, above=0))
@@ -160,7 +161,6 @@ class Policy:
         put("clock", given(clock))
         put("rng", rng)
         put("chance", random if rng is None else rng)
-        put("_given", (matchers("on", on), matchers("unless", unless)))
         put("one_clock", clock is None and self.budget.timeline.ambient)
         put("bounded", timeout is not None or attempt_timeout is not None)
         put("reads_results", self.rules.reads_results)
@@ -168,9 +168,7 @@ class Policy:
 
     def _is_plain(self) -> bool:
         """Does a call that succeeds need nothing but its deposit?"""
-        return (
-            not self.bounded and self.gate is None and self.budget.funded_by == "success" and not self.reads_results
-        )
+        return not self.bounded and self.gate is None and self.budget.funded_by == "success" and not self.reads_results
 
     # -- the ways to use it
 

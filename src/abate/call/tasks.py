@@ -74,7 +74,7 @@ async def drive(
                 if policy.bounded:
                     result = await _bounded(machine, clock, function, args, kwargs)
                 else:
-                    result = await function(*args, **kwargs)
+                    result = await _awaitable(function, function(*args, **kwargs))
             except Exception as error:
                 last, now = error, clock.now()
                 action = machine.failed(error, now)
@@ -108,7 +108,7 @@ async def _bounded(
     allowance = machine.allowance(clock.now())
     with deadline(allowance):
         async with clock.within(allowance):
-            return await function(*args, **kwargs)
+            return await _awaitable(function, function(*args, **kwargs))
 
 
 def _awaitable(function: Callable[..., Awaitable[T]], result: Awaitable[T]) -> Awaitable[T]:

@@ -33,7 +33,7 @@ def call(policy: Policy, function: Callable[..., T], args: tuple[Any, ...], kwar
             policy.budget.deposit()
             return _plain(function, result)
         try:
-            return drive(policy, failure, since, function, args, kwargs)
+            return _plain(function, drive(policy, failure, since, function, args, kwargs))
         finally:
             del failure  # its traceback holds this frame: don't hold it back
     return _plain(function, drive(policy, None, 0, function, args, kwargs))

@@ -8,17 +8,19 @@ source below is all that such a call runs; whatever fails goes on in the driver.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
-from inspect import CO_VARARGS, CO_VARKEYWORDS, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from abate.call import tasks, threads
 from abate.call.giveup import give_ups
-from abate.clock import switch
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
+
+# as in `inspect`, which takes longer to import than all of abate
+CO_VARARGS, CO_VARKEYWORDS, CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR = 0x4, 0x8, 0x20, 0x80, 0x200
 
 SOURCE = """\
 {async_}def stand_in({parameters}):
@@ -35,11 +37,11 @@ SOURCE = """\
         del _a_failure
 """
 
+# taking an item of the ledger's run is the deposit; where there is none left, look at the clock
 DEPOSIT = """\
-        if _a_switch.virtual:
-            _a_deposit()
-        elif _a_tick() >= _a_ledger.turn:
-            _a_ledger.look()
+        for _a_taken in _a_ledger.run:
+            return _a_result
+        _a_look()
 """
 
 OWN_CLOCK_DEPOSIT = """\
@@ -51,15 +53,15 @@ def wrap(policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
     """The stand-in for `function`: the same signature and kind, with retries."""
     if not callable(function):
         raise TypeError(f"a policy decorates functions, not {function!r}")
-    called = _called(function)
-    if isgeneratorfunction(called) or isasyncgenfunction(called):
+    flags = _flags(function)
+    if flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
         raise TypeError(
             f"{_name(function)} is a generator function, and what it yielded cannot be taken back: decorate the"
             " function that consumes it, or use the block form inside it"
         )
     if not policy.name:
         policy = policy.replace(name=_name(function))
-    asynchronous = iscoroutinefunction(called)
+    asynchronous = bool(flags & CO_COROUTINE) or _marked_coroutine(function)
     stand_in = (_plain if policy.plain else _full)(policy, function, asynchronous)
     return functools.wraps(function)(stand_in)
 
@@ -89,9 +91,8 @@ def _plain(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> 
         "_a_policy": policy,
         "_a_drive": tasks.drive if asynchronous else threads.drive,
         "_a_give_ups": give_ups,
-        "_a_switch": switch,
         "_a_ledger": timeline.main,
-        "_a_tick": timeline.main.tick,
+        "_a_look": policy.budget.look,
         "_a_deposit": policy.budget.deposit,
         "_a_Exception": Exception,
     }
@@ -151,15 +152,24 @@ def _compiled(signature: _Signature, deposit: str, asynchronous: bool) -> CodeTy
     return compile(source, "<abate stand-in>", "exec")
 
 
-def _called(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What runs when `function` is called: of an object with ``__call__``, that method."""
+def _flags(function: Any) -> int:
+    """The code flags of what runs when `function` is called; none for what is not written in Python."""
     while isinstance(function, functools.partial):
         function = function.func
-    if isinstance(function, (FunctionType, MethodType, BuiltinFunctionType, type)):
-        return function
-    return type(function).__call__
+    for called in (function, type(function).__call__):
+        code = getattr(called, "__code__", None)
+        if code is not None:
+            return int(code.co_flags)
+    return 0
+
+
+def _marked_coroutine(function: Callable[..., Any]) -> bool:
+    """Was a plain function marked as a coroutine function? Whoever did so has imported `inspect`."""
+    inspect = sys.modules.get("inspect")
+    return inspect is not None and inspect.iscoroutinefunction(function)
 
 
 def _name(function: Callable[..., Any]) -> str:
     kind = function if hasattr(function, "__qualname__") else type(function)
-    return f"{kind.__module__}.{kind.__qualname__}"
+    module = getattr(kind, "__module__", None)  # methods of built-in types have none
+    return f"{module}.{kind.__qualname__}" if module else kind.__qualname__

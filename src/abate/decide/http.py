@@ -10,11 +10,12 @@ Every client judges by this one table:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
 from abate.decide.outcome import FATAL, Outcome, Ruling
 from abate.decide.rules import Rule
 from abate.schedule.hints import retry_after
+from abate.values import Value
 
 RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
 OVERLOADED = frozenset({408, 429, 503, 504})
@@ -36,8 +37,10 @@ def judge(status: int, headers: Headers | None = None, *, safe: bool | None = No
     """
     if status < 400:
         return None
-    if status not in RETRYABLE:
-        return FATAL
+    return _again(status, headers, safe) if status in RETRYABLE else FATAL
+
+
+def _again(status: int, headers: Headers | None, safe: bool | None) -> Ruling:
     hint = retry_after(header(headers, "Retry-After"), date=header(headers, "Date"))
     return Ruling(True, "overload" if status in OVERLOADED else "blip", hint, True, safe)
 
@@ -79,21 +82,18 @@ def status(*codes: int) -> Rule:
     return OnStatus(frozenset(codes))
 
 
-@dataclass(frozen=True, slots=True)
 class OnStatus(Rule):
     """Errors that carry one of `codes`."""
 
     codes: frozenset[int]
 
     def judge(self, outcome: Outcome) -> Ruling | None:
-        seen = None if outcome.error is None else _Response.of(outcome.error)
+        seen = _Response.of(outcome.error)
         if seen is None or seen.status not in self.codes:
             return None
-        ruling = judge(seen.status, seen.headers, safe=seen.safe)
-        return ruling if ruling is not None and ruling.retry else Ruling(True, "blip", safe=seen.safe)
+        return _again(seen.status, seen.headers, seen.safe)
 
 
-@dataclass(frozen=True, slots=True)
 class OnTransient(Rule):
     """Errors, or else results, that carry a status, judged by the table."""
 
@@ -105,8 +105,7 @@ class OnTransient(Rule):
         return None if seen is None else judge(seen.status, seen.headers, safe=seen.safe)
 
 
-@dataclass(frozen=True, slots=True)
-class _Response:
+class _Response(Value):
     """What can be read off an error or a response of any HTTP library."""
 
     status: int
@@ -115,32 +114,38 @@ class _Response:
 
     @classmethod
     def of(cls, source: object) -> _Response | None:
-        response = getattr(source, "response", None)
+        response = _read(source, "response")
         carrier = source if response is None else response
         for name in ("status_code", "status", "code"):
-            code = getattr(carrier, name, None)
-            if isinstance(code, int) and 400 <= code <= 599:
-                headers = getattr(carrier, "headers", None)
-                return cls(
-                    code, headers if isinstance(headers, Mapping) or _reads(headers) else None, _safe(source, carrier)
-                )
+            code = _read(carrier, name)
+            if isinstance(code, int) and not isinstance(code, bool):
+                # the first number is the status; aiohttp warns whoever asks on
+                return cls(code, _headers(carrier), _safe(source, carrier)) if 400 <= code <= 599 else None
         return None
 
 
-def _reads(headers: object) -> bool:
+def _read(source: object, name: str) -> Any:
+    """An attribute, or None where there is none or its property raises, as httpx's `request` does when not set."""
+    try:
+        return getattr(source, name, None)
+    except Exception:
+        return None
+
+
+def _headers(carrier: object) -> Headers | None:
+    headers = _read(carrier, "headers")
     # http.client.HTTPMessage reads like a mapping without being one
-    return hasattr(headers, "get") and hasattr(headers, "items")
+    return headers if hasattr(headers, "get") and hasattr(headers, "items") else None
 
 
 def _safe(*carriers: object) -> bool | None:
     """Whether the request behind an error may be repeated; None where the error doesn't show its request."""
     for carrier in carriers:
         for name in ("request", "request_info"):
-            request = getattr(carrier, name, None)
-            method = getattr(request, "method", None)
+            request = _read(carrier, name)
+            method = _read(request, "method")
             if isinstance(method, str):
-                headers = getattr(request, "headers", None)
-                return repeatable(method, headers if _reads(headers) else None)
+                return repeatable(method, _headers(request))
     return None
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 from abate.errors import number
+from abate.values import Fields, Value
 
 
 @final
-@dataclass(slots=True)
-class Outcome:
+class Outcome(Fields):
     """What one attempt produced: an error, or else a result.
 
     `elapsed` is the time since the call's first outcome, in seconds.
@@ -19,13 +18,15 @@ class Outcome:
     0.0
     """
 
-    error: Exception | None = None
-    result: object = None
-    elapsed: float = 0.0
+    __slots__ = __match_args__ = ("error", "result", "elapsed")
+
+    def __init__(self, error: Exception | None = None, result: object = None, elapsed: float = 0.0) -> None:
+        self.error = error
+        self.result = result
+        self.elapsed = elapsed
 
 
-@dataclass(frozen=True, slots=True)
-class Ruling:
+class Ruling(Value):
     """The answer to an outcome: retry or not, why, the server's hint, and whether it may have seen the request.
 
     The reason is ``blip`` (reset, refused, conflict), ``overload`` (429, 503, timeouts) or ``fatal``. `safe` is
@@ -41,7 +42,7 @@ class Ruling:
     reached: bool = True
     safe: bool | None = None
 
-    def __post_init__(self) -> None:
+    def checked(self) -> None:
         if self.hint is not None:
             number("hint", self.hint, least=0, infinite=True)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from abate.decide.outcome import BLIP, FATAL, OVERLOAD, UNREACHED, Outcome, Ruling
-from abate.errors import number
+from abate.errors import AttemptTimeout, number
+from abate.values import Value
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 Verdict: TypeAlias = "Ruling | bool | float | timedelta | None"
 """What a predicate may answer: yes or no, yes with a hint in seconds, or a ruling of its own."""
@@ -21,10 +23,8 @@ MOST_KNOWN = 100
 """How many types of errors one set of rules remembers."""
 
 
-class Rule:
+class Rule(Value):
     """Judges an outcome; subclasses say how. None means: nothing to say, ask the next one."""
-
-    __slots__ = ()
 
     reads_results = False
     """Does the rule look at results? A policy whose rules don't spares the look."""
@@ -34,7 +34,6 @@ class Rule:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
 class OnType(Rule):
     """Errors of one type: a timeout is an overload, anything else a blip."""
 
@@ -45,7 +44,6 @@ class OnType(Rule):
         return nature(error) if isinstance(error, self.kind) else None
 
 
-@dataclass(frozen=True, slots=True)
 class OnError(Rule):
     """Errors for which the user's predicate says so."""
 
@@ -56,7 +54,6 @@ class OnError(Rule):
         return None if error is None else _ruling(self.predicate, self.predicate(error), nature(error))
 
 
-@dataclass(frozen=True, slots=True)
 class OnResult(Rule):
     """Results for which the user's predicate says so."""
 
@@ -70,7 +67,6 @@ class OnResult(Rule):
         return _ruling(self.predicate, self.predicate(outcome.result), BLIP)
 
 
-@dataclass(frozen=True, slots=True)
 class Widened(Rule):
     """What `rule` calls fatal or leaves alone is put to `by` as well, for the first `seconds` of a call."""
 
@@ -89,14 +85,20 @@ class Widened(Rule):
         return ruling
 
 
-@dataclass(frozen=True, slots=True)
 class Rules(Rule):
     """A list of rules: `unless` first, then `on`; the first that answers decides."""
 
     on: tuple[Rule, ...]
     unless: tuple[Rule, ...] = ()
-    known: dict[type, Ruling] = field(default_factory=dict, compare=False, repr=False)
-    """Rulings by type of error, kept where the type alone decides."""
+
+    def checked(self) -> None:
+        self.__dict__["_known"] = {}
+
+    @property
+    def known(self) -> dict[type, Ruling]:
+        """Rulings by type of error, kept where the type alone decides."""
+        kept: dict[type, Ruling] = self.__dict__["_known"]
+        return kept
 
     @property
     def reads_results(self) -> bool:  # type: ignore[override]
@@ -116,9 +118,12 @@ class Rules(Rule):
     def decide(self, outcome: Outcome) -> Ruling:
         """The ruling on an outcome; an error that no rule knows is fatal.
 
-        A group of errors is retried only if every error in it would be: the longest hint counts.
+        A group of errors is retried only if every error in it would be: the longest hint counts. An attempt that
+        was cut off is an overload, whatever the rules say.
         """
         error = outcome.error
+        if isinstance(error, AttemptTimeout):
+            return OVERLOAD
         if isinstance(error, ExceptionGroup):
             return self._decide_group(outcome, error)
         ruling = self.judge(outcome) or FATAL
@@ -198,7 +203,9 @@ def widen(rule: Matcher, *, by: Matcher, seconds: float) -> Rule:
     >>> fresh.judge(Outcome(error=NotFound(), elapsed=5.0)).retry
     False
     """
-    return Widened(_rule(*matchers("rule", rule)), _rule(*matchers("by", by)), number("seconds", seconds, above=0))
+    _check("rule", rule)
+    _check("by", by)
+    return Widened(_rule(rule), _rule(by), number("seconds", seconds, above=0))
 
 
 def nature(error: BaseException | None) -> Ruling:
@@ -250,9 +257,11 @@ def _ruling(predicate: Callable[..., Verdict], verdict: Verdict, yes: Ruling) ->
         return yes
     if isinstance(verdict, Ruling):
         return verdict
-    if isinstance(verdict, timedelta):
-        verdict = verdict.total_seconds()
-    if isinstance(verdict, (int, float)):
-        return Ruling(True, yes.reason, max(0.0, float(verdict)), yes.reached)
     name = getattr(predicate, "__qualname__", repr(predicate))
+    seconds = getattr(verdict, "total_seconds", None)  # of a timedelta, whose module is not worth importing here
+    if seconds is not None:
+        verdict = seconds()
+    if isinstance(verdict, (int, float)):
+        hint = max(0.0, number(f"the answer of the predicate {name}", verdict, infinite=True))
+        return Ruling(True, yes.reason, hint, yes.reached)
     raise TypeError(f"the predicate {name} must answer True, False, seconds, a Ruling or None, not {verdict!r}")

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, Protocol, cast
 
 from abate.errors import choice, number, whole
+from abate.values import Value
 
 Jitter = Literal["full", "equal", "decorrelated", "none"]
 JITTERS: tuple[str, ...] = ("full", "equal", "decorrelated", "none")
@@ -54,8 +54,7 @@ class Schedule(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
+class Backoff(Value):
     """Capped exponential backoff with jitter.
 
     >>> import random
@@ -71,13 +70,16 @@ class Backoff:
     factor: float = 2.0
     jitter: Jitter = "full"
 
-    def __post_init__(self) -> None:
+    def checked(self) -> None:
         base = number("base", self.base, least=0)
         cap = number("cap", self.cap, least=0)
         if cap < base:
             raise ValueError(f"cap must be at least the base of {self.base!r}, not {self.cap!r}")
-        number("factor", self.factor, least=1)
+        factor = number("factor", self.factor, least=1)
         choice("jitter", self.jitter, JITTERS)
+        # as floats: a power of an int has no end, and takes as long as it has digits
+        for name, value in (("base", base), ("cap", cap), ("factor", factor)):
+            object.__setattr__(self, name, value)
 
     @property
     def jittered(self) -> bool:
@@ -113,12 +115,11 @@ class Backoff:
         try:
             ceiling = self.base * factor**power
         except OverflowError:
-            return self.cap
+            return self.cap if self.base else 0.0
         return ceiling if ceiling < self.cap else self.cap
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionSchedule:
+class FunctionSchedule(Value):
     """The user's own function from the retry's number to seconds."""
 
     function: Callable[[int], float]
@@ -134,8 +135,7 @@ class FunctionSchedule:
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class ListSchedule:
+class ListSchedule(Value):
     """The user's own delays, one per retry; the last one is repeated."""
 
     delays: tuple[float, ...]
@@ -161,11 +161,11 @@ def schedule(backoff: Schedule | Callable[[int], float] | Iterable[float]) -> Sc
     >>> schedule(lambda retry: 0.1 * retry).ceiling(3)
     0.30000000000000004
     """
-    if callable(getattr(backoff, "delay", None)):
-        return cast(Schedule, backoff)
     expected = "backoff must be a Backoff, a function of the retry's number, or an iterable of seconds"
     if isinstance(backoff, (str, bytes, type)):
         raise TypeError(f"{expected}, not {backoff!r}")
+    if callable(getattr(backoff, "delay", None)):
+        return cast(Schedule, backoff)
     if callable(backoff):
         return FunctionSchedule(backoff)
     if isinstance(backoff, Iterator):
@@ -183,5 +183,5 @@ def schedule(backoff: Schedule | Callable[[int], float] | Iterable[float]) -> Sc
 def total(plan: Schedule, retries: int) -> float:
     """The most seconds that `retries` retries may wait in all."""
     exact = min(whole("retries", retries, least=0), LONGEST_LIST)
-    settled = plan.ceiling(exact) * (retries - exact) if retries > exact else 0.0
+    settled = plan.ceiling(retries) * (retries - exact) if retries > exact else 0.0
     return math.fsum(plan.ceiling(retry) for retry in range(1, exact + 1)) + settled

@@ -24,7 +24,9 @@ def consistent_jitter(key: object, period: float) -> float:
     from hashlib import blake2b
 
     seconds = number("period", period, above=0)
-    digest = blake2b(key if isinstance(key, bytes) else str(key).encode(), digest_size=8).digest()
+    # a file name may hold what is no text: it is read as it is
+    text = key if isinstance(key, bytes) else str(key).encode(errors="surrogatepass")
+    digest = blake2b(text, digest_size=8).digest()
     share = (int.from_bytes(digest, "big") >> 11) * 2.0**-53
     return min(share * seconds, math.nextafter(seconds, 0.0))
 
@@ -62,29 +64,21 @@ class ticks:
         self._clock = clocks.given(clock)
 
     def __iter__(self) -> Iterator[Tick]:
-        clock = self._clock or clocks.current()
-        grid = _Grid(self._period, self._key, clock)
-        while True:
-            tick = grid.next(clock.now())
-            if (wait := tick.due - clock.now()) > 0:
-                clock.sleep(wait)
-            yield tick
+        return _Grid(self._period, self._key, self._clock or clocks.current())
 
-    async def __aiter__(self) -> AsyncIterator[Tick]:
-        clock = self._clock or clocks.current()
-        grid = _Grid(self._period, self._key, clock)
-        while True:
-            tick = grid.next(clock.now())
-            if (wait := tick.due - clock.now()) > 0:
-                await clock.asleep(wait)
-            yield tick
+    def __aiter__(self) -> AsyncIterator[Tick]:
+        return _Grid(self._period, self._key, self._clock or clocks.current())
 
 
-class _Grid:
-    """The instants ``first + n * period``, each handed out once at most."""
+class _Grid(Iterator[Tick], AsyncIterator[Tick]):
+    """The instants ``first + n * period``, each waited for and handed out once at most.
+
+    Not a generator: an async one that is left by ``break`` has to be closed by hand under trio.
+    """
 
     def __init__(self, period: float, key: object, clock: Clock) -> None:
         now = clock.now()
+        self.clock = clock
         self.period = period
         if key is None:
             self.first = now
@@ -92,6 +86,18 @@ class _Grid:
             self.first = now + (consistent_jitter(key, period) - clock.wall()) % period
         self.count = 0
         self.started = False
+
+    def __next__(self) -> Tick:
+        tick = self.next(self.clock.now())
+        if (wait := tick.due - self.clock.now()) > 0:
+            self.clock.sleep(wait)
+        return tick
+
+    async def __anext__(self) -> Tick:
+        tick = self.next(self.clock.now())
+        if (wait := tick.due - self.clock.now()) > 0:
+            await self.clock.asleep(wait)
+        return tick
 
     def next(self, now: float) -> Tick:
         """The first instant that is not over yet and was not handed out before."""

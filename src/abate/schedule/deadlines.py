@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from types import TracebackType
+from typing import NamedTuple
 
 from abate import clock
 from abate.errors import number
 
-_due: ContextVar[float | None] = ContextVar("abate_deadline", default=None)
+
+class _Due(NamedTuple):
+    """An instant, and what stood around it. The context holds both, so that one `deadline` serves many."""
+
+    instant: float
+    outer: _Due | None
+
+
+_due: ContextVar[_Due | None] = ContextVar("abate_deadline", default=None)
 
 
 class deadline:
@@ -23,26 +32,27 @@ class deadline:
     True
     """
 
-    __slots__ = ("_seconds", "_tokens")
+    __slots__ = ("_seconds",)
 
     def __init__(self, seconds: float) -> None:
         self._seconds = number("deadline", seconds, least=0)
-        self._tokens: list[Token[float | None]] = []
 
     def __enter__(self) -> deadline:
         instant, outer = clock.current().now() + self._seconds, _due.get()
-        self._tokens.append(_due.set(instant if outer is None else min(instant, outer)))
+        _due.set(_Due(instant if outer is None else min(instant, outer.instant), outer))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _due.reset(self._tokens.pop())
+        here = _due.get()
+        if here is not None:  # a generator may be closed in another context than the one that entered
+            _due.set(here.outer)
 
     def remaining(self) -> float:
-        """Seconds left here, never below zero; all of them before the block is entered."""
+        """Seconds left here, never below zero; before the block is entered, what there would be."""
         left = remaining()
-        return self._seconds if left is None else left
+        return self._seconds if left is None else min(self._seconds, left)
 
 
 def remaining() -> float | None:
@@ -52,7 +62,7 @@ def remaining() -> float | None:
     True
     """
     here = _due.get()
-    return None if here is None else max(0.0, here - clock.current().now())
+    return None if here is None else max(0.0, here.instant - clock.current().now())
 
 
 def shorter(seconds: float | None) -> float | None:
@@ -60,5 +70,5 @@ def shorter(seconds: float | None) -> float | None:
     here = _due.get()
     if here is None:
         return seconds
-    left = max(0.0, here - clock.current().now())
+    left = max(0.0, here.instant - clock.current().now())
     return left if seconds is None else min(left, seconds)

@@ -29,7 +29,7 @@ def retry_after(value: str | None, *, now: float | None = None, date: str | None
         return None
     text = value.strip()
     if text.isascii() and text.isdigit():
-        return LONGEST if len(text) > 9 else min(float(text), LONGEST)
+        return min(float(text), LONGEST)  # too many digits make it infinite, never an error
     asked = _instant(text)
     if asked is None:
         return None
@@ -48,9 +48,10 @@ def pushback(value: str | None) -> float | None:
     if value is None:
         return None
     text = value.strip()
-    if not (text.isascii() and text.isdigit()) or len(text) > 12:
+    if not (text.isascii() and text.isdigit()):
         return STOP
-    return int(text) / 1000.0
+    seconds = float(text) / 1000.0
+    return seconds if seconds <= LONGEST else STOP
 
 
 def _instant(text: str) -> float | None:

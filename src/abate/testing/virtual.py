@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from contextvars import Token
 from itertools import count
@@ -48,7 +48,7 @@ class VirtualClock:
         self._jumping = False
         self._loop: object = None
         self._tokens: list[Token[ContextClock | None]] = []
-        self.states: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        self.states: MutableMapping[Any, Any] = WeakKeyDictionary()
         self.waits: list[float] = []
 
     def now(self) -> float:

@@ -1,0 +1,67 @@
+"""Small values: what `dataclasses` makes, without its import time (it brings `inspect`, and compiles each class)."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, dataclass_transform
+
+
+class Fields:
+    """Compares and shows an object by the fields named in ``__match_args__``."""
+
+    __slots__ = ()
+    __match_args__: tuple[str, ...] = ()
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple([getattr(self, name) for name in self.__match_args__])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fields) and type(self) is type(other) and self._values() == other._values()
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__match_args__)
+        return f"{type(self).__name__}({shown})"
+
+
+@dataclass_transform(frozen_default=True)
+class Value(Fields):
+    """A frozen value. Its annotations are its fields, in order; a value given to one in the class is its default.
+
+    `checked` is called at construction, for subclasses that have something to refuse.
+
+    >>> class Point(Value):
+    ...     x: float
+    ...     y: float = 0.0
+    >>> Point(1.0), Point(1.0) == Point(x=1.0, y=0.0)
+    (Point(x=1.0, y=0.0), True)
+    """
+
+    def __init_subclass__(cls) -> None:
+        own = cls.__dict__.get("__annotations__", ())  # noqa: RUF063  (inspect is what is to be spared)
+        cls.__match_args__ = (*cls.__match_args__, *own)  # type: ignore[misc]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        names = self.__match_args__
+        values = dict(zip(names, args, strict=False))
+        if len(args) > len(names) or not values.keys().isdisjoint(kwargs):
+            raise TypeError(f"{type(self).__name__} takes {', '.join(names)}, each once, not {args!r} and {kwargs!r}")
+        values.update(kwargs)
+        for name in values:
+            if name not in names:
+                raise TypeError(f"{type(self).__name__} has no {name!r}; it has {', '.join(names)}")
+        for name in names:
+            if name not in values and not hasattr(type(self), name):
+                raise TypeError(f"{type(self).__name__} needs a value for {name!r}")
+        self.__dict__.update(values)
+        self.checked()
+
+    def checked(self) -> None:
+        """Refuse what cannot be: raise an error that names the value and what was expected."""
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a {type(self).__name__} is frozen: {name!r} cannot be set")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a {type(self).__name__} is frozen: {name!r} cannot be deleted")

@@ -1,0 +1,267 @@
+"""The budget's arithmetic: against a model that keeps every event, exactly, and what it refuses to be made of."""
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from abate import Budget, Policy
+from abate.admit.window import SLOTS
+from abate.testing import Script, VirtualClock
+
+RATIOS = [0.0, 0.1, 0.2, 0.29, 0.3, 0.5, 0.6, 0.7, 0.999, 1.0, 1.5, 1 / 3, 2 / 3, 1 / 7]
+RESERVES = [0.0, 0.01, 0.1, 0.3, 1 / 3, 1.0, 2.5, 10.0]
+WINDOWS = [0.001, 0.05, 0.3, 1.0, 3.0, 7.0, 10.0, 12.5, 60.0]
+
+
+def meant(number):
+    """The number that a float was written for: 0.29 is 29/100, and 1/3 a third."""
+    return Fraction(number).limit_denominator(1000)
+
+
+class Model:
+    """A slow budget: every event with its slot, in exact numbers."""
+
+    def __init__(self, ratio, reserve, window, clock):
+        self.ratio, self.reserved = meant(ratio), meant(reserve) * meant(window)
+        self.width, self.clock = window / SLOTS, clock
+        self.deposits, self.withdrawals = [], []
+
+    @property
+    def slot(self):
+        return int(self.clock.now() / self.width)
+
+    def counted(self, events):
+        return [slot for slot in events if slot > self.slot - SLOTS]
+
+    def balance(self):
+        earned = self.ratio * len(self.counted(self.deposits))
+        return self.reserved + earned - len(self.counted(self.withdrawals))
+
+    def deposit(self):
+        self.deposits.append(self.slot)
+
+    def try_withdraw(self):
+        allowed = self.balance() >= 1
+        if allowed:
+            self.withdrawals.append(self.slot)
+        return allowed
+
+    def refund(self):
+        if self.counted(self.withdrawals):
+            self.withdrawals.pop()
+
+
+class AgainstEveryEvent(RuleBasedStateMachine):
+    """Deposits, withdrawals, refunds and time in any order: the budget says what the model says."""
+
+    @initialize(
+        ratio=st.sampled_from(RATIOS),
+        reserve=st.sampled_from(RESERVES),
+        window=st.sampled_from(WINDOWS),
+        start=st.sampled_from([0.0, 0.1, 123456.789]),
+    )
+    def begin(self, ratio, reserve, window, start):
+        self.clock = VirtualClock(start)
+        self.window = window
+        self.budget = Budget(ratio, reserve, window, clock=self.clock)
+        self.model = Model(ratio, reserve, window, self.clock)
+
+    @rule(times=st.integers(1, 20))
+    def deposit(self, times):
+        for _ in range(times):
+            self.budget.deposit()
+            self.model.deposit()
+
+    @rule(times=st.integers(1, 12), told=st.booleans())
+    def withdraw(self, times, told):
+        now = self.clock.now() if told else None
+        for _ in range(times):
+            assert self.budget.try_withdraw(now) is self.model.try_withdraw()
+
+    @rule()
+    def refund(self):
+        self.budget.refund()
+        self.model.refund()
+
+    @rule()
+    def balance(self):
+        # not an invariant: a look at the balance would tidy up what the other rules are to leave behind
+        assert self.budget.balance() == float(self.model.balance())
+
+    @rule(slots=st.one_of(st.integers(0, 2 * SLOTS), st.floats(0, 2.5), st.floats(0, 1.2 * SLOTS)))
+    def advance(self, slots):
+        self.clock.advance(slots * self.window / SLOTS)
+
+    def teardown(self):
+        if hasattr(self, "budget"):
+            self.balance()
+
+
+TestAgainstEveryEvent = AgainstEveryEvent.TestCase
+TestAgainstEveryEvent.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
+
+
+@settings(deadline=None)
+@given(percent=st.integers(0, 300), deposits=st.integers(0, 500))
+def test_a_ratio_is_exact_however_many_deposits(percent, deposits):
+    """So many deposits at so many percent allow the whole part of their product, not one less."""
+    budget = Budget(ratio=percent / 100, reserve=0, clock=VirtualClock())
+    for _ in range(deposits):
+        budget.deposit()
+    allowed = percent * deposits // 100
+    assert all(budget.try_withdraw() for _ in range(allowed))
+    assert not budget.try_withdraw()
+    assert budget.balance() == (percent * deposits - 100 * allowed) / 100
+
+
+@pytest.mark.parametrize(
+    ("ratio", "deposits", "allowed"),
+    [(0.6, 5, 3), (0.1, 10, 1), (0.1, 30, 3), (0.29, 100, 29), (1 / 3, 3, 1), (1 / 3, 300, 100), (0.7, 10, 7)],
+)
+def test_ratios_that_floats_miss(ratio, deposits, allowed):
+    """Where a sum of floats falls short of the whole number, the budget doesn't."""
+    budget = Budget(ratio=ratio, reserve=0, clock=VirtualClock())
+    for _ in range(deposits):
+        budget.deposit()
+    assert [budget.try_withdraw() for _ in range(allowed + 1)] == [True] * allowed + [False]
+
+
+def test_the_reserve_is_per_second_of_the_window():
+    """A reserve of 0.3 per second over 10 seconds allows three retries with no deposit at all, and three more later."""
+    clock = VirtualClock()
+    budget = Budget(ratio=0.2, reserve=0.3, window=10, clock=clock)
+    assert [budget.try_withdraw() for _ in range(4)] == [True, True, True, False]
+    clock.advance(10.0)
+    assert [budget.try_withdraw() for _ in range(4)] == [True, True, True, False]
+
+
+def test_a_withdrawal_expires_with_its_window_and_a_refund_is_at_once():
+    """What was spent comes back when its slot has left the window; what was refunded comes back now."""
+    clock = VirtualClock()
+    budget = Budget(ratio=0, reserve=0.1, window=10, clock=clock)
+    assert budget.try_withdraw()
+    assert not budget.try_withdraw()
+    budget.refund()
+    assert budget.try_withdraw()
+    clock.advance(9.8)
+    assert not budget.try_withdraw()
+    clock.advance(0.2)
+    assert budget.try_withdraw()
+
+
+def test_a_refund_of_nothing_earns_nothing():
+    """Refunds without a withdrawal leave the balance alone."""
+    budget = Budget(ratio=0, reserve=0.1, window=10, clock=VirtualClock())
+    budget.refund()
+    assert budget.balance() == 1.0
+
+
+def test_a_debt_is_paid_off_before_anything_is_allowed():
+    """When deposits expire before the withdrawals they paid for, the balance is below zero, and says so."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=0, window=10, clock=clock)
+    budget.deposit()
+    clock.advance(5.0)
+    assert budget.try_withdraw()
+    clock.advance(5.0)
+    assert budget.balance() == -1.0
+    budget.deposit()
+    assert not budget.try_withdraw()
+    budget.deposit()
+    assert budget.try_withdraw()
+
+
+def test_successes_fund_by_default():
+    """A first attempt is free and pays nothing in; what the server took does; a retry is paid for."""
+    budget = Budget(ratio=1, reserve=0, clock=VirtualClock())
+    assert budget.enter(retry=False) is None
+    assert budget.balance() == 0.0
+    assert budget.enter(retry=True) is budget
+    budget.leave(accepted=False)
+    assert budget.enter(retry=True) is budget
+    budget.leave(accepted=True)
+    assert budget.enter(retry=True) is None
+    assert budget.balance() == 0.0
+
+
+def test_requests_fund_if_told_to():
+    """Then the first attempt pays in when it enters, and its success pays nothing more."""
+    budget = Budget(ratio=1, reserve=0, funded_by="request", clock=VirtualClock())
+    assert budget.enter(retry=False) is None
+    assert budget.balance() == 1.0
+    budget.leave(accepted=True)
+    assert budget.balance() == 1.0
+    assert budget.enter(retry=True) is None
+    assert budget.enter(retry=True) is budget
+
+
+def test_empty_admits_no_retry():
+    """Whatever succeeds."""
+    budget = Budget.empty()
+    for _ in range(1000):
+        budget.deposit()
+    assert not budget.try_withdraw()
+    assert budget.balance() == 0.0
+    assert budget.name == "empty budget"
+
+
+def test_unlimited_admits_every_retry():
+    """Without counting any: its balance is infinite, and a refund is nothing."""
+    budget = Budget.unlimited()
+    assert all(budget.try_withdraw() for _ in range(1000))
+    budget.refund()
+    budget.deposit()
+    assert budget.balance() == math.inf
+    assert budget.refusal() == "its balance of inf retries is spent"
+
+
+@pytest.mark.parametrize("wrong", [-1, -0.001, math.nan, -math.inf, 10**400])
+@pytest.mark.parametrize("name", ["ratio", "reserve", "window"])
+def test_numbers_out_of_range_are_refused_by_name(name, wrong):
+    """Negative, not a number, or too large for a float."""
+    with pytest.raises(ValueError, match=f"{name} must be a number at least"):
+        Budget(**{name: wrong})
+
+
+@pytest.mark.parametrize("wrong", [True, "1", None, 1j])
+@pytest.mark.parametrize("name", ["ratio", "reserve", "window"])
+def test_what_is_no_number_is_refused_by_name(name, wrong):
+    """Neither a bool, nor text that looks like a number."""
+    with pytest.raises(TypeError, match=f"{name} must be a number at least"):
+        Budget(**{name: wrong})
+
+
+@pytest.mark.parametrize("settings", [{"window": 0}, {"window": 0.0009}, {"window": math.inf}, {"ratio": math.inf}])
+def test_a_window_too_short_and_infinities_are_refused(settings):
+    """Only the reserve may be infinite."""
+    with pytest.raises(ValueError, match="must be a number at least"):
+        Budget(**settings)
+
+
+@pytest.mark.parametrize("wrong", ["retries", "", None, 1, ["success"]])
+def test_an_unknown_funding_is_refused_by_name(wrong):
+    """It lists what there is."""
+    with pytest.raises(ValueError, match="funded_by must be one of 'success', 'request'"):
+        Budget(funded_by=wrong)
+
+
+def test_a_budget_tells_what_it_is_made_of():
+    """Its text, its settings, and the reason of a refusal."""
+    budget = Budget(ratio=0.25, reserve=0.05, window=10, funded_by="request", clock=VirtualClock(), name="mine")
+    assert repr(budget) == "Budget(ratio=0.25, reserve=0.05, window=10, funded_by='request')"
+    assert budget.settings() == (0.25, 0.05, 10.0, "request")
+    assert budget.settings() == Budget(ratio=0.25, reserve=0.05, window=10, funded_by="request").settings()
+    assert budget.refusal() == "its balance of 0.5 retries is spent"
+    assert budget.name == "mine"
+
+
+def test_a_policy_spends_and_earns():
+    """Two retries of a policy take two, and its success earns one deposit."""
+    with VirtualClock():
+        budget = Budget(ratio=0.5, reserve=1, window=10)
+        Policy(on=OSError, budget=budget).call(Script(OSError(), OSError(), "fine"))
+        assert budget.balance() == 10 - 2 + 0.5

@@ -1,0 +1,184 @@
+"""The deposit of decorated functions: without a lock, mostly without a look at the clock, and none is lost."""
+
+import gc
+import tracemalloc
+from itertools import repeat
+from operator import length_hint
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from abate import Budget, Policy
+from abate.admit.budget import SKIP
+from abate.admit.window import SLOTS
+from abate.clock import switch
+from abate.testing import VirtualClock
+
+
+def hot(ledger):
+    """A deposit as decorated functions make it: an item of the run, or a look at the clock where there is none."""
+    for _ in ledger.run:
+        return
+    ledger.look()
+
+
+def stream(clock, ledger, pauses):
+    """Deposit after each of these pauses; the slots in which that was, in a window of a second each."""
+    slots = []
+    for pause in pauses:
+        clock.advance(pause)
+        hot(ledger)
+        slots.append(int(clock.now()))
+    return slots
+
+
+def counted(slots, clock, early=0):
+    """How many of these slots are in the window; if each were so many slots earlier."""
+    return sum(slot - early > int(clock.now()) - SLOTS for slot in slots)
+
+
+@settings(deadline=None, max_examples=30)
+@given(per_slot=st.integers(1, 300), slots=st.floats(0.5, 20), later=st.floats(0, SLOTS))
+def test_a_steady_stream_of_decorated_calls_is_counted_within_a_slot(per_slot, slots, later):
+    """At any rate, every deposit counts until its slot leaves the window, or the slot before."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
+    ledger = budget.timeline.main
+    made = stream(clock, ledger, [1 / per_slot] * int(per_slot * slots))
+    ledger.look()  # where the stream goes on, the next look comes within the slot
+    made.append(int(clock.now()))
+    clock.advance(later)
+    assert counted(made, clock, 1) <= budget.balance() <= counted(made, clock)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    per_slot=st.integers(1, 300),
+    slots=st.floats(0.5, 5),
+    gaps=st.lists(st.floats(0, 30), max_size=50),
+    later=st.floats(0, SLOTS),
+)
+def test_when_a_stream_stops_short_at_most_a_quarter_of_a_slot_is_older(per_slot, slots, gaps, later):
+    """Then what goes by without a look is counted as older than it is, never as younger, and the rest within a slot."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
+    made = stream(clock, budget.timeline.main, [1 / per_slot] * int(per_slot * slots) + gaps)
+    clock.advance(later)
+    older = (per_slot + 1 + len(gaps)) // 4
+    assert counted(made, clock, 1) - older <= budget.balance() <= counted(made, clock)
+
+
+def test_however_busy_a_slot_only_so_many_go_by_without_a_look():
+    """At most `SKIP` deposits, also after a slot of many thousands."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
+    ledger = budget.timeline.main
+    stream(clock, ledger, [0.0] * 5 * SKIP)
+    clock.advance(1.0)
+    hot(ledger)
+    assert length_hint(ledger.run) == SKIP
+    clock.advance(500.0)
+    stream(clock, ledger, [0.0] * (SKIP + 7))
+    assert budget.balance() == 7
+
+
+@pytest.fixture
+def no_virtual_time_yet():
+    """As if no virtual clock had been entered in this process."""
+    before, switch.virtual = switch.virtual, False
+    yield
+    switch.virtual = before
+
+
+def test_decorated_calls_deposit_in_real_time(no_virtual_time_yet):
+    """Each success of a decorated function is a deposit, with and without a look at the clock."""
+    budget = Budget(ratio=1, reserve=0, window=86400)
+    work = Policy(on=OSError, budget=budget)(int)
+    for _ in range(10):
+        work()
+    budget.timeline.main._skip = 4  # as after a busy slot
+    for _ in range(10):
+        work()
+    assert budget.balance() == 20
+
+
+def test_the_first_virtual_clock_ends_the_runs(no_virtual_time_yet):
+    """From then on every decorated call asks which clock rules; what had run until then counts."""
+    budget = Budget(ratio=1, reserve=0, window=86400)
+    work = Policy(on=OSError, budget=budget)(int)
+    budget.timeline.main._skip = 100
+    for _ in range(10):
+        work()
+    assert length_hint(budget.timeline.main.run) == 91
+    with VirtualClock():
+        work()
+        assert budget.balance() == 1
+    work()
+    assert budget.balance() == 11
+
+
+def test_a_rare_deposit_looks_at_the_clock_each_time():
+    """Up to three in a slot, each is counted in its own slot exactly."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
+    for _ in range(SLOTS):
+        for _ in range(3):
+            hot(budget.timeline.main)
+        clock.advance(1.0)
+    for left in range(SLOTS - 1, 0, -1):
+        assert budget.balance() == 3 * left
+        clock.advance(1.0)
+
+
+def test_a_busy_stream_looks_at_the_clock_about_four_times_a_slot():
+    """A hundred deposits per slot read the clock eight times a slot at most, and twice at least."""
+    clock, looks = VirtualClock(), []
+
+    def now():
+        looks.append(1)
+        return clock.now()
+
+    budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=now)
+    for _ in range(100 * 20):
+        clock.advance(0.01)
+        hot(budget.timeline.main)
+    looks.clear()
+    for _ in range(100 * 20):
+        clock.advance(0.01)
+        hot(budget.timeline.main)
+    assert 2 * 20 <= len(looks) <= 8 * 20
+
+
+def busy(clock):
+    """A budget with a million deposits in its window, ever faster."""
+    budget = Budget(ratio=0.2, reserve=10, window=10, clock=clock)
+    ledger = budget.timeline.main
+    for _ in repeat(None, 1_000_000):
+        for _ in ledger.run:
+            break
+        else:
+            clock.advance(0.009)
+            ledger.look()
+    budget.try_withdraw()
+    return budget
+
+
+def test_a_million_deposits_take_no_more_memory_than_one():
+    """A budget that is full of deposits, over all of its window, holds below 2.5 KB."""
+    sizes = []
+    for _ in range(3):  # what is made once and for all, here or elsewhere, is not the budget's
+        clock = VirtualClock()
+        gc.collect()
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            budget = busy(clock)
+            gc.collect()
+            sizes.append(tracemalloc.get_traced_memory()[0] - before)
+        finally:
+            tracemalloc.stop()
+        assert clock.now() < 10.0
+        assert budget.balance() == 10 * 10 + 0.2 * 1_000_000 - 1
+    print(sizes)
+    assert min(sizes) <= 2560

@@ -1,0 +1,255 @@
+"""One budget, many threads, clocks and processes: nothing lost, nothing spent twice, no lock left behind."""
+
+import gc
+import os
+import weakref
+
+import pytest
+
+from abate import Budget
+from abate.admit import timeline
+from abate.admit.budget import NOTHING
+from abate.testing import VirtualClock
+
+
+def frozen():
+    """A time that stands still makes the allowance exact, however the threads take turns."""
+    return 1000.0
+
+
+def deposit(budget, hot):
+    """Deposit by the method, or as decorated functions do."""
+    if hot:
+        for _ in budget.timeline.main.run:
+            return
+        budget.timeline.main.look()
+    else:
+        budget.deposit()
+
+
+def drain(budget):
+    """Withdraw until it is refused: how often it was allowed."""
+    taken = 0
+    while budget.try_withdraw():
+        taken += 1
+    return taken
+
+
+def test_no_deposit_is_lost(together):
+    """Eight threads deposit by both ways, and others look in between: all of it counts."""
+    budget = Budget(ratio=1, reserve=0, clock=frozen)
+    budget.timeline.main._skip = 20  # as after a busy slot
+
+    def work(place):
+        for n in range(300):
+            deposit(budget, hot=place % 2)
+            if n % 50 == place:
+                budget.balance()
+
+    together(work)
+    assert budget.balance() == 8 * 300
+
+
+def test_no_deposit_is_lost_while_time_moves(together):
+    """The same while slots end all the time, within one window."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=0, window=1000, clock=clock)
+
+    def work(place):
+        for _ in range(300):
+            clock.advance(0.3)
+            deposit(budget, hot=place % 2)
+
+    together(work)
+    assert budget.balance() == 8 * 300
+
+
+@pytest.mark.parametrize("round_", range(5))
+def test_withdrawals_reach_the_allowance_exactly(together, round_):
+    """Eight threads that spend a reserve get all of it together, and not one more."""
+    budget = Budget(ratio=0, reserve=500, window=1, clock=frozen)
+    assert sum(together(lambda place: drain(budget))) == 500
+    assert budget.balance() == 0.0
+
+
+def test_withdrawals_reach_the_allowance_exactly_while_others_look(together):
+    """A look at the balance between a draw and its check takes nothing away from the one who drew."""
+    budget = Budget(ratio=0, reserve=500, window=1, clock=frozen)
+
+    def work(place):
+        if place % 2:
+            return drain(budget)
+        for _ in range(200):
+            budget.balance()
+        return 0
+
+    assert sum(together(work)) == 500
+    assert budget.balance() == 0.0
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.0])
+def test_withdrawals_never_exceed_what_deposits_have_earned(together, ratio):
+    """Each thread deposits and withdraws in turn: never more than was earned, and each is counted."""
+    budget = Budget(ratio=ratio, reserve=0, clock=frozen)
+
+    def work(place):
+        taken = 0
+        for _ in range(300):
+            budget.deposit()
+            taken += budget.try_withdraw()
+        return taken
+
+    taken = sum(together(work))
+    assert taken <= ratio * 8 * 300
+    # a thread that slept over several looks may have paid for nothing, but nobody was let through unpaid
+    assert budget.balance() <= ratio * 8 * 300 - taken
+
+
+def test_refunds_give_back_what_was_taken(together):
+    """Threads that take one and return it leave the budget as it was."""
+    budget = Budget(ratio=0, reserve=10, window=1, clock=frozen)
+
+    def work(place):
+        for _ in range(200):
+            assert budget.try_withdraw()
+            budget.refund()
+
+    together(work)
+    assert budget.balance() == 10.0
+
+
+@pytest.mark.parametrize("folds", [1, 2, 5])
+def test_a_number_that_a_fold_has_paid_for_is_not_paid_for_again(folds):
+    """Who drew a prepaid number and was overtaken before it looked is let through at no further cost."""
+    budget = Budget(ratio=0, reserve=9, window=1, clock=frozen)
+    ledger = budget.timeline.main
+    number = next(ledger.draw)
+    for fold in range(folds):
+        assert budget.balance() == 8.0 - fold
+        assert budget.try_withdraw()
+    assert number not in ledger.prepaid
+    assert ledger.withdraw(number)
+    assert budget.balance() == 8.0 - folds
+
+
+def test_who_slept_while_the_balance_was_spent_and_earned_again_is_no_burden_to_others():
+    """At worst it pays twice: it is never let through unpaid."""
+    clock = VirtualClock()
+    budget = Budget(ratio=0, reserve=2, window=1, clock=clock)
+    ledger = budget.timeline.main
+    number = next(ledger.draw)
+    for _ in range(3):
+        drain(budget)
+        clock.advance(1.0)
+    assert ledger.withdraw(number)
+    assert drain(budget) == 1
+
+
+def test_a_virtual_clock_has_a_ledger_of_its_own():
+    """What is spent and earned in virtual time leaves real time untouched, and one clock the other."""
+    budget = Budget(ratio=1, reserve=1, window=2)
+    with VirtualClock():
+        assert drain(budget) == 2
+        assert budget.balance() == 0.0
+        with VirtualClock():
+            budget.deposit()
+            assert budget.balance() == 3.0
+        assert budget.balance() == 0.0
+    assert budget.balance() == 2.0
+
+
+def test_a_virtual_clock_is_found_again():
+    """A clock that is entered a second time goes on with what it had counted."""
+    budget = Budget(ratio=1, reserve=1, window=2)
+    clock = VirtualClock()
+    with clock:
+        assert drain(budget) == 2
+    with clock:
+        assert not budget.try_withdraw()
+        clock.advance(2.0)
+        assert drain(budget) == 2
+
+
+def test_a_clock_of_its_own_rules_in_every_context():
+    """A budget with ``clock=`` follows that clock, also where the context has entered another."""
+    mine = VirtualClock()
+    budget = Budget(ratio=1, reserve=1, window=1, clock=mine)
+    with VirtualClock() as other:
+        assert drain(budget) == 1
+        other.advance(100.0)
+        assert not budget.try_withdraw()
+    assert not budget.try_withdraw()
+    mine.advance(1.0)
+    assert budget.try_withdraw()
+
+
+def test_a_ledger_goes_with_its_clock():
+    """A budget that lives on keeps no ledger of virtual clocks that are gone."""
+    budget = Budget()
+    with VirtualClock() as clock:
+        budget.deposit()
+        ledger = weakref.ref(budget.timeline.here())
+    del clock
+    gc.collect()
+    assert ledger() is None
+
+
+def test_a_child_is_free_of_a_lock_that_was_held(in_child):
+    """A fork while somebody holds the budget's lock: the child reads, spends and earns."""
+    budget = Budget(ratio=1, reserve=2, window=1, clock=frozen)
+    budget.deposit()
+
+    def child():
+        before = budget.balance()
+        budget.deposit()
+        return before, drain(budget), budget.balance()
+
+    with budget.timeline.main.lock:
+        assert in_child(child) == (3.0, 4, 0.0)
+    assert budget.balance() == 3.0
+
+
+def test_children_of_a_fork_in_mid_use_count_on(in_child, beside):
+    """While a thread hammers the budget: in each child the balance is that of a recount, and goes on from there."""
+    budget = Budget(ratio=1, reserve=0, clock=frozen)
+    ledger = budget.timeline.main
+    made, parent = [0, 0], os.getpid()
+
+    def hammer():
+        budget.deposit()
+        made[0] += 1
+        budget.deposit()
+        made[0] += 1
+        made[1] += budget.try_withdraw()
+        budget.balance()
+
+    def child():
+        assert os.getpid() != parent
+        before = budget.balance()
+        recount = sum(ledger.deposits._ring) - sum(ledger.withdrawals._ring)
+        for _ in range(5):
+            budget.deposit()
+        budget.try_withdraw()
+        return made[0] - made[1], before, recount, budget.balance()
+
+    beside(hammer)
+    for _ in range(20):
+        expected, before, recount, after = in_child(child)
+        assert before == recount
+        assert after == before + 4
+        # the thread may have been anywhere between an operation and its note of it, or within a fold
+        assert expected - 2 <= before <= expected + 2
+
+
+def test_what_a_child_does_first_mends_a_ledger():
+    """The same in this process, step by step: a new lock, the totals counted anew, the numbers drawn kept."""
+    budget = Budget(ratio=1, reserve=2, window=1, clock=frozen)
+    budget.deposit()
+    assert budget.try_withdraw()
+    ledger = budget.timeline.main
+    ledger.lock.acquire()
+    ledger.deposits.total = ledger.withdrawals.total = 77  # as if a thread had been stopped half-way
+    ledger.prepaid = NOTHING
+    timeline._mend_in_child()
+    assert not ledger.lock.locked()
+    assert budget.balance() == 2.0

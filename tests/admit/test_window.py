@@ -1,0 +1,103 @@
+"""A count over a sliding window, against one that keeps every event."""
+
+from math import floor, inf, nextafter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from abate.admit.window import MOST, SLOTS, Window
+
+SECONDS = st.sampled_from([0.001, 0.3, 1.0, 7.0, 10.0, 33.3, 120.0])
+STARTS = st.sampled_from([0.0, 0.1, 1e5, 86400.0 * 365, -3.0])
+
+
+class AgainstEvents(RuleBasedStateMachine):
+    """Every count is kept with its slot, in a dict; what is a whole window behind is gone."""
+
+    @initialize(seconds=SECONDS, start=STARTS)
+    def begin(self, seconds, start):
+        self.seconds, self.now = seconds, start
+        self.window = Window(seconds, start)
+        self.counts = {}
+
+    @property
+    def slot(self):
+        return floor(self.now / (self.seconds / SLOTS))
+
+    @rule(count=st.integers(0, 5))
+    def add(self, count):
+        self.window.add(count)
+        self.counts[self.slot] = self.counts.get(self.slot, 0) + count
+
+    @rule()
+    def take_back(self):
+        self.window.take_back()
+        counted = [slot for slot, count in self.counts.items() if count]
+        if counted:
+            self.counts[max(counted)] -= 1
+
+    @rule(slots=st.one_of(st.floats(0, 3), st.floats(0, 2.5 * SLOTS), st.integers(0, 2 * SLOTS)))
+    def roll(self, slots):
+        before = self.slot
+        self.now += slots * self.seconds / SLOTS
+        assert self.window.roll(self.now) == self.slot - before
+        self.counts = {slot: count for slot, count in self.counts.items() if slot > self.slot - SLOTS}
+
+    @rule(seconds=st.floats(0, 100))
+    def roll_back(self, seconds):
+        """A clock that goes back opens no slot and forgets nothing."""
+        assert self.window.roll(self.now - seconds) == 0
+
+    @precondition(lambda self: self.counts)
+    @rule(wrong=st.integers(-9, 9))
+    def recount(self, wrong):
+        """A total that was left half-way is mended."""
+        self.window.total += wrong
+        self.window.recount()
+
+    @invariant()
+    def the_same_is_counted(self):
+        assert self.window.total == sum(self.counts.values())
+        assert self.window.latest == self.counts.get(self.slot, 0)
+        assert self.now < self.window.end
+
+
+TestAgainstEvents = AgainstEvents.TestCase
+TestAgainstEvents.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+
+
+@settings(deadline=None, max_examples=300)
+@given(seconds=SECONDS, slot=st.integers(-1000, 10**9))
+def test_the_end_is_the_first_instant_of_the_next_slot(seconds, slot):
+    """The end and the division agree to the last digit, so that nothing is counted in a slot that has ended."""
+    width = seconds / SLOTS
+    window = Window(seconds, (slot + 0.5) * width)
+    opened = floor((slot + 0.5) * width / width)
+    assert floor(window.end / width) > opened
+    assert floor(nextafter(window.end, -inf) / width) == opened
+
+
+@settings(deadline=None, max_examples=200)
+@given(start=st.floats(0, 1e4), age=st.floats(0, 20))
+def test_an_event_is_forgotten_at_most_one_slot_before_its_time_and_never_after_it(start, age):
+    """It counts until the window has passed but for one slot, and not when the window has passed."""
+    window = Window(10.0, start)
+    window.add(1)
+    window.roll(start + age)
+    # the sums of floats may be off by a little
+    if age < 10.0 - 10.0 / SLOTS - 1e-6:
+        assert window.total == 1
+    elif age > 10.0 + 1e-6:
+        assert window.total == 0
+
+
+def test_a_slot_that_is_full_counts_no_further():
+    """What no slot can hold is not counted, rather than an error in the middle of a call."""
+    window = Window(10.0, 0.0)
+    window.add(MOST - 1)
+    window.add(5)
+    assert window.total == window.latest == MOST
+    window.roll(10.0 / SLOTS)
+    window.add(5)
+    assert window.total == MOST + 5

@@ -1,0 +1,180 @@
+"""What the tests of calls share: every way to make a call, budgets and gates that keep count, chance that is none."""
+
+import asyncio
+import functools
+
+import pytest
+import trio
+
+from abate import Budget, Gate
+from abate.call import machine
+from abate.testing import VirtualClock
+
+LOOPS = ("threads", "asyncio", "trio")
+FORMS = ("call", "decorated", "block")
+
+
+class Way:
+    """One way to make a call: in a thread, under asyncio or trio; by call, decorator or block."""
+
+    def __init__(self, loop, form):
+        self.loop = loop
+        self.form = form
+
+    def __call__(self, policy, function, *args, **kwargs):
+        """Call `function`; under a loop, its method `acall`."""
+        if self.loop == "threads":
+            return self.in_thread(policy, function, *args, **kwargs)
+        return self.run(functools.partial(self.in_task, policy, function, *args, **kwargs))
+
+    def run(self, main):
+        return trio.run(main) if self.loop == "trio" else asyncio.run(main())
+
+    def in_thread(self, policy, function, *args, **kwargs):
+        if self.form == "call":
+            return policy.call(function, *args, **kwargs)
+        if self.form == "decorated":
+            return policy(function)(*args, **kwargs)
+        for attempt in policy.attempts():
+            with attempt:
+                result = function(*args, **kwargs)
+        return result
+
+    async def in_task(self, policy, function, *args, **kwargs):
+        if self.form == "call":
+            return await policy.acall(function.acall, *args, **kwargs)
+        if self.form == "decorated":
+            return await policy(function.acall)(*args, **kwargs)
+        async for attempt in policy.attempts():
+            with attempt:
+                result = await function.acall(*args, **kwargs)
+        return result
+
+
+WAYS = [Way(loop, form) for loop in LOOPS for form in FORMS]
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: f"{way.loop}-{way.form}")
+def way(request):
+    """Every way to make a call."""
+    return request.param
+
+
+@pytest.fixture(params=[way for way in WAYS if way.form != "block"], ids=lambda way: f"{way.loop}-{way.form}")
+def way_with_result(request):
+    """Every way that sees the function's result."""
+    return request.param
+
+
+@pytest.fixture(params=[way for way in WAYS if way.form == "block"], ids=lambda way: way.loop)
+def block(request):
+    """The block form, in threads and under both loops."""
+    return request.param
+
+
+@pytest.fixture(params=["virtual", "machine"])
+def either_time(request):
+    """The test runs in virtual time, and again on the machine's clock."""
+    if request.param == "machine":
+        yield None
+    else:
+        with VirtualClock() as clock:
+            yield clock
+
+
+class Twofold:
+    """A plain function that can also be awaited: `acall` is the same as a coroutine function."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, *args, **kwargs):
+        return self.function(*args, **kwargs)
+
+    async def acall(self, *args, **kwargs):
+        return self.function(*args, **kwargs)
+
+
+class CountingBudget(Budget):
+    """A budget that counts what is done to it."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.asked = self.granted = self.refunded = self.deposited = 0
+
+    def try_withdraw(self, now=None):
+        self.asked += 1
+        granted = super().try_withdraw(now)
+        self.granted += granted
+        return granted
+
+    def refund(self):
+        self.refunded += 1
+        super().refund()
+
+    def deposit(self):
+        self.deposited += 1
+        super().deposit()
+
+
+class Door(Gate):
+    """A gate that answers as it is told (and admits when it has been told nothing), and keeps count."""
+
+    def __init__(self, *answers, name="door"):
+        self.name = name
+        self.answers = list(answers)
+        self.entered = []
+        self.left = []
+
+    def enter(self, retry):
+        admitted = self.answers.pop(0) if self.answers else True
+        if not admitted:
+            return self
+        self.entered.append(retry)
+        return None
+
+    def leave(self, accepted):
+        self.left.append(accepted)
+
+    def refusal(self):
+        return "it is shut"
+
+
+class Fixed:
+    """Chance that always draws the same number."""
+
+    def __init__(self, drawn):
+        self.drawn = drawn
+
+    def random(self):
+        return self.drawn
+
+
+@pytest.fixture
+def twofold():
+    return Twofold
+
+
+@pytest.fixture(scope="session")
+def counting_budget():
+    return CountingBudget
+
+
+@pytest.fixture(scope="session")
+def door():
+    return Door
+
+
+@pytest.fixture(scope="session")
+def fixed():
+    return Fixed
+
+
+@pytest.fixture
+def no_warnings_yet():
+    """No pair of policies has been warned about."""
+    before = set(machine._warned)
+    machine._warned.clear()
+    yield machine._warned
+    machine._warned.clear()
+    machine._warned.update(before)

@@ -1,0 +1,353 @@
+"""The mark of a give-up: found through chains, told from older ones, carried through pickles, noted once."""
+
+import asyncio
+import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+import abate
+from abate import Policy, Report
+from abate.call.giveup import DEEPEST, chain, give_ups, given_up_within, mark, place
+from abate.testing import Script
+
+pytestmark = pytest.mark.filterwarnings("ignore::abate.LayeredRetryWarning")
+
+REPORT = Report("inner", 3, 1.5, "attempts")
+
+
+def policy(name="orders", **settings):
+    return Policy(**{"on": Exception, "name": name, "backoff": [0.0], **settings})
+
+
+def reason(function, *args, **kwargs):
+    """Why a call gave up on the error it raised."""
+    with pytest.raises(Exception) as caught:  # any error may come out of a layer
+        function(*args, **kwargs)
+    return abate.report(caught.value).reason
+
+
+def linked(*errors, by="__cause__"):
+    """The first of these errors, each raised from the next."""
+    for error, behind in pairwise(errors):
+        setattr(error, by, behind)
+    return errors[0]
+
+
+# -- chains
+
+
+@pytest.mark.parametrize("by", ["__cause__", "__context__"])
+def test_a_give_up_is_found_behind_other_errors(by):
+    """An error raised from, or while handling, one that was given up on has been given up on as well."""
+    error = OSError()
+    mark(error, REPORT, "inner")
+    outer = linked(KeyError(), ValueError(), error, by=by)
+    assert given_up_within(outer, 0, "outer") == abate.report(outer) == REPORT
+
+
+def test_a_give_up_is_found_behind_from_none():
+    """Hiding the error from tracebacks doesn't hide that it was retried."""
+    error = OSError()
+    mark(error, REPORT, "inner")
+    with pytest.raises(KeyError) as caught:
+        try:
+            raise error
+        except OSError:
+            raise KeyError from None
+    assert given_up_within(caught.value, 0, "outer") == REPORT
+
+
+def test_a_give_up_is_found_in_groups():
+    """One error of a group is enough, however deep the groups are nested."""
+    error = OSError()
+    mark(error, REPORT, "inner")
+    group = ExceptionGroup("outer", [KeyError(), ExceptionGroup("inner", [ValueError(), linked(KeyError(), error)])])
+    assert given_up_within(group, 0, "outer") == abate.report(group) == REPORT
+
+
+def test_errors_without_a_mark_have_no_report():
+    """Neither a single error nor a chain nor a group."""
+    for error in (OSError(), linked(OSError(), KeyError()), ExceptionGroup("two", [OSError(), KeyError()])):
+        assert abate.report(error) is None
+        assert given_up_within(error, 0, "outer") is None
+
+
+def test_cycles_in_a_chain_end():
+    """Errors that refer to each other in a circle are each looked at once."""
+    first, second, third = OSError(), KeyError(), ValueError()
+    linked(first, second, third, first)
+    second.__context__ = second
+    assert list(chain(first)) == [first, second, third]
+    mark(third, REPORT, "inner")
+    assert given_up_within(first, 0, "outer") == REPORT
+
+
+@pytest.mark.parametrize(("depth", "found"), [(DEEPEST - 1, True), (DEEPEST, False), (999, False)])
+def test_long_chains_are_looked_at_so_far(depth, found):
+    """Of a chain of a thousand errors the nearest hundred are looked at."""
+    errors = [OSError(number) for number in range(1000)]
+    mark(errors[depth], REPORT, "inner")
+    error = linked(*errors)
+    assert len(list(chain(error))) == DEEPEST
+    assert (given_up_within(error, 0, "outer") == abate.report(error) == REPORT) is found
+
+
+@given(st.data())
+def test_a_chain_holds_all_that_can_be_reached_once(data):
+    """Whatever refers to what: the error itself comes first, then everything behind it, nearest first."""
+    errors = [OSError(number) for number in range(data.draw(st.integers(1, 12)))]
+    other = st.none() | st.sampled_from(errors)
+    for error in errors:
+        error.__cause__, error.__context__ = data.draw(other), data.draw(other)
+    members = data.draw(st.lists(st.sampled_from(errors), min_size=1))
+    errors.append(ExceptionGroup("group", members))
+    errors[0].__context__ = data.draw(st.sampled_from([None, errors[-1]]))
+    start = data.draw(st.sampled_from(errors))
+
+    def behind(error):
+        return {error.__cause__, error.__context__, *getattr(error, "exceptions", ())} - {None}
+
+    depths, ring = {}, {start}
+    while ring:
+        depths.update(dict.fromkeys(ring, max(depths.values(), default=-1) + 1))
+        ring = {further for error in ring for further in behind(error)} - depths.keys()
+    found = list(chain(start))
+    assert len(found) == len(set(found))
+    assert set(found) == depths.keys()
+    assert [depths[error] for error in found] == sorted(depths.values())
+
+
+# -- layers
+
+
+def test_an_outer_policy_does_not_retry_what_an_inner_one_gave_up_on():
+    """One layer retries: three attempts, not nine."""
+    script = Script(*[OSError] * 9)
+    inner, outer = policy("inner"), policy("outer")
+    with pytest.raises(OSError) as caught:
+        outer.call(inner.call, script)
+    assert len(script.calls) == 3
+    assert abate.report(caught.value) == Report("outer", 1, 0.0, "layer", Report("inner", 3, 0.0, "attempts"))
+
+
+def test_a_third_layer_sees_the_second():
+    """However many policies stand around each other, only the innermost retries."""
+    script = Script(*[OSError] * 27)
+    assert reason(policy("third").call, policy("second").call, policy("first").call, script) == "layer"
+    assert len(script.calls) == 3
+
+
+def test_a_policy_around_itself_is_a_layer():
+    """The same policy inside and outside would multiply like two different ones."""
+    script = Script(*[OSError] * 9)
+    orders = policy()
+    assert reason(orders.call, orders.call, script) == "layer"
+    assert len(script.calls) == 3
+
+
+@pytest.mark.parametrize("run", [lambda main: asyncio.run(main()), trio.run], ids=["asyncio", "trio"])
+def test_a_policy_around_itself_in_one_task_is_a_layer(run):
+    """Under an event loop as well."""
+    script = Script(*[OSError] * 9)
+    orders = policy()
+
+    async def main():
+        await orders.acall(orders.acall, script.acall)
+
+    assert reason(run, main) == "layer"
+    assert len(script.calls) == 3
+
+
+def test_what_was_fatal_inside_may_be_retried_outside():
+    """An error that the inner policy would not touch is nobody's yet."""
+    script = Script(KeyError(), KeyError(), "fine")
+    assert policy("outer", on=KeyError).call(policy("inner", on=OSError).call, script) == "fine"
+
+
+def test_what_an_inner_policy_wrapped_is_not_retried():
+    """`RetryExhausted` carries the mark itself, and so does its cause."""
+    script = Script(*[OSError] * 9)
+    inner = policy("inner", raises="exhausted")
+    assert reason(policy("outer", on=abate.RetryExhausted).call, inner.call, script) == "layer"
+    assert len(script.calls) == 3
+
+
+# -- one error object, many calls
+
+
+def in_this_thread(function, *args):
+    return function(*args)
+
+
+def in_another_thread(function, *args):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *args).result()
+
+
+def in_another_task(function, *args):
+    async def main():
+        return function(*args)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", [in_this_thread, in_another_thread, in_another_task])
+@pytest.mark.parametrize("again", ["the same policy", "another policy"])
+def test_an_error_object_that_is_raised_again_later_is_not_a_layer(where, again):
+    """A module that raises one and the same object each time is retried each time."""
+    gone = OSError("gone")
+    first = policy("first")
+    second = first if again == "the same policy" else policy("second")
+    assert reason(first.call, Script(*[gone] * 3)) == "attempts"
+    for _ in range(3):
+        script = Script(*[gone] * 3)
+        assert where(reason, second.call, script) == "attempts"
+        assert len(script.calls) == 3
+
+
+def test_an_error_object_behind_a_new_one_is_not_a_layer_later():
+    """An error raised while handling one that an earlier call gave up on is a new failure."""
+    gone = OSError("gone")
+    script = Script(KeyError(), "fine")
+    with pytest.raises(OSError, match="gone"):
+        policy("first").call(Script(*[gone] * 3))
+    try:
+        raise gone
+    except OSError:
+        assert policy("second").call(script) == "fine"
+
+
+def test_one_error_object_in_two_calls_at_once_is_not_a_layer_in_threads():
+    """A call of the same policy in another thread, at the same time, stands beside this one, not inside it."""
+    gone, orders, scripts = OSError("gone"), policy(), []
+
+    def attempt():
+        scripts.append(Script(*[gone] * 3))
+        with pytest.raises(OSError, match="gone"):
+            in_another_thread(orders.call, scripts[-1])
+        raise gone
+
+    assert reason(orders.call, attempt) == "attempts"
+    assert [len(script.calls) for script in scripts] == [3, 3, 3]
+
+
+def test_one_error_object_in_two_calls_at_once_is_not_a_layer_in_tasks():
+    """Nor a call in another task."""
+    gone, orders = OSError("gone"), policy()
+
+    async def attempt():
+        beside = asyncio.create_task(orders.acall(Script(*[gone] * 3).acall))
+        await asyncio.wait([beside])
+        assert beside.exception() is gone
+        raise gone
+
+    assert reason(asyncio.run, orders.acall(attempt)) == "attempts"
+
+
+# -- where
+
+
+def test_each_thread_and_each_task_is_a_place_of_its_own():
+    """Code in one task runs in one place, whatever it calls; two tasks are two places."""
+
+    async def here():
+        return place()
+
+    async def two_tasks():
+        return [await here(), await here(), await asyncio.create_task(here())]
+
+    async def two_trio_tasks():
+        places = [await here(), await here()]
+
+        async def there():
+            places.append(place())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(there)
+        return places
+
+    for first, again, other in (asyncio.run(two_tasks()), trio.run(two_trio_tasks)):
+        assert first == again != other
+    assert place() == place() != in_another_thread(place)
+
+
+def test_a_process_that_never_imported_a_loop_has_places_too(monkeypatch):
+    """Nothing is imported to find out that no task runs."""
+    in_a_thread = place()
+    for name in ("asyncio", "trio"):
+        monkeypatch.delitem(sys.modules, name)
+    assert place() == in_a_thread
+    assert "asyncio" not in sys.modules
+
+
+# -- pickles and notes
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(2, "gone"), abate.AttemptTimeout(3.0), ExceptionGroup("two", [OSError(), KeyError("order")])],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_report_goes_with_a_pickled_error(error):
+    """Between processes an error keeps its report and its note."""
+    assert reason(policy().call, Script(*[error] * 3)) == "attempts"
+    travelled = pickle.loads(pickle.dumps(error))
+    assert abate.report(travelled) == abate.report(error)
+    assert travelled.__notes__ == error.__notes__
+
+
+def test_a_report_goes_with_a_pickled_wrapper():
+    """`RetryExhausted` tells the same after its journey, by itself and through `abate.report`."""
+    with pytest.raises(abate.RetryExhausted) as caught:
+        policy(raises="exhausted").call(Script(*[OSError()] * 3))
+    travelled = pickle.loads(pickle.dumps(caught.value))
+    assert travelled.report == abate.report(travelled) == Report("orders", 3, 0.0, "attempts")
+
+
+def test_an_error_from_another_process_is_not_a_layer_here():
+    """Its mark belongs to no call of this process; a second pickle tells the same."""
+    error = OSError(2, "gone")
+    mark(error, REPORT, policy())
+    travelled = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(error))))
+    assert given_up_within(travelled, 0, "outer") is None
+    assert abate.report(travelled) == REPORT
+
+
+def test_give_ups_are_numbered():
+    """A mark made later has a higher number, and the last one is known."""
+    first, second = OSError(), OSError()
+    before = give_ups.last
+    mark(first, REPORT, "inner")
+    between = give_ups.last
+    mark(second, REPORT, "inner")
+    assert before < between < give_ups.last
+    assert given_up_within(first, before, "outer") == REPORT
+    assert given_up_within(first, between, "outer") is None
+    assert given_up_within(second, between, "outer") == REPORT
+
+
+def test_notes_do_not_pile_up():
+    """An error object that is given up on a thousand times carries the last note only, and its own."""
+    gone = OSError("gone")
+    gone.add_note("written by somebody else")
+    for attempts in range(1000):
+        mark(gone, Report("orders", attempts, 0.0, "attempts"), "owner")
+    assert gone.__notes__ == ["written by somebody else", "abate: orders gave up after 999 attempts: attempts"]
+
+
+def test_a_note_that_somebody_has_taken_away_is_not_missed():
+    """Another thread may give up on the same object, or the program may clear its notes."""
+    gone = OSError("gone")
+    mark(gone, REPORT, "owner")
+    gone.__notes__.clear()
+    mark(gone, REPORT, "owner")
+    assert gone.__notes__ == [f"abate: {REPORT}"]
+    del gone.__notes__
+    mark(gone, REPORT, "owner")
+    assert gone.__notes__ == [f"abate: {REPORT}"]

@@ -1,0 +1,111 @@
+"""Hints: never back earlier than asked, spread out when coming back, and no waiting for what is too long."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abate import Backoff, Policy, Ruling
+from abate.call import Call, Stop, Wait
+from abate.call.machine import HINT_SPREAD
+from abate.events import Retry
+
+ERROR = ConnectionError("busy")
+
+
+def answer(hint, backoff, *, deadline=None, **settings):
+    """What a call answers at 100.0 to a failure with this hint."""
+    policy = Policy(on=lambda error: Ruling.blip(hint=hint), backoff=backoff, **settings)
+    return Call(policy, deadline).failed(ERROR, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("hint", "backoff", "until"),
+    [
+        (10.0, Backoff(1.0, 30.0), 110.0 + 4.0),  # half of 0.8 of the hint
+        (10.0, Backoff(1.0, 5.0), 110.0 + 2.5),  # half of the cap, which is less than that
+        (10.0, Backoff(20.0, 30.0), 110.0 + 10.0),  # half of the own ceiling, which is more than that
+        (10.0, Backoff(1.0, 30.0, jitter="equal"), 110.0 + 6.0),  # between half and all of the spread
+        (0.5, Backoff(1.0, 30.0), 100.5 + 0.5),
+        (0.0, Backoff(1.0, 30.0), 100.5),
+        (10.0, Backoff(0.0, 30.0), 110.0),  # no jitter of its own, none on top
+    ],
+)
+def test_the_own_jitter_comes_on_top_of_the_hint(fixed, hint, backoff, until):
+    """Hinted clients come back over 0.8 of the hint (up to the cap), or they come as a second herd."""
+    assert answer(hint, backoff, rng=fixed(0.5)).until == pytest.approx(until)
+
+
+@pytest.mark.parametrize("backoff", [Backoff(1.0, jitter="none"), [1.0], lambda retry: 1.0])
+def test_delays_without_chance_are_not_scaled(fixed, backoff):
+    """Without jitter there is nothing to spread: the own delay comes on top as it is."""
+    assert answer(10.0, backoff, rng=fixed(0.5)) == Wait(111.0)
+
+
+def test_a_function_of_delays_is_asked_for_this_retry_only():
+    """A backoff that would overflow for some far retry is no trouble to a hinted one."""
+    asked = []
+
+    def doubling(retry):
+        asked.append(retry)
+        return 0.5 * 2**retry
+
+    assert answer(10.0, doubling) == Wait(111.0)
+    assert asked == [1]
+
+
+def test_an_overloads_spread_starts_from_the_overloads_backoff(fixed):
+    """The wider base after an overload holds for hinted failures too."""
+    policy = Policy(on=lambda error: Ruling.overload(hint=0.1), backoff=Backoff(0.1), rng=fixed(0.5))
+    assert Call(policy).failed(ERROR, 100.0).until == pytest.approx(100.1 + 0.5)
+
+
+def test_decorrelated_delays_from_an_overload_do_not_widen_the_spread_of_a_blip(fixed):
+    """A blip with a hint after an overload stays within its spread, however long the delay before was."""
+    rulings = [Ruling.overload(), Ruling.blip(hint=100.0)]
+    policy = Policy(on=lambda error: rulings.pop(0), backoff=Backoff(0.2, 30.0, jitter="decorrelated"), rng=fixed(1.0))
+    call = Call(policy)
+    assert call.failed(ERROR, 0.0) == Wait(3.0)
+    assert call.failed(ERROR, 3.0).until == pytest.approx(3.0 + 100.0 + 30.0)
+
+
+@pytest.mark.parametrize(
+    ("hint", "max_hint", "stops"),
+    [(300.0, 300.0, False), (300.1, 300.0, True), (math.inf, 1e9, True), (0.1, 0.0, True), (0.0, 0.0, False)],
+)
+def test_a_hint_longer_than_max_hint_stops_the_call(hint, max_hint, stops):
+    """A server that asks for too long is not waited for, and never asked again early."""
+    assert (answer(hint, [0.0], max_hint=max_hint) == Stop("hint")) is stops
+
+
+@pytest.mark.parametrize(("hint", "stops"), [(4.9, False), (5.0, True), (5.1, True), (math.inf, True)])
+def test_a_hint_that_reaches_the_deadline_stops_the_call(hint, stops):
+    """A hint that ends at the deadline or after it leaves no time for the attempt."""
+    assert (answer(hint, [0.0], deadline=105.0) == Stop("hint")) is stops
+
+
+def test_a_hint_whose_jitter_reaches_the_deadline_stops_for_the_deadline(fixed):
+    """The hint alone would have fitted; the spread on top of it does not."""
+    assert answer(4.0, Backoff(1.0), deadline=105.0, rng=fixed(0.99)) == Stop("deadline")
+
+
+def test_the_event_of_a_hinted_retry_tells_both_delay_and_hint(abate_events):
+    """Who listens can tell the server's part of a wait from the policy's."""
+    answer(10.0, [1.0], name="orders")
+    assert abate_events.of(Retry) == [Retry("orders", 1, 11.0, "blip", 10.0, ERROR)]
+
+
+@given(
+    hint=st.floats(0.0, 300.0),
+    base=st.floats(0.0, 10.0),
+    above=st.floats(0.0, 50.0),
+    jitter=st.sampled_from(["full", "equal", "decorrelated", "none"]),
+    drawn=st.floats(0.0, 1.0, exclude_max=True),
+)
+def test_a_hinted_return_lies_between_the_hint_and_its_spread(fixed, hint, base, above, jitter, drawn):
+    """Whatever chance draws: not before the hint, and not later than its spread or the own ceiling."""
+    backoff = Backoff(base, base + above, jitter=jitter)
+    waited = answer(hint, backoff, rng=fixed(drawn)).until - 100.0
+    widest = max(backoff.ceiling(1), min(HINT_SPREAD * hint, base + above))
+    assert hint - 1e-9 <= waited <= hint + widest + 1e-9

@@ -1,0 +1,184 @@
+"""Rules put together: groups of errors, what is known by type, and rules that are wider for a time."""
+
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abate.decide import Outcome, Ruling, http, on_error, widen
+from abate.decide.outcome import BLIP, FATAL, OVERLOAD, UNREACHED
+from abate.decide.rules import MOST_KNOWN, rules
+from abate.errors import AttemptTimeout
+
+types = st.sampled_from(
+    [Exception, OSError, ConnectionRefusedError, TimeoutError, socket.gaierror, LookupError, KeyError, ValueError]
+)
+errors = types.map(lambda kind: kind("it failed"))
+
+
+def decide(rule, error, elapsed=0.0, unless=()):
+    return rules(rule, unless).decide(Outcome(error, elapsed=elapsed))
+
+
+# -- groups
+
+
+class Ruled(Exception):
+    """An error that brings its own ruling along."""
+
+    def __init__(self, ruling):
+        super().__init__(ruling)
+        self.ruling = ruling
+
+
+seconds = st.floats(0.0, 1e6) | st.just(float("inf"))
+rulings = st.builds(
+    Ruling,
+    st.just(True),
+    st.sampled_from(["blip", "overload"]),
+    st.none() | seconds,
+    st.booleans(),
+    st.sampled_from([True, False, None]),
+) | st.sampled_from([FATAL, Ruling.fatal(reached=False)])
+leaves = rulings.map(Ruled)
+groups = st.recursive(
+    st.lists(leaves, min_size=1, max_size=4).map(lambda members: ExceptionGroup("several", members)),
+    lambda inner: st.lists(leaves | inner, min_size=1, max_size=4).map(lambda all_: ExceptionGroup("more", all_)),
+    max_leaves=8,
+)
+
+
+def leaves_of(error):
+    if isinstance(error, ExceptionGroup):
+        for member in error.exceptions:
+            yield from leaves_of(member)
+    else:
+        yield error.ruling
+
+
+@given(groups)
+def test_a_group_is_retried_if_every_error_in_it_is(group):
+    """However deep: one fatal leaf is enough to stop, one overload to slow down, and the longest hint counts."""
+    ruling, inside = decide(lambda error: error.ruling, group), list(leaves_of(group))
+    assert ruling.retry == all(leaf.retry for leaf in inside)
+    assert ruling.reached == any(leaf.reached for leaf in inside)
+    if ruling.retry:
+        assert ruling.overloaded == any(leaf.overloaded for leaf in inside)
+        assert ruling.hint == max((leaf.hint for leaf in inside if leaf.hint is not None), default=None)
+        assert (ruling.safe is False) == any(leaf.safe is False for leaf in inside)
+    else:
+        assert ruling == Ruling.fatal(reached=ruling.reached)
+
+
+def test_members_of_a_group_are_judged_like_errors_alone():
+    """Types, `unless` and the time since the first failure count for each of them."""
+    rule = widen(OSError, by=KeyError, seconds=5.0)
+
+    def ruling(*members, elapsed=0.0):
+        return decide(rule, ExceptionGroup("all", members), elapsed=elapsed, unless=FileNotFoundError)
+
+    assert ruling(OSError(), TimeoutError(), KeyError()) == OVERLOAD
+    assert ruling(OSError(), KeyError(), elapsed=5.0) == FATAL
+    assert ruling(OSError(), FileNotFoundError()) == FATAL
+    assert ruling(ConnectionRefusedError(), ExceptionGroup("dns", [socket.gaierror()])) == UNREACHED
+
+
+# -- what is known by type
+
+
+@given(
+    on=st.lists(types, min_size=1, max_size=4),
+    unless=st.lists(types, max_size=2),
+    history=st.lists(
+        errors
+        | st.just(AttemptTimeout(1.0))
+        | st.lists(errors | st.just(AttemptTimeout(1.0)), min_size=1, max_size=3).map(
+            lambda members: ExceptionGroup("several", members)
+        ),
+        max_size=20,
+    ),
+)
+def test_the_answer_never_depends_on_what_was_asked_before(on, unless, history):
+    """Whoever looks into the known types first, as a call does, hears what fresh rules would say."""
+    seasoned = rules(on, unless)
+    for error in history:
+        answer = seasoned.known.get(type(error)) or seasoned.decide(Outcome(error))
+        assert answer == decide(on, error, unless=unless)
+
+
+def test_only_types_alone_are_known():
+    """Where a predicate or the time has a say, nothing is remembered."""
+    for on, unless in [
+        ((KeyError, lambda error: False), ()),
+        (KeyError, lambda error: False),
+        (http.transient, ()),
+        (widen(KeyError, by=OSError, seconds=1.0), ()),
+    ]:
+        seasoned = rules(on, unless)
+        seasoned.decide(Outcome(KeyError()))
+        assert seasoned.known == {}
+    seasoned = rules(KeyError, unless=OSError)
+    seasoned.decide(Outcome(KeyError()))
+    assert seasoned.known == {KeyError: BLIP}
+
+
+def test_the_known_types_are_bounded():
+    """A program that makes types as it runs does not fill the memory, and is answered all the same."""
+    seasoned = rules(LookupError)
+    kinds = [type(f"Lookup{number}", (LookupError if number % 2 else OSError,), {}) for number in range(300)]
+    answers = [seasoned.decide(Outcome(kind())).retry for kind in kinds]
+    assert answers == [bool(number % 2) for number in range(300)]
+    assert len(seasoned.known) == MOST_KNOWN
+
+
+def test_what_is_known_is_no_part_of_the_value():
+    """Rules that have judged are equal to those that have not."""
+    seasoned = rules((KeyError, OSError))
+    seasoned.decide(Outcome(KeyError()))
+    assert seasoned == rules((KeyError, OSError))
+    assert hash(seasoned) == hash(rules((KeyError, OSError)))
+    assert seasoned != rules((OSError, KeyError))
+    assert "known" not in repr(seasoned)
+
+
+def test_an_attempt_that_was_cut_off_is_an_overload():
+    """The policy's own timeout is worth another attempt, alone and in a group, whatever `on` names."""
+    assert decide(KeyError, AttemptTimeout(2.0)) == OVERLOAD
+    assert decide(KeyError, ExceptionGroup("all", [KeyError(), AttemptTimeout(2.0)])) == OVERLOAD
+
+
+# -- widening
+
+
+@given(elapsed=st.floats(0.0, 20.0), limit=st.floats(0.1, 10.0), error=errors)
+def test_widening_adds_for_a_time(elapsed, limit, error):
+    """For the first seconds either of both retries; afterwards only the first does."""
+    widened = widen(OSError, by=LookupError, seconds=limit)
+    assert decide(widened, error, elapsed) == decide((OSError, LookupError) if elapsed < limit else OSError, error)
+
+
+def test_widening_overrules_a_fatal_ruling_and_no_other():
+    """What the rule retries is left to it; what it calls fatal is put to the other one."""
+    strict = on_error(lambda error: Ruling.fatal() if isinstance(error, KeyError) else 7.0)
+    eased = widen(strict, by=lambda error: Ruling.overload() if error.args else None, seconds=1.0)
+    assert decide(eased, OSError("x")) == Ruling(True, "blip", 7.0)
+    assert decide(eased, KeyError("x")) == OVERLOAD
+    assert eased.judge(Outcome(KeyError())) == FATAL
+    assert decide(eased, KeyError("x"), elapsed=1.0) == FATAL
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"rule": "OSError"}, TypeError, "rule must be exception types, predicates or rules, not 'OSError'"),
+        ({"by": KeyboardInterrupt}, TypeError, "by must be .*; KeyboardInterrupt asks the program to end .*"),
+        ({"by": (OSError, KeyError)}, TypeError, "by must be .*, not \\(<class 'OSError'>, <class 'KeyError'>\\)"),
+        ({"seconds": 0}, ValueError, "seconds must be a number above 0, not 0"),
+        ({"seconds": None}, TypeError, "seconds must be a number above 0, not None"),
+    ],
+)
+def test_bad_widening_is_refused(arguments, error, message):
+    """The error names the argument."""
+    with pytest.raises(error, match=f"^{message}$"):
+        widen(**{"rule": OSError, "by": KeyError, "seconds": 1.0} | arguments)

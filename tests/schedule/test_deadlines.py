@@ -1,0 +1,258 @@
+"""Deadlines: they nest, the nearest wins, and each context has its own."""
+
+import contextvars
+import threading
+from contextlib import ExitStack
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import abate
+from abate import clock as clocks
+from abate.schedule import deadline, remaining
+from abate.schedule.deadlines import shorter
+from abate.testing import Script, VirtualClock
+
+# quarters of seconds add up without rounding, so that what remains can be compared exactly
+quarters = st.integers(0, 200).map(lambda count: count / 4)
+
+
+def test_without_one_nothing_is_bounded():
+    """No deadline: nothing remains to be told, and a timeout stays what it is."""
+    assert remaining() is None
+    assert shorter(None) is None
+    assert shorter(3.0) == 3.0
+
+
+def test_it_counts_down_and_stays_at_nought():
+    """What remains shrinks with the clock and never falls below zero."""
+    with VirtualClock() as clock, deadline(5.0) as inside:
+        assert (remaining(), inside.remaining()) == (5.0, 5.0)
+        clock.advance(2.0)
+        assert (remaining(), inside.remaining()) == (3.0, 3.0)
+        clock.sleep(10.0)
+        assert (remaining(), inside.remaining()) == (0.0, 0.0)
+
+
+def test_a_timeout_is_cut_to_what_remains():
+    """The smaller of both; what remains where no timeout was given; nothing when it is over."""
+    with VirtualClock() as clock, deadline(5.0):
+        assert (shorter(None), shorter(2.0), shorter(9.0)) == (5.0, 2.0, 5.0)
+        clock.advance(4.0)
+        assert (shorter(None), shorter(2.0), shorter(0.5)) == (1.0, 1.0, 0.5)
+        clock.advance(4.0)
+        assert (shorter(None), shorter(2.0)) == (0.0, 0.0)
+
+
+def test_the_nearest_wins():
+    """One inside another may be nearer, never farther; leaving it brings the outer one back."""
+    with VirtualClock() as clock, deadline(10.0):
+        with deadline(60.0) as farther:
+            assert (remaining(), farther.remaining()) == (10.0, 10.0)
+        with deadline(2.0) as nearer:
+            clock.advance(1.0)
+            assert (remaining(), nearer.remaining()) == (1.0, 1.0)
+        assert remaining() == 9.0
+    assert remaining() is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.just("enter"), quarters) | st.tuples(st.just("advance"), quarters) | st.just(("leave", 0.0)),
+        max_size=30,
+    )
+)
+def test_nesting_is_a_stack(steps):
+    """However they are entered and left, what remains is the time to the nearest of those around."""
+    open_ones, instants = [], []
+    with VirtualClock() as clock, ExitStack() as left_open:
+        for step, seconds in steps:
+            if step == "enter":
+                open_ones.append(left_open.enter_context(ExitStack()))
+                open_ones[-1].enter_context(deadline(seconds))
+                instants.append(clock.now() + seconds)
+            elif step == "advance":
+                clock.advance(seconds)
+            elif open_ones:
+                open_ones.pop().close()
+                instants.pop()
+            assert remaining() == (max(0.0, min(instants) - clock.now()) if instants else None)
+    assert remaining() is None
+
+
+def test_it_ends_with_the_block_whatever_happens_there():
+    """An exception passes, and the deadline is gone."""
+    error = KeyError("mine")
+    with VirtualClock(), deadline(9.0):
+        with pytest.raises(KeyError) as caught, deadline(1.0):
+            raise error
+        assert caught.value is error
+        assert remaining() == 9.0
+
+
+def test_it_can_be_used_again_and_within_itself():
+    """One deadline is a duration: each time it is entered it begins anew."""
+    five = deadline(5.0)
+    with VirtualClock() as clock:
+        for _ in range(2):
+            with five:
+                assert remaining() == 5.0
+                clock.advance(3.0)
+                with five:
+                    assert remaining() == 2.0
+                assert remaining() == 2.0
+        assert remaining() is None
+
+
+def test_before_the_block_it_tells_what_there_would_be():
+    """All its seconds, or what an outer deadline would leave of them."""
+    five = deadline(5.0)
+    with VirtualClock():
+        assert five.remaining() == 5.0
+        with deadline(60.0):
+            assert five.remaining() == 5.0
+        with deadline(2.0):
+            assert five.remaining() == 2.0
+
+
+def test_none_at_all_is_a_deadline():
+    """Nought seconds: it is over as it begins."""
+    with VirtualClock(), deadline(0):
+        assert remaining() == 0.0
+
+
+def test_on_the_machines_clock():
+    """Outside of tests the seconds are real ones."""
+    with deadline(3600):
+        assert 0.0 < remaining() <= 3600.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "error"),
+    [
+        (-0.5, ValueError),
+        (float("nan"), ValueError),
+        (float("inf"), ValueError),
+        (True, TypeError),
+        ("2", TypeError),
+        (None, TypeError),
+    ],
+)
+def test_bad_seconds_are_refused(seconds, error):
+    """The error names the value and what was expected."""
+    with pytest.raises(error, match=f"^deadline must be a number at least 0, not {seconds!r}$"):
+        deadline(seconds)
+
+
+# -- contexts
+
+
+def test_another_thread_does_not_see_it():
+    """A thread begins without the deadlines of the one that started it, and leaves none behind."""
+    seen = []
+
+    def elsewhere():
+        seen.append(remaining())
+        with deadline(1.0):
+            seen.append(remaining() <= 1.0)
+
+    with deadline(3600.0):
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert seen == [None, True]
+        assert remaining() > 1.0
+
+
+def test_tasks_do_not_see_each_others(run, together):
+    """Tasks have the deadline they were started under, and beside it only their own."""
+    seen = {}
+
+    async def strict():
+        with deadline(5.0):
+            await clocks.current().asleep(2.0)
+            seen["strict"] = remaining()
+
+    async def easy():
+        await clocks.current().asleep(1.0)
+        seen["easy"] = remaining()
+
+    async def main():
+        with VirtualClock(), deadline(60.0):
+            await together(strict, easy)
+            seen["after"] = remaining()
+
+    run(main)
+    assert seen == {"easy": 59.0, "strict": 3.0, "after": 58.0}
+
+
+def test_one_deadline_serves_many_tasks_at_once(run, together):
+    """Tasks which enter and leave the same one in turn each have their own time, and leave it behind."""
+    shared = deadline(10.0)
+    seen = []
+
+    def task(begin):
+        async def enter_and_leave():
+            clock = clocks.current()
+            await clock.asleep(begin)
+            with shared:
+                await clock.asleep(2.0)
+                seen.append((begin, remaining()))
+            seen.append((begin, remaining()))
+
+        return enter_and_leave
+
+    async def main():
+        with VirtualClock():
+            await together(task(0.0), task(1.0), task(5.0))
+
+    run(main)
+    assert seen == [(0.0, 8.0), (0.0, None), (1.0, 8.0), (1.0, None), (5.0, 8.0), (5.0, None)]
+
+
+def test_one_deadline_serves_many_threads_at_once():
+    """Threads which stand in the same one at the same time leave it in the order they came."""
+    shared = deadline(3600.0)
+    inside, leave, left = threading.Barrier(2, timeout=60), threading.Event(), []
+
+    def other():
+        inside.wait()
+        with shared:
+            inside.wait()
+            leave.wait(60)
+        left.append(remaining())
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with shared:
+        inside.wait()
+        inside.wait()
+    left.append(remaining())
+    leave.set()
+    thread.join()
+    assert left == [None, None]
+
+
+def test_a_generator_closed_elsewhere_takes_no_other_deadline_away():
+    """Closing it in a context that never entered its deadline is no error there."""
+
+    def bounded():
+        with deadline(5.0):
+            yield remaining()
+
+    generator = bounded()
+    assert contextvars.copy_context().run(next, generator) <= 5.0
+    assert remaining() is None
+    generator.close()
+    assert remaining() is None
+
+
+def test_policies_keep_it():
+    """A policy does not begin a wait that would pass the deadline."""
+    with VirtualClock() as clock, deadline(2.5):
+        policy = abate.Policy(on=OSError, attempts=5, backoff=[1.0])
+        with pytest.raises(OSError, match="third") as caught:
+            policy.call(Script(OSError("first"), OSError("second"), OSError("third")))
+    assert abate.report(caught.value).reason == "deadline"
+    assert clock.waits == [1.0, 1.0]

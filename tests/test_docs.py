@@ -1,0 +1,45 @@
+"""Every snippet in the README and the docs runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SNIPPET = re.compile(r"^```(python|toml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!http)([^)#]+)\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_snippets_of_a_page_run_in_order(page, tmp_path, monkeypatch):
+    """Python snippets run one after another in one namespace; TOML ones are the file that they load."""
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "snippets"}
+    for match in SNIPPET.finditer(page.read_text()):
+        language, code = match.groups()
+        if language == "toml":
+            Path("policies.toml").write_text(code)
+        else:
+            line = page.read_text()[: match.start(2)].count("\n")
+            exec(compile("\n" * line + code, str(page), "exec"), namespace)
+
+
+def test_there_are_snippets_to_run():
+    """The pattern finds what is there."""
+    assert sum(len(SNIPPET.findall(page.read_text())) for page in PAGES) >= 15
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    """A link to a file of the repository names one that exists."""
+    for target in LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_readme_shows_what_the_demo_prints(capsys):
+    """The table in the README is the demo's own."""
+    from abate.cli import main
+
+    main(["demo"])
+    assert capsys.readouterr().out.strip() in (ROOT / "README.md").read_text()
