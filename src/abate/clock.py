@@ -59,7 +59,7 @@ class MachineClock:
 
     def asleep(self, seconds: float) -> Awaitable[None]:
         # whoever runs this has imported its event loop; the core imports none
-        loop: Any = sys.modules["trio" if in_trio() else "asyncio"]
+        loop: Any = sys.modules["trio" if "trio" in sys.modules and in_trio() else "asyncio"]
         pause: Awaitable[None] = loop.sleep(seconds if seconds > 0.0 else 0.0)
         return pause
 

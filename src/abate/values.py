@@ -49,8 +49,10 @@ class Value(Fields):
             if name not in names:
                 raise TypeError(f"{type(self).__name__} has no {name!r}; it has {', '.join(names)}")
         for name in names:
-            if name not in values and not hasattr(type(self), name):
-                raise TypeError(f"{type(self).__name__} needs a value for {name!r}")
+            if name not in values:
+                if not hasattr(type(self), name):
+                    raise TypeError(f"{type(self).__name__} needs a value for {name!r}")
+                values[name] = getattr(type(self), name)  # read faster from here than from the class
         self.__dict__.update(values)
         self.checked()
 

@@ -101,7 +101,7 @@ def never_above(grants, rate, burst, grain=Fraction(1, 10**6)):
 
 
 TestAgainstExactNumbers = AgainstExactNumbers.TestCase
-TestAgainstExactNumbers.settings = settings(deadline=None, max_examples=80, stateful_step_count=40)
+TestAgainstExactNumbers.settings = settings(deadline=None, max_examples=50, stateful_step_count=40)
 
 
 def test_sums_of_floats_that_should_be_whole_are():

@@ -102,7 +102,7 @@ class AgainstEveryEvent(RuleBasedStateMachine):
 
 
 TestAgainstEveryEvent = AgainstEveryEvent.TestCase
-TestAgainstEveryEvent.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
+TestAgainstEveryEvent.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
 
 
 @settings(deadline=None)

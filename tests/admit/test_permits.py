@@ -49,7 +49,7 @@ class AgainstACounter(RuleBasedStateMachine):
 
 
 TestAgainstACounter = AgainstACounter.TestCase
-TestAgainstACounter.settings = settings(deadline=None, max_examples=50, stateful_step_count=30)
+TestAgainstACounter.settings = settings(deadline=None, max_examples=30, stateful_step_count=30)
 
 
 def test_a_block_gives_its_permit_back_when_it_fails():

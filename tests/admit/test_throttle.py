@@ -67,7 +67,7 @@ class AgainstTheFormula(RuleBasedStateMachine):
 
 
 TestAgainstTheFormula = AgainstTheFormula.TestCase
-TestAgainstTheFormula.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+TestAgainstTheFormula.settings = settings(deadline=None, max_examples=40, stateful_step_count=30)
 
 
 def attempts(throttle, times, served):

@@ -64,7 +64,7 @@ class AgainstEvents(RuleBasedStateMachine):
 
 
 TestAgainstEvents = AgainstEvents.TestCase
-TestAgainstEvents.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+TestAgainstEvents.settings = settings(deadline=None, max_examples=40, stateful_step_count=30)
 
 
 @settings(deadline=None, max_examples=300)

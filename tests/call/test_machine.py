@@ -270,6 +270,14 @@ def test_the_pairs_that_were_warned_about_are_bounded(no_warnings_yet):
     assert len(no_warnings_yet) == 1000
 
 
+def test_a_bad_result_is_no_layer():
+    """An attempt may give up on something inside, get over it, and return a result that is worth another attempt."""
+    inner, outer = Call(policy(attempts=1)), Call(policy(on=abate.on_result(lambda result: result is None)))
+    outer.begin()
+    inner.give_up(inner.failed(ERROR, 0.0), ERROR)
+    assert outer.failed(Outcome(result=None), 0.0) == Wait(1.0)
+
+
 @pytest.mark.filterwarnings("ignore::abate.LayeredRetryWarning")
 def test_every_attempt_looks_for_layers_of_its_own():
     """What a policy gave up on before an attempt began is not held against that attempt."""

@@ -138,13 +138,14 @@ def test_a_wait_that_is_broken_off_refunds_its_withdrawal(make, door, budget):
     assert gate.left == [False]
 
 
-def test_breaking_off_twice_refunds_once(make, budget):
-    """A call that is over is left alone."""
+def test_breaking_off_twice_refunds_once(make, budget, abate_events):
+    """A call that is over is left alone, and told of once."""
     call = make(None)
     call.failed(ERROR, 0.0)
     call.broken_off()
     call.broken_off(KeyboardInterrupt())
     assert budget.refunded == 1
+    assert abate_events.of(GaveUp) == []
 
 
 def test_breaking_off_after_giving_up_changes_nothing(make, door, budget, abate_events):

@@ -283,7 +283,11 @@ class Budget(Gate):
 
     def deposit(self) -> None:
         """Earn `ratio` of a retry: one call has succeeded (or has been made, if funded by requests)."""
-        (self.timeline.here() if switch.virtual else self.timeline.main).deposit()
+        ledger = self.timeline.here() if switch.virtual else self.timeline.main
+        if ledger.now() < ledger.end:
+            next(ledger.tick)
+        else:
+            ledger.deposit()
 
     def look(self) -> None:
         """Deposit for a stand-in that found the ledger's run at its end."""

@@ -99,11 +99,11 @@ class Call:
         "_in_flight",
         "_inner",
         "_over",
-        "_unspent",
         "attempts",
         "deadline",
         "policy",
         "since",
+        "unspent",
         "waited",
     )
 
@@ -116,7 +116,7 @@ class Call:
         self._first: float | None = None
         self._delay: float | None = None
         self._inner: Report | None = None
-        self._over = self._unspent = self._in_flight = False
+        self._over = self.unspent = self._in_flight = False
 
     def begin(self) -> Send | Stop:
         """An attempt is about to be made, if the gate admits it; a first attempt that is refused raises `Refused`."""
@@ -134,7 +134,7 @@ class Call:
                     raise Refused(refused.name, refused.refusal())
                 return Stop("budget")
             self._in_flight = True
-        self._unspent = False
+        self.unspent = False
         if not retry and policy.budget.funded_by == "request":
             policy.budget.deposit()
         return SEND
@@ -171,7 +171,7 @@ class Call:
         if listening and attempts == 1:
             events.emit(events.FirstFailure(policy.name, ruling.reason, error))
         if not ruling.retry:
-            return Stop("fatal")
+            return Stop("layer" if ruling.reason == "layer" else "fatal")
         if give_ups.last != self.since and self._layered(error):
             return Stop("layer")
         if attempts >= policy.max_attempts or (switch.off and _off.get()):
@@ -193,7 +193,8 @@ class Call:
             if listening:
                 events.emit(events.BudgetRefused(policy.name, policy.budget.name, attempts))
             return Stop("budget")
-        self._unspent = True
+        self.unspent = True
+        self.since = give_ups.last
         self.waited += delay
         if listening:
             events.emit(events.Retry(policy.name, attempts, delay, ruling.reason, hint, error))
@@ -264,8 +265,8 @@ class Call:
             events.emit(events.GaveUp(self.policy.name, "cancelled", self.attempts, self.waited, error))
 
     def _return_unused(self) -> None:
-        if self._unspent:
-            self._unspent = False
+        if self.unspent:
+            self.unspent = False
             self.policy.budget.refund()
         if self._in_flight:
             self._leave(False)

@@ -243,6 +243,16 @@ class Policy:
             raise TypeError(f"a Policy has no setting {_listed(unknown)}; it has {', '.join(SETTINGS)}")
         return Policy(**{**self._settings(), **changes})
 
+    def also(self, *on: Matcher) -> Policy:
+        """The same policy, which retries these as well, after what it retries by itself.
+
+        >>> policy = Policy(on=OSError, backoff=[0.0]).also(KeyError)
+        >>> import abate
+        >>> policy.call(abate.testing.Script(KeyError(), OSError(), "fine"))
+        'fine'
+        """
+        return self.replace(on=(*self._given[0], *on))
+
     def _settings(self) -> dict[str, Any]:
         on, unless = self._given
         renamed = {"on": on, "unless": unless, "attempts": self.max_attempts}

@@ -65,14 +65,19 @@ def drive(
             if isinstance(action, Wait):
                 if action.until > now:
                     clock.sleep(action.until - now)
-                action = machine.begin()
+                if policy.gate is None:  # what `begin` does then, at a third of its cost
+                    machine.unspent, action = False, SEND
+                else:
+                    action = machine.begin()
             if action is not SEND:
                 break
             try:
                 if policy.bounded:
                     result = _bounded(machine, clock, function, args, kwargs)
-                else:
+                elif kwargs:
                     result = function(*args, **kwargs)
+                else:
+                    result = function(*args)
             except Exception as error:
                 last, now = error, clock.now()
                 action = machine.failed(error, now)

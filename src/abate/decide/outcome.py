@@ -29,8 +29,9 @@ class Outcome(Fields):
 class Ruling(Value):
     """The answer to an outcome: retry or not, why, the server's hint, and whether it may have seen the request.
 
-    The reason is ``blip`` (reset, refused, conflict), ``overload`` (429, 503, timeouts) or ``fatal``. `safe` is
-    what the request itself says about being repeated (an HTTP method does, most errors don't: None).
+    The reason is ``blip`` (reset, refused, conflict), ``overload`` (429, 503, timeouts), ``fatal``, or ``layer``
+    (somebody further in has given up on it). `safe` is what the request itself says about being repeated (an HTTP
+    method does, most errors don't: None).
 
     >>> Ruling.overload(hint=2.0)
     Ruling(retry=True, reason='overload', hint=2.0, reached=True, safe=None)
@@ -68,6 +69,7 @@ class Ruling(Value):
 
 
 FATAL = Ruling(False, "fatal")
+LAYER = Ruling(False, "layer")
 BLIP = Ruling(True, "blip")
 OVERLOAD = Ruling(True, "overload")
 UNREACHED = Ruling(True, "blip", None, False)
