@@ -14,7 +14,6 @@ BENCH := $(VENV)/.bench
 MUTATION := $(VENV)/.mutation
 
 CORE := src/abate/decide/*,src/abate/schedule/*,src/abate/admit/*,src/abate/call/*
-MUTANTS := build/mutation
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -43,17 +42,7 @@ bench: $(BENCH) ## abate beside its peers, as ratios
 	$(BIN)/python benchmarks/budget.py
 
 mutation: $(MUTATION) ## Break schedule/ and admit/ on purpose, list what no test noticed (slow)
-	rm -rf $(MUTANTS)
-	mkdir -p $(MUTANTS)
-	cp -R src tests pyproject.toml mutation.toml $(MUTANTS)
-	cd $(MUTANTS) && \
-	export PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=src PYTHONDONTWRITEBYTECODE=1 && \
-	cosmic-ray init mutation.toml session.sqlite && \
-	cr-filter-operators session.sqlite mutation.toml && \
-	cosmic-ray baseline mutation.toml && \
-	cosmic-ray exec mutation.toml session.sqlite && \
-	cr-report --surviving-only --show-diff session.sqlite && \
-	echo "Survived, in percent:" && cr-rate session.sqlite
+	$(BIN)/python benchmarks/mutation.py
 
 requirements: ## Pin requirements/*.txt anew (needs uv; newer versions: UPGRADE=--upgrade)
 	@command -v $(UV) >/dev/null || { echo "make requirements needs uv on the PATH, or UV=path/to/uv" >&2; exit 1; }

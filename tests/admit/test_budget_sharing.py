@@ -132,6 +132,35 @@ def test_a_number_that_a_fold_has_paid_for_is_not_paid_for_again(folds):
     assert budget.balance() == 8.0 - folds
 
 
+class Overtaken:
+    """Numbers, and what another thread does right after one was drawn."""
+
+    def __init__(self, numbers, meanwhile):
+        self.numbers, self.meanwhile = numbers, meanwhile
+
+    def __next__(self):
+        number = next(self.numbers)
+        self.meanwhile()
+        return number
+
+
+def test_nothing_is_prepaid_while_a_fold_is_under_way():
+    """Who draws just then has to ask, and is counted once."""
+    budget = Budget(ratio=0, reserve=5, window=1, clock=frozen)
+    ledger = budget.timeline.main
+    numbers, drawn = ledger.draw, []
+
+    def draw():
+        drawn.append(next(numbers))
+        assert drawn[-1] not in ledger.prepaid
+
+    ledger.draw = Overtaken(numbers, draw)
+    assert budget.balance() == 5.0
+    ledger.draw = numbers
+    assert ledger.withdraw(drawn[0])
+    assert budget.balance() == 4.0
+
+
 def test_who_slept_while_the_balance_was_spent_and_earned_again_is_no_burden_to_others():
     """At worst it pays twice: it is never let through unpaid."""
     clock = VirtualClock()

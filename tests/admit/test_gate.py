@@ -21,9 +21,9 @@ class Counted:
     def admits(self, retry):
         return self.taken < self.room or not (retry or self.charges_first)
 
-    def count(self, retry, one=1):
+    def count(self, retry):
         if retry or self.charges_first:
-            self.taken += one
+            self.taken += 1
 
 
 def gates(clock):

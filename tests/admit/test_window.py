@@ -86,7 +86,7 @@ def test_an_event_is_forgotten_at_most_one_slot_before_its_time_and_never_after_
     window.add(1)
     window.roll(start + age)
     # the sums of floats may be off by a little
-    if age < 10.0 - 10.0 / SLOTS - 1e-6:
+    if age < 10.0 - 10.0 / 50 - 1e-6:
         assert window.total == 1
     elif age > 10.0 + 1e-6:
         assert window.total == 0
@@ -95,9 +95,9 @@ def test_an_event_is_forgotten_at_most_one_slot_before_its_time_and_never_after_
 def test_a_slot_that_is_full_counts_no_further():
     """What no slot can hold is not counted, rather than an error in the middle of a call."""
     window = Window(10.0, 0.0)
-    window.add(MOST - 1)
+    window.add(2**32 - 2)
     window.add(5)
-    assert window.total == window.latest == MOST
+    assert window.total == window.latest == MOST == 2**32 - 1
     window.roll(10.0 / SLOTS)
     window.add(5)
     assert window.total == MOST + 5

@@ -273,6 +273,22 @@ def test_the_body_of_the_last_attempt_raises(block, policy, raises):
     assert abate.report(caught.value).attempts == 3
 
 
+def test_a_loop_that_catches_its_last_error_ends(block, policy):
+    """The call is over: there is no attempt beyond the last, and none that a caught error would bring back."""
+    numbers = []
+
+    def body(attempt):
+        try:
+            with attempt:
+                numbers.append(attempt.number)
+                raise Gone
+        except Gone:
+            numbers.append("caught")
+
+    loop(block, policy, body)
+    assert numbers == [1, 2, 3, "caught"]
+
+
 def test_the_deadline_holds_inside_the_attempt_and_not_around_it(block, policy):
     """Clients inside the block can see what remains; the code between two attempts is not theirs."""
     inside, around = [], []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import count
 from threading import get_ident
 
@@ -54,6 +56,44 @@ class GiveUps:
 
 
 give_ups = GiveUps()
+
+
+class Watch:
+    """Whether a policy has given up on anything here."""
+
+    __slots__ = ("exhausted",)
+
+    def __init__(self) -> None:
+        self.exhausted = False
+
+
+_watch: ContextVar[Watch | None] = ContextVar("abate_watch", default=None)
+
+
+@contextmanager
+def watching() -> Generator[Watch]:
+    """Watch the block, and the tasks started in it, for calls that end with their retries used up.
+
+    >>> import abate
+    >>> with watching() as watch:
+    ...     try: abate.Policy(on=OSError, attempts=1).call(abate.testing.Script(OSError()))
+    ...     except OSError: pass
+    >>> watch.exhausted
+    True
+    """
+    watch = Watch()
+    token = _watch.set(watch)
+    try:
+        yield watch
+    finally:
+        _watch.reset(token)
+
+
+def tell_watch() -> None:
+    """Tell who watches here that a policy has given up."""
+    watch = _watch.get()
+    if watch is not None:
+        watch.exhausted = True
 
 
 def mark(error: BaseException, report: Report, owner: object) -> None:

@@ -21,7 +21,7 @@ from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING
 
 from abate import events
-from abate.call.giveup import give_ups, given_up_within, mark
+from abate.call.giveup import give_ups, given_up_within, mark, tell_watch
 from abate.clock import switch
 from abate.decide.outcome import Outcome, Ruling
 from abate.errors import LayeredRetryWarning, Refused, Report, RetryExhausted
@@ -241,6 +241,8 @@ class Call:
         policy = self.policy
         error, result = (outcome, None) if isinstance(outcome, Exception) else (outcome.error, outcome.result)
         report = Report(policy.name, self.attempts, self.waited, stop.reason, self._inner)
+        if stop.reason != "fatal":
+            tell_watch()
         if events.sinks:
             events.emit(events.GaveUp(policy.name, stop.reason, self.attempts, self.waited, error))
         if error is not None:

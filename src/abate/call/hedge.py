@@ -1,0 +1,395 @@
+"""Hedging: a second attempt for the few that are slow, where asking twice does no harm.
+
+    first attempt ──────────── after the learned p95, still no answer ─────────────► good: the answer
+                                     │ paid from the policy's budget, admitted by its gate
+                                     └──► second attempt ──────────────────────────► good: the answer
+
+* The first good answer wins, and the other attempt is cancelled. An attempt that fails while the other one runs waits
+  for that one; when both fail, the error that came first is raised, and the policy goes on with it as ever.
+* No budget, no hedge: a dependency that is slow as a whole is not sent twice as much. Hedges and retries draw on the
+  same budget.
+* Only first attempts are learned from, by their own latency, or as slower than when they were cut off. Second ones
+  would be counted only when they are quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import copy_context
+from functools import partial, wraps
+from queue import Empty, SimpleQueue
+from threading import Thread
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar, overload
+
+from abate import clock as clocks
+from abate.call import machine
+from abate.call.policy import Policy
+from abate.call.wrap import CO_COROUTINE
+from abate.clock import Clock, switch
+from abate.decide.outcome import Outcome
+from abate.errors import AttemptTimeout, number
+from abate.schedule.deadlines import deadline, remaining
+from abate.schedule.latency import Timeouts
+
+P = ParamSpec("P")
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+Owner = TypeVar("Owner")
+
+FIRST, SECOND = 1, 2
+
+
+class Race:
+    """Two attempts at one answer, without I/O: the drivers tell what happened, and it says when it is over."""
+
+    __slots__ = (
+        "_answer",
+        "_broken",
+        "_clock",
+        "_known",
+        "_late",
+        "_policy",
+        "_running",
+        "_started",
+        "_timeouts",
+        "accepted",
+        "over",
+        "sent",
+    )
+
+    def __init__(self, policy: Policy, timeouts: Timeouts, clock: Clock) -> None:
+        self._policy = policy
+        self._timeouts = timeouts
+        self._clock = clock
+        self._started = clock.now()
+        self._running = 1
+        self._answer: Outcome | None = None
+        self._broken: BaseException | None = None
+        self._late = self._known = False
+        self.accepted = True
+        self.sent = False
+        self.over = False
+
+    def hedge(self) -> bool:
+        """The first attempt is late: may a second one be sent? If so, it is paid for."""
+        self._late = True
+        policy = self._policy
+        if self.over or remaining() == 0.0 or (switch.off and machine._off.get()):
+            return False
+        if not policy.budget.try_withdraw():
+            return False
+        if policy.gate is not None and policy.gate.enter(True) is not None:
+            policy.budget.refund()
+            return False
+        self._running += 1
+        return True
+
+    def unsent(self) -> None:
+        """The second attempt was paid for, and could not be sent after all."""
+        self._running -= 1
+        self._policy.budget.refund()
+        if self._policy.gate is not None:
+            self._policy.gate.refund()
+
+    def leave(self) -> None:
+        """The second attempt has ended, in whatever way."""
+        if self._policy.gate is not None:
+            self._policy.gate.leave(self.accepted)
+
+    def ended(self, number: int, outcome: Outcome) -> None:
+        """An attempt has ended by itself."""
+        self._running -= 1
+        rules = self._policy.rules
+        good = outcome.error is None and (not self._policy.reads_results or rules.judge(outcome) is None)
+        if number == FIRST:
+            self._learn(outcome, good)
+        else:
+            self.accepted = good or not rules.decide(outcome).retry
+        if self.over:
+            return
+        if good or self._answer is None:
+            self._answer = outcome
+        self.over = good or not self._running
+
+    def broken(self, error: BaseException) -> None:
+        """An attempt ended by what is no failure, an exit or a cancellation: so does the race."""
+        if not self.over:
+            self._broken, self.over = error, True
+
+    def close(self) -> None:
+        """The caller leaves: a first attempt that was late and has not answered is slower than this."""
+        if self._late and not self._known:
+            self._timeouts.timed_out(self._elapsed())
+
+    def _learn(self, outcome: Outcome, good: bool) -> None:
+        self._known = True
+        if good:
+            self._timeouts.observe(self._elapsed())
+        elif self._late or isinstance(outcome.error, TimeoutError):  # a refusal that comes at once tells nothing
+            self._timeouts.timed_out(self._elapsed())
+
+    def _elapsed(self) -> float:
+        return max(0.0, self._clock.now() - self._started)
+
+    def result(self) -> Any:
+        """The answer; or else the error that came first."""
+        outcome, error = self._answer, self._broken
+        self._answer = self._broken = None
+        try:
+            if error is None:
+                assert outcome is not None
+                if outcome.error is None:
+                    return outcome.result
+                error = outcome.error
+            raise error
+        finally:
+            del outcome, error  # its traceback holds this frame: don't hold it back
+
+
+class Hedge:
+    """Calls under a policy, each attempt of which is hedged: a second one is started when it is slow.
+
+    For operations that are safe to repeat, as reads are. `timeouts` learns how long they take; the second attempt
+    is started after the time within which a share `quantile` of them is answered, if the policy's budget pays for it.
+
+    * asyncio, trio: the attempt that loses is cancelled, and waited for until it is gone. A caller that is
+      cancelled takes both along.
+    * threads: a thread cannot be cancelled. Attempts run in threads of their own, with a deadline of
+      ``timeouts.request()``, which clients inside keep; the one that loses goes on until it has ended, and what it
+      returns or raises is dropped. Its threads are daemons, and don't hold up the end of the program.
+
+    >>> import abate
+    >>> orders = Policy(name="orders", on=ConnectionError)
+    >>> hedged = Hedge(orders, Timeouts(name="orders"))
+    >>> hedged.call(divmod, 7, 2)
+    (3, 1)
+    >>> @hedged
+    ... async def load(order: int) -> str:
+    ...     return f"order {order}"
+    >>> import asyncio
+    >>> asyncio.run(load(42))
+    'order 42'
+    """
+
+    __slots__ = ("policy", "quantile", "timeouts")
+
+    def __init__(self, policy: Policy, timeouts: Timeouts, *, quantile: float = 0.95) -> None:
+        if not isinstance(policy, Policy):
+            raise TypeError(f"policy must be a Policy, not {policy!r}")
+        if policy.idempotent is False:
+            raise ValueError(f"a hedge sends twice what must not be repeated: {policy!r} has idempotent=False")
+        if not isinstance(timeouts, Timeouts):
+            raise TypeError(f"timeouts must be Timeouts, not {timeouts!r}")
+        if number("quantile", quantile, above=0) >= 1.0:
+            raise ValueError(f"quantile must be a number above 0 and below 1, not {quantile!r}")
+        self.policy = policy
+        self.timeouts = timeouts
+        self.quantile = float(quantile)
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function with hedged attempts.
+
+        >>> Hedge(Policy(on=ConnectionError), Timeouts()).call(max, 1, 2)
+        2
+        """
+        _callable(function)
+        return self.policy.call(partial(self._in_threads, function), args, kwargs)
+
+    async def acall(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a coroutine function with hedged attempts, under asyncio or trio.
+
+        >>> import asyncio
+        >>> async def load(order): return f"order {order}"
+        >>> asyncio.run(Hedge(Policy(on=ConnectionError), Timeouts()).acall(load, 42))
+        'order 42'
+        """
+        _callable(function)
+        return await self.policy.acall(partial(self._in_tasks, function), args, kwargs)
+
+    @overload
+    def __call__(self, function: classmethod[Owner, P, T]) -> classmethod[Owner, P, T]: ...
+    @overload
+    def __call__(self, function: staticmethod[P, T]) -> staticmethod[P, T]: ...
+    @overload
+    def __call__(self, function: F) -> F: ...
+    def __call__(self, function: Any) -> Any:
+        """Decorate a function or coroutine function, as a policy does.
+
+        >>> @Hedge(Policy(on=ConnectionError), Timeouts())
+        ... def load(order: int) -> str:
+        ...     return f"order {order}"
+        >>> load(42)
+        'order 42'
+        """
+        if isinstance(function, (classmethod, staticmethod)):
+            return type(function)(self(function.__func__))
+        stand_in = self.policy(function)  # which refuses what cannot be decorated, and knows a coroutine function
+        if stand_in.__code__.co_flags & CO_COROUTINE:
+
+            @wraps(function)
+            async def attempt(*args: Any, **kwargs: Any) -> Any:
+                return await self._in_tasks(function, args, kwargs)
+
+            return self.policy(attempt)
+
+        @wraps(function)
+        def attempt_in_thread(*args: Any, **kwargs: Any) -> Any:
+            return self._in_threads(function, args, kwargs)
+
+        return self.policy(attempt_in_thread)
+
+    def _race(self) -> tuple[Race, Clock, float]:
+        clock = self.policy.clock or clocks.current()
+        return Race(self.policy, self.timeouts, clock), clock, self.timeouts.quantile(self.quantile)
+
+    def _in_threads(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """One attempt of the policy, in one thread or two. The race is run by this thread alone."""
+        race, _, patience = self._race()
+        ended: SimpleQueue[tuple[int, Outcome, BaseException | None]] = SimpleQueue()
+        limit = self.timeouts.request()
+
+        def attempt(number: int) -> None:
+            outcome, broken = Outcome(), None
+            try:
+                with deadline(limit):
+                    outcome.result = function(*args, **kwargs)
+            except Exception as error:
+                outcome.error = error
+            except BaseException as error:  # somebody waits for this thread: it ends there
+                broken = error
+            ended.put((number, outcome, broken))
+            if number == SECOND:
+                race.leave()
+
+        def take(seconds: float | None = None) -> None:
+            number, outcome, broken = ended.get(timeout=seconds)
+            if broken is None:
+                race.ended(number, outcome)
+            else:
+                race.broken(broken)
+
+        _start(attempt, FIRST)
+        try:
+            try:
+                take(patience)
+            except Empty:
+                if race.hedge():
+                    try:
+                        _start(attempt, SECOND)
+                    except RuntimeError:  # there is no room for another thread
+                        race.unsent()
+            while not race.over:
+                take()
+            return race.result()
+        finally:
+            race.close()
+
+    async def _in_tasks(
+        self, function: Callable[..., Awaitable[Any]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """One attempt of the policy, in one task or two, under asyncio or trio."""
+        race, clock, patience = self._race()
+        crew = TrioCrew() if clocks.in_trio() else AsyncioCrew()
+        hedged = False
+
+        async def attempt(number: int) -> None:
+            race.sent = number == SECOND
+            try:
+                try:
+                    outcome = Outcome(None, await function(*args, **kwargs))
+                except Exception as error:
+                    outcome = Outcome(error)
+                race.ended(number, outcome)
+            except BaseException as error:
+                race.broken(error)
+                if isinstance(error, crew.Cancelled):
+                    raise
+            finally:
+                if race.over:
+                    crew.over.set()
+
+        try:
+            async with crew:
+                crew.start(attempt, FIRST)
+                try:
+                    async with clock.within(patience):
+                        await crew.over.wait()
+                except AttemptTimeout:
+                    hedged = race.hedge()
+                    if hedged:
+                        crew.start(attempt, SECOND)
+                    await crew.over.wait()
+                crew.cancel()
+        finally:
+            if hedged:
+                race.leave() if race.sent else race.unsent()
+            race.close()
+        return race.result()
+
+    def __repr__(self) -> str:
+        return f"Hedge({self.policy!r}, {self.timeouts!r}, quantile={self.quantile:g})"
+
+
+class AsyncioCrew:
+    """The tasks of one race under asyncio; leaving the block waits for them, and a cancellation reaches them."""
+
+    def __init__(self) -> None:
+        import asyncio
+
+        self.Cancelled: type[BaseException] = asyncio.CancelledError
+        self.over: Any = asyncio.Event()
+        self._group = asyncio.TaskGroup()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> None:
+        await self._group.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._group.__aexit__(kind, error, trace)
+
+    def start(self, attempt: Callable[[int], Any], number: int) -> None:
+        self._tasks.append(self._group.create_task(attempt(number)))
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+class TrioCrew:
+    """The same under trio: a nursery."""
+
+    def __init__(self) -> None:
+        trio: Any = sys.modules["trio"]
+        self.Cancelled: type[BaseException] = trio.Cancelled
+        self.over: Any = trio.Event()
+        self._manager = trio.open_nursery()
+
+    async def __aenter__(self) -> None:
+        self._nursery = await self._manager.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        swallowed: bool | None = await self._manager.__aexit__(kind, error, trace)
+        return swallowed
+
+    def start(self, attempt: Callable[[int], Any], number: int) -> None:
+        self._nursery.start_soon(attempt, number)
+
+    def cancel(self) -> None:
+        self._nursery.cancel_scope.cancel()
+
+
+def _start(attempt: Callable[[int], None], number: int) -> None:
+    Thread(target=copy_context().run, args=(attempt, number), name="abate hedge", daemon=True).start()
+
+
+def _callable(function: object) -> None:
+    if not callable(function):
+        if hasattr(function, "close"):
+            function.close()  # a coroutine that will not be awaited after all
+        raise TypeError(f"a hedge needs a function and its arguments apart, not {function!r}")

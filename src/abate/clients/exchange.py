@@ -1,0 +1,92 @@
+"""What every HTTP client shares: which policy a request is sent under, and the headers that travel with it.
+
+A client gives two things, how to send a request and how to read a response, and gets:
+
+* HTTP's own table for responses, behind whatever rules the policy has (`rules_for`);
+* a request that may not be repeated is sent again only where the failure proves that the server never saw it, and
+  one whose body cannot be replayed is never sent again (`Plan`);
+* ``Abate-Attempt`` and ``Abate-Deadline`` on requests; a response with ``Abate-Exhausted`` is not retried: a service
+  behind it has done so.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from abate.call.policy import Policy
+from abate.decide import http
+from abate.decide.outcome import LAYER, Outcome, Ruling
+from abate.decide.rules import Rule
+from abate.schedule.deadlines import remaining
+
+ATTEMPT = "Abate-Attempt"
+DEADLINE = "Abate-Deadline"
+EXHAUSTED = "Abate-Exhausted"
+
+ReadResponse = Callable[[Any], tuple[int, Mapping[str, str]]]
+JudgeError = Callable[[Exception], Ruling | None]
+
+
+class OnExchange(Rule):
+    """A client's rule: its library's errors by `judge_error`, its responses by HTTP's table."""
+
+    judge_error: JudgeError
+    read: ReadResponse
+
+    reads_results = True
+
+    def judge(self, outcome: Outcome) -> Ruling | None:
+        if outcome.error is not None:
+            return self.judge_error(outcome.error)
+        status, headers = self.read(outcome.result)
+        if status >= 400 and http.header(headers, EXHAUSTED) is not None:
+            return LAYER
+        return http.judge(status, headers)
+
+
+class Plan:
+    """The policies that a client's requests are sent under, made once for each client.
+
+    The policy's own `on` is asked first, then the client's rule. All share the policy's budget and gate.
+    """
+
+    __slots__ = ("_once", "_repeatable", "_unsafe", "policy")
+
+    def __init__(self, policy: Policy, judge_error: JudgeError, read: ReadResponse) -> None:
+        if not isinstance(policy, Policy):
+            raise TypeError(f"policy must be a Policy, not {policy!r}")
+        self.policy = policy
+        fitted = policy.also(OnExchange(judge_error, read))
+        declared = policy.idempotent
+        self._repeatable = fitted.replace(idempotent=True if declared is None else declared)
+        self._unsafe = fitted.replace(idempotent=False if declared is None else declared)
+        self._once = fitted.replace(attempts=1)
+
+    def for_request(self, method: str, headers: Mapping[str, str], *, replayable: bool) -> Policy:
+        """The policy for one request."""
+        if not replayable:
+            return self._once
+        return self._repeatable if http.repeatable(method, headers) else self._unsafe
+
+
+def new_key() -> str:
+    """A fresh ``Idempotency-Key``: given to a request once, it is the same on every attempt."""
+    return str(uuid.uuid4())
+
+
+def travelling(attempt: int) -> dict[str, str]:
+    """The headers of one attempt: its number, and the milliseconds that are left, if there is a deadline."""
+    left = remaining()
+    if left is None:
+        return {ATTEMPT: str(attempt)}
+    return {ATTEMPT: str(attempt), DEADLINE: str(int(left * 1000))}
+
+
+def within(timeout: float | None) -> float | None:
+    """A timeout of the library's, in seconds, cut to what remains until the deadline; None means no bound."""
+    left = remaining()
+    if left is None or timeout is None:
+        return timeout if left is None else left
+    return min(left, timeout)
