@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 CREATED := $(VENV)/.created
 DEV := $(VENV)/.dev
 BENCH := $(VENV)/.bench
-MUTATION := $(VENV)/.mutation
+SYSTEM := $(VENV)/.system
 
 CORE := src/abate/decide/*,src/abate/schedule/*,src/abate/admit/*,src/abate/call/*
 
@@ -41,12 +41,12 @@ bench: $(BENCH) ## abate beside its peers, as ratios
 	$(BIN)/python benchmarks/calls.py
 	$(BIN)/python benchmarks/budget.py
 
-mutation: $(MUTATION) ## Break schedule/ and admit/ on purpose, list what no test noticed (slow)
+mutation: $(DEV) ## Break schedule/ and admit/ on purpose, list what no test noticed (slow)
 	$(BIN)/python benchmarks/mutation.py
 
 requirements: ## Pin requirements/*.txt anew (needs uv; newer versions: UPGRADE=--upgrade)
 	@command -v $(UV) >/dev/null || { echo "make requirements needs uv on the PATH, or UV=path/to/uv" >&2; exit 1; }
-	cd requirements && for set in dev bench mutation; do \
+	cd requirements && for set in dev bench; do \
 		$(UV) pip compile $(UPGRADE) --quiet --universal --python-version 3.11 --generate-hashes \
 			--no-emit-index-url --no-annotate --no-header $$set.in --output-file $$set.txt || exit 1; \
 	done
@@ -66,7 +66,11 @@ $(CREATED):
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-$(DEV): $(CREATED) requirements/dev.txt pyproject.toml
+$(SYSTEM): $(CREATED) requirements/system
+	requirements/system
+	@touch $@
+
+$(DEV): $(SYSTEM) requirements/dev.txt pyproject.toml
 	$(PIP) install --require-hashes -r requirements/dev.txt
 	$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
@@ -75,6 +79,3 @@ $(BENCH): $(DEV) requirements/bench.txt
 	$(PIP) install --require-hashes -r requirements/bench.txt
 	@touch $@
 
-$(MUTATION): $(DEV) requirements/mutation.txt
-	$(PIP) install --require-hashes -r requirements/mutation.txt
-	@touch $@

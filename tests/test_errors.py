@@ -84,7 +84,7 @@ def test_the_report_on_them_travels_too():
     [
         (REPORT, "orders gave up after 3 attempts and 1.25 s of waiting: attempts"),
         (Report("orders", 1, 0.0, "fatal"), "orders gave up after 1 attempt: fatal"),
-        (Report("", 2, 0.12345, "budget"), " gave up after 2 attempts and 0.123 s of waiting: budget"),
+        (Report("", 2, 0.12345, "budget"), "a policy gave up after 2 attempts and 0.123 s of waiting: budget"),
         (
             Report("outer", 1, 0.0, "layer", inner=REPORT),
             "outer gave up after 1 attempt: layer (orders gave up after 3 attempts and 1.25 s of waiting: attempts)",

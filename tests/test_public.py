@@ -17,9 +17,9 @@ MODULES = sorted(
 
 NAMES = {
     "abate": """
-        AbateError AttemptTimeout Backoff Budget Gate LayeredRetryWarning Outcome Permits Policy Refused Report
-        RetryExhausted Ruling Throttle TokenBucket consistent_jitter deadline events http load_policies observe
-        on_error on_result remaining report retry testing ticks widen
+        AbateError AttemptTimeout Backoff Budget Gate Hedge LayeredRetryWarning Outcome Permits Policy Refused Report
+        RetryExhausted Ruling Throttle Timeouts TokenBucket clients consistent_jitter deadline events http
+        load_policies observe on_error on_result remaining report retry retry_on_db_conflict testing ticks widen
     """,
     "abate.decide": "Outcome Rule Rules Ruling http on_error on_result widen",
     "abate.schedule": """
@@ -75,7 +75,7 @@ def test_importing_abate_imports_no_event_loop():
     """`import abate` leaves asyncio, trio, logging and the test helpers alone."""
     loaded = fresh(
         "import sys; before = set(sys.modules); import abate;"
-        "print(*(set(sys.modules) - before) & {'asyncio', 'trio', 'logging', 'abate.testing', 'abate.observe'})"
+        "print(*(set(sys.modules) - before) & {'asyncio', 'trio', 'inspect', 'abate.testing', 'abate.clients'})"
     )
     assert loaded == ""
 

@@ -15,7 +15,10 @@ from abate.errors import AbateError, AttemptTimeout, LayeredRetryWarning, Refuse
 from abate.schedule import Backoff, consistent_jitter, deadline, remaining, ticks
 
 if TYPE_CHECKING:
-    from abate import observe, testing
+    from abate import clients, observe, testing
+    from abate.call.hedge import Hedge
+    from abate.clients.databases import retry_on_db_conflict
+    from abate.schedule.latency import Timeouts
 
 __version__ = "0.1.0"
 
@@ -28,6 +31,7 @@ __all__ = [
     "Backoff",
     "Budget",
     "Gate",
+    "Hedge",
     "LayeredRetryWarning",
     "Outcome",
     "Permits",
@@ -37,7 +41,9 @@ __all__ = [
     "RetryExhausted",
     "Ruling",
     "Throttle",
+    "Timeouts",
     "TokenBucket",
+    "clients",
     "consistent_jitter",
     "deadline",
     "events",
@@ -49,16 +55,24 @@ __all__ = [
     "remaining",
     "report",
     "retry",
+    "retry_on_db_conflict",
     "testing",
     "ticks",
     "widen",
 ]
 
-_ON_DEMAND = ("observe", "testing")
+_PARTS = ("clients", "observe", "testing")
+_ELSEWHERE = {
+    "Hedge": "abate.call.hedge",
+    "Timeouts": "abate.schedule.latency",
+    "retry_on_db_conflict": "abate.clients.databases",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the parts that calls don't need when somebody asks for them."""
-    if name in _ON_DEMAND:
+    """Import what calls don't need when somebody asks for it."""
+    if name in _PARTS:
         return importlib.import_module(f"abate.{name}")
+    if name in _ELSEWHERE:
+        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
     raise AttributeError(f"module 'abate' has no attribute {name!r}")

@@ -58,7 +58,7 @@ class Report(Value):
 
     def __str__(self) -> str:
         plural = "" if self.attempts == 1 else "s"
-        text = f"{self.policy} gave up after {self.attempts} attempt{plural}"
+        text = f"{self.policy or 'a policy'} gave up after {self.attempts} attempt{plural}"
         if self.waited:
             text += f" and {self.waited:.3g} s of waiting"
         text += f": {self.reason}"

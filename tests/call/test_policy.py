@@ -1,5 +1,6 @@
 """The policy as a value: what it takes, what it refuses, how it is compared, changed and shown."""
 
+import copy
 import math
 import random
 
@@ -207,6 +208,17 @@ def test_replace_refuses_unknown_settings(changes):
         Policy(on=OSError).replace(**changes)
 
 
+def test_also_adds_to_what_is_retried():
+    """The policy is the same but for that: its own rules come first, and the budget is shared."""
+    before = Policy(on=lambda error: 1.0 if isinstance(error, OSError) else None, name="orders", backoff=[0.0])
+    after = before.also(KeyError, OSError)
+    with VirtualClock() as clock:
+        assert after.call(Script(KeyError(), OSError(), "fine")) == "fine"
+    assert clock.waits == [1.0]  # the hint of the policy's own rule, which was asked before the one added
+    assert after.budget is before.budget
+    assert after.name == "orders"
+
+
 # -- repr
 
 
@@ -233,3 +245,10 @@ def test_a_repr_leaves_out_what_was_not_given():
     for part in ("unless=(FileNotFoundError,)", "gate=Permits(1", "idempotent=True", "clock=", "rng="):
         assert part in full
         assert part.partition("=")[0] + "=" not in shown
+
+
+def test_a_copy_is_the_policy_itself():
+    """It is frozen, and its budget is meant to be one."""
+    policy = Policy(on=OSError)
+    assert copy.copy(policy) is policy
+    assert copy.deepcopy({"policy": policy})["policy"] is policy

@@ -179,6 +179,21 @@ def test_whatever_is_a_coroutine_function_inside_stays_one(policy, make):
     assert asyncio.run(decorated()) == "fine"
 
 
+@pytest.mark.parametrize("mark", [getattr(inspect, "markcoroutinefunction", None)])
+@BOTH
+def test_a_function_that_was_marked_as_a_coroutine_function_is_one(policy, mark):
+    """Where Python lets a plain function be marked so (from 3.12 on), the mark is believed; elsewhere nothing is."""
+    script = Script(ConnectionError(), "fine")
+
+    def load():
+        return script.acall()
+
+    decorated = policy(mark(load) if mark else load)
+    assert inspect.iscoroutinefunction(decorated) is (mark is not None)
+    if mark:
+        assert asyncio.run(decorated()) == "fine"
+
+
 # -- what cannot
 
 

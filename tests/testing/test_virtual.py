@@ -228,6 +228,21 @@ def test_within_cuts_in_virtual_time(run):
         run(main)
 
 
+@in_both_loops
+def test_what_nobody_waits_for_moves_no_time(run):
+    """The end of a block that was left in time, and of a sleep that was cancelled, does not come."""
+
+    async def main():
+        clock = clocks.current()
+        async with clock.within(60.0):
+            await clock.asleep(1.0)
+        await (trio.to_thread.run_sync(time.sleep, 0.05) if clocks.in_trio() else asyncio.to_thread(time.sleep, 0.05))
+        return clock.now()
+
+    with VirtualClock():
+        assert run(main) == 1.0
+
+
 def test_a_foreign_loop_is_given_time_to_settle():
     """A loop that does not show what is ready to run still gets its sleepers woken."""
 

@@ -44,21 +44,6 @@ FIRST, SECOND = 1, 2
 class Race:
     """Two attempts at one answer, without I/O: the drivers tell what happened, and it says when it is over."""
 
-    __slots__ = (
-        "_answer",
-        "_broken",
-        "_clock",
-        "_known",
-        "_late",
-        "_policy",
-        "_running",
-        "_started",
-        "_timeouts",
-        "accepted",
-        "over",
-        "sent",
-    )
-
     def __init__(self, policy: Policy, timeouts: Timeouts, clock: Clock) -> None:
         self._policy = policy
         self._timeouts = timeouts
@@ -68,8 +53,7 @@ class Race:
         self._answer: Outcome | None = None
         self._broken: BaseException | None = None
         self._late = self._known = False
-        self.accepted = True
-        self.sent = False
+        self.second: Outcome | None = None
         self.over = False
 
     def hedge(self) -> bool:
@@ -93,20 +77,24 @@ class Race:
         if self._policy.gate is not None:
             self._policy.gate.refund()
 
-    def leave(self) -> None:
-        """The second attempt has ended, in whatever way."""
-        if self._policy.gate is not None:
-            self._policy.gate.leave(self.accepted)
+    def leave(self, outcome: Outcome | None) -> None:
+        """The second attempt has ended: with this outcome, or cut off, which says nothing against the server."""
+        if self._policy.gate is None:
+            return
+        accepted = False
+        try:
+            accepted = outcome is None or self._good(outcome) or not self._policy.rules.decide(outcome).retry
+        finally:
+            self._policy.gate.leave(accepted)
 
-    def ended(self, number: int, outcome: Outcome) -> None:
+    def ended(self, which: int, outcome: Outcome) -> None:
         """An attempt has ended by itself."""
         self._running -= 1
-        rules = self._policy.rules
-        good = outcome.error is None and (not self._policy.reads_results or rules.judge(outcome) is None)
-        if number == FIRST:
+        good = self._good(outcome)
+        if which == FIRST:
             self._learn(outcome, good)
         else:
-            self.accepted = good or not rules.decide(outcome).retry
+            self.second = outcome
         if self.over:
             return
         if good or self._answer is None:
@@ -123,6 +111,9 @@ class Race:
         if self._late and not self._known:
             self._timeouts.timed_out(self._elapsed())
 
+    def _good(self, outcome: Outcome) -> bool:
+        return outcome.error is None and (not self._policy.reads_results or self._policy.rules.judge(outcome) is None)
+
     def _learn(self, outcome: Outcome, good: bool) -> None:
         self._known = True
         if good:
@@ -136,7 +127,7 @@ class Race:
     def result(self) -> Any:
         """The answer; or else the error that came first."""
         outcome, error = self._answer, self._broken
-        self._answer = self._broken = None
+        self._answer = self._broken = self.second = None
         try:
             if error is None:
                 assert outcome is not None
@@ -195,7 +186,8 @@ class Hedge:
         2
         """
         _callable(function)
-        return self.policy.call(partial(self._in_threads, function), args, kwargs)
+        result: T = self.policy.call(partial(self._in_threads, function), args, kwargs)
+        return result
 
     async def acall(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a coroutine function with hedged attempts, under asyncio or trio.
@@ -206,7 +198,8 @@ class Hedge:
         'order 42'
         """
         _callable(function)
-        return await self.policy.acall(partial(self._in_tasks, function), args, kwargs)
+        result: T = await self.policy.acall(partial(self._in_tasks, function), args, kwargs)
+        return result
 
     @overload
     def __call__(self, function: classmethod[Owner, P, T]) -> classmethod[Owner, P, T]: ...
@@ -250,7 +243,7 @@ class Hedge:
         ended: SimpleQueue[tuple[int, Outcome, BaseException | None]] = SimpleQueue()
         limit = self.timeouts.request()
 
-        def attempt(number: int) -> None:
+        def attempt(which: int) -> None:
             outcome, broken = Outcome(), None
             try:
                 with deadline(limit):
@@ -259,14 +252,14 @@ class Hedge:
                 outcome.error = error
             except BaseException as error:  # somebody waits for this thread: it ends there
                 broken = error
-            ended.put((number, outcome, broken))
-            if number == SECOND:
-                race.leave()
+            ended.put((which, outcome, broken))
+            if which == SECOND:
+                race.leave(None if broken else outcome)
 
         def take(seconds: float | None = None) -> None:
-            number, outcome, broken = ended.get(timeout=seconds)
+            which, outcome, broken = ended.get(timeout=seconds)
             if broken is None:
-                race.ended(number, outcome)
+                race.ended(which, outcome)
             else:
                 race.broken(broken)
 
@@ -294,14 +287,13 @@ class Hedge:
         crew = TrioCrew() if clocks.in_trio() else AsyncioCrew()
         hedged = False
 
-        async def attempt(number: int) -> None:
-            race.sent = number == SECOND
+        async def attempt(which: int) -> None:
             try:
                 try:
                     outcome = Outcome(None, await function(*args, **kwargs))
                 except Exception as error:
                     outcome = Outcome(error)
-                race.ended(number, outcome)
+                race.ended(which, outcome)
             except BaseException as error:
                 race.broken(error)
                 if isinstance(error, crew.Cancelled):
@@ -324,7 +316,7 @@ class Hedge:
                 crew.cancel()
         finally:
             if hedged:
-                race.leave() if race.sent else race.unsent()
+                race.leave(race.second)
             race.close()
         return race.result()
 
@@ -351,8 +343,8 @@ class AsyncioCrew:
     ) -> None:
         await self._group.__aexit__(kind, error, trace)
 
-    def start(self, attempt: Callable[[int], Any], number: int) -> None:
-        self._tasks.append(self._group.create_task(attempt(number)))
+    def start(self, attempt: Callable[[int], Any], which: int) -> None:
+        self._tasks.append(self._group.create_task(attempt(which)))
 
     def cancel(self) -> None:
         for task in self._tasks:
@@ -377,18 +369,18 @@ class TrioCrew:
         swallowed: bool | None = await self._manager.__aexit__(kind, error, trace)
         return swallowed
 
-    def start(self, attempt: Callable[[int], Any], number: int) -> None:
-        self._nursery.start_soon(attempt, number)
+    def start(self, attempt: Callable[[int], Any], which: int) -> None:
+        self._nursery.start_soon(attempt, which)
 
     def cancel(self) -> None:
         self._nursery.cancel_scope.cancel()
 
 
-def _start(attempt: Callable[[int], None], number: int) -> None:
-    Thread(target=copy_context().run, args=(attempt, number), name="abate hedge", daemon=True).start()
+def _start(attempt: Callable[[int], None], which: int) -> None:
+    Thread(target=copy_context().run, args=(attempt, which), name="abate hedge", daemon=True).start()
 
 
-def _callable(function: object) -> None:
+def _callable(function: Any) -> None:
     if not callable(function):
         if hasattr(function, "close"):
             function.close()  # a coroutine that will not be awaited after all

@@ -275,6 +275,12 @@ class Policy:
     def __delattr__(self, name: str) -> NoReturn:
         raise AttributeError("a Policy is frozen")
 
+    def __copy__(self) -> Policy:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Policy:
+        return self  # frozen, and a copy of the budget would be a second one
+
     def __repr__(self) -> str:
         defaults = {"unless": (), "clock": None, "rng": None, "gate": None, "idempotent": None}
         shown = (

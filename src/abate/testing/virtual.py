@@ -25,6 +25,20 @@ SETTLE = 8
 """Passes of a foreign event loop after which nothing else is taken to be runnable."""
 
 
+class Timer:
+    """Somebody to be woken at an instant; `wake` is None when that is over."""
+
+    __slots__ = ("due", "order", "wake")
+
+    def __init__(self, due: float, order: int, wake: Callable[[], object]) -> None:
+        self.due = due
+        self.order = order
+        self.wake: Callable[[], object] | None = wake
+
+    def __lt__(self, other: Timer) -> bool:
+        return (self.due, self.order) < (other.due, other.order)
+
+
 class VirtualClock:
     """A clock for tests: sleeping moves it, and takes no time.
 
@@ -43,7 +57,7 @@ class VirtualClock:
     def __init__(self, start: float = 0.0) -> None:
         self._now = number("start", start)
         self._lock = Lock()
-        self._timers: list[tuple[float, int, Callable[[], object]]] = []
+        self._timers: list[Timer] = []
         self._order = count()
         self._jumping = False
         self._loop: object = None
@@ -108,27 +122,35 @@ class VirtualClock:
             if not future.done():
                 future.set_result(None)
 
-        self.at(due, wake)
-        await future
+        timer = self.at(due, wake)
+        try:
+            await future
+        finally:
+            timer.wake = None
 
     async def _asleep_in_trio(self, due: float) -> None:
         event = sys.modules["trio"].Event()
-        self.at(due, event.set)
-        await event.wait()
+        timer = self.at(due, event.set)
+        try:
+            await event.wait()
+        finally:
+            timer.wake = None
 
-    def at(self, due: float, wake: Callable[[], object]) -> None:
+    def at(self, due: float, wake: Callable[[], object]) -> Timer:
         """Have `wake` called when time has come to `due`, in the running event loop."""
         loop = _running_loop()
         if loop is not self._loop:  # what an earlier loop left behind will never be waited for again
             self._loop, self._jumping = loop, False
             self._timers.clear()
-        heapq.heappush(self._timers, (due, next(self._order), wake))
+        timer = Timer(due, next(self._order), wake)
+        heapq.heappush(self._timers, timer)
         if not self._jumping:
             self._jumping = True
             if clocks.in_trio():
                 sys.modules["trio"].lowlevel.spawn_system_task(self._jump_in_trio)
             else:
                 loop.call_soon(self._jump_in_asyncio, loop, SETTLE)
+        return timer
 
     def _jump_in_asyncio(self, loop: Any, passes: int) -> None:
         """Jump to the earliest timer when nothing else is ready to run; look again until none is left."""
@@ -152,9 +174,10 @@ class VirtualClock:
             self._jumping = False
 
     def _jump(self) -> None:
-        due, _, wake = heapq.heappop(self._timers)
-        self._now = max(self._now, due)
-        wake()
+        timer = heapq.heappop(self._timers)
+        if timer.wake is not None:  # or nobody waits for it any more: then it moves no time
+            self._now = max(self._now, timer.due)
+            timer.wake()
 
 
 def _running_loop() -> Any:
@@ -180,7 +203,6 @@ class _VirtualWithin:
     def __init__(self, clock: VirtualClock, seconds: float) -> None:
         self._clock = clock
         self._seconds = seconds
-        self._open = False
 
     async def __aenter__(self) -> None:
         due = self._clock.now() + self._seconds
@@ -194,11 +216,10 @@ class _VirtualWithin:
             self._scope = asyncio.timeout(None)
             expire = lambda: self._scope.reschedule(asyncio.get_running_loop().time())  # noqa: E731
         await self._scope.__aenter__()
-        self._open = True
-        self._clock.at(due, lambda: self._open and expire())
+        self._timer = self._clock.at(due, expire)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open = False
+        self._timer.wake = None
         await cut(self._scope, self._seconds, kind, error, trace)

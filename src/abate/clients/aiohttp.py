@@ -1,0 +1,261 @@
+"""Retries for aiohttp: a client middleware, for ``ClientSession(middlewares=(middleware(policy),))``.
+
+Everything else of the session stays as it was: redirects, auth and cookies are the session's, and each request that it
+sends is one call of the policy. The one retry that aiohttp makes by itself, after a connection that broke, is kept
+from sending anything.
+
+* aiohttp's errors: a connection that could not be made or had is a request that the server never saw; timeouts are
+  overload; a connection that broke, and an answer that makes no sense, are blips. Responses are judged by HTTP's
+  table (`abate.decide.http`).
+* A response is handed over unread: what fails in its body later is not retried.
+* A deadline cuts an attempt off, with aiohttp's own error. aiohttp's `total` stands around all attempts: when it is
+  over, so is the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from aiohttp import (
+    ClientConnectionError,
+    ClientConnectorError,
+    ClientHandlerType,
+    ClientMiddlewareType,
+    ClientOSError,
+    ClientPayloadError,
+    ClientRequest,
+    ClientResponse,
+    ClientResponseError,
+    ClientSSLError,
+    ConnectionTimeoutError,
+    MultipartWriter,
+    ServerDisconnectedError,
+    ServerFingerprintMismatch,
+    ServerTimeoutError,
+    SocketTimeoutError,
+)
+from aiohttp.http import HttpProcessingError
+from aiohttp.payload import BytesPayload, IOBasePayload
+
+from abate import clock
+from abate.call import tasks
+from abate.call.policy import Policy
+from abate.clients.exchange import Plan, new_key, travelling
+from abate.decide import http
+from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Ruling
+from abate.errors import AttemptTimeout, RetryExhausted
+from abate.schedule.deadlines import remaining
+
+BUSY = Ruling.overload(reached=False)
+REPEATED = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
+"""The methods that aiohttp sends again by itself."""
+
+
+class Timeouts(Protocol):
+    """Timeouts that follow what is observed."""
+
+    def request(self) -> float:
+        """Seconds to wait for a response."""
+        ...
+
+    def connect(self) -> float:
+        """Seconds to wait for a connection."""
+        ...
+
+    def observe(self, seconds: float) -> object:
+        """A good response took this long to come."""
+        ...
+
+
+def middleware(
+    policy: Policy, *, idempotency_key: bool = False, timeouts: Timeouts | None = None
+) -> ClientMiddlewareType:
+    """A client middleware that retries by a policy.
+
+    * `policy`: its own `on` is asked first, then the rules for aiohttp's errors and HTTP's table.
+    * `idempotency_key`: put an ``Idempotency-Key`` on requests whose method is not safe and which have none, the same
+      one on every attempt. Only do so where the server knows what it means.
+    * `timeouts`: an object whose ``request()`` and ``connect()`` bound the wait for a response and for a connection,
+      and whose ``observe(seconds)`` is told how long each good response took to come.
+
+    The last response is returned, or the last error raised, as it is. A body that cannot be replayed (a generator, a
+    pipe) is never sent twice.
+
+    >>> import abate, aiohttp, asyncio
+    >>> policy = abate.Policy(on=abate.http.transient, name="orders", backoff=[0.0])
+    >>> async def load():
+    ...     async with aiohttp.ClientSession(middlewares=(middleware(policy),)) as session:
+    ...         await session.get("http://127.0.0.1:1/")  # where nobody listens
+    >>> try:
+    ...     asyncio.run(load())
+    ... except aiohttp.ClientConnectorError as error:
+    ...     print(abate.report(error))
+    orders gave up after 3 attempts: attempts
+    """
+    if not isinstance(idempotency_key, bool):
+        raise TypeError(f"idempotency_key must be True or False, not {idempotency_key!r}")
+    if timeouts is not None and not all(
+        callable(getattr(timeouts, name, None)) for name in ("request", "connect", "observe")
+    ):
+        raise TypeError(f"timeouts must have request(), connect() and observe(), not be {timeouts!r}")
+    plan = Plan(policy, _judge, _read)
+
+    async def retrying(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+        _raise_again(request)
+        if idempotency_key and not http.repeatable(request.method, request.headers):
+            request.headers[http.KEY_HEADER] = new_key()
+        fitting = plan.for_request(request.method, request.headers, replayable=_replayable(request.body))
+        return await _Exchange(request, handler, fitting, timeouts).run()
+
+    return retrying
+
+
+class _Exchange:
+    """One request on its way: the number of its attempt, and the response that may yet be discarded."""
+
+    __slots__ = ("attempts", "handler", "held", "policy", "request", "timeouts")
+
+    def __init__(self, request: Any, handler: ClientHandlerType, policy: Policy, timeouts: Timeouts | None) -> None:
+        self.request = request
+        self.handler = handler
+        self.policy = policy
+        self.timeouts = timeouts
+        self.attempts = 0
+        self.held: ClientResponse | None = None
+
+    async def run(self) -> ClientResponse:
+        """Make the call."""
+        try:
+            return await tasks.drive(self.policy, None, 0, self.attempt, (), {})
+        except RetryExhausted:
+            raise  # it carries the response
+        except AttemptTimeout as error:
+            raise self.timed_out() from error
+        except (ClientOSError, ServerDisconnectedError) as error:
+            _remember(self.request, error)
+            raise
+        except _TotalOver as over:
+            raise over.error from None
+        except BaseException:
+            self.discard()  # the wait for the next attempt was broken off
+            raise
+
+    async def attempt(self) -> ClientResponse:
+        """Make one attempt."""
+        self.discard()
+        if self.attempts:
+            await self.request.close()  # what still writes the body must have ended before it is written again
+        self.attempts += 1
+        self.request.headers.update(travelling(self.attempts))
+        began = clock.current().now()
+        self.held = response = await self.send()
+        if self.timeouts is not None and response.status < 400:
+            self.timeouts.observe(clock.current().now() - began)
+        return response
+
+    async def send(self) -> ClientResponse:
+        """Send the request, within what time it is allowed."""
+        # where the policy has timeouts, it cuts attempts off by itself, and at the same instant
+        whole = None if self.policy.bounded else remaining()
+        scope = asyncio.timeout(whole)
+        self.request.response = early = None
+        try:
+            async with scope:
+                if self.timeouts is not None:
+                    loop, request = asyncio.get_running_loop(), self.timeouts.request()
+                    scope.reschedule(loop.time() + (request if whole is None else min(whole, request)))
+                    early = loop.call_later(self.timeouts.connect(), self.cut_off, scope)
+                return await self.handler(self.request)
+        except TimeoutError as error:
+            if scope.expired():
+                raise self.timed_out() from error
+            if getattr(getattr(self.request, "_timer", None), "_cancelled", False):
+                raise _TotalOver(error) from None
+            raise
+        finally:
+            if early is not None:
+                early.cancel()
+
+    def cut_off(self, scope: asyncio.Timeout) -> None:
+        """Cut the attempt off if it has no connection yet."""
+        if self.request.response is None and not scope.expired():
+            scope.reschedule(asyncio.get_running_loop().time())
+
+    def timed_out(self) -> ServerTimeoutError:
+        """The error for an attempt that was cut off, as aiohttp would raise it."""
+        if self.request.response is None:  # it is there as soon as anything is sent
+            return ConnectionTimeoutError(f"Connection timeout to host {self.request.url}")
+        return SocketTimeoutError("Timeout on reading data from socket")
+
+    def discard(self) -> None:
+        """Give the connection of the response that is held back, or close it if there is more to come."""
+        if self.held is not None:
+            self.held.release()
+            self.held = None
+
+
+class _TotalOver(BaseException):
+    """aiohttp's `total` is over: as with a cancellation, there is nothing to decide about it."""
+
+    def __init__(self, error: TimeoutError) -> None:
+        self.error = error
+
+
+# After an error of these kinds aiohttp calls the middlewares once more, for the same request: there is no switch for
+# that. The timer is the one thing that both have in common.
+_given_up: ContextVar[tuple[object, Exception] | None] = ContextVar("abate_aiohttp_given_up", default=None)
+
+
+def _remember(request: Any, error: Exception) -> None:
+    if request.method in REPEATED and not isinstance(error, ClientConnectorError):
+        _given_up.set((getattr(request, "_timer", None), error))
+
+
+def _raise_again(request: Any) -> None:
+    """Raise the error that the policy has just given up on, if this is aiohttp's own retry."""
+    last = _given_up.get()
+    if last is None:
+        return
+    _given_up.set(None)
+    timer, error = last
+    if timer is not None and timer is getattr(request, "_timer", None):
+        try:
+            raise error
+        finally:
+            del last, error  # its traceback holds this frame: don't hold it back
+
+
+def _judge(error: Exception) -> Ruling | None:
+    """The ruling on an error of aiohttp's."""
+    if isinstance(error, (ClientSSLError, ServerFingerprintMismatch)):
+        return None
+    if isinstance(error, ClientConnectorError):
+        return UNREACHED
+    if isinstance(error, ServerTimeoutError):
+        return BUSY if isinstance(error, ConnectionTimeoutError) else OVERLOAD
+    if isinstance(error, ClientResponseError):
+        # garbage is reported as a response of 400 that nobody sent
+        garbage = isinstance(error.__cause__, HttpProcessingError)
+        return BLIP if garbage else http.judge(error.status, error.headers)
+    return BLIP if isinstance(error, (ClientConnectionError, ClientPayloadError)) else None
+
+
+def _read(response: ClientResponse) -> tuple[int, Mapping[str, str]]:
+    """Status and headers of a response; a header that came twice is one with both values, as HTTP has it."""
+    headers = response.headers
+    if response.status < 400:
+        return response.status, headers
+    return response.status, {name: ", ".join(headers.getall(name)) for name in headers}
+
+
+def _replayable(body: Any) -> bool:
+    """Can a body be sent twice?"""
+    if isinstance(body, (bytes, BytesPayload)):
+        return True
+    if isinstance(body, MultipartWriter):
+        return all(_replayable(part) for part, _, _ in body)
+    # aiohttp tells whether a payload is used up since it leaves files open after they were sent
+    return isinstance(body, IOBasePayload) and hasattr(body, "consumed") and bool(body._value.seekable())

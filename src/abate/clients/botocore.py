@@ -1,0 +1,125 @@
+"""AWS, by botocore and boto3: a rule for their errors, and a configuration with the library's own retries off.
+
+A service's error has a code, and that decides; where the code says nothing, the HTTP status does. Both are judged by
+HTTP's one table, in which a throttled request is a 429 whatever its status (most services answer 400, S3 503). The hint
+is ``Retry-After`` or ``x-amz-retry-after`` (milliseconds), the longer of both.
+
+Without an answer: an endpoint or proxy that could not be connected to has seen nothing, which is safe to repeat
+whatever the operation does; a read timeout means overload; a connection that broke is a blip. TLS errors are fatal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from botocore import exceptions  # type: ignore[import-untyped]
+from botocore.config import Config  # type: ignore[import-untyped]
+
+from abate.decide import http
+from abate.decide.outcome import BLIP, FATAL, OVERLOAD, UNREACHED, Outcome, Ruling
+from abate.decide.rules import Rule
+from abate.schedule.hints import LONGEST
+
+STATUSES = {
+    **dict.fromkeys(
+        (
+            "BandwidthLimitExceeded",
+            "EC2ThrottledException",
+            "LimitExceededException",
+            "PriorRequestNotComplete",
+            "ProvisionedThroughputExceeded",
+            "ProvisionedThroughputExceededException",
+            "RequestLimitExceeded",
+            "RequestThrottled",
+            "RequestThrottledException",
+            "SlowDown",
+            "ThrottledException",
+            "Throttling",
+            "ThrottlingException",
+            "TooManyRequests",
+            "TooManyRequestsException",
+        ),
+        429,
+    ),
+    **dict.fromkeys(("RequestTimeout", "RequestTimeoutException"), 408),
+    **dict.fromkeys(("InternalError", "InternalFailure", "InternalServerError"), 500),
+    **dict.fromkeys(("ServiceUnavailable", "ServiceUnavailableException"), 503),
+}
+"""The HTTP status that a code stands for, whatever the response's own."""
+
+CONFLICTS = frozenset(
+    {
+        "ConditionalRequestConflict",
+        "OperationAborted",
+        "TransactionConflictException",
+        "TransactionInProgressException",
+    }
+)
+"""Codes that say: somebody else is at it, and will be done soon."""
+
+OVERLOADED_UNREACHED = Ruling.overload(reached=False)
+
+ERRORS = (
+    (exceptions.ConnectTimeoutError, OVERLOADED_UNREACHED),
+    (exceptions.EndpointConnectionError, UNREACHED),
+    (exceptions.ProxyConnectionError, UNREACHED),
+    (exceptions.ReadTimeoutError, OVERLOAD),
+    (exceptions.HTTPClientError, BLIP),  # ConnectionClosedError and ResponseStreamingError among them
+    (exceptions.IncompleteReadError, BLIP),
+    (exceptions.BotoCoreError, FATAL),
+)
+"""Errors without an answer of a service; the first that fits decides."""
+
+
+class OnService(Rule):
+    """Errors of botocore.
+
+    >>> slow_down = {"Error": {"Code": "SlowDown"}, "ResponseMetadata": {"HTTPStatusCode": 503}}
+    >>> transient.judge(Outcome(error=exceptions.ClientError(slow_down, "PutObject"))).reason
+    'overload'
+    """
+
+    def judge(self, outcome: Outcome) -> Ruling | None:
+        error = outcome.error
+        if isinstance(error, exceptions.ClientError):
+            return _answered(error.response)
+        return next((ruling for kind, ruling in ERRORS if isinstance(error, kind)), None)
+
+
+transient = OnService()
+"""The rule for `on`: what is worth another attempt, by the tables above."""
+
+
+def config(**settings: Any) -> Config:
+    """A botocore `Config` under which every operation makes exactly one attempt, for a policy around it to retry.
+
+    It also wins over ``AWS_MAX_ATTEMPTS`` and the configuration file.
+
+    >>> config(read_timeout=5.0).retries
+    {'total_max_attempts': 1, 'mode': 'standard'}
+    """
+    if "retries" in settings:
+        raise TypeError(f"retries cannot be set, as {settings['retries']!r}: the policy retries, botocore does not")
+    return Config(**settings, retries={"total_max_attempts": 1, "mode": "standard"})
+
+
+def _answered(response: Mapping[str, Any]) -> Ruling:
+    """The ruling on an answer of a service, as botocore has parsed it."""
+    metadata: Mapping[str, Any] = response.get("ResponseMetadata", {})
+    headers: Mapping[str, str] = metadata.get("HTTPHeaders", {})
+    code = response.get("Error", {}).get("Code", "")
+    ruling = http.judge(STATUSES.get(code) or metadata.get("HTTPStatusCode") or 0, headers) or FATAL
+    if code in CONFLICTS:
+        ruling = BLIP
+    own = _milliseconds(http.header(headers, "x-amz-retry-after"))
+    if not ruling.retry or own is None:
+        return ruling
+    return Ruling(True, ruling.reason, max(own, ruling.hint or 0.0))
+
+
+def _milliseconds(value: str | None) -> float | None:
+    """Seconds asked for in milliseconds, or None where they cannot be read."""
+    if value is None or not (value.isascii() and value.isdigit()):
+        return None
+    return min(float(value) / 1000.0, LONGEST)

@@ -1,0 +1,399 @@
+"""Retries for httpx, and for httpx2, which has the same interface: transports that stand around another one.
+
+Redirects, auth, cookies and streaming stay the client's; each request that it sends is one call of the policy.
+
+* A response that is not the final one is read to its end, if that is near, and closed before the wait, so that its
+  connection serves others. The final one is handed over unread: what fails later, in its body, is not retried.
+* The timeouts of an attempt are cut to what remains until the deadline.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from abate import clock as clocks
+from abate.call import tasks, threads
+from abate.call.giveup import give_ups, report
+from abate.call.policy import Policy
+from abate.clients.exchange import ATTEMPT, EXHAUSTED, JudgeError, Plan, new_key, travelling
+from abate.clock import Clock
+from abate.decide.http import KEY_HEADER, SAFE_METHODS
+from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Ruling
+from abate.errors import AttemptTimeout, LayeredRetryWarning, Report, RetryExhausted
+from abate.schedule.deadlines import remaining
+
+if TYPE_CHECKING:
+    import httpx
+else:
+    try:
+        import httpx
+    except ModuleNotFoundError:
+        import httpx2 as httpx
+
+REPORT = "abate_report"
+"""Where a response that was given up on carries its `Report`: ``response.extensions["abate_report"]``."""
+
+BUSY = Ruling.overload(reached=False)
+SHORTEST = 0.001
+"""Seconds; a timeout is not cut below this, because zero would mean not to wait for the socket at all."""
+READ_AT_MOST, READ_FOR = 65_536, 1.0
+"""Bytes and seconds: how much of a discarded response is read to keep its connection; a longer one loses it."""
+
+
+class Timeouts(Protocol):
+    """Timeouts in seconds that follow what is observed: until a response comes, and until a connection is made."""
+
+    def request(self) -> float: ...
+    def connect(self) -> float: ...
+    def observe(self, seconds: float) -> object: ...
+
+
+class _Around:
+    """What both transports share: everything that doesn't wait."""
+
+    _plain: type[Any]
+    _sends_by: str
+
+    def __init__(
+        self, policy: Policy, transport: Any = None, *, idempotency_key: bool = False, timeouts: Timeouts | None = None
+    ) -> None:
+        inner = self._plain() if transport is None else transport
+        if not isinstance(policy, Policy):
+            raise TypeError(f"policy must be a Policy, not {policy!r}")
+        if not callable(getattr(inner, self._sends_by, None)):
+            raise TypeError(f"transport must have {self._sends_by}(), not be {inner!r}")
+        if not isinstance(idempotency_key, bool):
+            raise TypeError(f"idempotency_key must be True or False, not {idempotency_key!r}")
+        needed = () if timeouts is None else ("request", "connect", "observe")
+        if not all(callable(getattr(timeouts, name, None)) for name in needed):
+            raise TypeError(f"timeouts must have request(), connect() and observe(), not be {timeouts!r}")
+        self.inner = inner
+        self.library = _library(inner)
+        self.name: str = policy.name or self.library.__name__
+        self.wraps = policy.raises == "exhausted"
+        # a final response has no other way to bring its report than inside an error, which is taken off it again
+        clock = _Waiting(policy.clock, lets_go=policy.gate is None)
+        fitted = policy.replace(name=self.name, raises="exhausted", clock=clock)
+        self.plan = Plan(fitted, _judge_by(self.library), _read)
+        self._keys = idempotency_key
+        self._timeouts = timeouts
+        self.bytes: type = self.library.ByteStream
+        self._deposit = policy.budget.deposit
+        self._quick = policy.plain and timeouts is None
+        if getattr(getattr(inner, "_pool", None), "_retries", 0):
+            multiply = f"{inner!r} retries as well, and retries multiply: build it with retries=0"
+            warnings.warn(multiply, LayeredRetryWarning, stacklevel=2)
+
+    def short_of_key(self, request: httpx.Request) -> bool:
+        """Is this request to be given a key?"""
+        return self._keys and request.method not in SAFE_METHODS and KEY_HEADER not in request.headers
+
+    @contextmanager
+    def outfitted(self, exchange: _Exchange) -> Iterator[None]:
+        """For one attempt: its headers, and its timeouts."""
+        request, attempt, key = exchange.request, exchange.attempt, exchange.key
+        request.headers[ATTEMPT] = str(attempt)
+        kept = request.headers, request.extensions
+        if key is not None or self._timeouts is not None or remaining() is not None:
+            request.headers = request.headers.copy()
+            request.headers.update(travelling(attempt) if key is None else {**travelling(attempt), KEY_HEADER: key})
+            request.extensions = {**request.extensions, "timeout": self._cut(request.extensions.get("timeout", {}))}
+        started = clocks.current().now()
+        try:
+            yield
+            if self._timeouts is not None and exchange.held.status_code < 400:
+                self._timeouts.observe(clocks.current().now() - started)
+        finally:
+            request.headers, request.extensions = kept  # whoever sends it again does so at another time
+
+    def _cut(self, given: Mapping[str, float | None]) -> dict[str, float | None]:
+        own, left = self._timeouts, remaining()
+        bounds = {} if own is None else {"connect": own.connect(), "read": own.request()}
+        cut: dict[str, float | None] = {}
+        for phase in ("connect", "read", "write", "pool"):
+            known = [seconds for seconds in (given.get(phase), bounds.get(phase), left) if seconds is not None]
+            cut[phase] = max(min(known), SHORTEST) if known else None
+        return cut
+
+
+class _Exchange:
+    """One request on its way: the number of its attempt, and the response that may yet be discarded."""
+
+    def __init__(
+        self, around: _Around, request: httpx.Request, replayable: bool, made: Any, failure: Exception | None
+    ) -> None:
+        self.around = around
+        self.request = request
+        # a key is this call's, and not that of the next one with the same request
+        self.key = new_key() if around.short_of_key(request) else None
+        headers = request.headers if self.key is None else {KEY_HEADER: self.key}
+        self.policy = around.plan.for_request(request.method, headers, replayable=replayable)
+        self.attempt = 0 if made is None and failure is None else 1
+        self.made = made  # the response to a first attempt that is over already
+        self.held: Any = None
+        self.waited = 0.0
+        self._exhausted: Any = None
+
+    def __enter__(self) -> Self:
+        self._token = _on_the_way.set(self)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        _on_the_way.reset(self._token)
+        self._exhausted = error if self.gave_up(error) else None
+        return self._exhausted is not None
+
+    def gave_up(self, error: BaseException | None) -> bool:
+        """Is this error the policy's own, and to be taken off again?"""
+        return isinstance(error, RetryExhausted) and report(error) is error.report and not self.around.wraps
+
+    def send(self) -> Any:
+        """Make the next attempt."""
+        if self.made is not None:
+            self.held, self.made = self.made, None
+            return self.held
+        self.let_go()
+        self.attempt += 1
+        with self.around.outfitted(self):
+            self.held = self.around.inner.handle_request(self.request)
+        return self.held
+
+    async def asend(self) -> Any:
+        """Make the next attempt; a deadline cuts it off."""
+        if self.made is not None:
+            self.held, self.made = self.made, None
+            return self.held
+        await self.alet_go()
+        self.attempt += 1
+        with self.around.outfitted(self):
+            left = remaining()
+            async with nullcontext() if left is None else clocks.current().within(left):
+                self.held = await self.around.inner.handle_async_request(self.request)
+        return self.held
+
+    def let_go(self) -> None:
+        """Have done with the response that is held: its connection serves others, if the body ends soon.
+
+        Then the body is kept, for who finds the response in a `RetryExhausted`; otherwise the response is closed.
+        """
+        response, self.held = self.held, None
+        if response is None:
+            return
+        stream, body, due = response.stream, bytearray(), clocks.current().now() + READ_FOR
+        with suppress(Exception):  # the connection is gone, and so is the response
+            try:
+                for chunk in stream:
+                    body += chunk
+                    if len(body) > READ_AT_MOST or clocks.current().now() > due:
+                        break
+                else:
+                    response.request, response.stream = self.request, self.around.bytes(bytes(body))
+            finally:
+                (response if response.stream is stream else stream).close()
+
+    async def alet_go(self) -> None:
+        """The same, for async responses."""
+        response, self.held = self.held, None
+        if response is None:
+            return
+        stream, body = response.stream, bytearray()
+        with suppress(Exception):  # the connection is gone, and so is the response
+            try:
+                if int(response.headers.get("Content-Length", 0)) > READ_AT_MOST:
+                    return
+                async with clocks.current().within(READ_FOR):
+                    async for chunk in stream:  # whose generators don't take it well to be left before their end
+                        body += chunk if len(body) <= READ_AT_MOST else b""
+                if len(body) <= READ_AT_MOST:
+                    response.request, response.stream = self.request, self.around.bytes(bytes(body))
+            finally:
+                await (response if response.stream is stream else stream).aclose()
+
+    def ended(self, response: Any = None) -> Any:
+        """What the caller gets: a response, with its report if it is a bad one, or an error of the library's."""
+        if response is not None:
+            if response.status_code >= 400:
+                response.extensions[REPORT] = Report(self.around.name, self.attempt, self.waited, "fatal")
+            return response
+        exhausted, self._exhausted = self._exhausted, None
+        error = exhausted.__cause__
+        try:
+            if isinstance(error, AttemptTimeout):
+                raise self.around.library.TimeoutException(str(error), request=self.request) from error
+            if error is not None:
+                raise error
+            exhausted.result.extensions[REPORT] = exhausted.report
+            return exhausted.result
+        finally:
+            del error, exhausted  # their tracebacks hold this frame: don't hold them back
+
+
+_on_the_way: ContextVar[_Exchange] = ContextVar("abate_httpx_exchange")
+
+
+class _Waiting:
+    """The policy's clock; before it waits, it lets go of the response that the attempt got.
+
+    Not where a gate may refuse the next attempt after the wait: then that response is the final one.
+    """
+
+    def __init__(self, given: Clock | None, lets_go: bool) -> None:
+        self._given = given
+        self._lets_go = lets_go
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._given or clocks.current(), name)
+
+    def sleep(self, seconds: float) -> None:
+        exchange, due = _on_the_way.get(), self.now() + seconds
+        exchange.waited += seconds
+        if self._lets_go:
+            exchange.let_go()
+        (self._given or clocks.current()).sleep(max(0.0, due - self.now()))
+
+    async def asleep(self, seconds: float) -> None:
+        exchange, due = _on_the_way.get(), self.now() + seconds
+        exchange.waited += seconds
+        if self._lets_go:
+            await exchange.alet_go()
+        await (self._given or clocks.current()).asleep(max(0.0, due - self.now()))
+
+
+class Transport(_Around, httpx.BaseTransport):
+    """An httpx transport that retries by a policy. It stands around `transport`, or a plain ``HTTPTransport``.
+
+    * `policy`: its own `on` is asked first, then the rules for httpx's errors and HTTP's table.
+    * `transport`: what sends; one of httpx2's makes this one fit for ``httpx2.Client``.
+    * `idempotency_key`: put an ``Idempotency-Key`` on requests whose method is not safe and which have none, the same
+      one on every attempt. For servers that know what it means.
+    * `timeouts`: an object whose ``request()`` and ``connect()`` bound the read and connect timeouts, and whose
+      ``observe(seconds)`` is told how long each good response took to come.
+
+    A body that cannot be replayed (a generator) is never sent twice. A response that was given up on has its
+    `Report` in ``response.extensions["abate_report"]``, an error has it by `abate.report`. A deadline cuts httpx's
+    timeouts, and those are for each read: in threads, a server that sends byte after byte is not interrupted.
+
+    >>> import abate, httpx
+    >>> answers = iter([503, 200])
+    >>> server = httpx.MockTransport(lambda request: httpx.Response(next(answers)))
+    >>> policy = abate.Policy(on=abate.http.transient, backoff=[0.0], name="orders")
+    >>> with httpx.Client(transport=Transport(policy, server)) as client:
+    ...     client.get("http://orders.example/42").status_code
+    200
+    """
+
+    _plain = httpx.HTTPTransport
+    _sends_by = "handle_request"
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request, again where that is worth it."""
+        replayable = type(request.stream) is self.bytes or _replays(request.stream)
+        since, made, failure = give_ups.last, None, None
+        if self._quick and remaining() is None and not self.short_of_key(request):
+            request.headers[ATTEMPT] = "1"
+            try:
+                made = self.inner.handle_request(request)
+                if made.status_code < 400:
+                    self._deposit()
+                    return made  # type: ignore[no-any-return]
+            except Exception as error:
+                failure = error
+        with _Exchange(self, request, replayable, made, failure) as exchange:
+            try:
+                response = threads.drive(exchange.policy, failure, since, exchange.send, (), {})
+                return exchange.ended(response)  # type: ignore[no-any-return]
+            except BaseException as error:
+                if not exchange.gave_up(error):
+                    exchange.let_go()
+                raise
+            finally:
+                del failure  # its traceback holds this frame: don't hold it back
+        return exchange.ended()  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class AsyncTransport(_Around, httpx.AsyncBaseTransport):
+    """The same for ``httpx.AsyncClient``, under asyncio and trio; a deadline cuts off the attempt that it finds.
+
+    >>> import abate, asyncio, httpx
+    >>> answers = iter([503, 200])
+    >>> server = httpx.MockTransport(lambda request: httpx.Response(next(answers)))
+    >>> async def load():
+    ...     policy = abate.Policy(on=abate.http.transient, backoff=[0.0], name="orders")
+    ...     async with httpx.AsyncClient(transport=AsyncTransport(policy, server)) as client:
+    ...         return (await client.get("http://orders.example/42")).status_code
+    >>> asyncio.run(load())
+    200
+    """
+
+    _plain = httpx.AsyncHTTPTransport
+    _sends_by = "handle_async_request"
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request, again where that is worth it."""
+        replayable = type(request.stream) is self.bytes or _replays(request.stream)
+        since, made, failure = give_ups.last, None, None
+        if self._quick and remaining() is None and not self.short_of_key(request):
+            request.headers[ATTEMPT] = "1"
+            try:
+                made = await self.inner.handle_async_request(request)
+                if made.status_code < 400:
+                    self._deposit()
+                    return made  # type: ignore[no-any-return]
+            except Exception as error:
+                failure = error
+        with _Exchange(self, request, replayable, made, failure) as exchange:
+            try:
+                response = await tasks.drive(exchange.policy, failure, since, exchange.asend, (), {})
+                return exchange.ended(response)  # type: ignore[no-any-return]
+            except BaseException as error:
+                if not exchange.gave_up(error):
+                    await exchange.alet_go()
+                raise
+            finally:
+                del failure  # its traceback holds this frame: don't hold it back
+        return exchange.ended()  # type: ignore[no-any-return]
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+def _library(inner: Any) -> Any:
+    """The library that a transport belongs to: the errors and types of one are not those of the other."""
+    if isinstance(inner, _Around):
+        return inner.library
+    roots = {kind.__module__.partition(".")[0] for kind in type(inner).__mro__}
+    return sys.modules["httpx2"] if "httpx2" in roots else httpx
+
+
+def _judge_by(library: Any) -> JudgeError:
+    """The rule for a library's errors; those it doesn't name are the program's own."""
+    rulings = {
+        (library.ConnectError,): UNREACHED,
+        (library.ConnectTimeout, library.PoolTimeout): BUSY,
+        (library.TimeoutException,): OVERLOAD,
+        (library.ReadError, library.WriteError, library.RemoteProtocolError): BLIP,
+    }
+    return lambda error: next((ruling for kinds, ruling in rulings.items() if isinstance(error, kinds)), None)
+
+
+def _read(response: Any) -> tuple[int, Mapping[str, str]]:
+    """Status and headers of a response; one that a transport of ours inside gave up on says so."""
+    inner = response.extensions.get(REPORT)
+    layered = inner is not None and inner.reason != "fatal"
+    return response.status_code, {EXHAUSTED: "1"} if layered else response.headers
+
+
+def _replays(stream: Any) -> bool:
+    """Can this body be sent again? A multipart form rewinds its files, where they can be rewound."""
+    if type(stream).__name__ != "MultipartStream":
+        return False
+    files = (field.file for field in stream.fields if hasattr(field, "file"))
+    return all(isinstance(file, (bytes, str)) or getattr(file, "seekable", bool)() for file in files)

@@ -1,0 +1,227 @@
+"""SQLAlchemy: a whole transaction, begun, committed or rolled back, and run again when it ran into a conflict."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+
+from abate.clients.databases import Running, Settings, conflict_policy, running
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Handle = TypeVar("Handle")
+SyncHandle = TypeVar("SyncHandle", bound=Session)
+AsyncHandle = TypeVar("AsyncHandle", bound=AsyncSession)
+
+SYNC = (Engine, Connection, sessionmaker, Session)
+ASYNC = (AsyncEngine, AsyncConnection, async_sessionmaker, AsyncSession)
+
+
+class transaction(Generic[Handle]):
+    """Runs functions inside a transaction of `source`, and runs them again after a conflict.
+
+    The function's first argument is the connection or session; the others are the caller's. Before anything is
+    repeated the transaction is rolled back, explicitly: MySQL's lock wait timeout leaves it open, half done.
+
+    `source` is an `Engine` or `Connection`, a `sessionmaker` or `Session`, or the asyncio form of one, for coroutine
+    functions. The settings are those of `abate.retry_on_db_conflict`, which passes its errors on when it is used
+    inside: this is the transaction, so this retries.
+
+    Half of a transaction is never repeated: a connection or session that is in a transaction already is refused, and
+    so is one transaction inside another of the same engine, which would be committed before the outer one is.
+
+    >>> import sqlalchemy as sa
+    >>> engine = sa.create_engine("sqlite://")
+    >>> @transaction(engine, attempts=5)
+    ... def double(connection: sa.Connection, number: int) -> int:
+    ...     return connection.scalar(sa.text("SELECT 2 * :number"), {"number": number})
+    >>> double(21)
+    42
+    >>> engine.dispose()
+    """
+
+    __slots__ = ("policy", "source")
+
+    @overload
+    def __init__(
+        self: transaction[Connection], source: Engine | Connection, attempts: int = 3, **settings: Unpack[Settings]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: transaction[AsyncConnection],
+        source: AsyncEngine | AsyncConnection,
+        attempts: int = 3,
+        **settings: Unpack[Settings],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: transaction[SyncHandle],
+        source: sessionmaker[SyncHandle] | SyncHandle,
+        attempts: int = 3,
+        **settings: Unpack[Settings],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: transaction[AsyncHandle],
+        source: async_sessionmaker[AsyncHandle] | AsyncHandle,
+        attempts: int = 3,
+        **settings: Unpack[Settings],
+    ) -> None: ...
+    def __init__(self, source: Any, attempts: int = 3, **settings: Unpack[Settings]) -> None:
+        if not isinstance(source, (*SYNC, *ASYNC)):
+            raise TypeError(f"source must be an engine, connection, sessionmaker or session, not {source!r}")
+        self.source: Any = source
+        self.policy = conflict_policy(attempts, settings)
+
+    def __call__(self, function: Callable[Concatenate[Handle, P], T]) -> Callable[P, T]:
+        """Decorate a function: the connection or session is given to it, as its first argument."""
+        return self.policy(self._whole(function))
+
+    def call(self, function: Callable[Concatenate[Handle, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function in a transaction; a coroutine function is run by awaiting what this returns.
+
+        >>> import sqlalchemy as sa
+        >>> engine = sa.create_engine("sqlite://")
+        >>> transaction(engine).call(sa.Connection.scalar, sa.text("SELECT 42"))
+        42
+        >>> engine.dispose()
+        """
+        whole: Callable[..., Any] = self._whole(function)
+        if isinstance(self.source, ASYNC):
+            return self.policy.acall(whole, *args, **kwargs)  # type: ignore[return-value]
+        return self.policy.call(whole, *args, **kwargs)  # type: ignore[no-any-return]
+
+    def _whole(self, function: Callable[Concatenate[Handle, P], T]) -> Callable[P, T]:
+        """The function with its transaction around it: what is repeated."""
+        asynchronous = isinstance(self.source, ASYNC)
+        if not callable(function):
+            raise TypeError(f"a transaction runs functions, not {function!r}")
+        if asynchronous is not inspect.iscoroutinefunction(function):
+            needed = "a coroutine function" if asynchronous else "a plain function"
+            raise TypeError(f"a transaction of {type(self.source).__name__} runs {needed}, not {function!r}")
+        whole: Any = functools.wraps(function)((_awhole if asynchronous else _whole)(self.source, function))
+        whole.__signature__ = _without_first(function)
+        return whole  # type: ignore[no-any-return]
+
+
+def _whole(source: Any, function: Callable[..., Any]) -> Any:
+    def whole(*args: Any, **kwargs: Any) -> Any:
+        with _alone(source), _begun(source) as handle:
+            return function(handle, *args, **kwargs)
+
+    return whole
+
+
+def _awhole(source: Any, function: Callable[..., Any]) -> Any:
+    async def whole(*args: Any, **kwargs: Any) -> Any:
+        with _alone(source):
+            async with _abegun(source) as handle:
+                return await function(handle, *args, **kwargs)
+
+    return whole
+
+
+@contextmanager
+def _begun(source: Any) -> Iterator[Any]:
+    """A connection or session in a transaction: committed at the end, rolled back when that is not reached."""
+    if isinstance(source, (Engine, sessionmaker)):
+        with source.begin() as handle:
+            _refuse_autocommit(_connection(handle))
+            yield handle
+    else:
+        with source.begin():
+            _refuse_autocommit(_connection(source))
+            yield source
+
+
+@asynccontextmanager
+async def _abegun(source: Any) -> AsyncIterator[Any]:
+    """The same for asyncio."""
+    if isinstance(source, (AsyncEngine, async_sessionmaker)):
+        async with source.begin() as handle:
+            _refuse_autocommit(await _aconnection(handle))
+            yield handle
+    else:
+        async with source.begin():
+            _refuse_autocommit(await _aconnection(source))
+            yield source
+
+
+def _connection(handle: Connection | Session) -> Connection | None:
+    if isinstance(handle, Connection):
+        return handle
+    try:
+        return handle.connection()
+    except UnboundExecutionError:  # a session for several engines: it will know which one when it has a statement
+        return None
+
+
+async def _aconnection(handle: AsyncConnection | AsyncSession) -> Connection | None:
+    if isinstance(handle, AsyncConnection):
+        return handle.sync_connection
+    try:
+        return (await handle.connection()).sync_connection
+    except UnboundExecutionError:
+        return None
+
+
+def _refuse_autocommit(connection: Connection | None) -> None:
+    # SQLite's driver is switched to what looks like autocommit by those who write BEGIN themselves
+    if connection is None or connection.dialect.name == "sqlite":
+        return
+    driver: Any = connection.connection.dbapi_connection
+    if connection.dialect.detect_autocommit_setting(driver):
+        raise RuntimeError(
+            f"{connection.engine!r} commits every statement by itself (AUTOCOMMIT), so there is no transaction to"
+            " repeat: use another isolation level"
+        )
+
+
+def _alone(source: Any) -> Running:
+    """The transaction about to be begun, if it is not part of another one."""
+    if not isinstance(source, (Engine, AsyncEngine, sessionmaker, async_sessionmaker)) and source.in_transaction():
+        raise RuntimeError(
+            f"{source!r} is in a transaction already, and half of one must not be repeated: begin it here, or retry"
+            " where it was begun"
+        )
+    place, around = _place(source), running()
+    while around is not None:
+        if around.place is place:
+            raise RuntimeError(
+                "a transaction of this engine is open around this one, and would be repeated without it: call the"
+                " function with the outer transaction's connection, undecorated"
+            )
+        around = around.outer
+    return Running(place)
+
+
+def _place(source: Any) -> object:
+    """What tells that two sources are of one engine: its pool, which engines with other options share."""
+    if isinstance(source, (sessionmaker, async_sessionmaker)):
+        bind = source.kw.get("bind")
+    elif isinstance(source, (Session, AsyncSession)):
+        bind = source.bind
+    else:
+        bind = source.engine
+    if bind is None:
+        return source
+    engine = bind.engine
+    return getattr(engine, "sync_engine", engine).pool
+
+
+def _without_first(function: Callable[..., Any]) -> inspect.Signature:
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
+        raise TypeError(f"{function!r} must take the connection or session as its first argument")
+    if parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+        parameters = parameters[1:]
+    return signature.replace(parameters=parameters)

@@ -1,0 +1,385 @@
+"""Retries for urllib3: a ``PoolManager`` whose requests are calls of a policy.
+
+Redirects stay the manager's: each hop that it sends is one call. Retries of urllib3's own are switched off inside.
+
+* urllib3's errors: a connection that could not be made is a request that the server never saw; timeouts are overload;
+  a connection that broke, and an answer that makes no sense, are blips. Responses are judged by HTTP's table
+  (`abate.decide.http`).
+* A response that is read whole (``preload_content=True``, as by default) is part of its attempt, and its connection is
+  free again before any wait. A streamed one is handed over unread: what fails in its body later is not retried.
+* A deadline bounds every single read, so that a server which sends byte by byte is cut off in time.
+
+`Sender` and `bounded` serve requests as well, which stands on urllib3.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Mapping, MutableMapping
+from http.client import HTTPResponse
+from socket import socket as Socket
+from typing import Any, Generic, Protocol, TypeVar
+
+import urllib3
+from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPHeaderDict, HTTPSConnectionPool, Retry, Timeout
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    EmptyPoolError,
+    HTTPError,
+    InvalidHeader,
+    NewConnectionError,
+    ProtocolError,
+    ProxyError,
+    ReadTimeoutError,
+)
+
+from abate import clock
+from abate.call import threads
+from abate.call.policy import Policy
+from abate.clients.exchange import JudgeError, OnExchange, Plan, ReadResponse, new_key, travelling
+from abate.decide import http
+from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Outcome, Ruling
+from abate.decide.rules import nature
+from abate.errors import LayeredRetryWarning, RetryExhausted
+from abate.schedule.deadlines import remaining
+
+BUSY = Ruling.overload(reached=False)
+SHORTEST = 0.001
+"""Seconds; a timeout is not cut below this, because urllib3 takes none of zero."""
+
+R = TypeVar("R")
+
+
+class Timeouts(Protocol):
+    """Timeouts that follow what is observed."""
+
+    def request(self) -> float:
+        """Seconds to wait for a response."""
+        ...
+
+    def connect(self) -> float:
+        """Seconds to wait for a connection."""
+        ...
+
+    def observe(self, seconds: float) -> object:
+        """A good response took this long to come."""
+        ...
+
+
+class PoolManager(urllib3.PoolManager):
+    """A urllib3 ``PoolManager`` that retries by a policy.
+
+    * `policy`: its own `on` is asked first, then the rules for urllib3's errors and HTTP's table.
+    * `idempotency_key`: put an ``Idempotency-Key`` on requests whose method is not safe and which have none, the same
+      one on every attempt. Only do so where the server knows what it means.
+    * `timeouts`: an object whose ``request()`` and ``connect()`` bound the timeouts further, and whose
+      ``observe(seconds)`` is told how long each good response took to come.
+    * everything else goes to urllib3. Of `retries` only the limits for redirects are kept, with a warning.
+
+    The last response is returned as it is; the last error is urllib3's own, never a ``MaxRetryError`` around it.
+    A body that cannot be replayed (a generator, a pipe) is never sent twice. A pool that is taken out of the manager
+    and asked to follow redirects by itself is urllib3's, without the policy.
+
+    >>> import abate, urllib3
+    >>> policy = abate.Policy(on=abate.http.transient, name="orders", backoff=[0.0])
+    >>> with PoolManager(policy) as http:
+    ...     try:
+    ...         http.request("GET", "http://127.0.0.1:1/")  # where nobody listens
+    ...     except urllib3.exceptions.NewConnectionError as error:
+    ...         print(abate.report(error))
+    orders gave up after 3 attempts: attempts
+    """
+
+    def __init__(
+        self, policy: Policy, *, idempotency_key: bool = False, timeouts: Timeouts | None = None, **kwargs: Any
+    ) -> None:
+        self._sender = Sender(policy, judge, _read, _discard, idempotency_key=idempotency_key, timeouts=timeouts)
+        if (retries := kwargs.get("retries")) is not None:
+            warn_of(retries if isinstance(retries, Retry) else Retry.from_int(retries), stacklevel=3)
+        super().__init__(**kwargs)
+        self.pool_classes_by_scheme = bounded({"http": _Pool, "https": _HTTPSPool})
+
+    def connection_from_pool_key(self, pool_key: Any, request_context: dict[str, Any]) -> HTTPConnectionPool:
+        """The pool for a host, which sends by the policy."""
+        pool = super().connection_from_pool_key(pool_key, request_context)
+        assert isinstance(pool, _Pool)
+        pool.sender = self._sender
+        return pool
+
+    def urlopen(  # type: ignore[override]
+        self, method: str, url: str, redirect: bool = True, **kw: Any
+    ) -> BaseHTTPResponse:
+        """Send a request, again where that is worth it, and follow redirects."""
+        if (retries := kw.get("retries")) is not None:
+            given = retries if isinstance(retries, Retry) else Retry.from_int(retries, redirect=redirect)
+            if not given.history:  # the manager's own count of the redirects so far is nobody's wish
+                warn_of(given, stacklevel=4)
+        return super().urlopen(method, url, redirect, **kw)
+
+
+class _Pool(HTTPConnectionPool):
+    """A pool that sends by a policy what the manager gives it, one hop at a time."""
+
+    sender: Sender[BaseHTTPResponse] | None = None
+
+    def urlopen(  # type: ignore[override]
+        self,
+        method: str,
+        url: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        retries: Retry | bool | int | None = None,
+        redirect: bool = True,
+        assert_same_host: bool = True,
+        **kw: Any,
+    ) -> BaseHTTPResponse:
+        send = super().urlopen
+        if redirect or self.sender is None:
+            return send(method, url, body, headers, retries, redirect, assert_same_host, **kw)
+        if not isinstance(retries, Retry):
+            retries = Retry.from_int(retries, redirect=redirect, default=self.retries)
+        own = HTTPHeaderDict(self.headers if headers is None else headers)
+        timeout = self._get_timeout(kw.pop("timeout", Timeout.DEFAULT_TIMEOUT))
+        whole = kw.pop("preload_content", True)
+        replayable, kw["body_pos"] = _replayable(body, kw.get("body_pos"))
+
+        def once(cut: Timeout) -> BaseHTTPResponse:
+            response = send(
+                method, url, body, own, False, False, assert_same_host, timeout=cut, preload_content=False, **kw
+            )
+            response.retries = retries  # the manager counts redirects by it
+            if whole:
+                _load(response)
+            return response
+
+        return self.sender.send(method, own, timeout, replayable, once)
+
+
+class _HTTPSPool(_Pool, HTTPSConnectionPool):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """The same over TLS."""
+
+
+class Sender(Generic[R]):
+    """Sends the requests of one client, each as a call of the policy.
+
+    `read` tells status and headers of a response; `discard` gives its connection back.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        judge_error: JudgeError,
+        read: ReadResponse,
+        discard: Callable[[R], None],
+        *,
+        idempotency_key: bool,
+        timeouts: Timeouts | None,
+    ) -> None:
+        if not isinstance(idempotency_key, bool):
+            raise TypeError(f"idempotency_key must be True or False, not {idempotency_key!r}")
+        if timeouts is not None and not all(
+            callable(getattr(timeouts, name, None)) for name in ("request", "connect", "observe")
+        ):
+            raise TypeError(f"timeouts must have request(), connect() and observe(), not be {timeouts!r}")
+        self._rule = OnExchange(judge_error, read)
+        self._plan = Plan(policy, self._judge, read)
+        self._read = read
+        self._discard = discard
+        self._keys = idempotency_key
+        self._timeouts = timeouts
+
+    def send(
+        self,
+        method: str,
+        headers: MutableMapping[str, str],
+        timeout: Timeout,
+        replayable: bool,
+        once: Callable[[Timeout], R],
+    ) -> R:
+        """Make a call of it: `once` makes an attempt, within the timeout it is given."""
+        if self._keys and not http.repeatable(method, headers):
+            headers[http.KEY_HEADER] = new_key()
+        policy = self._plan.for_request(method, headers, replayable=replayable)
+        held: R | None = None
+        attempts = 0
+
+        def attempt() -> R:
+            nonlocal held, attempts
+            if held is not None:
+                self._discard(held)
+                held = None
+            attempts += 1
+            headers.update(travelling(attempts))
+            held = self._timed(once, timeout)
+            return held
+
+        try:
+            return threads.drive(policy, None, 0, attempt, (), {})
+        except RetryExhausted:
+            raise  # it carries the response
+        except BaseException:
+            if held is not None:
+                self._discard(held)  # the wait for the next attempt was broken off
+            raise
+
+    def _timed(self, once: Callable[[Timeout], R], timeout: Timeout) -> R:
+        """Make an attempt within what time it is allowed, and observe how long it took."""
+        if self._timeouts is None:
+            return once(_cut(timeout))
+        began = clock.current().now()
+        response = once(_cut(timeout, self._timeouts.connect(), self._timeouts.request()))
+        if self._read(response)[0] < 400:
+            self._timeouts.observe(clock.current().now() - began)
+        return response
+
+    def _judge(self, error: Exception) -> Ruling | None:
+        """An error in the body of a bad response says less than its status and its ``Retry-After``."""
+        response = getattr(error, "response", None)
+        ruling = None if response is None else self._rule.judge(Outcome(result=response))
+        return ruling or self._rule.judge_error(error)
+
+
+def judge(error: Exception) -> Ruling | None:
+    """The ruling on an error of urllib3's.
+
+    >>> judge(urllib3.exceptions.ProtocolError("Connection aborted."))
+    Ruling(retry=True, reason='blip', hint=None, reached=True, safe=None)
+    """
+    if isinstance(error, ProxyError):
+        error = error.original_error
+    if isinstance(error, NewConnectionError):
+        return UNREACHED
+    if isinstance(error, (ConnectTimeoutError, EmptyPoolError)):
+        return BUSY
+    if isinstance(error, ReadTimeoutError):
+        return OVERLOAD
+    if isinstance(error, ProtocolError):
+        return OVERLOAD if isinstance(error.args[-1], TimeoutError) else BLIP  # the request could not be written
+    if isinstance(error, InvalidHeader):
+        return BLIP
+    return nature(error) if isinstance(error, OSError) else None
+
+
+def warn_of(retry: Retry, stacklevel: int) -> None:
+    """Warn if urllib3 is asked to retry by itself; redirects, which it counts as retries, are not meant."""
+    counts = (retry.connect, retry.read, retry.status, retry.other)
+    allowed = [retry.total if count is None else count for count in counts]
+    # False is no number here, and means none
+    if (retry.total is None or retry.total > 0) and any(count is None or count > 0 for count in allowed):
+        warnings.warn(
+            f"{retry!r} would multiply with the retries of the policy, and is not used: leave it out,"
+            " or let it limit nothing but redirects",
+            LayeredRetryWarning,
+            stacklevel=stacklevel,
+        )
+
+
+def bounded(pools: Mapping[str, type[HTTPConnectionPool]]) -> dict[str, type[HTTPConnectionPool]]:
+    """The same classes of pools, but the deadline bounds every read from their connections."""
+    return {scheme: _bounded(pool) for scheme, pool in pools.items()}
+
+
+def _bounded(pool: type[HTTPConnectionPool]) -> type[HTTPConnectionPool]:
+    inner: Any = pool.ConnectionCls
+    if getattr(inner, "response_class", None) is _Response:
+        return pool
+    connection = type(inner.__name__, (inner,), {"response_class": _Response})
+    return type(pool.__name__, (pool,), {"ConnectionCls": connection})
+
+
+class _Response(HTTPResponse):
+    """A response that is read within the deadline."""
+
+    def __init__(self, sock: Socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(_Opener(sock), *args, **kwargs)  # type: ignore[arg-type]  # all it does is to call makefile
+
+
+class _Opener:
+    """Opens a socket for reading, as ``socket.makefile`` does."""
+
+    def __init__(self, sock: Socket) -> None:
+        self._sock = sock
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_Stream(self._sock))
+
+
+class _Stream(io.RawIOBase):
+    """Reads from a socket. Its timeout is for one read, and a deadline is for all: each read gets what is left."""
+
+    def __init__(self, sock: Socket) -> None:
+        self._sock = sock
+        self._raw = sock.makefile("rb", buffering=0)
+        self._timeout = sock.gettimeout()
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._raw.fileno()
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = remaining()
+        if left is not None:
+            if left <= 0:
+                raise TimeoutError("the deadline has passed")
+            self._sock.settimeout(_least(self._timeout, left))
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def _cut(timeout: Timeout, connect: float | None = None, request: float | None = None) -> Timeout:
+    """A timeout that is no longer than these, and than what remains until the deadline."""
+    own = timeout.clone()
+    own.total = None  # what is left are the two for connecting and reading
+    total = Timeout.resolve_default_timeout(timeout.total)
+    return Timeout(
+        total=_positive(_least(_least(total, request), remaining())),
+        connect=_positive(_least(Timeout.resolve_default_timeout(own.connect_timeout), connect)),
+        read=own.read_timeout,
+    )
+
+
+def _least(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else min(one, other)
+
+
+def _positive(seconds: float | None) -> float | None:
+    return None if seconds is None else max(seconds, SHORTEST)
+
+
+def _replayable(body: Any, position: Any) -> tuple[bool, Any]:
+    """Can a body be sent twice? And from which position, if it is a file."""
+    if body is None or isinstance(body, (bytes, bytearray, memoryview, str, list, tuple)):
+        return True, position
+    if not rewinds(body):
+        return False, position
+    return True, body.tell() if position is None else position
+
+
+def rewinds(body: Any) -> bool:
+    """Is this a file that can be read again?"""
+    seekable = getattr(body, "seekable", None)
+    return callable(seekable) and bool(seekable())
+
+
+def _read(response: BaseHTTPResponse) -> tuple[int, Mapping[str, str]]:
+    return response.status, response.headers
+
+
+def _load(response: BaseHTTPResponse) -> None:
+    """Read a response whole; an error carries the response in whose body it came."""
+    try:
+        response.data  # noqa: B018  (kept by the response)
+    except HTTPError as error:
+        error.response = response  # type: ignore[attr-defined]
+        raise
+
+
+def _discard(response: BaseHTTPResponse) -> None:
+    response.close()
+    response.release_conn()

@@ -1,0 +1,322 @@
+"""Timeouts learned from a dependency's own latency.
+
+A fixed timeout is a guess: too short, and it turns slow answers into failures and retries; too long, and callers
+hang. Here the timeout is a quantile of what was observed: with a `false_rate` of 0.001, the time within which 99.9 %
+of the answers came.
+
+* Latencies are counted in `BUCKETS` buckets whose borders grow by 4 %, so a quantile is off by at most 2 %,
+  in constant memory: 4 KB for requests and connects together.
+* Two halves are counted, each for one `half_life`; the older one is dropped when the newer one is full of age. So an
+  observation counts for one to two half-lives, and a change is forgotten at a known time.
+* A request that was cut off counts as twice as slow as the timeout that cut it off. So a timeout that has become too
+  short doubles until the answers come in again; it does not shrink with what it has cut off itself.
+* As long as too few are counted to say what the quantile is, the ceiling stands.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable
+from math import inf, log
+from threading import Lock
+from weakref import WeakSet
+
+from abate import clock as clocks
+from abate.clock import MACHINE, Clock, switch
+from abate.errors import number
+
+GROWTH = 1.04
+"""From one border of a bucket to the next: the middle of a bucket is within 2 % of everything in it."""
+BUCKETS = 256
+"""Enough for latencies from the ceiling down to a 22,000th of it; what is quicker counts as that quick."""
+SLOWER = 2.0
+"""A request that was cut off counts as this many times as slow."""
+MOST_REQUESTS = 2**32 - 1
+MOST_CONNECTS = 2**16 - 1
+"""What one bucket can count in one half; what comes on top is not counted."""
+
+SHORTEST = 0.001
+"""Seconds; no half-life may be shorter."""
+
+ROUNDING = 1e-9
+"""Shares of a count are no exact numbers: (1 - 0.9) * 10 is a little less than 1."""
+
+_PER_STEP = 1 / log(GROWTH)
+_LAST = BUCKETS - 1
+
+
+class Histogram:
+    """Counts of latencies in two halves, which take turns in one array."""
+
+    __slots__ = ("_counts", "_most", "_newer", "_top", "total")
+
+    def __init__(self, code: str, most: int) -> None:
+        self._counts = array(code, [0]) * (2 * BUCKETS)
+        self._most = most
+        self._newer = 0  # where the newer half begins
+        self._top = 0  # no bucket above this one holds anything
+        self.total = 0
+
+    def add(self, bucket: int) -> None:
+        """Count one more."""
+        place = self._newer + bucket
+        if self._counts[place] < self._most:
+            self._counts[place] += 1
+            self.total += 1
+            if bucket > self._top:
+                self._top = bucket
+
+    def rotate(self) -> None:
+        """Forget the older half, and begin a new one in its place."""
+        kept, self._newer = self._newer, BUCKETS - self._newer
+        self._counts[self._newer : self._newer + BUCKETS] = array(self._counts.typecode, [0]) * BUCKETS
+        self.total = sum(self._counts)
+        while self._top and not self._counts[kept + self._top]:
+            self._top -= 1
+
+    def bucket(self, share: float) -> int | None:
+        """The bucket above which at most `share` of the counts lie; None where they are too few to tell."""
+        most = int(self.total * share + ROUNDING)
+        if most < 1:
+            return None
+        counts, place = self._counts, self._top
+        above = counts[place] + counts[place + BUCKETS]
+        while above <= most:
+            place -= 1
+            above += counts[place] + counts[place + BUCKETS]
+        return place
+
+
+class Latencies:
+    """What is known about one dependency on one clock."""
+
+    __slots__ = ("__weakref__", "_half_life", "connects", "end", "lock", "now", "requests")
+
+    def __init__(self, half_life: float, clock: Clock) -> None:
+        self.now = clock.now
+        self.lock = Lock()
+        self._half_life = half_life
+        self.end = self.now() + half_life
+        self.requests = Histogram("I", MOST_REQUESTS)
+        self.connects = Histogram("H", MOST_CONNECTS)
+        _alive.add(self)
+
+    def rotate(self, now: float) -> None:
+        """Drop what is too old; needs the lock."""
+        for histogram in (self.requests, self.connects):
+            histogram.rotate()
+            if now >= self.end + self._half_life:
+                histogram.rotate()  # the newer half is too old as well
+        self.end = max(self.end, now - self._half_life) + self._half_life
+
+    def after_fork(self) -> None:
+        """Whoever held the lock is not in the child."""
+        self.lock = Lock()
+
+
+_alive: WeakSet[Latencies] = WeakSet()
+
+
+class Timeouts:
+    """Learns how long a dependency takes, and says how long to wait for it.
+
+    * `false_rate`: the share of good answers that may be cut off: 0.001 waits as long as 99.9 % of them take.
+    * `floor`, `ceiling`: no timeout is outside of these, in seconds. Until there are ``1 / false_rate`` observations,
+      it is the ceiling.
+    * `name`: the dependency's.
+    * `half_life`: seconds; an observation counts for one to two of these.
+    * `clock`: its own time. Without one it follows the context's, and learns on each virtual clock apart.
+
+    Seconds are those of a clock that never goes back: what is negative, infinite or no number is a ValueError. It may
+    be shared by threads and tasks; no observation is lost.
+
+    >>> orders = Timeouts(false_rate=0.01, floor=0.05, ceiling=10.0, name="orders")
+    >>> orders.request()
+    10.0
+    >>> for milliseconds in range(1, 1001):
+    ...     orders.observe(milliseconds / 1000)
+    >>> round(orders.request(), 1), round(orders.quantile(0.5), 1), orders.connect()
+    (1.0, 0.5, 10.0)
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_lowest",
+        "_main",
+        "_offset",
+        "_own",
+        "ceiling",
+        "false_rate",
+        "floor",
+        "half_life",
+        "name",
+    )
+
+    def __init__(
+        self,
+        false_rate: float = 0.001,
+        floor: float = 0.05,
+        ceiling: float = 30.0,
+        *,
+        name: str = "",
+        half_life: float = 300.0,
+        clock: Clock | Callable[[], float] | None = None,
+    ) -> None:
+        self.false_rate = _share("false_rate", false_rate)
+        self.ceiling = number("ceiling", ceiling, above=0)
+        self.floor = number("floor", floor, least=0, most=self.ceiling)
+        self.half_life = number("half_life", half_life, least=SHORTEST)
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a string, not {name!r}")
+        self.name = name
+        # the last bucket is the ceiling's: its middle is there, and everything slower is counted in it
+        self._offset = BUCKETS - 0.5 - log(self.ceiling) * _PER_STEP
+        self._lowest = self._seconds(0)
+        own = clocks.given(clock)
+        self._own = own is not None
+        self._main = Latencies(self.half_life, own or MACHINE)
+
+    # -- what was seen
+
+    def observe(self, seconds: float) -> None:
+        """A request was answered after so many seconds.
+
+        >>> Timeouts().observe(-1.0)
+        Traceback (most recent call last):
+        ValueError: seconds must be a number at least 0, not -1.0
+        """
+        # written out here and not shared with `observe_connect`: this is on the path of every request
+        if not 0.0 <= seconds < inf:
+            number("seconds", seconds, least=0)
+        bucket = int(log(seconds) * _PER_STEP + self._offset) if seconds > self._lowest else 0
+        if bucket > _LAST:
+            bucket = _LAST
+        here = self._here() if switch.virtual else self._main
+        now = here.now()
+        with here.lock:
+            if now >= here.end:
+                here.rotate(now)
+            here.requests.add(bucket)
+
+    def observe_connect(self, seconds: float) -> None:
+        """A connection was open after so many seconds.
+
+        >>> orders = Timeouts(false_rate=0.5)
+        >>> orders.observe_connect(0.2); orders.observe_connect(0.2)
+        >>> round(orders.connect(), 2)
+        0.2
+        """
+        here, bucket = self._here(), self._bucket(number("seconds", seconds, least=0))
+        with here.lock:
+            self._rotated(here).connects.add(bucket)
+
+    def timed_out(self, seconds: float) -> None:
+        """A request was cut off after so many seconds: it counts as slower than everything at that value.
+
+        >>> orders = Timeouts(false_rate=0.5)
+        >>> orders.timed_out(1.0); orders.timed_out(1.0)
+        >>> round(orders.request())
+        2
+        """
+        self.observe(min(number("seconds", seconds, least=0), self.ceiling) * SLOWER)
+
+    def connect_timed_out(self, seconds: float) -> None:
+        """A connect was cut off after so many seconds: it counts as slower than everything at that value.
+
+        >>> orders = Timeouts(false_rate=0.5)
+        >>> orders.connect_timed_out(1.0); orders.connect_timed_out(1.0)
+        >>> round(orders.connect())
+        2
+        """
+        self.observe_connect(min(number("seconds", seconds, least=0), self.ceiling) * SLOWER)
+
+    # -- what follows
+
+    def request(self) -> float:
+        """The timeout of a request, in seconds.
+
+        >>> Timeouts(ceiling=5.0).request()
+        5.0
+        """
+        here = self._here()
+        with here.lock:
+            bucket = self._rotated(here).requests.bucket(self.false_rate)
+        return max(self.floor, self._seconds(bucket))
+
+    def connect(self) -> float:
+        """The timeout of a connect, in seconds.
+
+        >>> Timeouts(ceiling=5.0).connect()
+        5.0
+        """
+        here = self._here()
+        with here.lock:
+            bucket = self._rotated(here).connects.bucket(self.false_rate)
+        return max(self.floor, self._seconds(bucket))
+
+    def quantile(self, q: float) -> float:
+        """The time within which a share `q` of the requests was answered: as observed, whatever the floor.
+
+        Where there are fewer than ``1 / (1 - q)`` observations, and for whatever is slower, it is the ceiling.
+
+        >>> Timeouts(ceiling=5.0).quantile(0.95)
+        5.0
+        """
+        share, here = 1.0 - _share("q", q), self._here()
+        with here.lock:
+            bucket = self._rotated(here).requests.bucket(share)
+        return self._seconds(bucket)
+
+    # -- buckets and clocks
+
+    def _bucket(self, seconds: float) -> int:
+        if seconds <= self._lowest:
+            return 0
+        return min(_LAST, int(log(seconds) * _PER_STEP + self._offset))
+
+    def _seconds(self, bucket: int | None) -> float:
+        """The middle of a bucket, or what stands where none is known."""
+        if bucket is None:
+            return self.ceiling
+        return self.ceiling * GROWTH ** (bucket - _LAST)
+
+    def _here(self) -> Latencies:
+        clock = None if self._own else clocks.entered()
+        if clock is None:
+            return self._main
+        state: Latencies | None = clock.states.get(self)
+        if state is not None:
+            return state
+        # of two threads that come first, both get the state of one
+        made: Latencies = clock.states.setdefault(self, Latencies(self.half_life, clock))
+        return made
+
+    def _rotated(self, here: Latencies) -> Latencies:
+        now = here.now()
+        if now >= here.end:
+            here.rotate(now)
+        return here
+
+    def __repr__(self) -> str:
+        named = f", name={self.name!r}" if self.name else ""
+        return (
+            f"Timeouts(false_rate={self.false_rate:g}, floor={self.floor:g}, ceiling={self.ceiling:g}{named},"
+            f" half_life={self.half_life:g})"
+        )
+
+
+def _share(name: str, value: object) -> float:
+    share = number(name, value, above=0)
+    if share >= 1.0:
+        raise ValueError(f"{name} must be a number above 0 and below 1, not {value!r}")
+    return share
+
+
+def _mend_in_child() -> None:
+    for latencies in list(_alive):
+        latencies.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_mend_in_child)

@@ -1,0 +1,95 @@
+"""Who pays for a hedge: the policy's budget and gate, and what they get back."""
+
+import asyncio
+
+import pytest
+import trio
+
+import abate
+from abate import Policy
+from abate.call.hedge import Hedge
+from abate.schedule.latency import Timeouts
+from abate.testing import Script, VirtualClock, after, off
+
+RUNNERS = {"asyncio": lambda main: asyncio.run(main()), "trio": trio.run}
+
+
+@pytest.fixture(params=RUNNERS)
+def run(request):
+    """Runs an async function without arguments, under asyncio and under trio, in virtual time."""
+
+    def virtual(main):
+        with VirtualClock() as clock:
+            RUNNERS[request.param](main)
+        return clock
+
+    return virtual
+
+
+def make(policy):
+    timeouts = Timeouts(0.01)
+    for _ in range(100):
+        timeouts.observe(1.0)
+    return Hedge(policy, timeouts)
+
+
+def test_without_budget_there_is_no_hedge(run, counting_budget):
+    """The first attempt is waited for."""
+    budget = counting_budget(ratio=0.0, reserve=0.0)
+    script = Script(after(60.0, "slow"))
+
+    async def main():
+        assert await make(Policy(on=OSError, budget=budget)).acall(script.acall) == "slow"
+
+    run(main)
+    assert (budget.asked, budget.granted, budget.refunded) == (1, 0, 0)
+
+
+def test_a_hedge_that_the_gate_refuses_is_refunded(run, counting_budget, door):
+    """The gate admits every attempt, the second one too."""
+    budget, gate = counting_budget(), door(True, False)
+    script = Script(after(60.0, "slow"))
+
+    async def main():
+        assert await make(Policy(on=OSError, budget=budget, gate=gate)).acall(script.acall) == "slow"
+
+    run(main)
+    assert (budget.granted, budget.refunded) == (1, 1)
+    assert (gate.entered, gate.left) == ([False], [True])
+
+
+@pytest.mark.parametrize(
+    ("second", "accepted"),
+    [
+        ("fine", True),
+        (OSError(), False),
+        (LookupError(), True),
+        (after(600.0, "never"), True),
+    ],
+)
+def test_a_hedge_leaves_the_gate_with_what_became_of_it(run, door, second, accepted):
+    """Taken by the server: an answer, an error that is nobody's to retry; being cut off says nothing against it."""
+    gate = door()
+    script = Script(after(60.0, "slow"), second)
+
+    async def main():
+        await make(Policy(on=OSError, gate=gate)).acall(script.acall)
+
+    run(main)
+    assert gate.entered == [False, True]
+    assert gate.left == [accepted, True]
+
+
+def test_no_hedge_after_the_deadline_or_when_switched_off(run, counting_budget):
+    """Nothing is asked for."""
+    budget = counting_budget()
+    hedge = make(Policy(on=OSError, budget=budget, attempts=1))
+
+    async def main():
+        with abate.deadline(0.5):
+            assert await hedge.acall(Script(after(60.0, "slow")).acall) == "slow"
+        with off():
+            assert await hedge.acall(Script(after(60.0, "slow")).acall) == "slow"
+
+    run(main)
+    assert budget.asked == 0

@@ -1,0 +1,150 @@
+"""One way to send a request by each of three libraries, so that one test speaks for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import requests
+import urllib3
+
+import abate
+from abate.clients.aiohttp import middleware
+from abate.clients.requests import Adapter
+from abate.clients.urllib3 import PoolManager
+
+
+class Unused(Exception):
+    """What a policy is for that leaves everything to the client's own rules."""
+
+
+def policy(**settings: Any) -> abate.Policy:
+    """A policy that retries at once, and adds nothing to the client's own rules."""
+    defaults: dict[str, Any] = {"on": Unused, "name": "shop", "backoff": [0.0], "budget": abate.Budget.unlimited()}
+    return abate.Policy(**{**defaults, **settings})
+
+
+@dataclass
+class Ask:
+    """A request, and what the client is built with. Timeouts are for connecting and for reading."""
+
+    url: str
+    method: str = "GET"
+    body: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+    timeout: tuple[float, float] = (10.0, 10.0)
+    stream: bool = False
+    auth: tuple[str, str] | None = None
+    times: int = 1
+    built: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Answer:
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+
+class Requests:
+    errors = requests.RequestException
+    refused = requests.ConnectionError
+    connect_timeout = requests.ConnectTimeout
+    read_timeout = (requests.ReadTimeout, requests.ConnectionError)
+    broken = requests.ConnectionError
+    in_body = requests.exceptions.ChunkedEncodingError
+    too_many = requests.TooManyRedirects
+    tls = requests.exceptions.SSLError
+    reads_whole = True
+
+    def fetch(self, ask: Ask, policy: abate.Policy) -> Answer:
+        with requests.Session() as session:
+            for scheme in ("http://", "https://"):
+                session.mount(scheme, Adapter(policy, pool_maxsize=1, pool_block=True, **ask.built))
+            for _ in range(ask.times):
+                response = session.request(
+                    ask.method,
+                    ask.url,
+                    data=ask.body,
+                    headers=ask.headers,
+                    timeout=ask.timeout,
+                    stream=ask.stream,
+                    auth=ask.auth,
+                )
+                answer = Answer(response.status_code, response.content, dict(response.headers))
+        return answer
+
+
+class Urllib3:
+    errors = urllib3.exceptions.HTTPError
+    refused = urllib3.exceptions.NewConnectionError
+    connect_timeout = urllib3.exceptions.ConnectTimeoutError
+    read_timeout = urllib3.exceptions.ReadTimeoutError
+    broken = urllib3.exceptions.ProtocolError
+    in_body = urllib3.exceptions.ProtocolError
+    too_many = urllib3.exceptions.MaxRetryError
+    tls = urllib3.exceptions.SSLError
+    reads_whole = True
+
+    def fetch(self, ask: Ask, policy: abate.Policy) -> Answer:
+        headers = dict(ask.headers)
+        if ask.auth is not None:
+            headers.update(urllib3.make_headers(basic_auth=":".join(ask.auth)))
+        with PoolManager(policy, maxsize=1, block=True, **ask.built) as manager:
+            for _ in range(ask.times):
+                response = manager.request(
+                    ask.method,
+                    ask.url,
+                    body=ask.body,
+                    headers=headers,
+                    timeout=urllib3.Timeout(connect=ask.timeout[0], read=ask.timeout[1]),
+                    preload_content=not ask.stream,
+                    pool_timeout=10,
+                )
+                try:
+                    answer = Answer(response.status, response.data, dict(response.headers))
+                finally:
+                    response.release_conn()
+        return answer
+
+
+class Aiohttp:
+    errors = aiohttp.ClientError
+    refused = aiohttp.ClientConnectorError
+    connect_timeout = aiohttp.ConnectionTimeoutError
+    read_timeout = aiohttp.SocketTimeoutError
+    broken = aiohttp.ClientError
+    in_body = aiohttp.ClientPayloadError
+    too_many = aiohttp.TooManyRedirects
+    tls = aiohttp.ClientConnectorSSLError
+    reads_whole = False
+
+    def fetch(self, ask: Ask, policy: abate.Policy) -> Answer:
+        return asyncio.run(self._fetch(ask, policy))
+
+    async def _fetch(self, ask: Ask, policy: abate.Policy) -> Answer:
+        async with aiohttp.ClientSession(
+            middlewares=(middleware(policy, **ask.built),),
+            connector=aiohttp.TCPConnector(limit=1),
+            timeout=aiohttp.ClientTimeout(sock_connect=ask.timeout[0], sock_read=ask.timeout[1]),
+            headers=None if ask.auth is None else {"Authorization": basic(*ask.auth)},
+        ) as session:
+            try:
+                for _ in range(ask.times):
+                    async with session.request(ask.method, ask.url, data=ask.body, headers=ask.headers) as response:
+                        answer = Answer(response.status, await response.read(), dict(response.headers))
+            finally:
+                await asyncio.sleep(0)
+                assert asyncio.all_tasks() == {asyncio.current_task()}
+        return answer
+
+
+DRIVERS = (Requests(), Urllib3(), Aiohttp())
+
+
+def basic(user: str, password: str) -> str:
+    """The header that basic auth sends."""
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
