@@ -40,6 +40,9 @@ check: $(DEV) ## Style, types and layers
 bench: $(BENCH) ## abate beside its peers, as ratios
 	$(BIN)/python benchmarks/calls.py
 	$(BIN)/python benchmarks/budget.py
+	$(BIN)/python benchmarks/http_clients.py
+	$(BIN)/python benchmarks/latency.py
+	$(BIN)/python benchmarks/conflicts.py
 
 mutation: $(DEV) ## Break schedule/ and admit/ on purpose, list what no test noticed (slow)
 	$(BIN)/python benchmarks/mutation.py

@@ -1,9 +1,12 @@
-"""One way to send a request by each of three libraries, so that one test speaks for all of them."""
+"""One way to send a request by each of three libraries, so that one test speaks for all of them; bad servers."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import socket
+import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +65,7 @@ class Requests:
 
     def fetch(self, ask: Ask, policy: abate.Policy) -> Answer:
         with requests.Session() as session:
+            session.trust_env = False
             for scheme in ("http://", "https://"):
                 session.mount(scheme, Adapter(policy, pool_maxsize=1, pool_block=True, **ask.built))
             for _ in range(ask.times):
@@ -148,3 +152,60 @@ DRIVERS = (Requests(), Urllib3(), Aiohttp())
 def basic(user: str, password: str) -> str:
     """The header that basic auth sends."""
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def drip(start: bytes, rest: bytes):
+    """Send `start`, and then `rest` one byte at a time, for some seconds."""
+
+    def behave(connection):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(start)
+        for byte in rest:
+            time.sleep(0.02)
+            connection.sendall(bytes([byte]))
+        return False
+
+    return behave
+
+
+@contextmanager
+def unreachable():
+    """A port that accepts no further connection, and refuses none."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        fillers = []
+        for _ in range(4):
+            filler = socket.socket()
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+            fillers.append(filler)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            for filler in fillers:
+                filler.close()
+
+
+def nobody() -> str:
+    """Where nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+class Told:
+    """Timeouts that are told what to say, and keep what they are told."""
+
+    def __init__(self, request=10.0, connect=10.0):
+        self.seconds = request, connect
+        self.observed = []
+
+    def request(self):
+        return self.seconds[0]
+
+    def connect(self):
+        return self.seconds[1]
+
+    def observe(self, seconds):
+        self.observed.append(seconds)

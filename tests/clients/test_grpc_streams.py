@@ -208,7 +208,7 @@ def test_a_call_of_aio_tells_the_metadata_of_the_last_attempt():
         retried = aio_interceptors(orders())
         async with grpc.aio.insecure_channel(service.target, channel_options(), interceptors=retried) as channel:
             call = channel.unary_unary("/shop.Orders/Get")(b"42")
-            return await call, dict(await call.trailing_metadata())["served"]
+            return await call, (await call.trailing_metadata())["served"]
 
     with Service(UNAVAILABLE) as service:
         assert asyncio.run(main(service)) == (b"got 42", "yes")

@@ -116,7 +116,7 @@ def test_without_a_deadline_there_is_none():
     """A request that brings no deadline is not given one."""
     bottom = Bottom()
     with serving(Middleware(responding(bottom))) as url:
-        httpx.get(url)
+        httpx.get(url, timeout=60.0)
     assert bottom.left == [None]
 
 
@@ -125,7 +125,7 @@ def test_a_deadline_that_cannot_be_believed_is_ignored(value):
     """What comes from outside may only shorten: nonsense changes nothing."""
     bottom = Bottom()
     with serving(Middleware(responding(bottom))) as url:
-        httpx.get(url, headers={"Abate-Deadline": value})
+        httpx.get(url, headers={"Abate-Deadline": value}, timeout=60.0)
     assert bottom.left == [None]
 
 
@@ -133,9 +133,9 @@ def test_a_request_that_comes_too_late_is_not_worked_on():
     """A deadline of zero is answered with 504, and the application is not asked."""
     bottom = Bottom()
     with serving(Middleware(responding(bottom))) as url:
-        assert httpx.get(url, headers={"Abate-Deadline": "0"}).status_code == 504
+        assert httpx.get(url, headers={"Abate-Deadline": "0"}, timeout=60.0).status_code == 504
     with serving_wsgi(WsgiMiddleware(lambda environ, start_response: pytest.fail("asked"))) as url:
-        assert httpx.get(url, headers={"Abate-Deadline": "0"}).status_code == 504
+        assert httpx.get(url, headers={"Abate-Deadline": "0"}, timeout=60.0).status_code == 504
     assert bottom.left == []
 
 
@@ -170,10 +170,10 @@ def test_a_full_service_says_when_to_come_back():
         first = threading.Thread(target=httpx.get, args=(url,), kwargs={"timeout": 30.0})
         first.start()
         assert entered.wait(10)
-        refused = httpx.get(url)
+        refused = httpx.get(url, timeout=60.0)
         leave.set()
         first.join()
-        assert httpx.get(url).status_code == 200
+        assert httpx.get(url, timeout=60.0).status_code == 200
     assert (refused.status_code, refused.headers["Retry-After"]) == (503, "7")
 
 
@@ -187,7 +187,7 @@ def test_the_attempts_number_reaches_the_application():
 
     with serving(Middleware(responding(note))) as url:
         for headers in ({"Abate-Attempt": "3"}, {}, {"Abate-Attempt": "many"}):
-            httpx.get(url, headers=headers)
+            httpx.get(url, headers=headers, timeout=60.0)
     assert seen == [3, 1, 1]
 
 
@@ -227,10 +227,12 @@ def test_a_wsgi_service_does_the_same():
 
     permits = abate.Permits(1)
     with serving_wsgi(WsgiMiddleware(app, permits=permits, retry_after=3)) as url:
-        good = httpx.get(url, headers={"Abate-Attempt": "2", "Abate-Deadline": "5000"})
-        bad = httpx.get(url + "/down")
+        good = httpx.get(url, headers={"Abate-Attempt": "2", "Abate-Deadline": "5000"}, timeout=60.0)
+        bad = httpx.get(url + "/down", timeout=60.0)
+        while permits.held:  # the client has its answer before the server has done with it
+            threading.Event().wait(0.005)
         with permits:
-            full = httpx.get(url)
+            full = httpx.get(url, timeout=60.0)
     assert (good.text, bad.status_code) == ("ok", 503)
     assert "Abate-Exhausted" not in good.headers
     assert bad.headers["Abate-Exhausted"] == "1"

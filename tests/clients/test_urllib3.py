@@ -108,6 +108,7 @@ def test_a_deadline_bounds_reading_a_stream():
 
     with Server(late) as server, PoolManager(policy()) as manager:
         response = manager.request("GET", server.url, preload_content=False, timeout=10)
+        assert response.fileno() >= 0  # the stream is still one that can be waited for
         with abate.deadline(0.1), pytest.raises(urllib3.exceptions.ReadTimeoutError):
             response.read()
         response.close()

@@ -243,15 +243,15 @@ class Policy:
             raise TypeError(f"a Policy has no setting {_listed(unknown)}; it has {', '.join(SETTINGS)}")
         return Policy(**{**self._settings(), **changes})
 
-    def also(self, *on: Matcher) -> Policy:
-        """The same policy, which retries these as well, after what it retries by itself.
+    def also(self, *on: Matcher, before: tuple[Matcher, ...] = ()) -> Policy:
+        """The same policy, which asks these as well, behind or `before` what it asks by itself.
 
         >>> policy = Policy(on=OSError, backoff=[0.0]).also(KeyError)
         >>> import abate
         >>> policy.call(abate.testing.Script(KeyError(), OSError(), "fine"))
         'fine'
         """
-        return self.replace(on=(*self._given[0], *on))
+        return self.replace(on=(*before, *self._given[0], *on))
 
     def _settings(self) -> dict[str, Any]:
         on, unless = self._given

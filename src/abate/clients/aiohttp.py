@@ -101,6 +101,8 @@ def middleware(
         callable(getattr(timeouts, name, None)) for name in ("request", "connect", "observe")
     ):
         raise TypeError(f"timeouts must have request(), connect() and observe(), not be {timeouts!r}")
+    if isinstance(policy, Policy) and not policy.name:
+        policy = policy.replace(name="aiohttp")
     plan = Plan(policy, _judge, _read)
 
     async def retrying(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:

@@ -2,7 +2,7 @@
 
 A client gives two things, how to send a request and how to read a response, and gets:
 
-* HTTP's own table for responses, behind whatever rules the policy has (`rules_for`);
+* HTTP's own table for responses, behind whatever rules the policy has;
 * a request that may not be repeated is sent again only where the failure proves that the server never saw it, and
   one whose body cannot be replayed is never sent again (`Plan`);
 * ``Abate-Attempt`` and ``Abate-Deadline`` on requests; a response with ``Abate-Exhausted`` is not retried: a service
@@ -29,17 +29,25 @@ ReadResponse = Callable[[Any], tuple[int, Mapping[str, str]]]
 JudgeError = Callable[[Exception], Ruling | None]
 
 
-class OnExchange(Rule):
-    """A client's rule: its library's errors by `judge_error`, its responses by HTTP's table."""
+class OnErrors(Rule):
+    """The errors of a client's library, which knows best whether the server has seen the request."""
 
     judge_error: JudgeError
+
+    def judge(self, outcome: Outcome) -> Ruling | None:
+        return None if outcome.error is None else self.judge_error(outcome.error)
+
+
+class OnResponses(Rule):
+    """A client's responses, by HTTP's table."""
+
     read: ReadResponse
 
     reads_results = True
 
     def judge(self, outcome: Outcome) -> Ruling | None:
         if outcome.error is not None:
-            return self.judge_error(outcome.error)
+            return None
         status, headers = self.read(outcome.result)
         if status >= 400 and http.header(headers, EXHAUSTED) is not None:
             return LAYER
@@ -49,7 +57,8 @@ class OnExchange(Rule):
 class Plan:
     """The policies that a client's requests are sent under, made once for each client.
 
-    The policy's own `on` is asked first, then the client's rule. All share the policy's budget and gate.
+    Asked in turn are the client about errors of its library, the policy's own `on`, and HTTP's table about
+    responses. All share the policy's budget and gate.
     """
 
     __slots__ = ("_once", "_repeatable", "_unsafe", "policy")
@@ -58,7 +67,7 @@ class Plan:
         if not isinstance(policy, Policy):
             raise TypeError(f"policy must be a Policy, not {policy!r}")
         self.policy = policy
-        fitted = policy.also(OnExchange(judge_error, read))
+        fitted = policy.also(OnResponses(read), before=(OnErrors(judge_error),))
         declared = policy.idempotent
         self._repeatable = fitted.replace(idempotent=True if declared is None else declared)
         self._unsafe = fitted.replace(idempotent=False if declared is None else declared)

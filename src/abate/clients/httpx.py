@@ -267,7 +267,7 @@ class _Waiting:
 class Transport(_Around, httpx.BaseTransport):
     """An httpx transport that retries by a policy. It stands around `transport`, or a plain ``HTTPTransport``.
 
-    * `policy`: its own `on` is asked first, then the rules for httpx's errors and HTTP's table.
+    * `policy`: asked after the rules for httpx's own errors, and before HTTP's table for responses.
     * `transport`: what sends; one of httpx2's makes this one fit for ``httpx2.Client``.
     * `idempotency_key`: put an ``Idempotency-Key`` on requests whose method is not safe and which have none, the same
       one on every attempt. For servers that know what it means.

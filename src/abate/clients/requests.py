@@ -57,7 +57,7 @@ class Adapter(HTTPAdapter):
         self, policy: Policy, *, idempotency_key: bool = False, timeouts: Timeouts | None = None, **kwargs: Any
     ) -> None:
         self._sender = Sender[Response](
-            policy, _judge, _read, Response.close, idempotency_key=idempotency_key, timeouts=timeouts
+            "requests", policy, _judge, _read, Response.close, idempotency_key=idempotency_key, timeouts=timeouts
         )
         warn_of(Retry.from_int(kwargs.pop("max_retries", 0)), stacklevel=3)
         super().__init__(**kwargs)
@@ -116,9 +116,7 @@ def _timeout(given: Any) -> Timeout:
 
 def _judge(error: Exception) -> Ruling | None:
     """The ruling on an error, by what it was made from."""
-    if not isinstance(error, RequestException):
-        return judge(error)
-    cause = error.args[0] if error.args else None
+    cause: object = error.args[0] if isinstance(error, RequestException) and error.args else None
     if isinstance(cause, MaxRetryError):
         cause = cause.reason
     return judge(cause) if isinstance(cause, Exception) else None

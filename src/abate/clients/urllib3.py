@@ -37,7 +37,7 @@ from urllib3.exceptions import (
 from abate import clock
 from abate.call import threads
 from abate.call.policy import Policy
-from abate.clients.exchange import JudgeError, OnExchange, Plan, ReadResponse, new_key, travelling
+from abate.clients.exchange import JudgeError, OnResponses, Plan, ReadResponse, new_key, travelling
 from abate.decide import http
 from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Outcome, Ruling
 from abate.decide.rules import nature
@@ -94,7 +94,9 @@ class PoolManager(urllib3.PoolManager):
     def __init__(
         self, policy: Policy, *, idempotency_key: bool = False, timeouts: Timeouts | None = None, **kwargs: Any
     ) -> None:
-        self._sender = Sender(policy, judge, _read, _discard, idempotency_key=idempotency_key, timeouts=timeouts)
+        self._sender = Sender(
+            "urllib3", policy, judge, _read, _discard, idempotency_key=idempotency_key, timeouts=timeouts
+        )
         if (retries := kwargs.get("retries")) is not None:
             warn_of(retries if isinstance(retries, Retry) else Retry.from_int(retries), stacklevel=3)
         super().__init__(**kwargs)
@@ -163,11 +165,13 @@ class _HTTPSPool(_Pool, HTTPSConnectionPool):  # pyright: ignore[reportIncompati
 class Sender(Generic[R]):
     """Sends the requests of one client, each as a call of the policy.
 
-    `read` tells status and headers of a response; `discard` gives its connection back.
+    `read` tells status and headers of a response; `discard` gives its connection back. A policy without a name goes
+    by `name` in reports.
     """
 
     def __init__(
         self,
+        name: str,
         policy: Policy,
         judge_error: JudgeError,
         read: ReadResponse,
@@ -182,7 +186,10 @@ class Sender(Generic[R]):
             callable(getattr(timeouts, name, None)) for name in ("request", "connect", "observe")
         ):
             raise TypeError(f"timeouts must have request(), connect() and observe(), not be {timeouts!r}")
-        self._rule = OnExchange(judge_error, read)
+        if isinstance(policy, Policy) and not policy.name:
+            policy = policy.replace(name=name)
+        self._judge_error = judge_error
+        self._responses = OnResponses(read)
         self._plan = Plan(policy, self._judge, read)
         self._read = read
         self._discard = discard
@@ -236,8 +243,8 @@ class Sender(Generic[R]):
     def _judge(self, error: Exception) -> Ruling | None:
         """An error in the body of a bad response says less than its status and its ``Retry-After``."""
         response = getattr(error, "response", None)
-        ruling = None if response is None else self._rule.judge(Outcome(result=response))
-        return ruling or self._rule.judge_error(error)
+        ruling = None if response is None else self._responses.judge(Outcome(result=response))
+        return ruling or self._judge_error(error)
 
 
 def judge(error: Exception) -> Ruling | None:
