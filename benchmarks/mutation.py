@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 AREAS = ("schedule", "admit")
 WORKERS = 2
-PATIENCE = 120.0
+PATIENCE = 40.0
 """Seconds; tests that take longer have noticed: the change has made them hang."""
 
 TURNED = {

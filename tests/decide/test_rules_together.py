@@ -182,3 +182,10 @@ def test_bad_widening_is_refused(arguments, error, message):
     """The error names the argument."""
     with pytest.raises(error, match=f"^{message}$"):
         widen(**{"rule": OSError, "by": KeyError, "seconds": 1.0} | arguments)
+
+
+def test_what_somebody_further_in_gave_up_on_is_not_widened():
+    """A ruling of `layer` is final: a wider rule would repeat what was repeated already."""
+    inner = on_error(lambda error: Ruling(False, "layer"))
+    wider = widen(inner, by=OSError, seconds=5.0)
+    assert wider.judge(Outcome(error=OSError())).reason == "layer"

@@ -4,13 +4,8 @@ import asyncio
 
 import pytest
 import trio
-from hypothesis import settings
 
 from abate import clock as clocks
-
-# a slow machine is no failure
-settings.register_profile("abate", deadline=None)
-settings.load_profile("abate")
 
 RUNNERS = {"asyncio": lambda main: asyncio.run(main()), "trio": trio.run}
 

@@ -80,7 +80,8 @@ class Widened(Rule):
 
     def judge(self, outcome: Outcome) -> Ruling | None:
         ruling = self.rule.judge(outcome)
-        if (ruling is None or not ruling.retry) and outcome.elapsed < self.seconds:
+        final = ruling is not None and (ruling.retry or ruling.reason == "layer")
+        if not final and outcome.elapsed < self.seconds:
             return self.by.judge(outcome) or ruling
         return ruling
 
