@@ -113,6 +113,10 @@ def test_sums_of_floats_that_should_be_whole_are():
         clock.advance(0.1)
         assert bucket.try_acquire()
         assert not bucket.try_acquire()
+    for _ in range(100):
+        clock.advance(0.1)
+        bucket.acquire()
+    assert clock.waits == []
 
 
 @pytest.mark.parametrize("n", [0, -1, 4, 10**9, math.nan])

@@ -83,6 +83,46 @@ def test_however_busy_a_slot_only_so_many_go_by_without_a_look():
     assert budget.balance() == 7
 
 
+def test_after_a_pause_every_deposit_looks_again():
+    """A slot that was busy says nothing about one that comes after a pause."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
+    ledger = budget.timeline.main
+    stream(clock, ledger, [0.0] * 400)
+    clock.advance(5.0)
+    hot(ledger)
+    assert length_hint(ledger.run) == 0
+
+
+def test_a_run_that_somebody_else_has_begun_goes_on():
+    """Two find the run at its end: the second doesn't put another in the place of the one the first has begun."""
+    budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=VirtualClock())
+    ledger = budget.timeline.main
+    ledger._skip = 10  # as after a busy slot
+    ledger.look()
+    run = ledger.run
+    for _ in range(3):
+        hot(ledger)
+    ledger.look()
+    assert ledger.run is run
+    assert length_hint(run) == 7
+    assert budget.balance() == 5
+
+
+def test_within_a_slot_neither_a_deposit_nor_a_withdrawal_takes_the_lock():
+    """Once a slot is open, both go on while somebody holds the lock."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=5, window=SLOTS, clock=clock)
+    ledger = budget.timeline.main
+    for _ in range(3):
+        clock.advance(1.0)
+        budget.balance()
+        assert clock.now() < ledger.end
+        with ledger.lock:
+            budget.deposit()
+            assert budget.try_withdraw()
+
+
 @pytest.fixture
 def no_virtual_time_yet():
     """As if no virtual clock had been entered in this process."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
 from aiohttp import (
     ClientConnectionError,
@@ -43,7 +43,7 @@ from aiohttp.payload import BytesPayload, IOBasePayload
 from abate import clock
 from abate.call import tasks
 from abate.call.policy import Policy
-from abate.clients.exchange import Plan, new_key, travelling
+from abate.clients.exchange import Plan, Timeouts, cut_off, new_key, travelling
 from abate.decide import http
 from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Ruling
 from abate.errors import AttemptTimeout, RetryExhausted
@@ -52,22 +52,6 @@ from abate.schedule.deadlines import remaining
 BUSY = Ruling.overload(reached=False)
 REPEATED = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 """The methods that aiohttp sends again by itself."""
-
-
-class Timeouts(Protocol):
-    """Timeouts that follow what is observed."""
-
-    def request(self) -> float:
-        """Seconds to wait for a response."""
-        ...
-
-    def connect(self) -> float:
-        """Seconds to wait for a connection."""
-        ...
-
-    def observe(self, seconds: float) -> object:
-        """A good response took this long to come."""
-        ...
 
 
 def middleware(
@@ -153,7 +137,11 @@ class _Exchange:
         self.attempts += 1
         self.request.headers.update(travelling(self.attempts))
         began = clock.current().now()
-        self.held = response = await self.send()
+        try:
+            self.held = response = await self.send()
+        except Exception as error:
+            cut_off(self.timeouts, _judge(error), clock.current().now() - began)
+            raise
         if self.timeouts is not None and response.status < 400:
             self.timeouts.observe(clock.current().now() - began)
         return response

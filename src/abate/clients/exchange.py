@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from abate.call.policy import Policy
 from abate.decide import http
@@ -24,6 +24,31 @@ from abate.schedule.deadlines import remaining
 ATTEMPT = "Abate-Attempt"
 DEADLINE = "Abate-Deadline"
 EXHAUSTED = "Abate-Exhausted"
+
+
+class Timeouts(Protocol):
+    """Timeouts that follow what is observed, as `abate.Timeouts` do."""
+
+    def request(self) -> float:
+        """Seconds to wait for a response."""
+        ...
+
+    def connect(self) -> float:
+        """Seconds to wait for a connection."""
+        ...
+
+    def observe(self, seconds: float) -> object:
+        """A good response took this long to come."""
+        ...
+
+
+def cut_off(timeouts: Timeouts | None, ruling: Ruling | None, seconds: float) -> None:
+    """Tell timeouts that learn of an attempt that was cut off, or they would learn from the quick ones only."""
+    if timeouts is not None and ruling is not None and ruling.overloaded:
+        tell = getattr(timeouts, "timed_out" if ruling.reached else "connect_timed_out", None)
+        if tell is not None:
+            tell(seconds)
+
 
 ReadResponse = Callable[[Any], tuple[int, Mapping[str, str]]]
 JudgeError = Callable[[Exception], Ruling | None]

@@ -14,13 +14,13 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from abate import clock as clocks
 from abate.call import tasks, threads
 from abate.call.giveup import give_ups, report
 from abate.call.policy import Policy
-from abate.clients.exchange import ATTEMPT, EXHAUSTED, JudgeError, Plan, new_key, travelling
+from abate.clients.exchange import ATTEMPT, EXHAUSTED, JudgeError, Plan, Timeouts, cut_off, new_key, travelling
 from abate.clock import Clock
 from abate.decide.http import KEY_HEADER, SAFE_METHODS
 from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Ruling
@@ -43,14 +43,6 @@ SHORTEST = 0.001
 """Seconds; a timeout is not cut below this, because zero would mean not to wait for the socket at all."""
 READ_AT_MOST, READ_FOR = 65_536, 1.0
 """Bytes and seconds: how much of a discarded response is read to keep its connection; a longer one loses it."""
-
-
-class Timeouts(Protocol):
-    """Timeouts in seconds that follow what is observed: until a response comes, and until a connection is made."""
-
-    def request(self) -> float: ...
-    def connect(self) -> float: ...
-    def observe(self, seconds: float) -> object: ...
 
 
 class _Around:
@@ -79,7 +71,8 @@ class _Around:
         # a final response has no other way to bring its report than inside an error, which is taken off it again
         clock = _Waiting(policy.clock, lets_go=policy.gate is None)
         fitted = policy.replace(name=self.name, raises="exhausted", clock=clock)
-        self.plan = Plan(fitted, _judge_by(self.library), _read)
+        self._judge = _judge_by(self.library)
+        self.plan = Plan(fitted, self._judge, _read)
         self._keys = idempotency_key
         self._timeouts = timeouts
         self.bytes: type = self.library.ByteStream
@@ -108,6 +101,9 @@ class _Around:
             yield
             if self._timeouts is not None and exchange.held.status_code < 400:
                 self._timeouts.observe(clocks.current().now() - started)
+        except Exception as error:
+            cut_off(self._timeouts, self._judge(error), clocks.current().now() - started)
+            raise
         finally:
             request.headers, request.extensions = kept  # whoever sends it again does so at another time
 

@@ -23,7 +23,8 @@ from urllib3 import Retry, Timeout
 from urllib3.exceptions import MaxRetryError
 
 from abate.call.policy import Policy
-from abate.clients.urllib3 import Sender, Timeouts, bounded, judge, rewinds, warn_of
+from abate.clients.exchange import Timeouts
+from abate.clients.urllib3 import Sender, bounded, judge, rewinds, warn_of
 from abate.decide.outcome import Ruling
 
 

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Mapping, MutableMapping
 from http.client import HTTPResponse
 from socket import socket as Socket
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import urllib3
 from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPHeaderDict, HTTPSConnectionPool, Retry, Timeout
@@ -37,7 +37,7 @@ from urllib3.exceptions import (
 from abate import clock
 from abate.call import threads
 from abate.call.policy import Policy
-from abate.clients.exchange import JudgeError, OnResponses, Plan, ReadResponse, new_key, travelling
+from abate.clients.exchange import JudgeError, OnResponses, Plan, ReadResponse, Timeouts, cut_off, new_key, travelling
 from abate.decide import http
 from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Outcome, Ruling
 from abate.decide.rules import nature
@@ -49,22 +49,6 @@ SHORTEST = 0.001
 """Seconds; a timeout is not cut below this, because urllib3 takes none of zero."""
 
 R = TypeVar("R")
-
-
-class Timeouts(Protocol):
-    """Timeouts that follow what is observed."""
-
-    def request(self) -> float:
-        """Seconds to wait for a response."""
-        ...
-
-    def connect(self) -> float:
-        """Seconds to wait for a connection."""
-        ...
-
-    def observe(self, seconds: float) -> object:
-        """A good response took this long to come."""
-        ...
 
 
 class PoolManager(urllib3.PoolManager):
@@ -235,7 +219,11 @@ class Sender(Generic[R]):
         if self._timeouts is None:
             return once(_cut(timeout))
         began = clock.current().now()
-        response = once(_cut(timeout, self._timeouts.connect(), self._timeouts.request()))
+        try:
+            response = once(_cut(timeout, self._timeouts.connect(), self._timeouts.request()))
+        except Exception as error:
+            cut_off(self._timeouts, self._judge_error(error), clock.current().now() - began)
+            raise
         if self._read(response)[0] < 400:
             self._timeouts.observe(clock.current().now() - began)
         return response
