@@ -182,12 +182,11 @@ def main() -> int:
         f"{area}/{file.name}" for area in AREAS for file in sorted((ROOT / "src/abate" / area).glob("[!_]*.py"))
     ]
     print("| file | changes tried | survived |\n|---|---:|---:|", flush=True)
-    left = []
     for module in modules:
         tried, survived = mutate(module)
         print(f"| {module} | {tried} | {len(survived)} |", flush=True)
-        left += [f"* {module}, {what}" for what in survived]
-    print("", *left, sep="\n")
+        for what in survived:
+            print(f"survived in {module}, {what}", file=sys.stderr, flush=True)
     return 0
 
 

@@ -230,5 +230,6 @@ def test_what_a_child_does_first_mends_a_level():
     timeline._mend_in_child()
     assert not level.lock.locked()
     bucket._break_off(level, claims[-1])
+    assert level.tokens == -2.0
     bucket.refund()
     assert level.tokens == -1.0
