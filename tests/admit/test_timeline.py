@@ -1,6 +1,5 @@
 """State per clock: found again, kept apart, gone with its clock, mended in the child of a fork."""
 
-import contextvars
 import gc
 import os
 import runpy
@@ -80,21 +79,20 @@ def test_a_state_goes_with_its_timeline():
     assert len(clock.states) == 0
 
 
-def test_threads_that_come_first_together_share_one_state(together):
-    """Eight threads meet a clock that is new to the timeline: all of them get the same state."""
-    line = Timeline(Marks, None)
-    clocks, contexts = [], []
-    for _ in range(100):
-        with VirtualClock() as clock:
-            clocks.append(clock)
-            contexts.append(contextvars.copy_context())
+def test_two_that_come_first_share_one_state():
+    """Another thread makes a state for a clock while one is being made for it here: both get the other's."""
+    others = []
 
-    def states(place):
-        return [context.copy().run(line.here) for context in contexts]
+    def make(clock):
+        if clock is not MACHINE and not others:
+            others.append(None)  # the other comes now, and is through before this one
+            others[0] = line.here()
+        return Marks(clock)
 
-    for clock, *found in zip(clocks, *together(states), strict=True):
-        assert {state.clock for state in found} == {clock}
-        assert len(set(found)) == 1
+    line = Timeline(make, None)
+    with VirtualClock():
+        assert line.here() is others[0]
+        assert line.here() is others[0]
 
 
 @pytest.mark.parametrize("wrong", [5, "now", object(), VirtualClock])

@@ -132,6 +132,7 @@ def test_a_raising_sink_changes_nothing(caplog):
     assert len([record for record in caplog.records if "broken" in record.getMessage()]) == 1
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_in_mid_use_keeps_policies_working(tiny_switches):
     """A child forked while other threads are in calls makes calls of its own, within a sane budget."""
     policy = abate.Policy(name="forked", on=Mine, backoff=[0.0], budget=abate.Budget(ratio=0.5, reserve=1.0))
@@ -169,7 +170,6 @@ def child_is_sane(policy) -> bool:
     return policy.call(flaky) == "fine" and before <= policy.budget.balance() <= before + 5.5
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def in_a_child(check) -> bool:
     """Run `check` in a forked child; False if it fails or hangs."""
     read, write = os.pipe()
