@@ -178,14 +178,6 @@ def test_auth_is_sent_with_every_attempt(driver):
     assert [request.headers["authorization"] for request in server.requests] == [basic("me", "secret")] * 2
 
 
-def test_retries_use_one_connection(driver):
-    """Two thousand requests, every other one retried, on a single connection."""
-    with Server(*[respond(503, body=b"busy"), respond(200, body=b"ok")] * 1000) as server:
-        driver.fetch(Ask(server.url, times=1000), policy())
-    assert len(server.requests) == 2000
-    assert server.connections == 1
-
-
 def test_discarded_streams_leave_no_connection_behind(driver):
     """Bad responses that are not read are closed: with one connection at most, the next attempt gets it."""
     before = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else None

@@ -1,6 +1,9 @@
 """httpx: connections and bodies, one request and many at once."""
 
 import asyncio
+import random
+import time
+from collections import Counter
 
 import httpx
 import httpx2
@@ -11,7 +14,7 @@ from tests.clients.server import Server, close_in_body, reset, reset_in_body, re
 
 import abate
 from abate.clients.httpx import AsyncTransport, Transport
-from abate.testing import VirtualClock
+from abate.testing import Recorder, VirtualClock
 
 every_way = pytest.mark.parametrize("way", WAYS, ids=repr)
 threads = pytest.mark.parametrize("way", [way for way in WAYS if way.loop == "threads"], ids=repr)
@@ -113,21 +116,6 @@ def test_a_rule_that_raises_leaves_no_connection_behind(way):
 
     with Server(LONG) as server, pytest.raises(LookupError):
         way.fetch(policy(on=abate.on_result(broken)), server.url)
-
-
-@threads
-def test_a_thousand_retries_use_one_connection(way):
-    """A thousand requests, each answered 503 first, leave what the pool had."""
-    script = [BUSY, respond(200, body=b"ok")] * 1000
-    inner = way.inner()
-    with Server(*script) as server:
-        transport = Transport(policy(budget=abate.Budget.unlimited()), inner)
-        with way.library.Client(transport=transport) as client:
-            for _ in range(1000):
-                assert client.get(server.url).status_code == 200
-            assert len(inner._pool.connections) == 1
-            assert taken(inner) == []
-    assert (len(server.requests), server.connections) == (2000, 1)
 
 
 @tasks
@@ -263,3 +251,52 @@ def test_three_hundred_clients_told_to_wait_come_back_spread(library):
     assert back[0] >= 2.0
     slots = [int((instant - 2.0) / 0.05) for instant in back]
     assert max(map(slots.count, slots)) <= 20
+
+
+class Waits(Server):
+    """A server that tells every client once to wait for two seconds, and remembers when it did and who came when."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = {}
+        self.back = {}
+
+    def pick(self, request):
+        who, arrived = request.path, time.monotonic()
+        if who in self.told:
+            self.back[who] = arrived
+            return respond(200)
+
+        def behave(connection):
+            self.told[who] = time.monotonic()  # if this came after sending, a client that is on time could look early
+            return respond(429, ("Retry-After", "2"))(connection)
+
+        return behave
+
+
+def test_three_hundred_clients_on_sockets_told_to_wait_come_back_spread():
+    """In real time, on connections of their own: none earlier than asked for, and at most 20 due in any 50 ms.
+
+    That none is early is measured where it counts, at the server. A machine that is busy with other things makes
+    clients late, and bunches them; so what is counted in bins is when they are due, by what the policies have
+    decided to wait, as if all had been told at the same instant, which is the worst case.
+    """
+    chance = random.Random(300)
+
+    async def one(number, url):
+        settings = abate.Policy(on=abate.http.transient, rng=chance)
+        transport = AsyncTransport(settings, httpx.AsyncHTTPTransport(verify=False))
+        async with httpx.AsyncClient(transport=transport, timeout=60.0) as client:
+            assert (await client.get(f"{url}/{number}")).status_code == 200
+
+    async def main(url):
+        await asyncio.gather(*(one(number, url) for number in range(300)))
+
+    with Waits() as server, Recorder() as seen:
+        asyncio.run(main(server.url))
+    assert len(server.requests) == 600
+    assert min(server.back[who] - told for who, told in server.told.items()) >= 2.0
+    delays = [event.delay for event in seen.of(abate.events.Retry)]
+    assert len(delays) == len(server.back) == 300
+    assert min(delays) >= 2.0
+    assert max(Counter(int((delay - 2.0) / 0.05) for delay in delays).values()) <= 20

@@ -15,11 +15,14 @@ from sending anything.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
+from weakref import ref
 
 from aiohttp import (
+    BaseConnector,
     ClientConnectionError,
     ClientConnectorError,
     ClientHandlerType,
@@ -40,10 +43,9 @@ from aiohttp import (
 from aiohttp.http import HttpProcessingError
 from aiohttp.payload import BytesPayload, IOBasePayload
 
-from abate import clock
 from abate.call import tasks
 from abate.call.policy import Policy
-from abate.clients.exchange import Plan, Timeouts, cut_off, new_key, travelling
+from abate.clients.exchange import Plan, Stopwatch, Timeouts, new_key, travelling
 from abate.decide import http
 from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Ruling
 from abate.errors import AttemptTimeout, RetryExhausted
@@ -62,8 +64,9 @@ def middleware(
     * `policy`: its own `on` is asked first, then the rules for aiohttp's errors and HTTP's table.
     * `idempotency_key`: put an ``Idempotency-Key`` on requests whose method is not safe and which have none, the same
       one on every attempt. Only do so where the server knows what it means.
-    * `timeouts`: an object whose ``request()`` and ``connect()`` bound the wait for a response and for a connection,
-      and whose ``observe(seconds)`` is told how long each good response took to come.
+    * `timeouts`: an object whose ``request()`` and ``connect()`` bound the wait for a response and for a new
+      connection, and whose ``observe(seconds)`` is told how long each good response took to come, without connecting.
+      If it has ``observe_connect(seconds)``, that is told how long each new connection took to open, TLS included.
 
     The last response is returned, or the last error raised, as it is. A body that cannot be replayed (a generator, a
     pipe) is never sent twice.
@@ -102,7 +105,7 @@ def middleware(
 class _Exchange:
     """One request on its way: the number of its attempt, and the response that may yet be discarded."""
 
-    __slots__ = ("attempts", "handler", "held", "policy", "request", "timeouts")
+    __slots__ = ("attempts", "handler", "held", "policy", "request", "scope", "timeouts", "watch", "whole")
 
     def __init__(self, request: Any, handler: ClientHandlerType, policy: Policy, timeouts: Timeouts | None) -> None:
         self.request = request
@@ -136,43 +139,52 @@ class _Exchange:
             await self.request.close()  # what still writes the body must have ended before it is written again
         self.attempts += 1
         self.request.headers.update(travelling(self.attempts))
-        began = clock.current().now()
+        if self.timeouts is None:
+            self.held = await self.send()
+            return self.held
+        _watch_connects(self.request.session.connector)
+        token = _on_the_way.set(self)
         try:
-            self.held = response = await self.send()
-        except Exception as error:
-            cut_off(self.timeouts, _judge(error), clock.current().now() - began)
-            raise
-        if self.timeouts is not None and response.status < 400:
-            self.timeouts.observe(clock.current().now() - began)
-        return response
+            with Stopwatch(self.timeouts, _judge) as self.watch:
+                self.held = await self.send()
+                self.watch.answered(self.held.status)
+        finally:
+            _on_the_way.reset(token)
+        return self.held
 
     async def send(self) -> ClientResponse:
         """Send the request, within what time it is allowed."""
         # where the policy has timeouts, it cuts attempts off by itself, and at the same instant
-        whole = None if self.policy.bounded else remaining()
-        scope = asyncio.timeout(whole)
-        self.request.response = early = None
+        self.scope = asyncio.timeout(None if self.policy.bounded else remaining())
+        self.whole = self.scope.when()
+        self.request.response = None
         try:
-            async with scope:
-                if self.timeouts is not None:
-                    loop, request = asyncio.get_running_loop(), self.timeouts.request()
-                    scope.reschedule(loop.time() + (request if whole is None else min(whole, request)))
-                    early = loop.call_later(self.timeouts.connect(), self.cut_off, scope)
+            async with self.scope:
+                self.bound_request()
                 return await self.handler(self.request)
         except TimeoutError as error:
-            if scope.expired():
+            if self.scope.expired():
                 raise self.timed_out() from error
             if getattr(getattr(self.request, "_timer", None), "_cancelled", False):
                 raise _TotalOver(error) from None
             raise
-        finally:
-            if early is not None:
-                early.cancel()
 
-    def cut_off(self, scope: asyncio.Timeout) -> None:
-        """Cut the attempt off if it has no connection yet."""
-        if self.request.response is None and not scope.expired():
-            scope.reschedule(asyncio.get_running_loop().time())
+    def bound_request(self) -> None:
+        """From now on the attempt may take as long as a request."""
+        if self.timeouts is not None:
+            due = asyncio.get_running_loop().time() + self.timeouts.request()
+            self.scope.reschedule(due if self.whole is None else min(due, self.whole))
+
+    @asynccontextmanager
+    async def connecting(self) -> AsyncIterator[None]:
+        """While a connection is opened: that has a timeout of its own, and the request has all its time after it."""
+        assert self.timeouts is not None
+        self.scope.reschedule(self.whole)
+        self.watch.connecting()
+        async with asyncio.timeout(self.timeouts.connect()):
+            yield
+        self.watch.connected()
+        self.bound_request()
 
     def timed_out(self) -> ServerTimeoutError:
         """The error for an attempt that was cut off, as aiohttp would raise it."""
@@ -185,6 +197,29 @@ class _Exchange:
         if self.held is not None:
             self.held.release()
             self.held = None
+
+
+_on_the_way: ContextVar[_Exchange | None] = ContextVar("abate_aiohttp_exchange", default=None)
+
+
+def _watch_connects(connector: BaseConnector | None) -> None:
+    """Have a connector show the connections that it opens to the attempts that need them.
+
+    aiohttp shows them to the traces of a session only, and those of a request are set before its middlewares run.
+    """
+    if connector is None or "_create_connection" in vars(connector):
+        return
+    weakly = ref(connector)  # a connector that holds itself would be freed late, and not warn in time of being open
+
+    async def create(request: Any, *args: Any, **kwargs: Any) -> Any:
+        own: Any = weakly()
+        exchange = _on_the_way.get()
+        if exchange is not None and exchange.request is not request:
+            exchange = None  # another middleware sends a request of its own meanwhile
+        async with nullcontext() if exchange is None else exchange.connecting():
+            return await type(own)._create_connection(own, request, *args, **kwargs)
+
+    connector._create_connection = create  # type: ignore[assignment, method-assign]
 
 
 class _TotalOver(BaseException):

@@ -5,6 +5,7 @@ A client gives two things, how to send a request and how to read a response, and
 * HTTP's own table for responses, behind whatever rules the policy has;
 * a request that may not be repeated is sent again only where the failure proves that the server never saw it, and
   one whose body cannot be replayed is never sent again (`Plan`);
+* timeouts that learn are told how long connects and requests took, and which of them were cut off (`Stopwatch`);
 * ``Abate-Attempt`` and ``Abate-Deadline`` on requests; a response with ``Abate-Exhausted`` is not retried: a service
   behind it has done so.
 """
@@ -13,8 +14,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
+from abate import clock
 from abate.call.policy import Policy
 from abate.decide import http
 from abate.decide.outcome import LAYER, Outcome, Ruling
@@ -27,7 +29,11 @@ EXHAUSTED = "Abate-Exhausted"
 
 
 class Timeouts(Protocol):
-    """Timeouts that follow what is observed, as `abate.Timeouts` do."""
+    """Timeouts that follow what is observed, as `abate.Timeouts` do.
+
+    Those that have them are told by ``observe_connect(seconds)`` how long it took to open a connection, and by
+    ``timed_out(seconds)`` and ``connect_timed_out(seconds)`` of what was cut off. See `Stopwatch` for what is measured.
+    """
 
     def request(self) -> float:
         """Seconds to wait for a response."""
@@ -42,16 +48,66 @@ class Timeouts(Protocol):
         ...
 
 
-def cut_off(timeouts: Timeouts | None, ruling: Ruling | None, seconds: float) -> None:
-    """Tell timeouts that learn of an attempt that was cut off, or they would learn from the quick ones only."""
-    if timeouts is not None and ruling is not None and ruling.overloaded:
-        tell = getattr(timeouts, "timed_out" if ruling.reached else "connect_timed_out", None)
-        if tell is not None:
-            tell(seconds)
-
-
 ReadResponse = Callable[[Any], tuple[int, Mapping[str, str]]]
 JudgeError = Callable[[Exception], Ruling | None]
+
+
+class Stopwatch:
+    """Times one attempt and the connect in it, and when it is over, tells the timeouts.
+
+    * A connect lasts until a request can be sent: with its TLS handshake, since the connect timeouts of all libraries
+      bound that as well. An attempt on a connection that was open already has none.
+    * The request is the rest of the attempt: also the wait for a free connection, but not the connect. That has a
+      timeout of its own, and reused connections would teach one that is too short for it.
+    * What was cut off is told of too, or the timeouts would learn from the quick ones only.
+    """
+
+    __slots__ = ("_began", "_connect", "_judge", "_step", "_timeouts")
+
+    def __init__(self, timeouts: Timeouts, judge_error: JudgeError) -> None:
+        self._timeouts = timeouts
+        self._judge = judge_error
+        self._connect: float | None = None  # seconds, of the steps that are done
+        self._step: float | None = None  # when the step began that is not
+        self._began = clock.current().now()
+
+    def connecting(self) -> None:
+        """A connect begins, or a further step of it."""
+        self._step = clock.current().now()
+
+    def connected(self) -> None:
+        """It is done."""
+        assert self._step is not None
+        self._connect = (self._connect or 0.0) + clock.current().now() - self._step
+        self._step = None
+
+    def answered(self, status: int) -> None:
+        """A response came; a quick bad one says nothing about how long good ones take."""
+        if status < 400:
+            self._timeouts.observe(self._request())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        ruling = self._judge(error) if isinstance(error, Exception) else None
+        cut_off = ruling is not None and ruling.overloaded
+        if self._step is not None:
+            if cut_off:
+                self._tell("connect_timed_out", (self._connect or 0.0) + clock.current().now() - self._step)
+            return
+        if self._connect is not None:
+            self._tell("observe_connect", self._connect)
+        if cut_off:
+            self._tell("timed_out", self._request())
+
+    def _request(self) -> float:
+        return max(0.0, clock.current().now() - self._began - (self._connect or 0.0))  # differences are rounded
+
+    def _tell(self, name: str, seconds: float) -> None:
+        tell = getattr(self._timeouts, name, None)
+        if tell is not None:
+            tell(seconds)
 
 
 class OnErrors(Rule):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
@@ -20,7 +20,7 @@ from abate import clock as clocks
 from abate.call import tasks, threads
 from abate.call.giveup import give_ups, report
 from abate.call.policy import Policy
-from abate.clients.exchange import ATTEMPT, EXHAUSTED, JudgeError, Plan, Timeouts, cut_off, new_key, travelling
+from abate.clients.exchange import ATTEMPT, EXHAUSTED, JudgeError, Plan, Stopwatch, Timeouts, new_key, travelling
 from abate.clock import Clock
 from abate.decide.http import KEY_HEADER, SAFE_METHODS
 from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Ruling
@@ -44,12 +44,23 @@ SHORTEST = 0.001
 READ_AT_MOST, READ_FOR = 65_536, 1.0
 """Bytes and seconds: how much of a discarded response is read to keep its connection; a longer one loses it."""
 
+CONNECTS = {
+    "connect_tcp.started": Stopwatch.connecting,
+    "connect_tcp.complete": Stopwatch.connected,
+    "connect_unix_socket.started": Stopwatch.connecting,
+    "connect_unix_socket.complete": Stopwatch.connected,
+    "start_tls.started": Stopwatch.connecting,
+    "start_tls.complete": Stopwatch.connected,
+}
+"""What the events of httpx's ``trace`` extension mean, whoever says so: "connection", "proxy" or "socks"."""
+
 
 class _Around:
     """What both transports share: everything that doesn't wait."""
 
     _plain: type[Any]
     _sends_by: str
+    _traced: Any
 
     def __init__(
         self, policy: Policy, transport: Any = None, *, idempotency_key: bool = False, timeouts: Timeouts | None = None
@@ -91,19 +102,19 @@ class _Around:
         """For one attempt: its headers, and its timeouts."""
         request, attempt, key = exchange.request, exchange.attempt, exchange.key
         request.headers[ATTEMPT] = str(attempt)
-        kept = request.headers, request.extensions
+        kept, watch = (request.headers, request.extensions), None
         if key is not None or self._timeouts is not None or remaining() is not None:
             request.headers = request.headers.copy()
             request.headers.update(travelling(attempt) if key is None else {**travelling(attempt), KEY_HEADER: key})
             request.extensions = {**request.extensions, "timeout": self._cut(request.extensions.get("timeout", {}))}
-        started = clocks.current().now()
+        if self._timeouts is not None:
+            watch = Stopwatch(self._timeouts, self._judge)
+            request.extensions["trace"] = self._traced(watch, request.extensions.get("trace"))
         try:
-            yield
-            if self._timeouts is not None and exchange.held.status_code < 400:
-                self._timeouts.observe(clocks.current().now() - started)
-        except Exception as error:
-            cut_off(self._timeouts, self._judge(error), clocks.current().now() - started)
-            raise
+            with watch or nullcontext():
+                yield
+                if watch is not None:
+                    watch.answered(exchange.held.status_code)
         finally:
             request.headers, request.extensions = kept  # whoever sends it again does so at another time
 
@@ -268,7 +279,8 @@ class Transport(_Around, httpx.BaseTransport):
     * `idempotency_key`: put an ``Idempotency-Key`` on requests whose method is not safe and which have none, the same
       one on every attempt. For servers that know what it means.
     * `timeouts`: an object whose ``request()`` and ``connect()`` bound the read and connect timeouts, and whose
-      ``observe(seconds)`` is told how long each good response took to come.
+      ``observe(seconds)`` is told how long each good response took to come, without connecting. If it has
+      ``observe_connect(seconds)``, that is told how long each new connection took to open, TLS included.
 
     A body that cannot be replayed (a generator) is never sent twice. A response that was given up on has its
     `Report` in ``response.extensions["abate_report"]``, an error has it by `abate.report`. A deadline cuts httpx's
@@ -285,6 +297,17 @@ class Transport(_Around, httpx.BaseTransport):
 
     _plain = httpx.HTTPTransport
     _sends_by = "handle_request"
+
+    def _traced(self, watch: Stopwatch, own: Callable[[str, Any], object] | None) -> Callable[[str, Any], object]:
+        """A trace function that shows connects to a stopwatch, and everything to the request's own one."""
+
+        def trace(event: str, info: Any) -> object:
+            connect = CONNECTS.get(event.partition(".")[2])
+            if connect is not None:
+                connect(watch)
+            return None if own is None else own(event, info)
+
+        return trace
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request, again where that is worth it."""
@@ -331,6 +354,19 @@ class AsyncTransport(_Around, httpx.AsyncBaseTransport):
 
     _plain = httpx.AsyncHTTPTransport
     _sends_by = "handle_async_request"
+
+    def _traced(
+        self, watch: Stopwatch, own: Callable[[str, Any], Awaitable[object]] | None
+    ) -> Callable[[str, Any], Awaitable[object]]:
+        """A trace function that shows connects to a stopwatch, and everything to the request's own one."""
+
+        async def trace(event: str, info: Any) -> object:
+            connect = CONNECTS.get(event.partition(".")[2])
+            if connect is not None:
+                connect(watch)
+            return None if own is None else await own(event, info)
+
+        return trace
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request, again where that is worth it."""

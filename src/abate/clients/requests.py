@@ -35,7 +35,8 @@ class Adapter(HTTPAdapter):
     * `idempotency_key`: put an ``Idempotency-Key`` on requests whose method is not safe and which have none, the same
       one on every attempt. Only do so where the server knows what it means.
     * `timeouts`: an object whose ``request()`` and ``connect()`` bound the timeouts further, and whose
-      ``observe(seconds)`` is told how long each good response took to come.
+      ``observe(seconds)`` is told how long each good response took to come, without connecting. If it has
+      ``observe_connect(seconds)``, that is told how long each new connection took to open, TLS included.
     * everything else goes to ``HTTPAdapter``; `max_retries` is not used, with a warning.
 
     The last response is returned, or the last error raised, as it is. A body that cannot be replayed (a generator, a

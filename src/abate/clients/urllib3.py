@@ -17,6 +17,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping
+from contextvars import ContextVar
 from http.client import HTTPResponse
 from socket import socket as Socket
 from typing import Any, Generic, TypeVar
@@ -34,10 +35,18 @@ from urllib3.exceptions import (
     ReadTimeoutError,
 )
 
-from abate import clock
 from abate.call import threads
 from abate.call.policy import Policy
-from abate.clients.exchange import JudgeError, OnResponses, Plan, ReadResponse, Timeouts, cut_off, new_key, travelling
+from abate.clients.exchange import (
+    JudgeError,
+    OnResponses,
+    Plan,
+    ReadResponse,
+    Stopwatch,
+    Timeouts,
+    new_key,
+    travelling,
+)
 from abate.decide import http
 from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Outcome, Ruling
 from abate.decide.rules import nature
@@ -58,7 +67,8 @@ class PoolManager(urllib3.PoolManager):
     * `idempotency_key`: put an ``Idempotency-Key`` on requests whose method is not safe and which have none, the same
       one on every attempt. Only do so where the server knows what it means.
     * `timeouts`: an object whose ``request()`` and ``connect()`` bound the timeouts further, and whose
-      ``observe(seconds)`` is told how long each good response took to come.
+      ``observe(seconds)`` is told how long each good response took to come, without connecting. If it has
+      ``observe_connect(seconds)``, that is told how long each new connection took to open, TLS included.
     * everything else goes to urllib3. Of `retries` only the limits for redirects are kept, with a warning.
 
     The last response is returned as it is; the last error is urllib3's own, never a ``MaxRetryError`` around it.
@@ -215,17 +225,17 @@ class Sender(Generic[R]):
             raise
 
     def _timed(self, once: Callable[[Timeout], R], timeout: Timeout) -> R:
-        """Make an attempt within what time it is allowed, and observe how long it took."""
+        """Make an attempt within what time it is allowed, and have it timed."""
         if self._timeouts is None:
             return once(_cut(timeout))
-        began = clock.current().now()
-        try:
-            response = once(_cut(timeout, self._timeouts.connect(), self._timeouts.request()))
-        except Exception as error:
-            cut_off(self._timeouts, self._judge_error(error), clock.current().now() - began)
-            raise
-        if self._read(response)[0] < 400:
-            self._timeouts.observe(clock.current().now() - began)
+        cut = _cut(timeout, self._timeouts.connect(), self._timeouts.request())
+        with Stopwatch(self._timeouts, self._judge_error) as watch:
+            token = _watch.set(watch)
+            try:
+                response = once(cut)
+            finally:
+                _watch.reset(token)
+            watch.answered(self._read(response)[0])
         return response
 
     def _judge(self, error: Exception) -> Ruling | None:
@@ -270,16 +280,19 @@ def warn_of(retry: Retry, stacklevel: int) -> None:
         )
 
 
+_watch: ContextVar[Stopwatch | None] = ContextVar("abate_urllib3_watch", default=None)
+
+
 def bounded(pools: Mapping[str, type[HTTPConnectionPool]]) -> dict[str, type[HTTPConnectionPool]]:
-    """The same classes of pools, but the deadline bounds every read from their connections."""
+    """The same classes of pools, but the deadline bounds every read from their connections, and connects are timed."""
     return {scheme: _bounded(pool) for scheme, pool in pools.items()}
 
 
 def _bounded(pool: type[HTTPConnectionPool]) -> type[HTTPConnectionPool]:
     inner: Any = pool.ConnectionCls
-    if getattr(inner, "response_class", None) is _Response:
+    if issubclass(inner, _Connection):
         return pool
-    connection = type(inner.__name__, (inner,), {"response_class": _Response})
+    connection = type(inner.__name__, (_Connection, inner), {})
     return type(pool.__name__, (pool,), {"ConnectionCls": connection})
 
 
@@ -288,6 +301,22 @@ class _Response(HTTPResponse):
 
     def __init__(self, sock: Socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(_Opener(sock), *args, **kwargs)  # type: ignore[arg-type]  # all it does is to call makefile
+
+
+class _Connection:
+    """What the connections of all pools have in common; to be mixed into a class of urllib3's."""
+
+    response_class = _Response
+
+    def connect(self) -> None:
+        """Open the connection, and show that to the attempt that needs it."""
+        watch, connect = _watch.get(), super().connect  # type: ignore[misc]
+        if watch is None:
+            connect()
+        else:
+            watch.connecting()
+            connect()
+            watch.connected()
 
 
 class _Opener:
@@ -328,14 +357,17 @@ class _Stream(io.RawIOBase):
 
 
 def _cut(timeout: Timeout, connect: float | None = None, request: float | None = None) -> Timeout:
-    """A timeout that is no longer than these, and than what remains until the deadline."""
+    """A timeout that is no longer than these, and than what remains until the deadline.
+
+    `request` bounds reads, and not the total: that would bound the connect by what a request takes.
+    """
     own = timeout.clone()
     own.total = None  # what is left are the two for connecting and reading
     total = Timeout.resolve_default_timeout(timeout.total)
     return Timeout(
-        total=_positive(_least(_least(total, request), remaining())),
+        total=_positive(_least(total, remaining())),
         connect=_positive(_least(Timeout.resolve_default_timeout(own.connect_timeout), connect)),
-        read=own.read_timeout,
+        read=_positive(_least(own.read_timeout, request)),
     )
 
 
