@@ -18,14 +18,14 @@ MODULES = sorted(
 NAMES = {
     "abate": """
         AbateError AttemptTimeout Backoff Budget Gate Hedge LayeredRetryWarning Outcome Permits Policy Refused Report
-        RetryExhausted Ruling Throttle Timeouts TokenBucket clients consistent_jitter deadline events http
+        RetryExhausted Ruling Shelter Throttle Timeouts TokenBucket clients consistent_jitter deadline events http
         load_policies observe on_error on_result remaining report retry retry_on_db_conflict testing ticks widen
     """,
     "abate.decide": "Outcome Rule Rules Ruling http on_error on_result widen",
     "abate.schedule": """
         Backoff Jitter Schedule Tick consistent_jitter deadline pushback remaining retry_after schedule ticks
     """,
-    "abate.admit": "All Budget Gate Permits Throttle TokenBucket",
+    "abate.admit": "All Budget Gate Permits Shelter Throttle TokenBucket",
     "abate.call": "Attempt Attempts Call Policy Send Stop Wait WorstCase load_policies report",
     "abate.observe": "LoggingSink Sink install remove",
     "abate.testing": "Recorder Script VirtualClock after off",

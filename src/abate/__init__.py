@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from abate import events
-from abate.admit import Budget, Gate, Permits, Throttle, TokenBucket
+from abate.admit import Budget, Gate, Permits, Shelter, Throttle, TokenBucket
 from abate.call import Policy, load_policies, report
 from abate.decide import Outcome, Ruling, http, on_error, on_result, widen
 from abate.errors import AbateError, AttemptTimeout, LayeredRetryWarning, Refused, Report, RetryExhausted
@@ -40,6 +40,7 @@ __all__ = [
     "Report",
     "RetryExhausted",
     "Ruling",
+    "Shelter",
     "Throttle",
     "Timeouts",
     "TokenBucket",

@@ -65,6 +65,15 @@ class LayeredRetry(Event):
     inner: str
 
 
+class ShelterChanged(Event):
+    """The outcome of a call of `policy` has changed the state of a shelter: calm, storm, probing or recovering."""
+
+    shelter: str
+    state: str
+    waiters: int
+    limit: float
+
+
 Sink: TypeAlias = Callable[[Event], object]
 
 _lock = Lock()

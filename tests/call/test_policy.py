@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import abate
-from abate import Backoff, Budget, Permits, Policy
+from abate import Backoff, Budget, Permits, Policy, Shelter
 from abate.call.policy import SETTINGS
 from abate.testing import Script, VirtualClock
 
@@ -125,7 +125,7 @@ def test_a_policy_is_frozen(setting):
 
 # -- equality
 
-RNG, GATE, CLOCK = random.Random(1), Permits(1), VirtualClock()
+RNG, GATE, SHELTER, CLOCK = random.Random(1), Permits(1), Shelter(), VirtualClock()
 
 CHANGES = {
     "on": KeyError,
@@ -137,6 +137,7 @@ CHANGES = {
     "backoff": Backoff(0.1),
     "budget": Budget(ratio=0.5),
     "gate": GATE,
+    "shelter": SHELTER,
     "idempotent": True,
     "max_hint": 60.0,
     "raises": "exhausted",

@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from abate import clock as clocks
-from abate.call.machine import Call, Stop, Wait
+from abate.admit.bells import await_, wait
+from abate.call.machine import Call, Hold, Send, Stop, Wait
 from abate.schedule.deadlines import deadline, shorter
 
 if TYPE_CHECKING:
@@ -38,9 +39,14 @@ class Attempts:
         if block.over:
             raise StopIteration
         try:
-            if block.wait is not None and (wait := block.wait.until - block.clock.now()) > 0:
-                block.clock.sleep(wait)
-            return block.begin()
+            block.check_used()
+            if block.wait is not None and (delay := block.wait.until - block.clock.now()) > 0:
+                block.clock.sleep(delay)
+            action = block.machine.begin()
+            if isinstance(action, Hold):
+                wait(action.door, action.waiter)
+                action = block.machine.turn()
+            return block.begin(action)
         except BaseException as error:
             block.break_off(error)
             raise
@@ -53,9 +59,14 @@ class Attempts:
         if block.over:
             raise StopAsyncIteration
         try:
+            block.check_used()
             if block.wait is not None:
                 await block.clock.asleep(block.wait.until - block.clock.now())
-            return block.begin()
+            action = block.machine.begin()
+            if isinstance(action, Hold):
+                await await_(action.door, action.waiter)
+                action = block.machine.turn()
+            return block.begin(action)
         except BaseException as error:
             block.break_off(error)
             raise
@@ -80,10 +91,11 @@ class _Block:
         self.entered = True
         self.over = False
 
-    def begin(self) -> Attempt:
+    def check_used(self) -> None:
         if not self.entered:
             raise RuntimeError("an attempt was not used: put the body of the loop into `with attempt:`")
-        action = self.machine.begin()
+
+    def begin(self, action: Send | Stop) -> Attempt:
         if isinstance(action, Stop):
             assert self.last is not None
             failure = self.machine.give_up(action, self.last)

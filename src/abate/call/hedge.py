@@ -6,8 +6,8 @@
 
 * The first good answer wins, and the other attempt is cancelled. An attempt that fails while the other one runs waits
   for that one; when both fail, the error that came first is raised, and the policy goes on with it as ever.
-* No budget, no hedge: a dependency that is slow as a whole is not sent twice as much. Hedges and retries draw on the
-  same budget.
+* No budget, no hedge, and none in a storm: a dependency that is slow as a whole is not sent twice as much. Hedges and
+  retries draw on the same budget.
 * Only first attempts are learned from, by their own latency, or as slower than when they were cut off. Second ones
   would be counted only when they are quick.
 """
@@ -61,6 +61,8 @@ class Race:
         self._late = True
         policy = self._policy
         if self.over or remaining() == 0.0 or (switch.off and machine._off.get()):
+            return False
+        if policy.shelter is not None and not policy.shelter.door().weather.calm:
             return False
         if not policy.budget.try_withdraw():
             return False

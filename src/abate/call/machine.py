@@ -1,14 +1,15 @@
 """One call, as a machine without clock, sleep or I/O: it takes facts and says what to do next.
 
-    begin() ──► Send ──► attempt ──► good: succeeded()                        the call is over
-       ▲                                │
-       │                                └──► failed(outcome, now) ──► Stop(reason)   over as well: give_up
+    begin(now) ──► Send ──► attempt ──► good: succeeded()                        the call is over
+       ▲   │                               │
+       │   └► Hold(waiter) ► turn() ► Send └──► failed(outcome, now) ──► Stop(reason)   over as well: give_up
        │                                         │
        └─────────── wait ◄────────────────── Wait(until)
 
-A retry that the gate does not admit stops in `begin`.
+A retry that the gate or the shelter does not admit stops in `begin` or `turn`.
 Refusals that cost nothing come first, spending last: fatal, layer, attempts, deadline, hint, unsafe, and only then
-the budget. A wait or an attempt that is broken off returns what was not used.
+the budget. A wait or an attempt that is broken off returns what was not used. Where a shelter holds calls back, its
+room takes the place of the backoff, and the budget refuses nothing that the shelter bounds.
 
 Every driver (threads, tasks, the block form, a simulated world) is a loop over this machine.
 """
@@ -18,11 +19,14 @@ from __future__ import annotations
 import math
 import warnings
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from abate import events
+from abate.admit.room import Waiter
+from abate.admit.shelter import Door
+from abate.admit.weather import Ticket
 from abate.call.giveup import give_ups, given_up_within, mark, tell_watch
-from abate.clock import switch
+from abate.clock import current, switch
 from abate.decide.outcome import Outcome, Ruling
 from abate.errors import LayeredRetryWarning, Refused, Report, RetryExhausted
 from abate.values import Fields
@@ -55,6 +59,20 @@ _warned: set[tuple[str, str]] = set()
 _MOST_WARNINGS = 1000
 
 
+_held: ContextVar[tuple[Door, Ticket, Any] | None] = ContextVar("abate_held", default=None)
+"""The ticket of the attempt that this code runs in, and those of the attempts around it."""
+
+
+def _holds(door: Door) -> bool:
+    """Does an attempt around this one hold a ticket of that door? A call within a call must not wait for itself."""
+    held = _held.get()
+    while held is not None:
+        if held[0] is door and held[1].out:
+            return True
+        held = held[2]
+    return False
+
+
 class Send(Fields):
     """Make the next attempt now."""
 
@@ -68,6 +86,16 @@ class Wait(Fields):
 
     def __init__(self, until: float) -> None:
         self.until = until
+
+
+class Hold(Fields):
+    """Wait for a turn behind the `door`, and then ask `Call.turn`."""
+
+    __slots__ = __match_args__ = ("door", "waiter")
+
+    def __init__(self, door: Door, waiter: Waiter) -> None:
+        self.door = door
+        self.waiter = waiter
 
 
 class Stop(Fields):
@@ -94,11 +122,16 @@ class Call:
     """
 
     __slots__ = (
+        "_began",
         "_delay",
+        "_door",
         "_first",
+        "_hinted_delay",
         "_in_flight",
         "_inner",
         "_over",
+        "_ticket",
+        "_waiter",
         "attempts",
         "deadline",
         "policy",
@@ -117,9 +150,74 @@ class Call:
         self._delay: float | None = None
         self._inner: Report | None = None
         self._over = self.unspent = self._in_flight = False
+        self._door: Door | None = None
+        self._ticket: Ticket | None = None
+        self._waiter: Waiter | None = None
 
-    def begin(self) -> Send | Stop:
-        """An attempt is about to be made, if the gate admits it; a first attempt that is refused raises `Refused`."""
+    def begin(self, now: float | None = None) -> Send | Hold | Stop:
+        """An attempt is about to be made, if shelter and gate admit it; a first one that is refused raises `Refused`.
+
+        `now` spares a look at the clock to who has just looked.
+        """
+        if self.policy.shelter is not None:
+            action = self._knock(self.policy.shelter.door(), now)
+            if action is not None:
+                return action
+        return self._send()
+
+    def _knock(self, door: Door, now: float | None) -> Hold | Stop | None:
+        """Ask the shelter; None where the attempt may go ahead."""
+        if now is None or not self.policy.one_shelter_clock:
+            now = door.clock.now()
+        if self._door is None:
+            self._door, self._began = door, now
+        weather = door.weather
+        if (weather.calm and now < weather.look) or _holds(door):
+            return None
+        answer = door.knock(now, self._began, self._left(), self.attempts == 0)
+        if isinstance(answer, Waiter):
+            self._waiter = answer
+            self.waited -= now
+            return Hold(door, answer)
+        if isinstance(answer, str):
+            return self._turned_away(door, answer)
+        self._hold(door, answer)
+        return None
+
+    def _left(self) -> float | None:
+        """Seconds until the deadline."""
+        if self.deadline is None:
+            return None
+        clock = self.policy.clock or current()
+        return max(0.0, self.deadline - clock.now())
+
+    def _hold(self, door: Door, ticket: Ticket) -> None:
+        self._ticket = ticket
+        _held.set((door, ticket, _held.get()))
+
+    def turn(self) -> Send | Stop:
+        """The waiter has its answer."""
+        waiter, door = self._waiter, self._door
+        assert waiter is not None
+        assert door is not None
+        self._waiter = None
+        self.waited += door.clock.now()
+        if isinstance(waiter.answer, Ticket):
+            self._hold(door, waiter.answer)
+            return self._send()
+        assert waiter.answer is not None
+        return self._turned_away(door, waiter.answer)
+
+    def _turned_away(self, door: Door, why: str) -> Stop:
+        """The shelter has no place for this attempt."""
+        self._return_unused()
+        if self.attempts:
+            return Stop("shelter")
+        refused = door.refusal(why)
+        self.give_up(Stop("shelter"), refused)
+        raise refused from door.last_error
+
+    def _send(self) -> Send | Stop:
         self.since = give_ups.last
         policy = self.policy
         retry = self.attempts > 0
@@ -154,6 +252,9 @@ class Call:
         if self._in_flight:
             self._leave(True)
         policy = self.policy
+        door = self._door
+        if door is not None and (self._ticket is not None or not door.weather.calm):
+            door.answered(self._returned(), door.clock.now(), policy.name)
         if policy.budget.funded_by == "success":
             policy.budget.deposit()
         if self.attempts > 1 and events.sinks:
@@ -167,6 +268,7 @@ class Call:
         ruling = policy.known.get(type(error)) or self._ruling(outcome, now)
         if self._in_flight:
             self._leave(not ruling.retry)
+        closed = 0.0 if policy.shelter is None else self._tell(policy.shelter.door(), ruling, error)
         listening = events.sinks
         if listening and attempts == 1:
             events.emit(events.FirstFailure(policy.name, ruling.reason, error))
@@ -183,22 +285,56 @@ class Call:
             return Stop("hint")
         if ruling.reached and not (ruling.safe is not False if policy.idempotent is None else policy.idempotent):
             return Stop("unsafe")
-        plan = policy.overload_backoff if ruling.reason == "overload" else policy.backoff
-        delay = self._delay = plan.delay(attempts, policy.chance, self._delay)
-        if hint is not None:
-            delay = self._hinted(hint, plan, delay)
+        if closed:
+            # the room takes the place of the backoff, but nobody comes back before the hint
+            delay = 0.0 if hint is None else self._hinted_delay
+        else:
+            plan = policy.overload_backoff if ruling.reason == "overload" else policy.backoff
+            delay = self._delay = plan.delay(attempts, policy.chance, self._delay)
+            if hint is not None:
+                delay = self._hinted(hint, plan, delay)
         if deadline is not None and now + delay >= deadline:
             return Stop("deadline")
-        if not policy.budget.try_withdraw(now if policy.one_clock else None):
+        if policy.budget.try_withdraw(now if policy.one_clock else None):
+            self.unspent = True
+        elif policy.shelter is None or policy.shelter.door().weather.calm:
             if listening:
                 events.emit(events.BudgetRefused(policy.name, policy.budget.name, attempts))
             return Stop("budget")
-        self.unspent = True
         self.since = give_ups.last
         self.waited += delay
         if listening:
-            events.emit(events.Retry(policy.name, attempts, delay, ruling.reason, hint, error))
+            events.emit(events.Retry(policy.name, attempts, max(delay, closed), ruling.reason, hint, error))
         return Wait(now + delay)
+
+    def _tell(self, door: Door, ruling: Ruling, error: Exception | None) -> float:
+        """Tell the shelter of an outcome; the answer is for how many seconds it sends nothing."""
+        policy, ticket, now = self.policy, self._returned(), door.clock.now()
+        # what a stand-in has sent in calm, where nobody counts those that succeed
+        hearsay = self._door is None
+        if hearsay:
+            self._door, self._began = door, now
+        if not ruling.retry:
+            if ruling.reason == "layer":
+                door.void(ticket, now)
+            elif ticket is not None or not door.weather.calm:
+                door.answered(ticket, now, policy.name)
+            return 0.0
+        plan = policy.overload_backoff if ruling.reason == "overload" else policy.backoff
+        until = None
+        if ruling.hint is not None and ruling.hint <= policy.max_hint:
+            own = self._delay = plan.delay(self.attempts, policy.chance, self._delay)
+            self._hinted_delay = self._hinted(ruling.hint, plan, own)
+            until = now + self._hinted_delay
+        return door.failed(ticket, now, plan, until, error, hearsay, policy.name)
+
+    def _returned(self) -> Ticket | None:
+        """The ticket of the attempt that has ended."""
+        ticket, self._ticket = self._ticket, None
+        held = _held.get()
+        if ticket is not None and held is not None and held[1] is ticket:
+            _held.set(held[2])
+        return ticket
 
     def _ruling(self, outcome: Outcome | Exception, now: float) -> Ruling:
         """Ask the rules, where the type of the error alone does not decide."""
@@ -272,6 +408,13 @@ class Call:
             self.policy.budget.refund()
         if self._in_flight:
             self._leave(False)
+        if self._door is not None:
+            now = self._door.clock.now()
+            if self._waiter is not None:
+                self._door.leave(self._waiter, now)
+                self._waiter = None
+                self.waited += now
+            self._door.void(self._returned(), now)
 
     def _leave(self, accepted: bool) -> None:
         self._in_flight = False

@@ -8,6 +8,7 @@ from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, overload
 
 from abate.admit.budget import Budget
 from abate.admit.gate import Gate
+from abate.admit.shelter import Shelter
 from abate.call import tasks, threads
 from abate.call.block import Attempts
 from abate.call.describe import WorstCase, worst_case
@@ -31,6 +32,7 @@ SETTINGS = (
     "backoff",
     "budget",
     "gate",
+    "shelter",
     "idempotent",
     "max_hint",
     "raises",
@@ -48,7 +50,8 @@ class Policy:
     """How calls are retried: what on, how often, when, and within which budget.
 
     A policy decorates functions and coroutine functions, calls them (`call`, `acall`) or wraps a block
-    (`attempts`). It is frozen and may be shared by threads and tasks; its calls share nothing but budget and gate.
+    (`attempts`). It is frozen and may be shared by threads and tasks; its calls share nothing but budget, gate and
+    shelter.
 
     * `on`, `unless`: exception types, predicates, rules; `unless` is asked first.
     * `attempts`: how many at most, the first one included.
@@ -59,6 +62,7 @@ class Policy:
       starts from at least 1 s.
     * `budget`: bounds the retries of all calls together; a fresh ``Budget()`` unless given.
     * `gate`: admits every attempt, first ones too.
+    * `shelter`: where calls wait while the dependency is down, first attempts too.
     * `idempotent`: False retries only what the server provably never saw; True repeats whatever fails; unless
       given, the failed request may say so itself (an HTTP method), and anything else is repeated.
     * `max_hint`: the longest hint of a server that is waited for, in seconds.
@@ -88,13 +92,16 @@ class Policy:
         "max_hint",
         "name",
         "one_clock",
+        "one_shelter_clock",
         "overload_backoff",
         "plain",
         "raises",
         "reads_results",
         "rng",
         "rules",
+        "shelter",
         "timeout",
+        "ungated",
     )
 
     name: str
@@ -107,6 +114,7 @@ class Policy:
     overload_backoff: Schedule
     budget: Budget
     gate: Gate | None
+    shelter: Shelter | None
     idempotent: bool | None
     max_hint: float
     raises: Literal["original", "exhausted"]
@@ -114,9 +122,11 @@ class Policy:
     rng: Uniform | None
     chance: Uniform
     one_clock: bool
+    one_shelter_clock: bool
     bounded: bool
     reads_results: bool
     plain: bool
+    ungated: bool
     _given: tuple[tuple[Matcher, ...], tuple[Matcher, ...]]
 
     def __init__(
@@ -131,6 +141,7 @@ class Policy:
         backoff: Schedule | Callable[[int], float] | Iterable[float] | None = None,
         budget: Budget | None = None,
         gate: Gate | None = None,
+        shelter: Shelter | None = None,
         idempotent: bool | None = None,
         max_hint: float = 300.0,
         raises: Literal["original", "exhausted"] = "original",
@@ -155,6 +166,7 @@ class Policy:
         put("overload_backoff", plan.at_least(OVERLOAD_BASE))
         put("budget", Budget(clock=clock) if budget is None else _typed("budget", budget, Budget, "a Budget"))
         put("gate", _typed("gate", gate, (Gate, type(None)), "a gate"))
+        put("shelter", _typed("shelter", shelter, (Shelter, type(None)), "a Shelter"))
         put("idempotent", _typed("idempotent", idempotent, (bool, type(None)), "True or False"))
         put("max_hint", number("max_hint", max_hint, least=0))
         put("raises", choice("raises", raises, ("original", "exhausted")))
@@ -162,9 +174,11 @@ class Policy:
         put("rng", rng)
         put("chance", random if rng is None else rng)
         put("one_clock", clock is None and self.budget.timeline.ambient)
+        put("one_shelter_clock", clock is None and shelter is not None and shelter.ambient)
         put("bounded", timeout is not None or attempt_timeout is not None)
         put("reads_results", self.rules.reads_results)
         put("plain", self._is_plain())
+        put("ungated", gate is None and shelter is None)
 
     def _is_plain(self) -> bool:
         """Does a call that succeeds need nothing but its deposit?"""
@@ -233,7 +247,7 @@ class Policy:
     # -- a value
 
     def replace(self, **changes: Any) -> Policy:
-        """A policy like this one, but for `changes`. It shares the budget and gate, unless they are changed.
+        """A policy like this one, but for `changes`. It shares budget, gate and shelter, unless they are changed.
 
         >>> Policy(on=OSError, name="orders").replace(attempts=5).name
         'orders'
@@ -282,7 +296,7 @@ class Policy:
         return self  # frozen, and a copy of the budget would be a second one
 
     def __repr__(self) -> str:
-        defaults = {"unless": (), "clock": None, "rng": None, "gate": None, "idempotent": None}
+        defaults = {"unless": (), "clock": None, "rng": None, "gate": None, "shelter": None, "idempotent": None}
         shown = (
             f"{name}={_shown(value)}"
             for name, value in self._settings().items()

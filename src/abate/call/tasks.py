@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from abate import clock as clocks
+from abate.admit.bells import await_
 from abate.call.giveup import give_ups
-from abate.call.machine import SEND, Call, Send, Stop, Wait
+from abate.call.machine import SEND, Call, Hold, Send, Stop, Wait
 from abate.clock import MACHINE, switch
 from abate.decide.outcome import Outcome
 from abate.schedule.deadlines import deadline, shorter
@@ -26,7 +27,7 @@ async def call(
         if hasattr(function, "close"):
             function.close()  # a coroutine that will not be awaited after all
         raise TypeError(f"acall needs a function and its arguments apart, not {function!r}")
-    if policy.plain:
+    if policy.plain and (policy.shelter is None or policy.shelter.calm):
         since = give_ups.last
         try:
             result = await _awaitable(function, function(*args, **kwargs))
@@ -58,9 +59,9 @@ async def drive(
     now, left = clock.now(), shorter(policy.timeout)
     machine = Call(policy, None if left is None else now + left, since)
     last: Outcome | Exception
-    action: Send | Wait | Stop
+    action: Send | Wait | Hold | Stop
     if failure is None:
-        last, action = Outcome(), machine.begin()
+        last, action = Outcome(), machine.begin(now)
     else:
         last, action = failure, machine.failed(failure, now)
     awaited = failure is not None
@@ -68,10 +69,13 @@ async def drive(
         while True:
             if isinstance(action, Wait):
                 await clock.asleep(action.until - now)
-                if policy.gate is None:  # what `begin` does then, at a third of its cost
+                if policy.ungated:  # what `begin` does then, at a third of its cost
                     machine.unspent, action = False, SEND
                 else:
                     action = machine.begin()
+            if isinstance(action, Hold):
+                await await_(action.door, action.waiter)
+                action = machine.turn()
             if action is not SEND:
                 break
             try:

@@ -7,8 +7,9 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from abate import clock as clocks
+from abate.admit.bells import wait
 from abate.call.giveup import give_ups
-from abate.call.machine import SEND, Call, Send, Stop, Wait
+from abate.call.machine import SEND, Call, Hold, Send, Stop, Wait
 from abate.clock import MACHINE, switch
 from abate.decide.outcome import Outcome
 from abate.schedule.deadlines import deadline, shorter
@@ -23,7 +24,7 @@ def call(policy: Policy, function: Callable[..., T], args: tuple[Any, ...], kwar
     """Call `function` with retries."""
     if not callable(function):
         raise TypeError(f"call needs a function and its arguments apart, not {function!r}")
-    if policy.plain:
+    if policy.plain and (policy.shelter is None or policy.shelter.calm):
         since = give_ups.last
         try:
             result = function(*args, **kwargs)
@@ -55,9 +56,9 @@ def drive(
     now, left = clock.now(), shorter(policy.timeout)
     machine = Call(policy, None if left is None else now + left, since)
     last: Outcome | Exception
-    action: Send | Wait | Stop
+    action: Send | Wait | Hold | Stop
     if failure is None:
-        last, action = Outcome(), machine.begin()
+        last, action = Outcome(), machine.begin(now)
     else:
         last, action = failure, machine.failed(failure, now)
     try:
@@ -65,10 +66,13 @@ def drive(
             if isinstance(action, Wait):
                 if action.until > now:
                     clock.sleep(action.until - now)
-                if policy.gate is None:  # what `begin` does then, at a third of its cost
+                if policy.ungated:  # what `begin` does then, at a third of its cost
                     machine.unspent, action = False, SEND
                 else:
                     action = machine.begin()
+            if isinstance(action, Hold):
+                wait(action.door, action.waiter)
+                action = machine.turn()
             if action is not SEND:
                 break
             try:

@@ -24,7 +24,7 @@ CO_VARARGS, CO_VARKEYWORDS, CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR = 0x4
 
 SOURCE = """\
 {async_}def stand_in({parameters}):
-    _a_since = _a_give_ups.last
+{guard}    _a_since = _a_give_ups.last
     try:
         _a_result = {await_}_a_function({arguments})
     except _a_Exception as _a_error:
@@ -42,6 +42,12 @@ DEPOSIT = """\
         for _a_taken in _a_ledger.run:
             return _a_result
         _a_look()
+"""
+
+# in calm a shelter need not be asked; now and then it wants a look at how long an answer takes
+GUARD = """\
+    if not _a_shelter.calm:
+        return {await_}_a_drive(_a_policy, None, 0, _a_function, ({positional}), {{{named}}})
 """
 
 OWN_CLOCK_DEPOSIT = """\
@@ -96,7 +102,16 @@ def _plain(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> 
         "_a_deposit": policy.budget.deposit,
         "_a_Exception": Exception,
     }
-    exec(_compiled(signature, deposit, asynchronous), names)
+    shelter, guard = policy.shelter, ""
+    if shelter is not None:
+        guard, look = GUARD, policy.budget.look
+
+        def look_around() -> None:
+            look()
+            shelter.sample()
+
+        names |= {"_a_shelter": shelter, "_a_look": look_around}
+    exec(_compiled(signature, guard, deposit, asynchronous), names)
     stand_in: Any = names["stand_in"]
     if isinstance(function, FunctionType):
         stand_in.__defaults__ = function.__defaults__
@@ -138,15 +153,17 @@ class _Signature(tuple[str, str, str, str]):
 
 
 @functools.lru_cache(maxsize=1024)
-def _compiled(signature: _Signature, deposit: str, asynchronous: bool) -> CodeType:
+def _compiled(signature: _Signature, guard: str, deposit: str, asynchronous: bool) -> CodeType:
     parameters, arguments, positional, named = signature
+    await_ = "await " if asynchronous else ""
     source = SOURCE.format(
         async_="async " if asynchronous else "",
-        await_="await " if asynchronous else "",
+        await_=await_,
         parameters=parameters,
         arguments=arguments,
         positional=positional,
         named=named,
+        guard=guard.format(await_=await_, positional=positional, named=named),
         deposit=deposit,
     )
     return compile(source, "<abate stand-in>", "exec")

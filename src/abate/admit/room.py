@@ -1,0 +1,159 @@
+"""The waiting room of the shelter: who waits, and who goes next. No clock, no I/O.
+
+* At most `capacity` wait.
+* Fresh calls go first, then the oldest: the callers of fresh ones are the most likely to be there still, and an answer
+  within a second is nearly as good as if nothing had happened.
+* Nobody starves: as long as no fresh call is pressed for time, every other turn is for the oldest; from there on still
+  one of `TURNS`.
+* Of the fresh ones, the first come go first; where calls have been losing their freshness for `OVERFLOW` seconds, there
+  is more to do than can be done, and the last come do (adaptive LIFO): better a few who wait too long than all.
+* A call that comes back from a failed attempt lines up behind those that have had none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import inf
+
+from abate.admit.bells import Bell
+from abate.admit.weather import Ticket
+
+FRESH = 0.8
+"""Seconds since its beginning for which a call is fresh."""
+PRESSED = 0.5
+"""Seconds that a fresh call may wait before it goes before all others."""
+TURNS = 16
+"""Of this many turns, one is for the oldest however pressed the fresh ones are."""
+OVERFLOW, SETTLED, MOVING = 3.0, 1.0, 0.25
+"""Seconds for which calls lose their freshness before the last come go first; without that before it ends; and between
+two turns as long as it is open."""
+FEW = 64
+"""Places of waiters who have left are kept up to this number, or up to as many as still wait."""
+
+
+class Waiter:
+    """A call that waits for its turn; `answer` is its ticket, or why it gets none, when the wait is over."""
+
+    __slots__ = ("answer", "began", "bell", "deadline", "line")
+
+    def __init__(self, began: float, deadline: float) -> None:
+        self.began = began
+        self.deadline = deadline
+        self.line: tuple[float, int] = (began, 0)
+        self.bell: Bell | None = None
+        self.answer: Ticket | str | None = None
+
+    def __lt__(self, other: Waiter) -> bool:
+        return self.line < other.line
+
+
+class Room:
+    """Those who wait."""
+
+    __slots__ = (
+        "_aged",
+        "_fresh",
+        "_gone",
+        "_moved",
+        "_oldest",
+        "_orders",
+        "_overflowing",
+        "_turns",
+        "capacity",
+        "size",
+    )
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.size = 0
+        self._fresh: deque[Waiter] = deque()
+        self._oldest: list[Waiter] = []
+        self._orders = count()
+        self._turns = 0
+        self._gone = 0
+        self._aged = self._overflowing = self._moved = -inf
+
+    @property
+    def full(self) -> bool:
+        """Has it no room for another?"""
+        return self.size >= self.capacity
+
+    def add(self, waiter: Waiter, now: float, first: bool) -> None:
+        """Somebody comes in, with a first attempt or a later one."""
+        waiter.line = (waiter.began if first else now, next(self._orders))
+        self.size += 1
+        if now - waiter.began < FRESH:
+            self._fresh.append(waiter)
+        else:
+            heappush(self._oldest, waiter)
+
+    def next(self, now: float) -> Waiter | None:
+        """Who goes next leaves the room."""
+        self._age(now)
+        self._moved = now
+        self._turns += 1
+        pressed = self._fresh and now - self._fresh[0].began >= PRESSED
+        oldest_first = self._turns % (TURNS if pressed else 2) == 0
+        last_come = now - self._overflowing > OVERFLOW and now - self._aged < SETTLED
+        waiter = (self._pop_oldest() if oldest_first else None) or self._pop_fresh(last_come) or self._pop_oldest()
+        if waiter is not None:
+            self.size -= 1
+        return waiter
+
+    def remove(self, waiter: Waiter) -> None:
+        """Somebody leaves without having had a turn; its `answer` is set."""
+        self.size -= 1
+        self._gone += 1
+        if self._gone > max(FEW, self.size):
+            self._fresh = deque(other for other in self._fresh if other.answer is None)
+            self._oldest = [other for other in self._oldest if other.answer is None]
+            heapify(self._oldest)
+            self._gone = 0
+
+    def leader(self) -> Waiter | None:
+        """The one who looks after the time for all."""
+        while self._fresh and self._fresh[0].answer is not None:
+            self._fresh.popleft()
+            self._gone -= 1
+        if self._fresh:
+            return self._fresh[0]
+        while self._oldest and self._oldest[0].answer is not None:
+            heappop(self._oldest)
+            self._gone -= 1
+        return self._oldest[0] if self._oldest else None
+
+    def hopeless(self, until: float) -> list[Waiter]:
+        """Those whose deadline is not after `until`."""
+        return [
+            waiter for waiter in (*self._fresh, *self._oldest) if waiter.answer is None and waiter.deadline <= until
+        ]
+
+    def _age(self, now: float) -> None:
+        while self._fresh and now - self._fresh[0].began >= FRESH:
+            waiter = self._fresh.popleft()
+            if waiter.answer is None:
+                heappush(self._oldest, waiter)
+                # where nobody goes for a while, as it is closed, nothing overflows
+                if now - self._aged > SETTLED or now - self._moved > MOVING:
+                    self._overflowing = now
+                self._aged = now
+            else:
+                self._gone -= 1
+
+    def _pop_fresh(self, last_come: bool) -> Waiter | None:
+        while self._fresh:
+            waiter = self._fresh.pop() if last_come else self._fresh.popleft()
+            if waiter.answer is None:
+                return waiter
+            self._gone -= 1
+        return None
+
+    def _pop_oldest(self) -> Waiter | None:
+        while self._oldest:
+            waiter = heappop(self._oldest)
+            if waiter.answer is None:
+                return waiter
+            self._gone -= 1
+        return None

@@ -1,0 +1,330 @@
+"""The shelter: while a dependency is down, calls wait instead of failing, and few are sent instead of all.
+
+Everything that is decided is decided in `abate.admit.weather` (how much may be sent) and `abate.admit.room` (who goes
+next). Here both stand behind one lock, on one clock, with a bell for each waiter: in threads, under asyncio and under
+trio. There is no thread in the background: of those who wait, the first looks after the time for all.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from math import inf
+from threading import Lock
+
+from abate import events
+from abate.admit.room import Room, Waiter
+from abate.admit.timeline import Timeline, alive
+from abate.admit.weather import State, Ticket, Weather
+from abate.clock import Clock, before_virtual, switch
+from abate.errors import Refused, number, whole
+from abate.schedule.backoff import Schedule, Uniform
+
+FULL, SHUT, LATE = "full", "shut", "late"
+"""Why a call gets no ticket: too many wait, it will not open in time, its turn did not come in time."""
+
+
+class Door:
+    """One dependency on one clock: what is known about it, and who waits for it."""
+
+    __slots__ = (
+        "__weakref__",
+        "_alarm",
+        "_calmed",
+        "_leader",
+        "_lock",
+        "_name",
+        "_patience",
+        "_room",
+        "clock",
+        "last_error",
+        "weather",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        capacity: int,
+        patience: float,
+        chance: Uniform,
+        clock: Clock,
+        calmed: Callable[[bool], object] | None,
+    ) -> None:
+        self.clock = clock
+        self._name = name
+        self._patience = patience
+        self._calmed = calmed
+        self._lock = Lock()
+        self.weather = Weather(chance, clock.now())
+        self._room = Room(capacity)
+        self._leader: Waiter | None = None
+        self._alarm = inf
+        self.last_error: Exception | None = None
+
+    @property
+    def waiters(self) -> int:
+        """How many calls wait."""
+        return self._room.size
+
+    # -- before an attempt
+
+    def knock(self, now: float, began: float, left: float | None, first: bool) -> Ticket | Waiter | str:
+        """Ask for an attempt of a call that has so many seconds left: a ticket, a waiter for one, or why neither."""
+        with self._lock:
+            weather, room = self.weather, self._room
+            if first:
+                weather.offered(now)
+            if not room.size and weather.may_send(now):
+                return weather.send(now)
+            if room.full:
+                return FULL
+            deadline = now + (self._patience if left is None else min(left, self._patience))
+            if weather.shut() >= deadline:
+                return SHUT
+            weather.held_back(now)
+            waiter = Waiter(began, deadline)
+            room.add(waiter, now, first)
+            rung = self._admit(now)
+        self._ring(rung)
+        return waiter
+
+    def due(self, waiter: Waiter) -> float:
+        """The instant at which a waiter should look for itself."""
+        with self._lock:
+            if self._leader is not waiter:
+                return waiter.deadline
+            self._alarm = min(waiter.deadline, self.weather.due())
+            return self._alarm
+
+    def look(self, waiter: Waiter, now: float) -> None:
+        """A waiter has woken by itself: somebody may go by now, or its own time is over."""
+        with self._lock:
+            rung = self._admit(now)
+            if waiter.answer is None and now >= waiter.deadline:
+                self._turn_away(waiter, LATE)
+                rung += self._led()
+        self._ring([other for other in rung if other is not waiter])
+
+    def leave(self, waiter: Waiter, now: float) -> None:
+        """A waiter does not want to wait any longer, whether or not it has a ticket by now."""
+        with self._lock:
+            answer = waiter.answer
+            if answer is None:
+                self._turn_away(waiter, LATE)
+                rung = self._led()
+            elif isinstance(answer, Ticket):
+                self.weather.void(answer, now)
+                rung = self._admit(now)
+            else:
+                return
+        self._ring([other for other in rung if other is not waiter])
+
+    # -- after it
+
+    def answered(self, ticket: Ticket | None, now: float, by: str) -> None:
+        """The server has answered."""
+        with self._lock:
+            before = self.weather.state
+            self.weather.good(ticket, now, self._room.size)
+            rung = self._admit(now)
+            if self.weather.calm:
+                self.last_error = None
+        self._ring(rung)
+        self._tell(before, by)
+
+    def failed(
+        self,
+        ticket: Ticket | None,
+        now: float,
+        plan: Schedule,
+        until: float | None,
+        error: Exception | None,
+        hearsay: bool,
+        by: str,
+    ) -> float:
+        """An attempt has failed; the answer is for how many seconds no attempt is sent."""
+        with self._lock:
+            before = self.weather.state
+            self.weather.bad(ticket, now, plan, until, hearsay)
+            if error is not None:
+                self.last_error = error
+            shut = self.weather.shut()
+            rung = self._room.hopeless(shut) if shut > now else []
+            for waiter in rung:
+                self._turn_away(waiter, SHUT)
+            rung += self._admit(now)
+        self._ring(rung)
+        self._tell(before, by)
+        return max(0.0, shut - now)
+
+    def void(self, ticket: Ticket | None, now: float) -> None:
+        """An attempt was broken off, and tells nothing."""
+        if ticket is None:
+            return
+        with self._lock:
+            self.weather.void(ticket, now)
+            rung = self._admit(now)
+        self._ring(rung)
+
+    def refusal(self, why: str) -> Refused:
+        """The error for a first attempt that is not sent."""
+        if why == FULL:
+            return Refused(self._name, f"{self._room.capacity} calls wait already")
+        if why == SHUT:
+            return Refused(
+                self._name, "the dependency is down, and no attempt can be made before the call's time is over"
+            )
+        return Refused(self._name, "the dependency is down, and the call's turn did not come in time")
+
+    # -- with the lock
+
+    def _admit(self, now: float) -> list[Waiter]:
+        """Let in who may go, and see that somebody looks after the time; those are to be woken."""
+        weather, room = self.weather, self._room
+        rung: list[Waiter] = []
+        if not room.size:
+            return rung
+        weather.held_back(now)
+        while room.size and weather.may_send(now):
+            waiter = room.next(now)
+            assert waiter is not None
+            # who could not wait for the answer would waste the server's time
+            waiter.answer = weather.send(now) if weather.answers_by(now) < waiter.deadline else LATE
+            rung.append(waiter)
+        return rung + self._led()
+
+    def _led(self) -> list[Waiter]:
+        """See that somebody looks after the time for all: who is to be woken for it."""
+        if self._leader is None or self._leader.answer is not None:
+            self._leader, self._alarm = self._room.leader(), inf
+        if self._leader is None or self.weather.due() >= self._alarm:
+            return []
+        self._alarm = self.weather.due()
+        return [self._leader]
+
+    def _turn_away(self, waiter: Waiter, why: str) -> None:
+        waiter.answer = why
+        self._room.remove(waiter)
+
+    # -- without it
+
+    def _ring(self, waiters: list[Waiter]) -> None:
+        for waiter in waiters:
+            if waiter.bell is not None:  # or else it has not begun to wait, and will see its answer first
+                waiter.bell.ring()
+
+    def _tell(self, before: State, by: str) -> None:
+        """What has changed, to those who listen, and to the stand-ins that need not come here in calm."""
+        weather = self.weather
+        if self._calmed is not None:
+            self._calmed(weather.calm)
+        if weather.state != before and events.sinks:
+            events.emit(events.ShelterChanged(by, self._name, weather.state, self._room.size, weather.limit))
+
+    def guard(self) -> None:
+        """From here on stand-ins have to ask, as there are virtual clocks."""
+        if self._calmed is not None:
+            self._calmed(False)
+
+    def after_fork(self) -> None:
+        """Who waited or was in flight in another thread is not in the child."""
+        self._lock = Lock()
+        self._room = Room(self._room.capacity)
+        self._leader = None
+        self.weather.in_flight = 0
+
+
+class Shelter:
+    """Where calls wait while a dependency is down: given to the policies of one dependency, which share it.
+
+    * In calm it costs next to nothing and holds nobody back.
+    * In a storm first attempts and retries alike wait for their turn, and few are sent. While all fails, one probe at
+      a time; when answers come again, more and more.
+    * `capacity`: at most so many calls wait; one more is `Refused`.
+    * `patience`: seconds that a call waits for its turn at most, and never past its deadline. One that cannot make it
+      leaves at once, with reason ``shelter``.
+    * `name`: the dependency's, in events and errors.
+    * `clock`, `rng`: its own time and chance. Without a clock it follows the context's, and keeps what it knows apart
+      for each virtual clock.
+
+    >>> import abate
+    >>> shelter = Shelter(name="orders")
+    >>> policy = abate.Policy(on=ConnectionError, attempts=4, shelter=shelter)
+    >>> with abate.testing.VirtualClock() as clock:
+    ...     policy.call(abate.testing.Script(ConnectionError(), ConnectionError(), "fine"))
+    'fine'
+    >>> shelter.state, shelter.waiters
+    ('calm', 0)
+    """
+
+    __slots__ = ("__weakref__", "_doors", "calm", "capacity", "chance", "name", "patience", "rng")
+
+    def __init__(
+        self,
+        capacity: int = 1000,
+        patience: float = 10.0,
+        *,
+        name: str = "shelter",
+        clock: Clock | Callable[[], float] | None = None,
+        rng: Uniform | None = None,
+    ) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a string, not {name!r}")
+        self.name = name
+        self.capacity = whole("capacity", capacity, least=1)
+        self.patience = number("patience", patience, above=0)
+        self.rng = rng
+        self.chance: Uniform = random if rng is None else rng
+        self.calm = False
+        """May a stand-in send an attempt without asking? Only ever true for the machine's clock."""
+        self._doors: Timeline[Door] = Timeline(self._door, clock)
+
+    def _door(self, clock: Clock) -> Door:
+        # what a virtual clock keeps must not keep the shelter: only the first door, its own, tells it
+        own = None if hasattr(self, "_doors") else self._calmed
+        return Door(self.name, self.capacity, self.patience, self.chance, clock, own)
+
+    def _calmed(self, calm: bool) -> None:
+        self.calm = calm and not switch.virtual
+
+    @property
+    def ambient(self) -> bool:
+        """Does this follow the context's clock, having none of its own?"""
+        return self._doors.ambient
+
+    def sample(self) -> None:
+        """Have the next attempt of a stand-in measured, if that is due."""
+        main = self._doors.main
+        if self.calm and main.clock.now() >= main.weather.look:
+            self.calm = False
+
+    def door(self) -> Door:
+        """The door on the clock that rules here."""
+        return self._doors.here() if switch.virtual else self._doors.main
+
+    @property
+    def state(self) -> State:
+        """``calm``, ``storm``, ``probing`` or ``recovering``."""
+        return self.door().weather.state
+
+    @property
+    def waiters(self) -> int:
+        """How many calls wait."""
+        return self.door().waiters
+
+    @property
+    def limit(self) -> float:
+        """How many attempts may be in flight; infinite in calm."""
+        return self.door().weather.limit
+
+    def __repr__(self) -> str:
+        return f"Shelter(capacity={self.capacity}, patience={self.patience:g}, name={self.name!r})"
+
+
+def _guard_all() -> None:
+    for state in alive():
+        if isinstance(state, Door):
+            state.guard()
+
+
+before_virtual.append(_guard_all)

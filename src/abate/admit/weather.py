@@ -1,0 +1,404 @@
+"""What a process knows about a dependency, and how much it may send there: the rules of the shelter, without I/O.
+
+    calm ──► failures, or answers that take much longer than usual ──► storm ──► all fails ──► probing
+      ▲                                                                  │                        │ an answer
+      └── quiet for a second, nobody waits ◄── recovering ◄──────────────┴────────────────────────┘
+
+* Only blips and overload count as failures. An answer, a fatal error included, says that the server is up.
+* **calm** has no limit and counts nothing. After a failure it begins to count, still without a limit, and stops when
+  `QUIET` seconds bring no other. A process that knows nothing yet begins with `START` in flight and learns.
+* **storm**: more than half of the recent attempts failed, or answers crowd up. What may be in flight is halved, once
+  per round trip, down to the share of it that was answered. While the limit is what holds calls back, it grows with
+  each answer: quickly until answers begin to crowd, step by step from there on.
+* **Crowding** (Vegas): of `limit` in flight, ``limit * (1 - usual / now)`` stand in somebody's queue, where `usual` is
+  the latency in calm and `now` that of the last answers. The limit goes to where these are a few, little by little, and
+  shrinks at once where they are `MANY`. A few are more where many calls wait, so that clients which don't know of each
+  other share the server by what they need.
+* Silence is an answer too: where the last `START` attempts have all been out for too long, no more are sent until one
+  of them is back, long before they time out.
+* **probing**: next to nothing but failures, the last `ROW` at least (or the very first of all). Closed for a while,
+  then one attempt, and so on. The pause is the failed call's own backoff; a busy process may probe sooner, but not
+  with more than `PROBES` of its calls, and the longer the outage, the slower.
+* What is sent under a limit is paced, or the answers to one bunch would be the next one.
+* A hint closes it until then, whatever else is known.
+* What was in flight when it closed is not counted any more: it may never come back.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Literal
+
+from abate.schedule.backoff import Schedule, Uniform
+
+State = Literal["calm", "storm", "probing", "recovering"]
+
+START = 10
+"""In flight at once, before anything is known."""
+FIRST = 3.0
+"""In flight after the first answer to a probe."""
+QUIET = 1.0
+"""Seconds without a failure, and with nobody held back, after which it is calm."""
+ROW = 5
+"""Failures in a row without which not all is taken to fail, however bad the share."""
+SHARE = 0.5
+"""The share of failures above which less is sent."""
+ALL = 0.8
+"""The share of failures above which all is taken to fail: a third of errors has rows of five by chance."""
+RECENT = 10
+"""Outcomes that the share is over, more or less: each counts for a tenth, and fades."""
+TOLERATED = 1.5
+"""Answers may take this many times as long as usual without anybody crowding."""
+SLOW = 2.5
+"""Answers that take this many times as long as usual are looked into."""
+FEW, MORE, MANY = 2.0, 4.0, 9.0
+"""How many of those in flight may stand in a queue: `FEW`, and up to so many `MORE` where `CROWD` calls wait."""
+CROWD = 200
+QUICKLY = 0.75
+"""What an answer adds to the limit at first."""
+STEP, LEAST_STEP = 0.02, 0.4
+"""What the answers of a round trip add to it later where nobody crowds: a share of the limit, and at least this."""
+SHRINK, HALF = 0.8, 0.5
+"""What is left of the limit after crowding, and after failures."""
+PROBES = 0.05
+"""The share of its own calls with which a busy process may probe."""
+OUTAGE_SHARE = 0.08
+"""The part of an outage's length that may pass before its end is noticed."""
+PAUSE = (0.5, 0.6)
+"""The least of a later pause, and what chance adds to it, as shares of the backoff's ceiling."""
+SPAN = 3.0
+"""Seconds; the rate of calls is taken over no less, and over no more than three times this."""
+SILENCE, STILL = 0.2, 8.0
+"""`START` attempts in a row without a word for so many seconds, or so many times as long as usual: the server hangs."""
+OVERDUE = 10.0
+"""Seconds without any outcome, after which another attempt may go, even if none is back."""
+PACE = 0.5
+"""Attempts under a limit keep this share of their mean distance: what comes back in a bunch is not sent as one."""
+HASTE = 1.2
+"""An attempt is sent only if there is time for an answer that takes this many times as long as the last ones."""
+SAMPLES = 20.0
+"""Latencies measured per second in calm."""
+LEARNED = 100
+"""Samples that the usual latency is the average of, more or less: it follows within some seconds."""
+PERSISTENT, DRIFT = 10.0, 1.02
+"""After so many seconds of crowding without failures, so much slower may the usual become per second: answers that stay
+slow whatever is sent are the new usual, and a limit that was made for the old one would starve everybody."""
+
+
+class Ticket:
+    """An attempt in flight: when it was sent, between which two closings, and whether it is still out."""
+
+    __slots__ = ("epoch", "out", "sent")
+
+    def __init__(self, epoch: int, sent: float) -> None:
+        self.epoch = epoch
+        self.sent = sent
+        self.out = True
+
+
+class Weather:
+    """The state of one dependency on one clock.
+
+    >>> weather = Weather(random.Random(1), now=0.0)
+    >>> weather.state, weather.limit
+    ('calm', 10.0)
+    >>> from abate.schedule.backoff import Backoff
+    >>> weather.bad(weather.send(0.0), 0.1, Backoff(1.0, jitter="none"))
+    >>> weather.state, weather.opens, weather.may_send(0.5), weather.may_send(1.1)
+    ('probing', 1.1, False, True)
+    """
+
+    __slots__ = (
+        "_adapted",
+        "_answered",
+        "_before",
+        "_crowded",
+        "_cut",
+        "_failures",
+        "_heard",
+        "_held_back",
+        "_offered",
+        "_offered_since",
+        "_outcomes",
+        "_paced",
+        "_pauses",
+        "_quickly",
+        "_rng",
+        "_row",
+        "_samples",
+        "_silence",
+        "_silent",
+        "_since",
+        "_worried",
+        "calm",
+        "epoch",
+        "failing",
+        "hinted",
+        "in_flight",
+        "latency",
+        "limit",
+        "look",
+        "opens",
+        "state",
+        "usual",
+    )
+
+    def __init__(self, rng: Uniform, now: float) -> None:
+        self._rng = rng
+        self.state: State = "calm"
+        self.calm = False
+        """Is nothing counted?"""
+        self.limit = float(START)
+        self.in_flight = 0
+        self.epoch = 0
+        self.failing = 0.0
+        """The share of recent attempts that failed."""
+        self.opens = self.hinted = self._paced = -inf
+        """No attempt before these instants: the end of a pause, what the server asked for, the pace."""
+        self.usual: float | None = None
+        self.latency: float | None = None
+        """Seconds that answers take in calm, and those of late."""
+        self.look = now
+        """The next instant at which a latency is measured in calm."""
+        self._outcomes = 0
+        self._row = 0
+        self._pauses = 0
+        self._silent = 0
+        self._samples = 0
+        self._before = 0.0
+        self._answered = False
+        self._quickly = True
+        self._since = self._silence = self._heard = self._worried = self._held_back = self._cut = self._adapted = (
+            self._crowded
+        ) = now
+        self._offered, self._offered_since = 0.0, now
+
+    # -- may it be sent?
+
+    def may_send(self, now: float) -> bool:
+        """Is there room for one more attempt?"""
+        return now >= self.due()
+
+    def due(self) -> float:
+        """The instant from which there is room for one more attempt, if nothing else happens."""
+        return max(self.opens, self.hinted, self._heard + OVERDUE if self._full() else self._paced)
+
+    def _full(self) -> bool:
+        return self.in_flight + 1 > self.limit
+
+    def shut(self) -> float:
+        """No attempt is sent before this instant, whatever comes in."""
+        return max(self.opens, self.hinted)
+
+    def answers_by(self, now: float) -> float:
+        """The instant by which an attempt that is sent now will have its answer, as far as latencies tell."""
+        return now + HASTE * (self.latency or self.usual or 0.0)
+
+    def offered(self, now: float) -> None:
+        """A call has come: the rate of them bounds that of the probes."""
+        if self._silent >= START and now - self._silence > max(SILENCE, STILL * (self.usual or 0.0)):
+            self._hush(now)
+        if now - self._offered_since > 3 * SPAN:
+            self._offered *= 0.5
+            self._offered_since += (now - self._offered_since) * 0.5
+        self._offered += 1
+
+    def send(self, now: float) -> Ticket:
+        """An attempt is sent."""
+        if not self.in_flight or now >= self._heard + OVERDUE:
+            self._heard = now  # what is overdue is counted from here
+        self.in_flight += 1
+        self._silent += 1
+        if self._silent == 1:
+            self._silence = now
+        if self.latency is not None and (self.state == "storm" or self.state == "recovering"):
+            self._paced = now + PACE * self.latency / self.limit
+        return Ticket(self.epoch, now)
+
+    def held_back(self, now: float) -> None:
+        """A call has to wait: the limit is felt, unless it is only for the pace."""
+        if self._full() or self.shut() > now:
+            self._held_back = now
+
+    # -- what came of it
+
+    def void(self, ticket: Ticket, now: float) -> None:
+        """An attempt has ended by a cancellation, or was not sent after all: it tells nothing."""
+        self._left(ticket, now)
+
+    def good(self, ticket: Ticket | None, now: float, waiting: int) -> None:
+        """The server has answered, to an attempt with a ticket or without, while so many calls are held back."""
+        self._count(0.0)
+        self._row = 0
+        self._answered = True
+        if self.state == "probing":
+            self.state = "recovering"
+            self.limit = FIRST
+            self.opens = -inf
+            self.failing, self._outcomes = SHARE / 2, ROW - 1
+            self._pauses = 0
+            self._quickly = True
+            self._held_back = self._worried = now
+        if ticket is not None:
+            self._left(ticket, now)
+            self._measure(now - ticket.sent, now)
+        if self.failing <= SHARE:
+            self._adapt(now, waiting)
+        if self.state == "storm" and self.failing < SHARE / 2 and self.limit >= FIRST:
+            self.state = "recovering"
+        quiet = now - QUIET
+        if not waiting and self._worried <= quiet and self._held_back <= quiet:
+            self._settle(now)
+
+    def bad(
+        self,
+        ticket: Ticket | None,
+        now: float,
+        plan: Schedule,
+        until: float | None = None,
+        hearsay: bool = False,
+    ) -> None:
+        """An attempt has failed; `plan` is the call's own backoff, `until` the instant that the server asked for.
+
+        What is only `hearsay` starts the counting and no more: where successes were not counted, failures must not be.
+        """
+        self._worried = now
+        if self.calm:
+            self._wake(now)
+        if ticket is not None:
+            current = ticket.epoch == self.epoch
+            self._left(ticket, now)
+        else:
+            current = not hearsay and self.state != "probing"
+        if not hearsay:
+            self._count(1.0)
+        if until is not None:
+            self.hinted = max(self.hinted, until)
+        if not current:
+            return
+        self._row += 1
+        all_fails = (self._row >= ROW and self.failing >= ALL) or not self._answered
+        if until is not None or all_fails or self.state == "probing":
+            self._close(now, plan)
+        elif self.failing > SHARE and self._outcomes >= ROW:
+            if self.state != "storm":
+                self.state, self._before = "storm", self._felt()
+            self._cut_down(now, HALF, max(1.0, self._before * (1.0 - self.failing)))
+
+    # -- the rules behind it
+
+    def _count(self, failure: float) -> None:
+        self._outcomes += 1
+        self.failing += (failure - self.failing) / min(self._outcomes, RECENT)
+
+    def _left(self, ticket: Ticket, now: float) -> None:
+        ticket.out = False
+        if ticket.epoch == self.epoch:
+            self.in_flight -= 1
+            self._heard = now
+            self._silent = 0
+
+    def _measure(self, seconds: float, now: float) -> None:
+        """Learn from how long an answer took: what is usual in calm, and what it is now."""
+        if self.calm:
+            self.look = now + 1 / SAMPLES
+            self._samples += 1
+            self.usual = _towards(self.usual, seconds, 1 / min(self._samples, LEARNED))
+            self.latency = _towards(self.latency, seconds, 0.5)
+            if self.latency > SLOW * self.usual:
+                self._wake(now)
+            return
+        self.latency = _towards(self.latency, seconds, 0.3)
+        if self.usual is None or self.latency < self.usual:
+            # not yet seen in calm: the quickest there is
+            self.usual = _towards(self.usual, self.latency, 1 / LEARNED if self._samples else 1.0)
+
+    def crowd(self) -> float:
+        """How many of those that may be in flight stand in a queue, as far as latencies tell."""
+        if not self.latency or self.usual is None:
+            return 0.0
+        return self._felt() * (1.0 - TOLERATED * self.usual / self.latency)
+
+    def _felt(self) -> float:
+        """The limit; where there is none, what is in flight."""
+        return self.limit if self.limit < inf else self.in_flight + 1.0
+
+    def _adapt(self, now: float, waiting: int) -> None:
+        """Let the limit follow the crowd."""
+        crowd, few = self.crowd(), FEW + MORE * min(1.0, waiting / CROWD)
+        if crowd < few / 2:
+            self._crowded = now
+        elif now - self._crowded > PERSISTENT and self.usual is not None and self.failing < 1 / RECENT:
+            self.usual *= DRIFT ** min(1.0, now - self._adapted)
+        self._adapted = now
+        if crowd > MANY:
+            self._worried = now
+            if self.state == "calm":
+                self.state = "storm"
+            self._cut_down(now, SHRINK, 1.0)
+        elif self.limit < inf and (waiting or self.in_flight + 2 > self.limit):
+            self._quickly = self._quickly and crowd < few
+            if self._quickly:
+                self.limit += QUICKLY
+            else:
+                self.limit = max(1.0, self.limit + max(STEP, LEAST_STEP / self.limit) * (1.0 - crowd / few))
+
+    def _cut_down(self, now: float, share: float, least: float) -> None:
+        """Send less: once per round trip, so that what was sent before is not counted against it twice."""
+        if self.limit < inf and now < self._cut + (self.latency or 0.0):
+            return
+        self.limit = max(least, self._felt() * share)
+        self._cut = now
+        self._quickly = False
+
+    def _hush(self, now: float) -> None:
+        """Send no more where nothing comes back: before its timeout, a server that hangs says just that."""
+        if self.calm:
+            self._wake(now)
+        if self.state == "calm":
+            self.state = "storm"
+        self.limit = min(self.limit, float(START))
+        self._worried = now
+        self._quickly = True
+
+    def _close(self, now: float, plan: Schedule) -> None:
+        """Send nothing for a while, and then a probe."""
+        if self.state != "probing":
+            self._since = now
+        self._pauses += 1
+        self.state = "probing"
+        self.epoch += 1
+        self.in_flight = self._row = self._silent = 0
+        self.limit = 1.0
+        self.opens = now + min(self._own_pause(plan), self._soonest(now) * (0.8 + 0.4 * self._rng.random()))
+
+    def _own_pause(self, plan: Schedule) -> float:
+        """What the failed call would wait by itself: the first time anything up to that, then about as long."""
+        if not plan.jittered:
+            return plan.delay(self._pauses, self._rng)
+        ceiling = plan.ceiling(self._pauses)
+        return ceiling * (self._rng.random() if self._pauses == 1 else PAUSE[0] + PAUSE[1] * self._rng.random())
+
+    def _soonest(self, now: float) -> float:
+        rate = self._offered / max(SPAN, now - self._offered_since)
+        return max(1 / (PROBES * rate) if rate else inf, (now - self._since) * OUTAGE_SHARE)
+
+    def _wake(self, now: float) -> None:
+        """Begin to count."""
+        self.calm = False
+        self._row = self._outcomes = 0
+        self.failing = 0.0
+        self._worried = self._adapted = self._crowded = self._heard = now
+        self._offered, self._offered_since = 0.0, now
+
+    def _settle(self, now: float) -> None:
+        self.calm = True
+        self.state = "calm"
+        self.limit = inf
+        self.latency = self.usual
+        self._paced = -inf
+        self.look = now + 1 / SAMPLES
+
+
+def _towards(value: float | None, seen: float, weight: float) -> float:
+    return seen if value is None else value + (seen - value) * weight
