@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Awaitable
 from threading import TIMEOUT_MAX, Lock, get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,24 +27,50 @@ def wait(door: Door, waiter: Waiter) -> None:
     """Wait in this thread until the waiter has its answer."""
     bell = waiter.bell = ThreadBell()
     while waiter.answer is None:
-        bell.wait(door.clock, door.due(waiter) - door.clock.now())
+        due = door.due(waiter)
+        rung = bell.wait(door.clock, due - door.clock.now())
         if waiter.answer is None:
-            door.look(waiter, door.clock.now())
+            door.look(waiter, now(door.clock, None if rung else due))
 
 
-async def await_(door: Door, waiter: Waiter) -> None:
+def now(clock: Clock, waited_until: float | None) -> float:
+    """The time, which is no earlier than what was waited for: a function that tells the time may stand still."""
+    return clock.now() if waited_until is None else max(clock.now(), waited_until)
+
+
+def awaiting(door: Door, waiter: Waiter) -> Awaitable[None]:
     """Wait in this task until the waiter has its answer."""
+    if in_trio() or not isinstance(door.clock, MachineClock):
+        return _within(door, waiter)
+    return _in_asyncio(door, waiter)
+
+
+async def _in_asyncio(door: Door, waiter: Waiter) -> None:
+    # thousands may wait: a timer and a future each, and no frame more than needed
+    bell = waiter.bell = AsyncioBell()
+    while waiter.answer is None:
+        due = door.due(waiter)
+        alarm = bell.loop.call_later(max(0.0, due - door.clock.now()), bell.expire)
+        try:
+            await bell.future
+        finally:
+            alarm.cancel()
+        if waiter.answer is None:
+            door.look(waiter, now(door.clock, due if bell.rearm() else None))
+
+
+async def _within(door: Door, waiter: Waiter) -> None:
     bell = waiter.bell = TrioBell() if in_trio() else AsyncioBell()
     while waiter.answer is None:
-        seconds = door.due(waiter) - door.clock.now()
-        if seconds > 0:
-            try:
-                async with door.clock.within(seconds):
-                    await bell.heard()
-            except AttemptTimeout:
-                pass
+        due, expired = door.due(waiter), False
+        try:
+            async with door.clock.within(max(0.0, due - door.clock.now())):
+                await bell.rung()
+        except AttemptTimeout:
+            expired = True
+        bell.rearm()
         if waiter.answer is None:
-            door.look(waiter, door.clock.now())
+            door.look(waiter, now(door.clock, due if expired else None))
 
 
 class ThreadBell:
@@ -61,47 +88,56 @@ class ThreadBell:
         except RuntimeError:
             pass  # it has rung, and nobody has heard it yet
 
-    def wait(self, clock: Clock, seconds: float) -> None:
-        """Wait for the bell, this long at most."""
-        if seconds <= 0:
-            return
+    def wait(self, clock: Clock, seconds: float) -> bool:
+        """Wait for the bell, this long at most: has it rung?"""
         if isinstance(clock, MachineClock):
-            self._lock.acquire(timeout=min(seconds, TIMEOUT_MAX))
-        else:  # on a virtual clock, waiting is what moves time
-            clock.sleep(seconds)
+            return self._lock.acquire(timeout=min(max(0.0, seconds), TIMEOUT_MAX))
+        clock.sleep(max(0.0, seconds))  # on a virtual clock, waiting is what moves time
+        return False
 
 
 class AsyncioBell:
     """Wakes a task of asyncio."""
 
-    __slots__ = ("_future", "_loop", "_thread")
+    __slots__ = ("_expired", "_thread", "future", "loop")
 
     def __init__(self) -> None:
         import asyncio
 
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._thread = get_ident()
-        self._future: Any = self._loop.create_future()
+        self.future: Any = self.loop.create_future()
+        self._expired = False
 
     def ring(self) -> None:
         if get_ident() == self._thread:
             self._wake()
             return
         try:
-            self._loop.call_soon_threadsafe(self._wake)
+            self.loop.call_soon_threadsafe(self._wake)
         except RuntimeError:
             pass  # the loop is closed, and nobody waits in it
 
     def _wake(self) -> None:
-        if not self._future.done():
-            self._future.set_result(None)
+        if not self.future.done():
+            self.future.set_result(None)
 
-    async def heard(self) -> None:
+    def expire(self) -> None:
+        """The time is over."""
+        self._expired = True
+        self._wake()
+
+    def rung(self) -> Awaitable[None]:
         """Wait for the bell."""
-        try:
-            await self._future
-        finally:
-            self._future = self._loop.create_future()
+        rung: Awaitable[None] = self.future
+        return rung
+
+    def rearm(self) -> bool:
+        """Get ready to ring again: had the time been over?"""
+        if self.future.done():
+            self.future = self.loop.create_future()
+        expired, self._expired = self._expired, False
+        return expired
 
 
 class TrioBell:
@@ -117,14 +153,23 @@ class TrioBell:
 
     def ring(self) -> None:
         if get_ident() == self._thread:
-            self._event.set()
+            self._wake()
             return
         try:
-            self._token.run_sync_soon(self._event.set)
+            self._token.run_sync_soon(self._wake)
         except sys.modules["trio"].RunFinishedError:
             pass  # nobody waits in a run that is over
 
-    async def heard(self) -> None:
+    def _wake(self) -> None:
+        self._event.set()
+
+    def rung(self) -> Awaitable[None]:
         """Wait for the bell."""
-        await self._event.wait()
-        self._event = sys.modules["trio"].Event()
+        rung: Awaitable[None] = self._event.wait()
+        return rung
+
+    def rearm(self) -> bool:
+        """Get ready to ring again; the time is looked after elsewhere."""
+        if self._event.is_set():
+            self._event = sys.modules["trio"].Event()
+        return False

@@ -131,7 +131,7 @@ class Room:
         ]
 
     def _age(self, now: float) -> None:
-        while self._fresh and now - self._fresh[0].began >= FRESH:
+        while self._fresh and (self._fresh[0].answer is not None or now - self._fresh[0].began >= FRESH):
             waiter = self._fresh.popleft()
             if waiter.answer is None:
                 heappush(self._oldest, waiter)

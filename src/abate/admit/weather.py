@@ -14,6 +14,8 @@
   the latency in calm and `now` that of the last answers. The limit goes to where these are a few, little by little, and
   shrinks at once where they are `MANY`. A few are more where many calls wait, so that clients which don't know of each
   other share the server by what they need.
+* Answers that stay slow are put to the test: a third more is sent for a while. Those that become slower by it stand in
+  our own queue; those that don't are the new usual, and what may be sent follows, step by step.
 * Silence is an answer too: where the last `START` attempts have all been out for too long, no more are sent until one
   of them is back, long before they time out.
 * **probing**: next to nothing but failures, the last `ROW` at least (or the very first of all). Closed for a while,
@@ -78,11 +80,14 @@ HASTE = 1.2
 """An attempt is sent only if there is time for an answer that takes this many times as long as the last ones."""
 SAMPLES = 20.0
 """Latencies measured per second in calm."""
-LEARNED = 100
-"""Samples that the usual latency is the average of, more or less: it follows within some seconds."""
-PERSISTENT, DRIFT = 10.0, 1.02
-"""After so many seconds of crowding without failures, so much slower may the usual become per second: answers that stay
-slow whatever is sent are the new usual, and a limit that was made for the old one would starve everybody."""
+LEARNED, ENOUGH = 100, 50
+"""Samples that the usual latency is the average of, more or less: it follows within some seconds. Until there are
+`ENOUGH`, every answer is one, in calm or not."""
+PERSISTENT, TRIAL, TRIED = 10.0, 5.0, 100
+"""After so many seconds of slow answers without failures, and so many answers, more is sent for a while to see if they
+become slower: those that don't are the new usual, and a limit that was made for the old one would starve everybody."""
+SLOWER, DARE, DRIFT = 1.1, 1.3, 1.02
+"""How slow is slow, how much more is sent then, and how much slower the usual may become per second."""
 
 
 class Ticket:
@@ -99,24 +104,24 @@ class Ticket:
 class Weather:
     """The state of one dependency on one clock.
 
+    >>> import random
+    >>> from abate.schedule.backoff import Backoff
     >>> weather = Weather(random.Random(1), now=0.0)
     >>> weather.state, weather.limit
     ('calm', 10.0)
-    >>> from abate.schedule.backoff import Backoff
     >>> weather.bad(weather.send(0.0), 0.1, Backoff(1.0, jitter="none"))
     >>> weather.state, weather.opens, weather.may_send(0.5), weather.may_send(1.1)
     ('probing', 1.1, False, True)
     """
 
     __slots__ = (
-        "_adapted",
         "_answered",
         "_before",
-        "_crowded",
         "_cut",
         "_failures",
         "_heard",
         "_held_back",
+        "_lately",
         "_offered",
         "_offered_since",
         "_outcomes",
@@ -125,10 +130,14 @@ class Weather:
         "_quickly",
         "_rng",
         "_row",
+        "_sample_of",
         "_samples",
         "_silence",
         "_silent",
         "_since",
+        "_taught",
+        "_trial",
+        "_trial_of",
         "_worried",
         "calm",
         "epoch",
@@ -160,6 +169,7 @@ class Weather:
         """Seconds that answers take in calm, and those of late."""
         self.look = now
         """The next instant at which a latency is measured in calm."""
+        self._lately = self._taught = 0.0
         self._outcomes = 0
         self._row = 0
         self._pauses = 0
@@ -168,9 +178,8 @@ class Weather:
         self._before = 0.0
         self._answered = False
         self._quickly = True
-        self._since = self._silence = self._heard = self._worried = self._held_back = self._cut = self._adapted = (
-            self._crowded
-        ) = now
+        self._since = self._silence = self._heard = self._worried = self._held_back = self._cut = now
+        self._begin_trial(now, None)
         self._offered, self._offered_since = 0.0, now
 
     # -- may it be sent?
@@ -242,12 +251,14 @@ class Weather:
         if ticket is not None:
             self._left(ticket, now)
             self._measure(now - ticket.sent, now)
-        if self.failing <= SHARE:
+            if not self.calm:
+                self._compare(ticket.sent, now, waiting)
+        if self.failing <= SHARE and not self.calm:
             self._adapt(now, waiting)
         if self.state == "storm" and self.failing < SHARE / 2 and self.limit >= FIRST:
             self.state = "recovering"
         quiet = now - QUIET
-        if not waiting and self._worried <= quiet and self._held_back <= quiet:
+        if not self.calm and not waiting and self._worried <= quiet and self._held_back <= quiet:
             self._settle(now)
 
     def bad(
@@ -301,6 +312,8 @@ class Weather:
     def _measure(self, seconds: float, now: float) -> None:
         """Learn from how long an answer took: what is usual in calm, and what it is now."""
         if self.calm:
+            if now < self.look:
+                return  # sent beside another one that was measured: a bunch of answers is one sample
             self.look = now + 1 / SAMPLES
             self._samples += 1
             self.usual = _towards(self.usual, seconds, 1 / min(self._samples, LEARNED))
@@ -309,9 +322,14 @@ class Weather:
                 self._wake(now)
             return
         self.latency = _towards(self.latency, seconds, 0.3)
-        if self.usual is None or self.latency < self.usual:
-            # not yet seen in calm: the quickest there is
-            self.usual = _towards(self.usual, self.latency, 1 / LEARNED if self._samples else 1.0)
+        if self._samples < ENOUGH:
+            # little is known yet; not the quickest that was seen, which chance makes far quicker than the usual
+            self._samples += 1
+            self.usual = self._lately = self._taught = _towards(self.usual, seconds, 1 / self._samples)
+            return
+        self._lately = _towards(self._lately, seconds, 1 / LEARNED)
+        if self.usual is not None and self._lately < self.usual:
+            self.usual = self._taught = self._lately
 
     def crowd(self) -> float:
         """How many of those that may be in flight stand in a queue, as far as latencies tell."""
@@ -326,11 +344,8 @@ class Weather:
     def _adapt(self, now: float, waiting: int) -> None:
         """Let the limit follow the crowd."""
         crowd, few = self.crowd(), FEW + MORE * min(1.0, waiting / CROWD)
-        if crowd < few / 2:
-            self._crowded = now
-        elif now - self._crowded > PERSISTENT and self.usual is not None and self.failing < 1 / RECENT:
-            self.usual *= DRIFT ** min(1.0, now - self._adapted)
-        self._adapted = now
+        if self._trial_of is not None:
+            return  # more is sent than there should be, to see what happens
         if crowd > MANY:
             self._worried = now
             if self.state == "calm":
@@ -343,11 +358,39 @@ class Weather:
             else:
                 self.limit = max(1.0, self.limit + max(STEP, LEAST_STEP / self.limit) * (1.0 - crowd / few))
 
+    def _begin_trial(self, now: float, of: tuple[float, float] | None) -> None:
+        """Measure answers from here on: as it is, or against what it was `of`."""
+        self._trial, self._trial_of, self._sample_of = now, of, (0, 0.0, 0.0)
+
+    def _compare(self, sent: float, now: float, waiting: int) -> None:
+        """Find out whether slow answers are slow because of what is sent: send more, and see."""
+        usual = self.usual or 0.0
+        if not waiting or self.failing >= 1 / RECENT or self._lately <= SLOWER * usual:
+            self._begin_trial(now, None)
+        if sent < self._trial or self.limit == inf:
+            return
+        number, took, allowed = self._sample_of
+        number, took, allowed = self._sample_of = number + 1, took + now - sent, allowed + int(self.limit)
+        if number < TRIED or now - self._trial < (PERSISTENT if self._trial_of is None else TRIAL):
+            return
+        if self._trial_of is None:
+            self.limit = max(self.limit + 1.0, self.limit * DARE)
+            self._begin_trial(now, (took / number, allowed / number))
+            return
+        slower, more = took / number / self._trial_of[0] - 1.0, allowed / number / self._trial_of[1] - 1.0
+        drift = DRIFT ** (PERSISTENT + TRIAL)
+        if slower < more / 2:
+            self.usual = usual * drift
+        else:
+            self.usual = max(self._taught, usual / drift)
+            self.limit = max(1.0, self.limit / DARE)
+        self._begin_trial(now, None)
+
     def _cut_down(self, now: float, share: float, least: float) -> None:
         """Send less: once per round trip, so that what was sent before is not counted against it twice."""
         if self.limit < inf and now < self._cut + (self.latency or 0.0):
             return
-        self.limit = max(least, self._felt() * share)
+        self.limit = min(self._felt(), max(least, self._felt() * share))
         self._cut = now
         self._quickly = False
 
@@ -386,9 +429,11 @@ class Weather:
     def _wake(self, now: float) -> None:
         """Begin to count."""
         self.calm = False
+        self._lately = self._taught = self.usual or 0.0
         self._row = self._outcomes = 0
         self.failing = 0.0
-        self._worried = self._adapted = self._crowded = self._heard = now
+        self._worried = self._heard = now
+        self._begin_trial(now, None)
         self._offered, self._offered_since = 0.0, now
 
     def _settle(self, now: float) -> None:

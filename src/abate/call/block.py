@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from abate import clock as clocks
-from abate.admit.bells import await_, wait
+from abate.admit.bells import awaiting, wait
 from abate.call.machine import Call, Hold, Send, Stop, Wait
 from abate.schedule.deadlines import deadline, shorter
 
@@ -64,7 +64,7 @@ class Attempts:
                 await block.clock.asleep(block.wait.until - block.clock.now())
             action = block.machine.begin()
             if isinstance(action, Hold):
-                await await_(action.door, action.waiter)
+                await awaiting(action.door, action.waiter)
                 action = block.machine.turn()
             return block.begin(action)
         except BaseException as error:

@@ -6,8 +6,14 @@
     timeout = 30.0
     backoff = { base = 0.1, cap = 5.0 }
     budget = { ratio = 0.2, reserve = 10 }
+    shelter = "orders"
 
-The tables may also stand below a table called ``policies``.
+    [shelters.orders]
+    capacity = 500
+    patience = 20.0
+
+The tables of policies may also stand below a table called ``policies``. Policies that name the same shelter share it; a
+shelter that has no table of its own has the usual settings.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from abate.admit.budget import Budget
+from abate.admit.shelter import Shelter
 from abate.call.policy import SETTINGS, Policy
 from abate.schedule.backoff import Backoff
 
@@ -26,7 +33,9 @@ if TYPE_CHECKING:
 KEYS = tuple(name for name in SETTINGS if name not in ("name", "gate", "clock", "rng"))
 BACKOFF_KEYS = ("base", "cap", "factor", "jitter")
 BUDGET_KEYS = ("ratio", "reserve", "window", "funded_by")
+SHELTER_KEYS = ("capacity", "patience")
 NAMESPACES = ("policies", "policy")
+SHELTERS = "shelters"
 
 
 def load_policies(path: str | Path) -> dict[str, Policy]:
@@ -48,11 +57,25 @@ def load_policies(path: str | Path) -> dict[str, Policy]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not TOML: {error}") from error
     found: dict[str, Policy] = {}
+    shelters = _shelters(file, document.pop(SHELTERS, {}))
     for place, name, table in _tables(file, document):
         if name in found:
             raise ValueError(f"{file}: [{place}] is the second policy called {name!r}")
-        found[name] = _policy(f"{file}: [{place}]", name, table)
+        found[name] = _policy(f"{file}: [{place}]", name, table, shelters)
     return found
+
+
+def _shelters(file: Path, tables: object) -> dict[str, Shelter]:
+    if not isinstance(tables, dict):
+        raise ValueError(f"{file}: {SHELTERS} = {tables!r} stands outside a table; expected [{SHELTERS}.NAME]")
+    made: dict[str, Shelter] = {}
+    for name, table in tables.items():
+        place = f"{file}: [{SHELTERS}.{name}]"
+        if not isinstance(table, dict):
+            raise ValueError(f"{place} must be a table, not {table!r}")
+        _only(place, table, SHELTER_KEYS)
+        made[name] = _made(place, Shelter, {**table, "name": name}, (*SHELTER_KEYS, "name"))
+    return made
 
 
 def _tables(file: Path, document: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
@@ -67,7 +90,7 @@ def _tables(file: Path, document: Mapping[str, Any]) -> list[tuple[str, str, Map
     return found
 
 
-def _policy(place: str, name: str, table: Mapping[str, Any]) -> Policy:
+def _policy(place: str, name: str, table: Mapping[str, Any], shelters: dict[str, Shelter]) -> Policy:
     _only(place, table, KEYS)
     if "on" not in table:
         raise ValueError(f"{place} has no `on`: name the errors to retry")
@@ -83,6 +106,11 @@ def _policy(place: str, name: str, table: Mapping[str, Any]) -> Policy:
         if not isinstance(settings["budget"], dict):
             raise ValueError(f"{place} budget must be a table, not {settings['budget']!r}")
         settings["budget"] = _made(f"{place} budget", Budget, settings["budget"], BUDGET_KEYS)
+    if "shelter" in settings:
+        named = settings["shelter"]
+        if not isinstance(named, str) or not named:
+            raise ValueError(f"{place} shelter must be the name of a shelter, not {named!r}")
+        settings["shelter"] = shelters.setdefault(named, Shelter(name=named))
     policy: Policy = _made(place, Policy, {**settings, "name": name}, SETTINGS)
     return policy
 

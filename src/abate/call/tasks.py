@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from abate import clock as clocks
-from abate.admit.bells import await_
+from abate.admit.bells import awaiting
 from abate.call.giveup import give_ups
 from abate.call.machine import SEND, Call, Hold, Send, Stop, Wait
 from abate.clock import MACHINE, switch
@@ -74,7 +74,7 @@ async def drive(
                 else:
                     action = machine.begin()
             if isinstance(action, Hold):
-                await await_(action.door, action.waiter)
+                await awaiting(action.door, action.waiter)
                 action = machine.turn()
             if action is not SEND:
                 break

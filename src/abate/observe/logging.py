@@ -24,6 +24,7 @@ class LoggingSink:
         events.BudgetRefused: logging.WARNING,
         events.GaveUp: logging.WARNING,
         events.LayeredRetry: logging.WARNING,
+        events.ShelterChanged: logging.WARNING,
     }
 
     def __init__(self, logger: logging.Logger | str = "abate") -> None:
@@ -58,5 +59,7 @@ class _Line:
                 return f"{policy}: succeeded on attempt {attempts} after {waited:.3g} s of waiting"
             case events.LayeredRetry(policy, inner):
                 return f"{policy}: did not retry what {inner} had given up on"
+            case events.ShelterChanged(policy, shelter, state, waiters, limit):
+                return f"{policy}: {shelter} is {state}, with {waiters} waiting and at most {limit:.3g} in flight"
             case other:
                 return repr(other)

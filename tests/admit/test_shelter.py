@@ -1,0 +1,227 @@
+"""The shelter under threads, loops and forks, on the machine's clock: nobody lost, nobody twice, nothing left over."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+import trio
+
+import abate
+from abate import Backoff, Policy, Shelter
+from abate.admit import bells
+from abate.admit.shelter import Door
+
+QUICK = Backoff(0.001, 0.002)
+
+
+class Down(Exception):
+    """What a dependency raises while it is down."""
+
+
+class Server:
+    """A dependency that fails so many times, and then answers; it knows how many were inside at once."""
+
+    def __init__(self, failures=0, takes=0.0):
+        self.lock = threading.Lock()
+        self.failures = failures
+        self.takes = takes
+        self.answered = self.inside = self.most = 0
+
+    def __call__(self):
+        with self.lock:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+        time.sleep(self.takes)
+        with self.lock:
+            self.inside -= 1
+            if self.failures:
+                self.failures -= 1
+                raise Down
+            self.answered += 1
+            return self.answered
+
+    async def acall(self):
+        return self()
+
+
+def sheltered(shelter=None, **settings):
+    given = {"on": Down, "attempts": 100, "backoff": QUICK, "shelter": shelter or Shelter(patience=60.0)}
+    return Policy(**{**given, **settings})
+
+
+def test_threads_take_turns(together):
+    """Eight threads with the shortest turns through an outage: each call is answered once, and no place is lost."""
+    policy, server = sheltered(budget=abate.Budget.unlimited()), Server(failures=60)
+    answers = [answer for part in together(lambda _: [policy.call(server) for _ in range(40)]) for answer in part]
+    assert sorted(answers) == list(range(1, 321))
+    assert policy.shelter.waiters == 0
+    assert policy.shelter.door().weather.in_flight == 0
+
+
+def test_the_limit_holds_across_threads(together):
+    """However many threads come, no more are inside than may be in flight."""
+    policy, server = sheltered(), Server(takes=0.001)
+    door = policy.shelter.door()
+    seen = []
+    send = door.weather.__class__.send
+
+    def spied(weather, now):
+        ticket = send(weather, now)
+        seen.append(weather.in_flight <= weather.limit)
+        return ticket
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(door.weather.__class__, "send", spied)
+        together(lambda _: [policy.call(server) for _ in range(20)])
+    assert all(seen)
+    assert len(seen) >= 8
+
+
+def test_a_thread_wakes_a_task_and_a_task_a_thread():
+    """One shelter for threads and event loops: whoever leaves makes room for whoever waits."""
+    shelter = Shelter(patience=60.0)
+    policy, server = sheltered(shelter), Server(failures=5)
+    results = []
+
+    def in_thread():
+        results.extend(policy.call(server) for _ in range(20))
+
+    async def in_task():
+        for _ in range(20):
+            results.append(await policy.acall(server.acall))
+
+    threads = [
+        threading.Thread(target=in_thread),
+        threading.Thread(target=lambda: asyncio.run(in_task())),
+        threading.Thread(target=lambda: trio.run(in_task)),
+        threading.Thread(target=in_thread),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == list(range(1, 81))
+    assert shelter.waiters == 0
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio", "trio"])
+def test_a_waiter_is_woken_by_who_leaves(kind):
+    """A call that waits for a place goes as soon as another thread gives one back."""
+    policy = sheltered()
+    door = policy.shelter.door()
+    door.weather.limit = 1.0
+    held = door.knock(door.clock.now(), door.clock.now(), None, True)
+    results = []
+
+    def work():
+        if kind == "threads":
+            results.append(policy.call(Server()))
+        elif kind == "asyncio":
+            results.append(asyncio.run(policy.acall(Server().acall)))
+        else:
+            results.append(trio.run(policy.acall, Server().acall))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not policy.shelter.waiters:
+        time.sleep(0.001)
+    assert results == []
+    door.answered(held, door.clock.now(), "")
+    thread.join()
+    assert results == [1]
+
+
+def test_a_bell_that_nobody_hears_any_more_is_silent():
+    """To ring for a loop that is over, or twice, does no harm."""
+    kept = []
+
+    async def main():
+        kept.append(bells.TrioBell() if abate.clock.in_trio() else bells.AsyncioBell())
+
+    asyncio.run(main())
+    trio.run(main)
+    thread = bells.ThreadBell()
+    for bell in (*kept, thread):
+        threading.Thread(target=bell.ring).start()
+    thread.ring()
+    thread.wait(abate.clock.MACHINE, 60.0)
+    thread.wait(abate.clock.MACHINE, 0.0)
+
+
+def test_a_fork_keeps_nobody_waiting(in_child, beside):
+    """In the child nobody is in flight and nobody waits, whatever the parent's threads are doing."""
+    policy = sheltered(attempts=1)
+    server = Server()
+    beside(lambda: policy.call(server))
+    door = policy.shelter.door()
+    door.weather.limit = 3.0
+
+    def child():
+        before = (policy.shelter.waiters, door.weather.in_flight)
+        return before, policy.call(lambda: "fine")
+
+    for _ in range(5):
+        assert in_child(child) == ((0, 0), "fine")
+
+
+def test_a_waiter_in_the_parent_is_none_in_the_child(in_child):
+    """Who waits in another thread is not in the child, and its place is free there."""
+    policy = sheltered()
+    door = policy.shelter.door()
+    door.weather.limit = 1.0
+    held = door.knock(door.clock.now(), door.clock.now(), None, True)
+    thread = threading.Thread(target=policy.call, args=(Server(),))
+    thread.start()
+    while not policy.shelter.waiters:
+        time.sleep(0.001)
+    assert in_child(lambda: policy.call(lambda: "fine")) == "fine"
+    door.answered(held, door.clock.now(), "")
+    thread.join()
+
+
+def test_what_a_virtual_clock_keeps_does_not_keep_the_shelter():
+    """A shelter that nobody holds is gone, although a clock has a door of it."""
+    import gc
+    import weakref
+
+    with abate.testing.VirtualClock():
+        shelter = Shelter()
+        shelter.door()
+        gone = weakref.ref(shelter)
+        door = weakref.ref(shelter.door())
+        del shelter
+        gc.collect()
+        assert gone() is None
+        assert door() is None
+
+
+def test_the_last_error_is_not_held_in_calm():
+    """An error and its traceback are kept as the cause for others only as long as there is a storm."""
+    with abate.testing.VirtualClock() as clock:
+        policy = sheltered()
+        policy.call(Server(failures=2))
+        door = policy.shelter.door()
+        assert isinstance(door.last_error, Down)
+        for _ in range(300):
+            policy.call(Server())
+            clock.advance(0.01)
+        assert door.weather.calm
+        assert door.last_error is None
+
+
+def test_a_waiter_who_left_already_may_leave_again():
+    """To break off what was turned away changes nothing."""
+    with abate.testing.VirtualClock() as clock:
+        door: Door = Shelter(patience=5.0).door()
+        door.weather.limit = 1.0
+        ticket = door.knock(0.0, 0.0, None, True)
+        waiter = door.knock(0.0, 0.0, None, True)
+        clock.advance(5.0)
+        door.look(waiter, 5.0)
+        assert waiter.answer == "late"
+        door.leave(waiter, 5.0)
+        assert (door.waiters, door.weather.in_flight) == (0, 1)
+        door.void(ticket, 5.0)
+        door.void(None, 5.0)
+        assert door.weather.in_flight == 0

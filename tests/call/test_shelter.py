@@ -1,0 +1,740 @@
+"""Calls that wait in a shelter while their dependency is down: in threads, under asyncio and trio, in virtual time."""
+
+import asyncio
+import random
+import subprocess
+import sys
+
+import pytest
+import trio
+
+import abate
+from abate import Backoff, Budget, Policy, Refused, Shelter
+from abate.call.machine import _held
+from abate.testing import Recorder, Script, VirtualClock
+from abate.testing.script import after
+
+
+class Down(Exception):
+    """What a dependency raises while it is down."""
+
+
+class Missing(Exception):
+    """What a dependency that is up says of a thing it hasn't got."""
+
+
+class Busy(Exception):
+    """What a dependency raises that has too much to do; it may say when to come back."""
+
+    def __init__(self, hint=None):
+        super().__init__()
+        self.hint = hint
+
+
+def busy(error):
+    return isinstance(error, Busy) and abate.Ruling.overload(error.hint)
+
+
+class Server:
+    """A dependency with an outage: counts what reaches it, and when."""
+
+    def __init__(self, clock, down_until=0.0, takes=0.01, error=Down):
+        self.clock = clock
+        self.down_until = down_until
+        self.takes = takes
+        self.error = error
+        self.arrivals = []
+        self.most = self.inside = 0
+
+    async def acall(self):
+        self.arrivals.append(self.clock.now())
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        try:
+            await self.clock.asleep(self.takes)
+        finally:
+            self.inside -= 1
+        if self.arrivals[-1] < self.down_until:
+            raise self.error()
+        return "fine"
+
+    def __call__(self):
+        self.arrivals.append(self.clock.now())
+        self.clock.sleep(self.takes)
+        if self.arrivals[-1] < self.down_until:
+            raise self.error()
+        return "fine"
+
+
+def sheltered(**settings):
+    """A policy with a shelter, both with chance of a seed."""
+    given = {
+        "name": "orders",
+        "on": (Down, busy),
+        "attempts": 10,
+        "backoff": Backoff(0.1, 2.0),
+        "rng": random.Random(1),
+        "shelter": Shelter(capacity=1000, patience=60.0, name="shop", rng=random.Random(2)),
+    }
+    return Policy(**{**given, **settings})
+
+
+def run(main, loop):
+    return trio.run(main) if loop == "trio" else asyncio.run(main())
+
+
+async def together(loop, *functions):
+    """Run coroutine functions at once: what they return or raise."""
+    results = [None] * len(functions)
+
+    async def one(place, function):
+        try:
+            results[place] = await function()
+        except Exception as error:
+            results[place] = error
+
+    if loop == "trio":
+        async with trio.open_nursery() as nursery:
+            for place, function in enumerate(functions):
+                nursery.start_soon(one, place, function)
+    else:
+        await asyncio.gather(*(one(place, function) for place, function in enumerate(functions)))
+    return results
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def loop(request):
+    """Both event loops."""
+    return request.param
+
+
+def at(clock, seconds, function):
+    """`function`, some seconds later."""
+
+    async def later():
+        await clock.asleep(seconds)
+        return await function()
+
+    return later
+
+
+# -- the promise
+
+
+def test_everybody_waits_and_nobody_is_lost(loop):
+    """500 calls into an outage of 3 s: a handful reach the server before it is up, and all are answered after it."""
+    with VirtualClock() as clock:
+        policy, server = sheltered(), Server(clock, down_until=3.0)
+        load = policy(server.acall)
+
+        async def main():
+            return await together(loop, *[load] * 500)
+
+        assert run(main, loop) == ["fine"] * 500
+    early = sum(arrival < 3.0 for arrival in server.arrivals)
+    assert early <= 10 + 30
+    assert len(server.arrivals) == 500 + early
+    assert policy.shelter.waiters == 0
+
+
+def test_one_probe_at_a_time_while_all_fails(loop):
+    """After the first failures, never two attempts at once, and the pauses between them are no two alike."""
+    with VirtualClock() as clock:
+        policy, server = sheltered(), Server(clock, down_until=20.0, takes=0.5)
+        load = policy(server.acall)
+
+        async def main():
+            return await together(loop, *[load] * 100)
+
+        run(main, loop)
+    probes = [arrival for arrival in server.arrivals if 0.5 < arrival < 20.0]
+    gaps = [later - earlier for earlier, later in zip(probes, probes[1:], strict=False)]
+    assert len(probes) >= 3
+    assert all(gap >= 0.5 for gap in gaps)
+    assert len({round(gap, 6) for gap in gaps}) == len(gaps)
+
+
+def test_a_thread_waits_its_turn_in_virtual_time():
+    """A single call is its own probe: it waits, and is answered when the dependency is up."""
+    with VirtualClock() as clock:
+        policy, server = sheltered(), Server(clock, down_until=3.0)
+        assert policy.call(server) == "fine"
+        assert 2 <= len(server.arrivals) <= 10
+        assert policy.shelter.state == "recovering"
+
+
+def test_the_block_form_waits_too(loop):
+    """``for`` and ``async for`` take their turn like everybody else."""
+    with VirtualClock() as clock:
+        policy, server = sheltered(), Server(clock, down_until=3.0)
+        for attempt in policy.attempts():
+            with attempt:
+                result = server()
+        assert result == "fine"
+
+    with VirtualClock() as clock:
+        policy, server = sheltered(), Server(clock, down_until=3.0)
+
+        async def main():
+            async for attempt in policy.attempts():
+                with attempt:
+                    result = await server.acall()
+            return result
+
+        async def several():
+            return await together(loop, *[main] * 20)
+
+        assert run(several, loop) == ["fine"] * 20
+        assert policy.shelter.waiters == 0
+
+
+def test_the_time_in_the_room_is_told(loop):
+    """A report's `waited` holds the time that a call spent waiting for its turn."""
+    with VirtualClock() as clock:
+        policy, server = sheltered(attempts=2), Server(clock, down_until=100.0)
+        with pytest.raises(Down) as caught:
+            run(lambda: policy.acall(server.acall), loop)
+        assert abate.report(caught.value).waited == pytest.approx(server.arrivals[1] - server.arrivals[0] - 0.01)
+
+
+# -- leaving
+
+
+def test_a_call_that_cannot_make_its_deadline_leaves_at_once(loop):
+    """A hint beyond a call's deadline: whoever comes is refused at once, for the reason that others saw."""
+    with VirtualClock() as clock:
+        policy = sheltered(timeout=5.0, max_hint=300.0)
+
+        async def main():
+            with pytest.raises(Busy):
+                await policy.replace(timeout=None, attempts=1).acall(Script(Busy(60.0)).acall)
+            began = clock.now()
+            with pytest.raises(Refused) as caught:
+                await policy.acall(Script().acall)
+            assert clock.now() == began
+            return caught.value
+
+        refused = run(main, loop)
+    assert isinstance(refused.__cause__, Busy)
+    assert (abate.report(refused).reason, abate.report(refused).attempts) == ("shelter", 0)
+    assert refused.gate == "shop"
+
+
+def test_who_waits_already_leaves_when_it_becomes_hopeless(loop):
+    """A hint that comes while calls wait sends those home that cannot wait for it, at that instant."""
+    with VirtualClock() as clock:
+        policy = sheltered()
+
+        async def main():
+            first = Script(after(0.1, Down()), after(1.0, Busy(120.0)))
+            impatient = policy.replace(timeout=30.0)
+            return await together(
+                loop,
+                lambda: policy.replace(attempts=2).acall(first.acall),
+                at(clock, 0.5, lambda: impatient.acall(Script().acall)),
+            )
+
+        first, second = run(main, loop)
+        assert isinstance(first, Busy)
+        assert isinstance(second, Refused)
+        assert clock.now() < 10.0
+
+
+def test_a_retry_that_gets_no_turn_raises_its_own_error(loop):
+    """A call that has failed once, and whose time is over before its turn, ends with that error: reason shelter."""
+    with VirtualClock() as clock:
+        policy, server = sheltered(timeout=5.0), Server(clock, down_until=1000.0)
+        load = policy(server.acall)
+
+        async def main():
+            return await together(loop, *[load] * 30)
+
+        results = run(main, loop)
+    reasons = {abate.report(error).reason for error in results}
+    assert reasons <= {"shelter", "deadline"}
+    assert "shelter" in reasons
+    assert {type(error) for error in results} == {Down, Refused}
+    assert policy.shelter.waiters == 0
+
+
+def test_patience_bounds_each_wait(loop):
+    """Without a deadline, a call waits no longer than the shelter's patience."""
+    with VirtualClock() as clock:
+        policy = sheltered(shelter=Shelter(patience=7.0), attempts=1)
+        server = Server(clock, down_until=1000.0)
+        load = policy(server.acall)
+
+        async def main():
+            return await together(loop, *[load] * 30)
+
+        results = run(main, loop)
+        assert clock.now() <= 7.0 + 0.02
+    assert all(isinstance(result, (Down, Refused)) for result in results)
+
+
+def test_a_full_room_refuses(loop):
+    """One more than `capacity` is refused, and those who wait are served all the same."""
+    with VirtualClock() as clock:
+        policy = sheltered(shelter=Shelter(capacity=5, patience=60.0, name="shop"))
+        server = Server(clock, down_until=3.0)
+        load = policy(server.acall)
+
+        async def main():
+            first = at(clock, 0.0, load)
+            others = [at(clock, 0.05, load)] * 8
+            return await together(loop, first, *others)
+
+        results = run(main, loop)
+    refused = [result for result in results if isinstance(result, Refused)]
+    assert results.count("fine") in (5, 6)  # a probe is not in the room
+    assert len(refused) == 9 - results.count("fine")
+    assert "5 calls wait already" in str(refused[0])
+    assert isinstance(refused[0].__cause__, Down)
+
+
+def test_a_cancelled_waiter_leaves_no_trace(loop):
+    """Waiters that are cancelled are gone at once, and those behind them are served."""
+    with VirtualClock() as clock:
+        policy, server = sheltered(), Server(clock, down_until=3.0)
+        load = policy(server.acall)
+        seen = []
+
+        async def in_asyncio():
+            tasks = [asyncio.create_task(load()) for _ in range(50)]
+            await clock.asleep(1.0)
+            for task in tasks[:25]:
+                task.cancel()
+            await clock.asleep(0.001)
+            seen.append(policy.shelter.waiters)
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+        async def in_trio():
+            results = []
+
+            async def one():
+                results.append(await load())
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(25):
+                    nursery.start_soon(one)
+                async with trio.open_nursery() as doomed:
+                    for _ in range(25):
+                        doomed.start_soon(one)
+                    await clock.asleep(1.0)
+                    doomed.cancel_scope.cancel()
+                seen.append(policy.shelter.waiters)
+            return results
+
+        results = asyncio.run(in_asyncio()) if loop == "asyncio" else trio.run(in_trio)
+        assert results.count("fine") == 25
+        assert seen[0] <= 25
+        assert policy.shelter.waiters == 0
+        assert policy.shelter.door().weather.in_flight == 0
+
+
+def test_a_waiter_that_is_cancelled_with_its_ticket_in_hand_gives_it_back():
+    """A cancellation that comes between the turn and the attempt frees the place for the next."""
+
+    async def main():
+        with VirtualClock() as clock:
+            policy = sheltered()
+            door = policy.shelter.door()
+            door.weather.limit = 1.0
+            held = door.knock(clock.now(), clock.now(), None, True)
+            task = asyncio.create_task(policy.acall(Script().acall))
+            await asyncio.sleep(0)
+            assert policy.shelter.waiters == 1
+            door.answered(held, clock.now(), "orders")
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert door.weather.in_flight == 0
+            assert await policy.acall(Script("fine").acall) == "fine"
+
+    asyncio.run(main())
+
+
+# -- what counts
+
+
+def test_a_hint_holds_everybody_back(loop):
+    """After a Retry-After of 2 s, no call of the shelter reaches the server before that."""
+    with VirtualClock() as clock:
+        policy = sheltered()
+        arrivals = []
+
+        async def load():
+            arrivals.append(clock.now())
+            if clock.now() < 2.0:
+                raise Busy(2.0)
+            return "fine"
+
+        async def main():
+            calls = [at(clock, place / 100, policy(load)) for place in range(100)]
+            return await together(loop, *calls)
+
+        assert run(main, loop) == ["fine"] * 100
+    assert len([arrival for arrival in arrivals if arrival < 2.0]) == 1
+    assert all(arrival == 0.0 or arrival >= 2.0 for arrival in arrivals)
+
+
+def test_a_hint_that_is_too_long_to_wait_for_closes_nothing():
+    """Beyond `max_hint` a hint ends its own call, and is no reason to hold the others back for hours."""
+    with VirtualClock():
+        policy = sheltered()
+        policy.call(Script("fine"))
+        with pytest.raises(Busy) as caught:
+            policy.call(Script(Busy(3600.0)))
+        assert abate.report(caught.value).reason == "hint"
+        assert policy.call(Script("fine")) == "fine"
+
+
+def test_fatal_errors_say_that_the_server_is_up():
+    """A hundred 404s in a row are a hundred answers."""
+    with VirtualClock():
+        policy = sheltered()
+        for _ in range(100):
+            with pytest.raises(Missing):
+                policy.call(Script(Missing()))
+        assert policy.shelter.state == "calm"
+        assert policy.shelter.door().weather.failing == 0.0
+
+
+def test_what_an_inner_policy_gave_up_on_tells_nothing():
+    """A layer further in has counted it in its own shelter."""
+    with VirtualClock():
+        outer = sheltered(on=(Down, abate.on_error(lambda error: abate.decide.outcome.LAYER)))
+        with pytest.raises(Missing):
+            outer.call(Script(Missing()))
+        weather = outer.shelter.door().weather
+        assert (weather.in_flight, weather.failing) == (0, 0.0)
+
+
+def test_a_third_of_errors_loses_nothing_where_the_budget_alone_would(loop):
+    """The budget is the last fuse: where the server answers, the shelter lets retries pass that it could not pay."""
+
+    def lost(shelter):
+        with VirtualClock() as clock:
+            policy = sheltered(shelter=shelter, attempts=12, budget=Budget(ratio=0.2, reserve=0.0))
+            chance = random.Random(3)
+
+            async def load():
+                await clock.asleep(0.01)
+                if chance.random() < 1 / 3:
+                    raise Down
+                return "fine"
+
+            async def main():
+                calls = [at(clock, place / 100, policy(load)) for place in range(2000)]
+                return await together(loop, *calls)
+
+            return sum(isinstance(result, Exception) for result in run(main, loop))
+
+    assert lost(None) > 100
+    assert lost(Shelter(patience=60.0, rng=random.Random(4))) == 0
+
+
+def test_where_all_fails_the_shelter_stops_before_the_budget(loop):
+    """In an outage hardly any of the budget is spent."""
+    with VirtualClock() as clock:
+        policy = sheltered(budget=Budget(ratio=0.0, reserve=10.0))
+        server = Server(clock, down_until=8.0)
+        load = policy(server.acall)
+
+        async def main():
+            return await together(loop, *[at(clock, place / 50, load) for place in range(300)])
+
+        assert run(main, loop) == ["fine"] * 300
+    assert sum(arrival < 8.0 for arrival in server.arrivals) < 40
+
+
+# -- in calm
+
+
+def test_in_calm_nothing_is_counted():
+    """After a quiet second the stand-in asks nobody."""
+    with VirtualClock() as clock:
+        policy = sheltered(budget=Budget.unlimited())
+        load = policy(Script(*["fine"] * 300))
+        for _ in range(200):
+            load()
+            clock.advance(0.01)
+        weather = policy.shelter.door().weather
+        assert (policy.shelter.state, weather.calm, policy.shelter.limit) == ("calm", True, float("inf"))
+        samples = weather._samples
+        for _ in range(100):
+            load()
+            clock.advance(0.0001)
+        assert weather._samples <= samples + 1
+        assert weather.in_flight == 0
+
+
+def test_calm_ends_with_failures():
+    """A call with a deadline is counted from the first failure on, and seven in a row close the door."""
+    with VirtualClock() as clock:
+        policy = sheltered(attempts=1, timeout=60.0)
+        for _ in range(1500):
+            policy.call(Script("fine"))
+            clock.advance(0.001)
+        assert policy.shelter.door().weather.calm
+        for _ in range(7):
+            with pytest.raises((Down, Refused)):
+                policy.replace(timeout=0.001).call(Script(Down()))
+        assert policy.shelter.state == "probing"
+
+
+STAND_IN = """
+import abate
+now = [0.0]
+shelter = abate.Shelter(clock=lambda: now[0], name="shop")
+outcomes = []
+
+@abate.Policy(on=OSError, attempts=1, shelter=shelter)
+def load():
+    now[0] += 0.001
+    if outcomes:
+        raise outcomes.pop()
+    return "fine"
+
+for _ in range(1200):
+    load()
+weather = shelter.door().weather
+assert shelter.calm and weather.calm and shelter.state == "calm", "not calm after a quiet second"
+while now[0] >= weather.look:
+    load()
+look, asked = weather.look, []
+knock, shelter.door().__class__.knock = shelter.door().__class__.knock, lambda *_: asked.append(1)
+while now[0] < look - 0.002:
+    load()
+assert not asked, "a stand-in in calm asked the shelter"
+shelter.door().__class__.knock = knock
+shelter.sample()
+assert shelter.calm, "measured before it was due"
+now[0] = look
+shelter.sample()
+assert not shelter.calm
+load()
+assert shelter.calm and weather.look > look, "not measured when it was due"
+for _ in range(7):
+    outcomes.append(OSError())
+    try:
+        load()
+    except (OSError, abate.Refused):
+        pass
+assert not shelter.calm and shelter.state == "probing", shelter.state
+with abate.testing.VirtualClock():
+    pass
+print("as expected")
+"""
+
+
+def test_a_stand_in_asks_nobody_in_calm():
+    """Without a deadline, an attempt in calm costs a look at one flag; some are measured; failures end the calm.
+
+    In an interpreter of its own: here virtual clocks have been entered, and stand-ins always ask.
+    """
+    done = subprocess.run([sys.executable, "-c", STAND_IN], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "as expected\n", done.stderr
+
+
+# -- side by side
+
+
+def test_a_call_within_a_call_does_not_wait_for_itself(loop):
+    """Two policies share a shelter, one around the other: the inner one goes with the outer one's ticket."""
+    with VirtualClock() as clock:
+        inner = sheltered(attempts=1)
+        outer = sheltered(shelter=inner.shelter, attempts=3)
+        server = Server(clock)
+        inner.shelter.door().weather.limit = 1.0
+
+        async def main():
+            async def outside():
+                return await inner.acall(server.acall)
+
+            return await outer.acall(outside)
+
+        assert run(main, loop) == "fine"
+        assert clock.now() == pytest.approx(0.01)
+    assert _held.get() is None
+
+
+def test_not_even_in_a_task_of_its_own():
+    """A timeout around the inner call runs it in another task, which still belongs to the attempt."""
+
+    async def main():
+        with VirtualClock() as clock:
+            inner = sheltered(attempts=1)
+            outer = sheltered(shelter=inner.shelter)
+            inner.shelter.door().weather.limit = 1.0
+            server = Server(clock)
+
+            async def outside():
+                return await asyncio.create_task(inner.acall(server.acall))
+
+            assert await outer.acall(outside) == "fine"
+            assert clock.now() == pytest.approx(0.01)
+
+    asyncio.run(main())
+
+
+def test_a_task_that_outlives_the_attempt_takes_its_own_turn():
+    """A ticket that has been given back lets nobody through."""
+
+    async def main():
+        with VirtualClock() as clock:
+            policy = sheltered()
+            door = policy.shelter.door()
+            started = []
+
+            async def attempt():
+                async def later():
+                    await clock.asleep(1.0)
+                    return await policy.acall(Script("fine").acall)
+
+                started.append(asyncio.create_task(later()))
+                return "fine"
+
+            await policy.acall(attempt)
+            door.weather.limit = 1.0
+            held = door.knock(clock.now(), clock.now(), None, True)
+            await clock.asleep(1.5)
+            assert policy.shelter.waiters == 1
+            door.answered(held, clock.now(), "orders")
+            assert await started[0] == "fine"
+
+    asyncio.run(main())
+
+
+def test_two_shelters_know_nothing_of_each_other(loop):
+    """A dependency that is down holds no call of another one back."""
+    with VirtualClock() as clock:
+        down, up = sheltered(), sheltered()
+        dead, alive = Server(clock, down_until=10.0), Server(clock)
+        times = []
+
+        async def fine():
+            began = clock.now()
+            await up.acall(alive.acall)
+            times.append(clock.now() - began)
+
+        async def main():
+            return await together(
+                loop, *[down(dead.acall)] * 50, *[at(clock, 1 + place / 10, fine) for place in range(50)]
+            )
+
+        run(main, loop)
+    assert max(times) < 0.05
+
+
+def test_a_gate_that_refuses_gives_the_turn_back():
+    """What a gate does not admit was not sent."""
+    with VirtualClock():
+        policy = sheltered(gate=abate.Permits(1))
+        policy.gate.enter(False)
+        with pytest.raises(Refused):
+            policy.call(Script())
+        assert policy.shelter.door().weather.in_flight == 0
+
+
+def test_no_hedge_in_a_storm():
+    """A second attempt for a slow one is for calm days."""
+
+    async def main():
+        with VirtualClock() as clock:
+            policy = sheltered(budget=Budget.unlimited())
+            timeouts = abate.Timeouts()
+            for _ in range(1000):
+                timeouts.observe(0.01)
+            hedged = abate.Hedge(policy, timeouts)
+            server = Server(clock, takes=1.0)
+            assert await hedged.acall(server.acall) == "fine"
+            assert len(server.arrivals) == 1
+
+    asyncio.run(main())
+
+
+# -- what is told
+
+
+def test_changes_of_state_are_told(loop):
+    """Sinks hear of calm, probing and recovering, from whom and with how many waiting."""
+    with VirtualClock() as clock, Recorder() as seen:
+        policy, server = sheltered(), Server(clock, down_until=3.0)
+        load = policy(server.acall)
+
+        async def main():
+            calls = [at(clock, place / 100, load) for place in range(600)]
+            return await together(loop, *calls)
+
+        assert run(main, loop) == ["fine"] * 600
+    changes = seen.of(abate.events.ShelterChanged)
+    assert [change.state for change in changes][:2] == ["probing", "recovering"]
+    assert changes[-1].state == "calm"
+    assert {(change.policy, change.shelter) for change in changes} == {("orders", "shop")}
+    assert changes[1].waiters > 100
+
+
+def test_a_refused_first_attempt_is_told_as_given_up():
+    """Reason shelter, no attempts."""
+    with VirtualClock(), Recorder() as seen:
+        policy = sheltered(timeout=5.0)
+        with pytest.raises(Busy):
+            policy.replace(timeout=None, attempts=1).call(Script(Busy(60.0)))
+        with pytest.raises(Refused):
+            policy.call(Script())
+    gave_up = seen.of(abate.events.GaveUp)[-1]
+    assert (gave_up.reason, gave_up.attempts) == ("shelter", 0)
+
+
+# -- clocks
+
+
+def test_each_clock_has_a_door_of_its_own():
+    """A storm in virtual time is nobody else's."""
+    policy = sheltered(attempts=1)
+    with VirtualClock(), pytest.raises(Down):
+        policy.call(Script(Down()))
+    assert policy.shelter.state == "calm"
+    with VirtualClock():
+        assert policy.shelter.state == "calm"
+
+
+def test_a_policy_and_its_shelter_may_have_two_clocks():
+    """Deadlines are the policy's, turns are the shelter's: only durations pass between them."""
+    own, other = VirtualClock(1000.0), VirtualClock(5.0)
+    policy = sheltered(clock=own, timeout=50.0, shelter=Shelter(clock=other, patience=60.0), attempts=3)
+    assert policy.call(Script(Down(), "fine")) == "fine"
+    assert own.now() >= 1000.0
+    assert other.now() > 5.0
+
+
+# -- bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"capacity": 0}, "capacity must be a whole number of at least 1, not 0"),
+        ({"capacity": 1.5}, "capacity must be a whole number of at least 1, not 1.5"),
+        ({"patience": 0}, "patience must be a number above 0, not 0"),
+        ({"patience": float("nan")}, "patience must be a number above 0, not nan"),
+        ({"name": 5}, "name must be a string, not 5"),
+        ({"clock": 5}, "clock must have now"),
+    ],
+)
+def test_bad_settings_are_named(settings, message):
+    """Every bad setting is an error at construction that names it."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        Shelter(**settings)
+
+
+def test_a_policy_takes_nothing_but_a_shelter():
+    """A number of waiters is none."""
+    with pytest.raises(TypeError, match="shelter must be a Shelter, not 1000"):
+        Policy(on=OSError, shelter=1000)
+
+
+def test_a_shelter_shows_its_settings():
+    """For logs, and for whoever looks at a policy."""
+    assert repr(Shelter(500, 20.0, name="shop")) == "Shelter(capacity=500, patience=20, name='shop')"
