@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from abate import Backoff, Budget, Outcome, Policy
+from abate import Backoff, Budget, Outcome, Policy, Shelter
 from abate.call import Call, WorstCase
 from abate.testing import Script, VirtualClock
 
@@ -139,3 +139,13 @@ def test_the_worst_case_can_be_read():
         "at most 3 attempts per call on average"
     )
     assert unlimited.reserve == math.inf
+
+
+def test_a_shelter_adds_its_patience_and_bounds_the_rest():
+    """Each attempt may wait for its turn; retries that a budget would refuse pass while every other one is answered."""
+    plain = Policy(on=OSError, attempts=3, backoff=[1.0])
+    sheltered = plain.replace(shelter=Shelter(patience=7.0))
+    assert sheltered.describe().added_latency == plain.describe().added_latency + 3 * 7.0
+    assert sheltered.describe().amplification == 2.0
+    assert sheltered.replace(timeout=5.0).describe().added_latency == 5.0
+    assert sheltered.replace(budget=Budget(ratio=3.0)).describe().amplification == 3.0

@@ -255,3 +255,49 @@ def test_a_missing_file(file):
     """The error of the file system is raised as it is."""
     with pytest.raises(FileNotFoundError, match=r"policies\.toml"):
         load_policies(file)
+
+
+# -- shelters
+
+
+def test_policies_that_name_a_shelter_share_it(load):
+    """One shelter per name: with the settings of its table, or the usual ones."""
+    loaded = load("""
+        [read]
+        on = "OSError"
+        shelter = "orders"
+
+        [write]
+        on = "OSError"
+        shelter = "orders"
+
+        [other]
+        on = "OSError"
+        shelter = "elsewhere"
+
+        [shelters.orders]
+        capacity = 50
+        patience = 20.0
+    """)
+    shelter = loaded["read"].shelter
+    assert (shelter.name, shelter.capacity, shelter.patience) == ("orders", 50, 20.0)
+    assert loaded["write"].shelter is shelter
+    assert (loaded["other"].shelter.name, loaded["other"].shelter.capacity) == ("elsewhere", 1000)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[a]\non = "OSError"\nshelter = 5', "[a] shelter must be the name of a shelter, not 5"),
+        ('[a]\non = "OSError"\nshelter = ""', "[a] shelter must be the name of a shelter, not ''"),
+        ("shelters = 5", "shelters = 5 stands outside a table; expected [shelters.NAME]"),
+        ("[shelters]\norders = 5", "[shelters.orders] must be a table, not 5"),
+        ("[shelters.orders]\nsize = 5", "[shelters.orders] has an unknown key 'size'; known are capacity, patience"),
+        ("[shelters.orders]\ncapacity = 0", "[shelters.orders]: capacity must be a whole number of at least 1, not 0"),
+    ],
+)
+def test_bad_shelters_are_named_with_their_place(load, file, text, message):
+    """File, table and key, as for policies."""
+    with pytest.raises(ValueError, match=escape(message)) as caught:
+        load(text)
+    assert str(file) in str(caught.value)

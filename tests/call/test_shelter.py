@@ -1,6 +1,7 @@
 """Calls that wait in a shelter while their dependency is down: in threads, under asyncio and trio, in virtual time."""
 
 import asyncio
+import itertools
 import random
 import subprocess
 import sys
@@ -148,7 +149,7 @@ def test_one_probe_at_a_time_while_all_fails(loop):
 
         run(main, loop)
     probes = [arrival for arrival in server.arrivals if 0.5 < arrival < 20.0]
-    gaps = [later - earlier for earlier, later in zip(probes, probes[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(probes)]
     assert len(probes) >= 3
     assert all(gap >= 0.5 for gap in gaps)
     assert len({round(gap, 6) for gap in gaps}) == len(gaps)

@@ -30,6 +30,11 @@ LINES = [
     ),
     (events.Recovered("orders", 2, 0.5), "INFO", "orders: succeeded on attempt 2 after 0.5 s of waiting"),
     (events.LayeredRetry("outer", "inner"), "WARNING", "outer: did not retry what inner had given up on"),
+    (
+        events.ShelterChanged("orders", "shop", "probing", 12, 1.0),
+        "WARNING",
+        "orders: shop is probing, with 12 waiting and at most 1 in flight",
+    ),
     (events.Event("orders"), "INFO", "Event(policy='orders')"),
 ]
 

@@ -20,9 +20,9 @@ from math import inf
 from abate.admit.bells import Bell
 from abate.admit.weather import Ticket
 
-FRESH = 0.8
+FRESH = 0.85
 """Seconds since its beginning for which a call is fresh."""
-PRESSED = 0.5
+PRESSED = 0.55
 """Seconds that a fresh call may wait before it goes before all others."""
 TURNS = 16
 """Of this many turns, one is for the oldest however pressed the fresh ones are."""

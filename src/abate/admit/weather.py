@@ -37,7 +37,7 @@ State = Literal["calm", "storm", "probing", "recovering"]
 
 START = 10
 """In flight at once, before anything is known."""
-FIRST = 3.0
+FIRST = 4.0
 """In flight after the first answer to a probe."""
 QUIET = 1.0
 """Seconds without a failure, and with nobody held back, after which it is calm."""
@@ -53,6 +53,8 @@ TOLERATED = 1.5
 """Answers may take this many times as long as usual without anybody crowding."""
 SLOW = 2.5
 """Answers that take this many times as long as usual are looked into."""
+NOTICED = 0.01
+"""Seconds; where answers take microseconds, every hiccup of this process is many times as long as usual."""
 FEW, MORE, MANY = 2.0, 4.0, 9.0
 """How many of those in flight may stand in a queue: `FEW`, and up to so many `MORE` where `CROWD` calls wait."""
 CROWD = 200
@@ -118,7 +120,6 @@ class Weather:
         "_answered",
         "_before",
         "_cut",
-        "_failures",
         "_heard",
         "_held_back",
         "_lately",
@@ -253,7 +254,7 @@ class Weather:
             self._measure(now - ticket.sent, now)
             if not self.calm:
                 self._compare(ticket.sent, now, waiting)
-        if self.failing <= SHARE and not self.calm:
+        if not self.calm and self.failing <= SHARE:
             self._adapt(now, waiting)
         if self.state == "storm" and self.failing < SHARE / 2 and self.limit >= FIRST:
             self.state = "recovering"
@@ -318,7 +319,7 @@ class Weather:
             self._samples += 1
             self.usual = _towards(self.usual, seconds, 1 / min(self._samples, LEARNED))
             self.latency = _towards(self.latency, seconds, 0.5)
-            if self.latency > SLOW * self.usual:
+            if self.latency > max(SLOW * self.usual, self.usual + NOTICED):
                 self._wake(now)
             return
         self.latency = _towards(self.latency, seconds, 0.3)
@@ -329,7 +330,7 @@ class Weather:
             return
         self._lately = _towards(self._lately, seconds, 1 / LEARNED)
         if self.usual is not None and self._lately < self.usual:
-            self.usual = self._taught = self._lately
+            self.usual, self._taught = self._lately, min(self._taught, self._lately)
 
     def crowd(self) -> float:
         """How many of those that may be in flight stand in a queue, as far as latencies tell."""
@@ -343,9 +344,9 @@ class Weather:
 
     def _adapt(self, now: float, waiting: int) -> None:
         """Let the limit follow the crowd."""
-        crowd, few = self.crowd(), FEW + MORE * min(1.0, waiting / CROWD)
         if self._trial_of is not None:
             return  # more is sent than there should be, to see what happens
+        crowd, few = self.crowd(), FEW + MORE * min(1.0, waiting / CROWD)
         if crowd > MANY:
             self._worried = now
             if self.state == "calm":
@@ -377,9 +378,9 @@ class Weather:
             self.limit = max(self.limit + 1.0, self.limit * DARE)
             self._begin_trial(now, (took / number, allowed / number))
             return
-        slower, more = took / number / self._trial_of[0] - 1.0, allowed / number / self._trial_of[1] - 1.0
+        before, less = self._trial_of
         drift = DRIFT ** (PERSISTENT + TRIAL)
-        if slower < more / 2:
+        if took / number < before * (1.0 + allowed / number / less) / 2:
             self.usual = usual * drift
         else:
             self.usual = max(self._taught, usual / drift)

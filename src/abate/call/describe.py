@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from abate.admit.weather import SHARE
 from abate.schedule.backoff import total
 from abate.values import Value
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 class WorstCase(Value):
     """The worst case of a policy.
 
-    `added_latency` is the longest wait that the backoff adds to one call, without hints; `amplification` is the
-    most attempts per call that a busy server sees on average, to which come `reserve` retries per second.
+    `added_latency` is the longest wait that backoff and shelter add to one call, without hints; `amplification` is
+    the most attempts per call that a busy server sees on average, to which come `reserve` retries per second.
     """
 
     attempts: int
@@ -41,6 +42,10 @@ def worst_case(policy: Policy) -> WorstCase:
     waits = max(total(policy.backoff, retries), total(policy.overload_backoff, retries))
     budget = policy.budget
     share = math.inf if budget.boundless else 1.0 + budget.ratio
+    if policy.shelter is not None:
+        waits += policy.shelter.patience * policy.max_attempts
+        # it lets retries pass that the budget could not pay, as long as every other attempt is answered
+        share = max(share, 1.0 / SHARE)
     return WorstCase(
         attempts=policy.max_attempts,
         added_latency=waits if policy.timeout is None else min(waits, policy.timeout),
