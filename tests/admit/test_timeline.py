@@ -45,7 +45,7 @@ def test_each_clock_has_a_state_of_its_own(visits, own):
             assert line.here().count == expected[None if own else clock]
             assert line.here().clock is (mine if own else clock or MACHINE)
     assert line.main.count == expected[None]
-    assert line.ambient is not own
+    assert line.ambient is (not own)
 
 
 def test_a_state_is_made_once_per_clock():
