@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import copy
 import importlib.machinery
+import importlib.util
 import os
 import resource
 import signal
@@ -121,7 +122,7 @@ class Finder:
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         if name != self.name:
             return None
-        return importlib.machinery.ModuleSpec(name, self.loader, origin=self.loader.path)
+        return importlib.util.spec_from_file_location(name, self.loader.path, loader=self.loader)
 
 
 def noticed(module: str, tree: ast.Module, tests: list[str]) -> int:

@@ -119,6 +119,19 @@ def test_sums_of_floats_that_should_be_whole_are():
     assert clock.waits == []
 
 
+def test_a_clock_that_goes_back_takes_no_token_and_brings_none():
+    """What was there stays there, and no second is counted twice."""
+    now = [10.0]
+    bucket = TokenBucket(rate=1.0, burst=3, clock=lambda: now[0])
+    now[0] = 5.0
+    assert bucket.try_acquire(3)
+    now[0] = 10.0
+    assert not bucket.try_acquire()
+    now[0] = 11.0
+    assert bucket.try_acquire()
+    assert not bucket.try_acquire()
+
+
 @pytest.mark.parametrize("n", [0, -1, 4, 10**9, math.nan])
 def test_only_what_can_ever_be_there_may_be_asked_for(n):
     """Less than one or more than the burst is an error at once, in every way of asking, and takes nothing."""

@@ -251,12 +251,14 @@ def test_threads_are_served_in_the_order_they_came():
         assert served == list(range(place + 1))
 
 
-def test_a_refund_is_not_given_to_a_newcomer_while_others_wait():
-    """Two would be served at one instant, above the bound; it comes back when nobody waits any more."""
+@pytest.mark.parametrize("burst", [1, 3])
+def test_a_refund_is_not_given_to_a_newcomer_while_others_wait(burst):
+    """Two would be served at one instant, above the bound; it comes back when nobody waits any more, as one token."""
     clock = VirtualClock()
-    bucket = TokenBucket(rate=1.0, clock=clock)
+    bucket = TokenBucket(rate=1.0, burst=burst, clock=clock)
     level = bucket._levels.main
-    assert bucket.enter(retry=False) is None
+    for _ in range(burst):
+        assert bucket.enter(retry=False) is None
     waiter = bucket._claim(level, 1, None)
     bucket.refund()
     newcomer = bucket._claim(level, 1, None)
@@ -282,9 +284,11 @@ def test_one_who_is_broken_off_too_late_gives_nothing_back():
 
 
 def test_the_line_is_no_longer_than_those_who_wait():
-    """Claims whose time has come are forgotten."""
+    """Claims whose time has come are forgotten, and who need not wait is not in line."""
     clock = VirtualClock()
     bucket = TokenBucket(rate=1.0, clock=clock)
+    bucket.acquire()
+    assert len(bucket._levels.main.claims) == 0
     for _ in range(100):
         bucket.acquire()
     assert len(bucket._levels.main.claims) == 1

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from abate import Budget, Policy
-from abate.admit.budget import FINEST, Terms
+from abate.admit.budget import Terms
 from abate.admit.window import SLOTS
 from abate.testing import Script, VirtualClock
 
+FINEST = 10**6
 RATIOS = [0.0, 0.1, 0.2, 0.29, 0.3, 0.5, 0.6, 0.7, 0.999, 1.0, 1.5, 1 / 3, 2 / 3, 1 / 7]
 RESERVES = [0.0, 0.01, 0.1, 0.3, 1 / 3, 1.0, 2.5, 10.0]
 WINDOWS = [0.001, 0.05, 0.3, 1.0, 3.0, 7.0, 10.0, 12.5, 60.0]
@@ -172,6 +173,22 @@ def test_a_withdrawal_expires_with_its_window_and_a_refund_is_at_once():
     assert budget.try_withdraw()
 
 
+def test_what_comes_at_the_end_of_a_slot_counts_in_the_next():
+    """A deposit and a withdrawal at the very instant at which a slot begins are remembered as long as that slot."""
+    clock = VirtualClock()
+    deposited = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
+    withdrawn = Budget(ratio=0, reserve=1, window=SLOTS, clock=clock)
+    told = Budget(ratio=0, reserve=1, window=SLOTS, clock=clock)
+    clock.advance(1.0)
+    deposited.deposit()
+    assert withdrawn.try_withdraw()
+    assert told.try_withdraw(clock.now())
+    clock.advance(SLOTS - 1)
+    assert (deposited.balance(), withdrawn.balance(), told.balance()) == (1, SLOTS - 1, SLOTS - 1)
+    clock.advance(1.0)
+    assert (deposited.balance(), withdrawn.balance(), told.balance()) == (0, SLOTS, SLOTS)
+
+
 def test_a_refund_of_nothing_earns_nothing():
     """Refunds without a withdrawal leave the balance alone."""
     budget = Budget(ratio=0, reserve=0.1, window=10, clock=VirtualClock())
@@ -218,6 +235,27 @@ def test_requests_fund_if_told_to():
     assert budget.enter(retry=True) is budget
 
 
+def test_an_attempt_in_vain_gives_back_what_it_took():
+    """A retry that a later gate refused is returned; a first attempt took nothing, and returns nothing."""
+    budget = Budget(ratio=0, reserve=5, window=1, clock=VirtualClock())
+    for _ in range(2):
+        assert budget.enter(retry=True) is None
+    budget.undo(retry=False)
+    assert budget.balance() == 3.0
+    budget.undo(retry=True)
+    assert budget.balance() == 4.0
+
+
+def test_a_budget_allows_a_fifth_and_ten_a_second_by_default():
+    """Over ten seconds: a hundred retries in quiet times, and one more for every five successes."""
+    budget = Budget(clock=VirtualClock())
+    assert budget.settings() == (0.2, 10.0, 10.0, "success")
+    assert budget.balance() == 100.0
+    for _ in range(5):
+        budget.deposit()
+    assert budget.balance() == 101.0
+
+
 def test_empty_admits_no_retry():
     """Whatever succeeds."""
     budget = Budget.empty()
@@ -236,6 +274,7 @@ def test_unlimited_admits_every_retry():
     budget.deposit()
     assert budget.balance() == math.inf
     assert budget.refusal() == "its balance of inf retries is spent"
+    assert repr(budget) == "Budget(ratio=0, reserve=inf, window=10, funded_by='success')"
 
 
 @pytest.mark.parametrize("wrong", [-1, -0.001, math.nan, -math.inf, 10**400])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from abate import Budget, Policy
+from abate import Budget, Permits, Policy, TokenBucket
 from abate.admit.budget import SKIP
 from abate.admit.window import SLOTS
 from abate.clock import switch
@@ -70,14 +70,14 @@ def test_when_a_stream_stops_short_at_most_a_quarter_of_a_slot_is_older(per_slot
 
 
 def test_however_busy_a_slot_only_so_many_go_by_without_a_look():
-    """At most `SKIP` deposits, also after a slot of many thousands."""
+    """At most a thousand deposits, also after a slot of many thousands."""
     clock = VirtualClock()
     budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
     ledger = budget.timeline.main
     stream(clock, ledger, [0.0] * 5 * SKIP)
     clock.advance(1.0)
     hot(ledger)
-    assert length_hint(ledger.run) == SKIP
+    assert length_hint(ledger.run) == SKIP == 1000
     clock.advance(500.0)
     stream(clock, ledger, [0.0] * (SKIP + 7))
     assert budget.balance() == 7
@@ -92,6 +92,20 @@ def test_after_a_pause_every_deposit_looks_again():
     clock.advance(5.0)
     hot(ledger)
     assert length_hint(ledger.run) == 0
+
+
+def test_a_look_at_the_balance_leaves_a_busy_slot_busy():
+    """After a slot of 400, a quarter of them go by without a look, again and again, whoever folds in between."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
+    ledger = budget.timeline.main
+    stream(clock, ledger, [0.0] * 400)
+    clock.advance(1.0)
+    for looked in range(1, 4):
+        hot(ledger)
+        assert length_hint(ledger.run) == 100
+        stream(clock, ledger, [0.0] * 100)
+        assert budget.balance() == 400 + 101 * looked
 
 
 def test_a_run_that_somebody_else_has_begun_goes_on():
@@ -109,18 +123,43 @@ def test_a_run_that_somebody_else_has_begun_goes_on():
     assert budget.balance() == 5
 
 
-def test_within_a_slot_neither_a_deposit_nor_a_withdrawal_takes_the_lock():
-    """Once a slot is open, both go on while somebody holds the lock."""
+class Untouchable:
+    """A lock that nobody may take."""
+
+    def __enter__(self):
+        raise AssertionError("the lock was taken")
+
+    def __exit__(self, *error):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("fold", [Budget.balance, Budget.try_withdraw, Budget.refund], ids=lambda fold: fold.__name__)
+def test_within_a_slot_neither_a_deposit_nor_a_withdrawal_takes_the_lock(fold):
+    """Once a slot is open, whatever has opened it, both go on without."""
     clock = VirtualClock()
     budget = Budget(ratio=1, reserve=5, window=SLOTS, clock=clock)
     ledger = budget.timeline.main
+    lock = ledger.lock
     for _ in range(3):
         clock.advance(1.0)
-        budget.balance()
+        fold(budget)
         assert clock.now() < ledger.end
-        with ledger.lock:
-            budget.deposit()
-            assert budget.try_withdraw()
+        ledger.lock = Untouchable()
+        budget.deposit()
+        hot(ledger)
+        assert budget.try_withdraw()
+        ledger.lock = lock
+
+
+def test_who_has_just_looked_at_the_clock_spares_the_budget_a_look():
+    """A withdrawal that is told the time does not ask for it."""
+    looks = []
+    budget = Budget(ratio=0, reserve=5, window=SLOTS, clock=lambda: looks.append(1) or 0.5)
+    looks.clear()
+    assert budget.try_withdraw(0.6)
+    assert looks == []
+    assert budget.try_withdraw()
+    assert looks == [1]
 
 
 @pytest.fixture
@@ -145,6 +184,7 @@ def test_decorated_calls_deposit_in_real_time(no_virtual_time_yet):
 
 def test_the_first_virtual_clock_ends_the_runs(no_virtual_time_yet):
     """From then on every decorated call asks which clock rules; what had run until then counts."""
+    others = Permits(1), TokenBucket(1.0)  # these have no runs, and are left alone
     budget = Budget(ratio=1, reserve=0, window=86400)
     work = Policy(on=OSError, budget=budget)(int)
     budget.timeline.main._skip = 100
@@ -156,6 +196,7 @@ def test_the_first_virtual_clock_ends_the_runs(no_virtual_time_yet):
         assert budget.balance() == 1
     work()
     assert budget.balance() == 11
+    assert all(gate.enter(retry=False) is None for gate in others)
 
 
 def test_a_rare_deposit_looks_at_the_clock_each_time():

@@ -9,6 +9,7 @@ import pytest
 from abate import Budget
 from abate.admit import timeline
 from abate.admit.budget import NOTHING
+from abate.admit.window import Window
 from abate.testing import VirtualClock
 
 
@@ -159,6 +160,54 @@ def test_nothing_is_prepaid_while_a_fold_is_under_way():
     ledger.draw = numbers
     assert ledger.withdraw(drawn[0])
     assert budget.balance() == 4.0
+
+
+def test_nothing_is_prepaid_before_a_fold_has_drawn_its_number():
+    """Who draws in between, though it is the very first, has to ask; the fold has paid for it then."""
+    budget = Budget(ratio=0, reserve=5, window=1, clock=frozen)
+    ledger = budget.timeline.main
+    ticks, drawn = ledger.tick, []
+
+    def draw():
+        drawn.append(next(ledger.draw))
+        assert drawn[-1] not in ledger.prepaid
+
+    ledger.tick = Overtaken(ticks, draw)
+    assert budget.balance() == 4.0
+    ledger.tick = ticks
+    assert ledger.withdraw(drawn[0])
+    assert budget.balance() == 4.0
+
+
+def test_who_drew_the_last_number_that_was_prepaid_has_paid_for_it():
+    """The balance was spent to the last and nobody was refused: a new deposit is not taken from who slept meanwhile."""
+    budget = Budget(ratio=1, reserve=1, window=1, clock=frozen)
+    ledger = budget.timeline.main
+    number = next(ledger.draw)
+    assert budget.balance() == 0.0
+    budget.deposit()
+    assert budget.balance() == 1.0
+    assert budget.try_withdraw()
+    assert budget.balance() == 0.0
+    assert ledger.withdraw(number)
+
+
+def test_a_fold_that_is_broken_off_counts_nothing_twice(monkeypatch):
+    """Ctrl-C may come anywhere: what was entered into the windows by then is not entered by the next fold again."""
+    budget = Budget(ratio=1, reserve=5, window=1, clock=frozen)
+    budget.deposit()
+    assert budget.try_withdraw()
+    assert budget.try_withdraw()
+
+    def broken(window, now):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Window, "roll", broken)
+        with pytest.raises(KeyboardInterrupt):
+            budget.balance()
+    assert budget.balance() == 4.0
+    assert drain(budget) == 4
 
 
 def test_who_slept_while_the_balance_was_spent_and_earned_again_is_no_burden_to_others():

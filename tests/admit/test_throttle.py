@@ -70,6 +70,16 @@ TestAgainstTheFormula = AgainstTheFormula.TestCase
 TestAgainstTheFormula.settings = settings(deadline=None, max_examples=40, stateful_step_count=30)
 
 
+class Drawn:
+    """Chance that always draws the same number."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def random(self):
+        return self.number
+
+
 def attempts(throttle, times, served):
     """Make attempts; those that get through are served or not. How many got through."""
     through = 0
@@ -145,6 +155,21 @@ def test_a_refund_takes_the_request_back():
     throttle.enter(retry=False)
     throttle.refund()
     assert throttle.probability() == 0.0
+
+
+def test_a_draw_below_the_probability_is_refused_and_one_at_it_gets_through():
+    """A draw lies in [0, 1), so that just the share that the formula says is refused."""
+    for draw, refused in ((math.nextafter(0.5, 0.0), True), (0.5, False)):
+        throttle = Throttle(clock=VirtualClock(), rng=Drawn(draw))
+        throttle.enter(retry=False)
+        assert throttle.probability() == 0.5
+        assert (throttle.enter(retry=False) is throttle) is refused
+
+
+def test_its_defaults_are_those_of_the_book():
+    """At least one in two accepted holds nothing back; two minutes are remembered."""
+    throttle = Throttle()
+    assert (throttle.k, throttle.window) == (2.0, 120.0)
 
 
 def test_chance_is_drawn_from_the_machine_unless_given():

@@ -1,8 +1,8 @@
 """State per clock: found again, kept apart, gone with its clock, mended in the child of a fork."""
 
 import gc
+import importlib.util
 import os
-import runpy
 import weakref
 from contextlib import nullcontext
 
@@ -45,7 +45,24 @@ def test_each_clock_has_a_state_of_its_own(visits, own):
             assert line.here().count == expected[None if own else clock]
             assert line.here().clock is (mine if own else clock or MACHINE)
     assert line.main.count == expected[None]
-    assert line.ambient is not own
+    assert line.ambient is (not own)
+
+
+def test_a_state_is_made_once_per_clock():
+    """That of the machine's clock at once, that of a virtual one when it is first asked for."""
+    made = []
+
+    def make(clock):
+        made.append(clock)
+        return Marks(clock)
+
+    line = Timeline(make, None)
+    with VirtualClock() as clock:
+        assert made == [MACHINE]
+        for _ in range(3):
+            line.here()
+    line.here()
+    assert made == [MACHINE, clock]
 
 
 def test_clocks_nest():
@@ -122,7 +139,9 @@ def test_every_state_is_mended_in_a_child(in_child):
 def test_where_there_is_no_fork_there_is_nothing_to_register_for(monkeypatch):
     """The module loads without `os.register_at_fork`, which not every system has."""
     monkeypatch.delattr(os, "register_at_fork")
-    assert "Timeline" in runpy.run_path(timeline.__file__)
+    again = importlib.util.module_from_spec(timeline.__spec__)
+    timeline.__spec__.loader.exec_module(again)
+    assert again.Timeline(Marks, None).here().clock is MACHINE
 
 
 def test_a_state_that_is_gone_is_not_mended():

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from abate.admit.window import MOST, SLOTS, Window
+from abate.admit.window import EMPTY, MOST, SLOTS, Window
 
 SECONDS = st.sampled_from([0.001, 0.3, 1.0, 7.0, 10.0, 33.3, 120.0])
 STARTS = st.sampled_from([0.0, 0.1, 1e5, 86400.0 * 365, -3.0])
@@ -37,7 +37,7 @@ class AgainstEvents(RuleBasedStateMachine):
         if counted:
             self.counts[max(counted)] -= 1
 
-    @rule(slots=st.one_of(st.floats(0, 3), st.floats(0, 2.5 * SLOTS), st.integers(0, 2 * SLOTS)))
+    @rule(slots=st.one_of(st.integers(1, 3), st.floats(0, 3), st.integers(0, SLOTS), st.floats(0, 2.5 * SLOTS)))
     def roll(self, slots):
         before = self.slot
         self.now += slots * self.seconds / SLOTS
@@ -90,6 +90,44 @@ def test_an_event_is_forgotten_at_most_one_slot_before_its_time_and_never_after_
         assert window.total == 1
     elif age > 10.0 + 1e-6:
         assert window.total == 0
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    steps=st.lists(st.tuples(st.integers(1, SLOTS // 3), st.integers(1, 3)), min_size=1, max_size=12),
+    taken=st.integers(0, 12),
+)
+def test_the_newest_are_taken_back_and_the_rest_forgotten_slot_by_slot(steps, taken):
+    """What is left of counts in several slots goes with its own slot, not with the one before or behind it."""
+    window, slot, events = Window(SLOTS, 0.5), 0, []
+    for ahead, count in steps:
+        slot += ahead
+        assert window.roll(slot + 0.5) == ahead
+        window.add(count)
+        events = [event for event in events if event > slot - SLOTS] + [slot] * count
+    for _ in range(taken):
+        window.take_back()
+        events = events[:-1]
+    for later in range(slot, slot + SLOTS + 1):
+        window.roll(later + 0.5)
+        assert window.total == sum(event > later - SLOTS for event in events)
+    assert window.total == 0
+
+
+def test_a_slot_is_a_fiftieth_of_the_window():
+    """The first one of a window of fifty seconds ends after a second."""
+    assert Window(50.0, 0.0).end == 1.0
+
+
+def test_a_window_that_counts_nothing_holds_no_ring():
+    """Neither before the first count, nor after a count of none, nor when a whole window has passed."""
+    window = Window(50.0, 0.0)
+    window.add(0)
+    assert window._ring is EMPTY
+    window.add(1)
+    assert window._ring is not EMPTY
+    window.roll(50.0)
+    assert window._ring is EMPTY
 
 
 def test_a_slot_that_is_full_counts_no_further():

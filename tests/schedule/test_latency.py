@@ -1,5 +1,6 @@
 """Timeouts learned from latencies: how exact, how small, how they follow change and don't follow themselves."""
 
+import importlib.util
 import math
 import os
 import random
@@ -49,6 +50,19 @@ def test_the_error_is_the_same_for_every_ceiling(values, scale):
     assert timeouts.connect() == timeouts.request()
 
 
+@pytest.mark.parametrize("edge", [-0.49, 0.0, 0.49])
+def test_every_bucket_stands_for_what_lies_in_it(edge):
+    """From the quickest to the ceiling, near both borders and in the middle, requests and connects alike."""
+    for below in range(latency.BUCKETS):
+        seconds = 30.0 * latency.GROWTH ** (edge - below)
+        timeouts = Timeouts(0.5, floor=0.0)
+        for _ in range(2):
+            timeouts.observe(seconds)
+            timeouts.observe_connect(seconds)
+        assert timeouts.request() == pytest.approx(seconds, rel=0.02)
+        assert timeouts.connect() == timeouts.request()
+
+
 @given(
     st.lists(st.floats(min_value=0.0, max_value=1e9), max_size=100),
     st.floats(min_value=0.0, max_value=20.0),
@@ -78,10 +92,11 @@ def test_a_quantile_may_lie_below_the_floor():
 
 def test_what_is_quicker_or_slower_than_the_buckets_counts_at_their_ends():
     """Nothing at all, and longer than the ceiling."""
-    timeouts = Timeouts(0.5)
-    timeouts.observe(0.0)
-    timeouts.observe(0.0)
-    assert timeouts.quantile(0.5) == pytest.approx(30.0 / 22_000, rel=0.02)
+    timeouts = Timeouts(0.5, floor=0.0)
+    for _ in range(2):
+        timeouts.observe(0.0)
+        timeouts.observe_connect(0.0)
+    assert timeouts.quantile(0.5) == timeouts.connect() == pytest.approx(30.0 / 22_000, rel=0.01)
     for _ in range(4):
         timeouts.observe(1e300)
     assert timeouts.quantile(0.5) == 30.0
@@ -159,6 +174,19 @@ def test_halves_change_on_a_grid_of_half_lives():
     assert timeouts.quantile(0.5) == 30.0
 
 
+def test_what_is_observed_at_the_end_of_a_half_counts_in_the_next():
+    """At the very instant at which a half begins, it is counted there, and remembered as long as that."""
+    clock = VirtualClock()
+    timeouts = Timeouts(0.5, half_life=10.0, clock=clock)
+    clock.advance(10.0)
+    for _ in range(2):
+        timeouts.observe(1.0)
+    clock.advance(19.0)
+    assert timeouts.quantile(0.5) == pytest.approx(1.0, rel=0.02)
+    clock.advance(1.0)
+    assert timeouts.quantile(0.5) == 30.0
+
+
 def closed_loop(timeouts, clock, latency_of, requests):
     """Requests cut off by the learned timeout, a hundred a second; the timeouts that were in force."""
     used = []
@@ -220,9 +248,12 @@ def test_what_was_cut_off_is_slower_than_what_was_answered_at_that_time(seconds)
     timeouts = Timeouts(0.5, ceiling=100.0)
     for _ in range(4):
         timeouts.observe(seconds)
+        timeouts.observe_connect(seconds)
     for _ in range(5):
         timeouts.timed_out(seconds)
+        timeouts.connect_timed_out(seconds)
     assert timeouts.quantile(0.5) > 1.9 * seconds
+    assert timeouts.connect() > 1.9 * seconds
 
 
 # -- time, threads, forks
@@ -241,6 +272,24 @@ def test_virtual_time_is_learned_apart():
             assert timeouts.request() == pytest.approx(5.0, rel=0.02)
             clock.advance(1e9)
     assert timeouts.request() == pytest.approx(1.0, rel=0.02)
+
+
+def test_what_a_virtual_clock_learns_is_kept_in_one_place(monkeypatch):
+    """It is made when the clock is first asked for, and found from then on."""
+    made = []
+
+    class Counted(latency.Latencies):
+        def __init__(self, half_life, clock):
+            super().__init__(half_life, clock)
+            made.append(clock)
+
+    timeouts = Timeouts()
+    monkeypatch.setattr(latency, "Latencies", Counted)
+    with VirtualClock() as clock:
+        for _ in range(3):
+            timeouts.observe(1.0)
+            timeouts.request()
+    assert made == [clock]
 
 
 def test_a_clock_of_its_own_rules_everywhere():
@@ -295,6 +344,14 @@ def test_a_fork_gives_a_new_lock():
         assert not timeouts._main.lock.locked()
 
 
+def test_where_there_is_no_fork_there_is_nothing_to_register_for(monkeypatch):
+    """The module loads without `os.register_at_fork`, which not every system has."""
+    monkeypatch.delattr(os, "register_at_fork")
+    again = importlib.util.module_from_spec(latency.__spec__)
+    latency.__spec__.loader.exec_module(again)
+    assert again.Timeouts().request() == 30.0
+
+
 # -- size
 
 
@@ -320,10 +377,25 @@ def test_a_dependency_takes_four_kilobytes_however_much_is_observed():
 def test_a_bucket_that_is_full_counts_no_further():
     """The connects of one bucket are counted up to 65,535, which leaves the share of the slower ones too large."""
     timeouts = Timeouts(0.01)
-    for _ in range(latency.MOST_CONNECTS + 10):
+    for _ in range(65_535 + 10):
         timeouts.observe_connect(0.1)
-    assert timeouts._main.connects.total == latency.MOST_CONNECTS
+    assert timeouts._main.connects.total == 65_535
     assert timeouts.connect() == pytest.approx(0.1, rel=0.02)
+
+
+def test_four_billion_requests_of_one_bucket_are_counted():
+    """And no more, rather than an error in the middle of a call; other buckets count on."""
+    timeouts = Timeouts(0.01)
+    requests = timeouts._main.requests
+    timeouts.observe(0.1)
+    place = requests._counts.index(1)
+    requests._counts[place] = requests.total = 2**32 - 2
+    for _ in range(3):
+        timeouts.observe(0.1)
+    assert requests._counts[place] == requests.total == 2**32 - 1
+    timeouts.observe(0.2)
+    assert requests.total == 2**32
+    assert timeouts.request() == pytest.approx(0.1, rel=0.02)
 
 
 # -- arguments

@@ -99,7 +99,6 @@ class Throttle(Gate):
     def refund(self) -> None:
         tally = self._tallies.here()
         with tally.lock:
-            tally.roll()
             tally.requests.take_back()
 
     def refusal(self) -> str:
