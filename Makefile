@@ -17,7 +17,7 @@ CORE := src/abate/decide/*,src/abate/schedule/*,src/abate/admit/*,src/abate/call
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test check bench mutation requirements clean
+.PHONY: help run test check bench storm mutation requirements clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ bench: $(BENCH) ## abate beside its peers, as ratios
 	$(BIN)/python benchmarks/http_clients.py
 	$(BIN)/python benchmarks/latency.py
 	$(BIN)/python benchmarks/conflicts.py
+
+storm: $(BENCH) ## Outages, on real sockets: abate beside its peers, and without each of its parts (11 minutes)
+	$(BIN)/python benchmarks/storm/run.py --short
 
 mutation: $(DEV) ## Break schedule/ and admit/ on purpose, list what no test noticed (slow)
 	$(BIN)/python benchmarks/mutation.py

@@ -399,8 +399,8 @@ def test_without_a_limit_the_storm_begins_from_what_is_in_flight():
 
 
 def test_a_storm_becomes_a_recovery_when_few_fail():
-    """Less than a quarter, and at least three may be in flight."""
-    weather = limited(3.0)
+    """Less than a quarter, and at least four may be in flight."""
+    weather = limited(4.0)
     weather.state, weather.failing, weather._outcomes = "storm", 0.4, 20
     now, states = 0.0, []
     for _ in range(6):
