@@ -17,9 +17,10 @@ MODULES = sorted(
 
 NAMES = {
     "abate": """
-        AbateError AttemptTimeout Backoff Budget Gate Hedge LayeredRetryWarning Outcome Permits Policy Refused Report
-        RetryExhausted Ruling Shelter Throttle Timeouts TokenBucket clients consistent_jitter deadline events http
-        load_policies observe on_error on_result remaining report retry retry_on_db_conflict testing ticks widen
+        AbateError AsyncWorkQueue AttemptTimeout Backoff Budget Gate Hedge LayeredRetryWarning Outcome Permits Policy
+        QueueFull Refused Report RetryExhausted Ruling Shelter ShutDown Throttle Timeouts TokenBucket WorkQueue clients
+        consistent_jitter deadline events http load_policies observe on_error on_result remaining report retry
+        retry_on_db_conflict testing ticks widen
     """,
     "abate.decide": "Outcome Rule Rules Ruling http on_error on_result widen",
     "abate.schedule": """
@@ -27,6 +28,7 @@ NAMES = {
     """,
     "abate.admit": "All Budget Gate Permits Shelter Throttle TokenBucket",
     "abate.call": "Attempt Attempts Call Policy Send Stop Wait WorstCase load_policies report",
+    "abate.work": "AsyncWorkQueue KeyQueue QueueFull ShutDown WorkQueue",
     "abate.observe": "LoggingSink Sink install remove",
     "abate.testing": "Recorder Script VirtualClock after off",
 }

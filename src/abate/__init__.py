@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from abate.call.hedge import Hedge
     from abate.clients.databases import retry_on_db_conflict
     from abate.schedule.latency import Timeouts
+    from abate.work import AsyncWorkQueue, QueueFull, ShutDown, WorkQueue
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ retry = Policy
 
 __all__ = [
     "AbateError",
+    "AsyncWorkQueue",
     "AttemptTimeout",
     "Backoff",
     "Budget",
@@ -36,14 +38,17 @@ __all__ = [
     "Outcome",
     "Permits",
     "Policy",
+    "QueueFull",
     "Refused",
     "Report",
     "RetryExhausted",
     "Ruling",
     "Shelter",
+    "ShutDown",
     "Throttle",
     "Timeouts",
     "TokenBucket",
+    "WorkQueue",
     "clients",
     "consistent_jitter",
     "deadline",
@@ -64,8 +69,12 @@ __all__ = [
 
 _PARTS = ("clients", "observe", "testing")
 _ELSEWHERE = {
+    "AsyncWorkQueue": "abate.work",
     "Hedge": "abate.call.hedge",
+    "QueueFull": "abate.work",
+    "ShutDown": "abate.work",
     "Timeouts": "abate.schedule.latency",
+    "WorkQueue": "abate.work",
     "retry_on_db_conflict": "abate.clients.databases",
 }
 

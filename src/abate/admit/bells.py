@@ -1,4 +1,4 @@
-"""How a call waits for its turn: in a thread, in a task of asyncio, in a task of trio."""
+"""How a call, or a worker, waits for its turn: in a thread, in a task of asyncio, in a task of trio."""
 
 from __future__ import annotations
 

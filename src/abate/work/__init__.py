@@ -1,0 +1,21 @@
+"""Work that waits its turn: queues of keys, for threads and for tasks.
+
+A key says that something wants attention, not what has changed: the worker looks for itself. The guarantees:
+
+* **Coalescing**: a key waits at most once, however often it is added.
+* **One at a time**: a key is never in the hands of two workers. One that is added meanwhile comes back once, after
+  `done`.
+* **Fair**: in the order in which they were added; a higher priority goes first, but one of eight turns is for the
+  oldest, whatever its priority. Priorities are whole numbers from 0.
+* **Stingy**: a key that fails comes back by its own backoff with jitter, and all together at no more than a rate. An
+  add makes a key ready that waits for its time; of two delays the earlier counts.
+* **Bounded**: full means `QueueFull`, or waiting, as asked. Failures are counted for a bounded number of keys.
+* **Nothing is lost**: `shutdown` delivers what is ready, and `drain` waits for what is in hand.
+
+There is no background thread: of those who wait for a key, the first looks after the time for all.
+"""
+
+from abate.work.keys import KeyQueue, QueueFull
+from abate.work.queue import AsyncWorkQueue, ShutDown, WorkQueue
+
+__all__ = ["AsyncWorkQueue", "KeyQueue", "QueueFull", "ShutDown", "WorkQueue"]
