@@ -655,6 +655,17 @@ def test_no_hedge_in_a_storm():
     asyncio.run(main())
 
 
+def test_switched_off_nobody_waits():
+    """Where retries are off, a test that lets a dependency fail is not held up by it."""
+    with VirtualClock() as clock, abate.testing.off():
+        policy = sheltered()
+        for _ in range(10):
+            with pytest.raises(Down):
+                policy.call(Script(Down()))
+        assert clock.now() == 0.0
+        assert policy.shelter.door().weather.failing == 0.0
+
+
 # -- what is told
 
 

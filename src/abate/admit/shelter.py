@@ -36,6 +36,7 @@ class Door:
         "_name",
         "_patience",
         "_room",
+        "_swept",
         "clock",
         "last_error",
         "weather",
@@ -59,6 +60,7 @@ class Door:
         self._room = Room(capacity)
         self._leader: Waiter | None = None
         self._alarm = inf
+        self._swept = -inf
         self.last_error: Exception | None = None
 
     @property
@@ -149,7 +151,10 @@ class Door:
             if error is not None:
                 self.last_error = error
             shut = self.weather.shut()
-            rung = self._room.hopeless(shut) if shut > now else []
+            rung: list[Waiter] = []
+            if shut > self._swept:  # who came after that was asked at the door
+                self._swept = shut
+                rung += self._room.hopeless(shut)
             for waiter in rung:
                 self._turn_away(waiter, SHUT)
             rung += self._admit(now)

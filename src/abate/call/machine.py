@@ -159,7 +159,7 @@ class Call:
 
         `now` spares a look at the clock to who has just looked.
         """
-        if self.policy.shelter is not None:
+        if self.policy.shelter is not None and not (switch.off and _off.get()):
             action = self._knock(self.policy.shelter.door(), now)
             if action is not None:
                 return action
@@ -268,7 +268,9 @@ class Call:
         ruling = policy.known.get(type(error)) or self._ruling(outcome, now)
         if self._in_flight:
             self._leave(not ruling.retry)
-        closed = 0.0 if policy.shelter is None else self._tell(policy.shelter.door(), ruling, error)
+        closed = 0.0
+        if policy.shelter is not None and not (switch.off and _off.get()):
+            closed = self._tell(policy.shelter.door(), ruling, error)
         listening = events.sinks
         if listening and attempts == 1:
             events.emit(events.FirstFailure(policy.name, ruling.reason, error))
