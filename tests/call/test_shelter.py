@@ -287,7 +287,7 @@ def test_a_full_room_refuses(loop):
 
         results = run(main, loop)
     refused = [result for result in results if isinstance(result, Refused)]
-    assert results.count("fine") in (5, 6)  # a probe is not in the room
+    assert 5 <= results.count("fine") <= 8  # probes are not in the room
     assert len(refused) == 9 - results.count("fine")
     assert "5 calls wait already" in str(refused[0])
     assert isinstance(refused[0].__cause__, Down)

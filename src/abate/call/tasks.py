@@ -73,11 +73,12 @@ async def drive(
                     machine.unspent, action = False, SEND
                 else:
                     action = machine.begin()
-            if isinstance(action, Hold):
-                await awaiting(action.door, action.waiter)
-                action = machine.turn()
             if action is not SEND:
-                break
+                if isinstance(action, Hold):
+                    await awaiting(action.door, action.waiter)
+                    action = machine.turn()
+                if action is not SEND:
+                    break
             try:
                 if policy.bounded:
                     result = await _bounded(machine, clock, function, args, kwargs)

@@ -70,11 +70,12 @@ def drive(
                     machine.unspent, action = False, SEND
                 else:
                     action = machine.begin()
-            if isinstance(action, Hold):
-                wait(action.door, action.waiter)
-                action = machine.turn()
             if action is not SEND:
-                break
+                if isinstance(action, Hold):
+                    wait(action.door, action.waiter)
+                    action = machine.turn()
+                if action is not SEND:
+                    break
             try:
                 if policy.bounded:
                     result = _bounded(machine, clock, function, args, kwargs)
