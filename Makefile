@@ -40,12 +40,13 @@ check: $(DEV) ## Style, types and layers
 bench: $(BENCH) ## abate beside its peers, as ratios
 	$(BIN)/python benchmarks/calls.py
 	$(BIN)/python benchmarks/budget.py
+	$(BIN)/python benchmarks/shelter.py
 	$(BIN)/python benchmarks/http_clients.py
 	$(BIN)/python benchmarks/latency.py
 	$(BIN)/python benchmarks/conflicts.py
 
-storm: $(BENCH) ## Outages, on real sockets: abate beside its peers, and without each of its parts (11 minutes)
-	$(BIN)/python benchmarks/storm/run.py --short
+storm: $(BENCH) ## Outages, on real sockets: abate beside its peers, and without each of its parts (12 minutes)
+	$(BIN)/python benchmarks/storm/run.py --short --minutes 12
 
 mutation: $(DEV) ## Break schedule/ and admit/ on purpose, list what no test noticed (slow)
 	$(BIN)/python benchmarks/mutation.py

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from abate.call.policy import Policy
     from abate.schedule.backoff import Schedule
 
-HINT_SPREAD = 0.8
+HINT_SPREAD = 0.9
 """Hinted clients come back over at least this share of the hint, or they come as a second herd."""
 
 FAR = 10_000
