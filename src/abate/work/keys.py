@@ -45,6 +45,10 @@ Entry: TypeAlias = tuple[K, int, float]
 """A key that is ready: with its priority, and since when. It is live as long as `ready` holds this very entry."""
 
 
+Due: TypeAlias = tuple[float, int, K, int]
+"""A key that comes later: when, in what order, with what priority. Live as long as `later` holds this very one."""
+
+
 class KeyQueue(Generic[K]):
     """Keys that wait for a worker. Every method that needs the time is told it.
 
@@ -94,9 +98,9 @@ class KeyQueue(Generic[K]):
         self._lanes: dict[int, deque[Entry[K]]] = {0: deque()}
         self._priorities: list[int] = [0]  # of the lanes, the highest first
         self._dead = 0
-        self.later: dict[K, float] = {}
-        """Keys that are to be added, and when."""
-        self._due: list[tuple[float, int, K, int]] = []
+        self.later: dict[K, Due[K]] = {}
+        """Keys that are to be added, and when; none of them is ready, or to come back after `done`."""
+        self._due: list[Due[K]] = []
         self._order = count()
         self._failures: dict[K, int] = {}
         self._turns = 0
@@ -109,15 +113,17 @@ class KeyQueue(Generic[K]):
         One that is ready stays where it is, unless this priority is higher; one that is in hand comes back after it;
         one that waits for its time is ready at once.
         """
+        if self._due and self._due[0][0] <= now:
+            self.ripen(now)  # what came due before goes before
         if key in self.ready:
             if priority > self.ready[key][1]:
                 self._raise(key, priority)
             return False
         if key in self.in_hand:
-            self._again[key] = max(priority, self._again.get(key, 0))
+            self._again[key] = max(priority, self._again.get(key, 0), self._unplanned(key))
             return True
-        if self.later and self.later.pop(key, None) is not None:
-            pass  # it is counted already
+        if key in self.later:  # it is counted already
+            priority = max(priority, self._unplanned(key))
         elif len(self.ready) + len(self.later) + len(self._again) >= self._capacity:
             raise QueueFull(f"the queue holds {self._capacity} keys, and no more")
         self._push(key, priority, now)
@@ -127,7 +133,8 @@ class KeyQueue(Generic[K]):
         """Add a key later; of two delays the earlier one counts. Is it the one that counts?"""
         if seconds <= 0:
             return self.add(key, now, priority)
-        if key in self.ready or self.later.get(key, inf) <= now + seconds:
+        at = now + seconds
+        if key in self.ready or key in self._again or (key in self.later and self.later[key][0] <= at):
             return False
         if (
             key not in self.later
@@ -135,16 +142,21 @@ class KeyQueue(Generic[K]):
             and len(self.ready) + len(self.later) + len(self._again) >= self._capacity
         ):
             raise QueueFull(f"the queue holds {self._capacity} keys, and no more")
-        self.later[key] = now + seconds
-        heappush(self._due, (now + seconds, next(self._order), key, priority))
-        if len(self._due) > 2 * len(self.later) + SLACK:
-            self._due = [item for item in self._due if self.later.get(item[2]) == item[0]]
-            heapify(self._due)
+        due = self.later[key] = (at, next(self._order), key, priority)
+        heappush(self._due, due)
+        self._tidy()
         return True
 
     def cancel(self, key: K) -> bool:
         """Forget that a key was to be added later: was it?"""
-        return self.later.pop(key, None) is not None
+        planned = key in self.later
+        self._unplanned(key)
+        return planned
+
+    def cancel_all(self) -> None:
+        """Forget everything that was to be added later."""
+        self.later.clear()
+        self._due.clear()
 
     def next_delay(self, key: K, now: float, rng: Uniform) -> float:
         """Count a failure of a key: seconds until it may come back, by its own backoff and by the rate of all."""
@@ -178,6 +190,8 @@ class KeyQueue(Generic[K]):
             self._turns += 1
             key = (self._oldest() if self._turns % TURNS == 0 else self._highest())[0]
         del self.ready[key]
+        if self._dead and self._dead > len(self.ready) + SLACK:
+            self._sweep()
         self.in_hand.add(key)
         return key
 
@@ -189,7 +203,7 @@ class KeyQueue(Generic[K]):
             raise ValueError(f"{key!r} is not in hand: done is called once for each key that get returned") from None
         if not self._again or key not in self._again:
             return False
-        self.later.pop(key, None)
+        self.ripen(now)  # what came due before goes before
         self._push(key, self._again.pop(key), now)
         return True
 
@@ -197,12 +211,13 @@ class KeyQueue(Generic[K]):
         """Make ready what has come due: how many."""
         ripe, due = 0, self._due
         while due and due[0][0] <= now:
-            at, _, key, priority = heappop(due)
-            if self.later.get(key) != at:
+            item = heappop(due)
+            at, _, key, priority = item
+            if self.later.get(key) is not item:
                 continue  # cancelled, or added by now
             del self.later[key]
             if key in self.in_hand:
-                self._again.setdefault(key, priority)
+                self._again[key] = priority
             else:
                 self._push(key, priority, at)
                 ripe += 1
@@ -216,7 +231,7 @@ class KeyQueue(Generic[K]):
 
     def next_due(self) -> float | None:
         """The instant at which the next key comes due; None where none waits."""
-        while self._due and self.later.get(self._due[0][2]) != self._due[0][0]:
+        while self._due and self.later.get(self._due[0][2]) is not self._due[0]:
             heappop(self._due)
         return self._due[0][0] if self._due else None
 
@@ -228,11 +243,27 @@ class KeyQueue(Generic[K]):
         """The keys that are ready."""
         return iter(tuple(self.ready))
 
+    # -- later
+
+    def _unplanned(self, key: K) -> int:
+        """A key is not to come later any more: the priority that it would have had, or 0."""
+        due = self.later.pop(key, None)
+        if due is None:
+            return 0
+        self._tidy()
+        return due[3]
+
+    def _tidy(self) -> None:
+        if len(self._due) > 2 * len(self.later) + SLACK:
+            self._due = list(self.later.values())
+            heapify(self._due)
+
     # -- lanes
 
     def _push(self, key: K, priority: int, now: float) -> None:
         entry = self.ready[key] = (key, priority, now)
         if priority not in self._lanes:
+            self._prune()
             self._lanes[priority] = deque()
             self._priorities = sorted(self._lanes, reverse=True)
         self._lanes[priority].append(entry)
@@ -242,9 +273,19 @@ class KeyQueue(Generic[K]):
         self._dead += 1
         self._push(key, priority, self.ready[key][2])
         if self._dead > len(self.ready) + SLACK:
-            for level, lane in self._lanes.items():
-                self._lanes[level] = deque(entry for entry in lane if self._live(entry))
-            self._dead = 0
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Drop what is dead."""
+        for level, lane in self._lanes.items():
+            self._lanes[level] = deque(entry for entry in lane if self._live(entry))
+        self._dead = 0
+        self._prune()
+
+    def _prune(self) -> None:
+        """Drop the lanes that are empty, or every priority that was ever used would stay."""
+        self._lanes = {level: lane for level, lane in self._lanes.items() if lane or not level}
+        self._priorities = sorted(self._lanes, reverse=True)
 
     def _live(self, entry: Entry[K]) -> bool:
         return self.ready.get(entry[0]) is entry
@@ -258,7 +299,7 @@ class KeyQueue(Generic[K]):
                     return entry
                 self._dead -= 1
             if priority:
-                del self._lanes[priority]  # or every priority that was ever used would stay
+                del self._lanes[priority]
                 self._priorities = sorted(self._lanes, reverse=True)
         raise AssertionError("a key is ready and in no lane")
 

@@ -139,7 +139,10 @@ class Front(Generic[K]):
         (True, False)
         """
         with self._lock:
-            return self._keys.cancel(key)
+            cancelled = self._keys.cancel(key)
+            rung = self._woken(room=cancelled)
+        _ring(rung)
+        return cancelled
 
     def forget(self, key: K) -> None:
         """A key is fine again: its next failure is its first."""
@@ -169,7 +172,11 @@ class Front(Generic[K]):
         """Take no more keys: what is ready is still delivered, what was to come later is not."""
         with self._lock:
             self._closed = True
+            self._keys.ripen(self._now())  # what has come due is ready, though nobody has looked
+            self._keys.cancel_all()
             rung = [*self._waiting, *self._watching]
+            self._waiting.clear()
+            self._watching.clear()
         _ring(rung)
 
     # -- what there is
@@ -202,8 +209,10 @@ class Front(Generic[K]):
         3.0
         """
         with self._lock:
+            now = self._now()
+            self._keys.ripen(now)
             oldest = self._keys.oldest()
-            return 0.0 if oldest is None else max(0.0, self._now() - oldest)
+            return 0.0 if oldest is None else max(0.0, now - oldest)
 
     # -- with the lock
 
@@ -214,35 +223,76 @@ class Front(Generic[K]):
     def _woken(self, timed: bool = False, room: bool = False) -> list[Bell]:
         """Who is to be woken: one who waits for a key if there is one, or looks after the time; those who watch."""
         rung: list[Bell] = []
-        if self._waiting and (self._ready or timed):
-            rung.append(self._waiting.popleft())
+        if self._waiting:
+            if self._closed and self._idle():
+                rung += self._waiting  # nothing will come any more
+                self._waiting.clear()
+            elif self._ready or (timed and self._keys.later):
+                rung.append(self._waiting.popleft())
         if room and self._watching:
             rung += self._watching
             self._watching.clear()
         return rung
 
-    def _taken(self, now: float) -> K | None:
-        """A key for a worker; None where there is none yet."""
-        if self._keys.later:
+    def _look(self, bell: Bell, clock: Clock, deadline: float, timeout: float | None) -> tuple[K | None, float]:
+        """A key for a worker; where there is none yet it lines up: None, and until when to wait for the bell."""
+        with self._lock:
+            if bell in self._waiting:
+                self._waiting.remove(bell)
+            now = clock.now()
             self._keys.ripen(now)
-        key = self._keys.take()
-        if key is None and self._closed and not self._keys.in_hand:
-            raise ShutDown("the queue is shut down")
-        return key
+            key = self._keys.take()
+            if key is None:
+                if self._closed and not self._keys.in_hand:
+                    raise ShutDown("the queue is shut down")
+                if now < deadline:
+                    self._waiting.append(bell)
+                    due = self._keys.next_due()
+                    return None, deadline if due is None else min(deadline, due)
+            # of several that came due together the next is for the next; who gives up leaves the time to another
+            rung = self._woken(timed=key is None, room=True)
+        _ring(rung)
+        if key is None:
+            raise TimeoutError(f"no key within {timeout} s")
+        return key, now
 
-    def _waits(self, bell: Bell, deadline: float) -> float:
-        """Line up for a key: the instant until which to wait for the bell."""
-        self._waiting.append(bell)
-        due = self._keys.next_due()
-        return deadline if due is None or self._closed else min(deadline, due)
+    def _gone(self, bell: Bell) -> None:
+        """Who waited for a key was broken off: what it was woken for, or the time, is for the next."""
+        with self._lock:
+            if bell in self._waiting:
+                self._waiting.remove(bell)
+            rung = self._woken(timed=True)
+        _ring(rung)
 
-    def _gone(self, bell: Bell) -> list[Bell]:
-        """Who waited for a key does not wait any more: the bell that was meant for it rings for the next."""
-        try:
-            self._waiting.remove(bell)
-        except ValueError:
-            return self._woken(timed=True)
-        return []
+    def _admitted(self, key: K, priority: int, bell: Bell) -> bool:
+        """Add a key; where there is no room, watch for it."""
+        with self._lock:
+            self._open()
+            try:
+                self._keys.add(key, self._now(), priority)
+            except QueueFull:
+                self._watch(bell)
+                return False
+            rung = self._woken()
+        _ring(rung)
+        return True
+
+    def _over(self, bell: Bell) -> bool:
+        """Has everything been done? Where it has not, watch for it."""
+        with self._lock:
+            if not self._idle():
+                self._watch(bell)
+                return False
+        return True
+
+    def _watch(self, bell: Bell) -> None:
+        if bell not in self._watching:
+            self._watching.append(bell)
+
+    def _unwatch(self, bell: Bell) -> None:
+        with self._lock:
+            if bell in self._watching:
+                self._watching.remove(bell)
 
     def _idle(self) -> bool:
         return not self._ready and not self._keys.in_hand
@@ -291,19 +341,15 @@ class WorkQueue(Front[K]):
         TimeoutError: the queue has had no room for 0.001 s
         """
         clock = self._clock or clocks.current()
-        deadline = _deadline(clock, timeout)
-        while True:
-            bell = ThreadBell()
-            try:
-                return self.add(key, priority)
-            except QueueFull:
-                with self._lock:
-                    self._watching.append(bell)
-            if not bell.wait(clock, deadline - clock.now()) and clock.now() >= deadline:
-                with self._lock:
-                    if bell in self._watching:
-                        self._watching.remove(bell)
-                raise TimeoutError(f"the queue has had no room for {timeout} s")
+        deadline, bell = _deadline(clock, timeout), ThreadBell()
+        _check(key, priority)
+        try:
+            while not self._admitted(key, priority, bell):
+                if clock.now() >= deadline:
+                    raise TimeoutError(f"the queue has had no room for {timeout} s")
+                bell.wait(clock, deadline - clock.now())
+        finally:
+            self._unwatch(bell)
 
     def get(self, timeout: float | None = None) -> K:
         """The next key: it is yours until `done`. TimeoutError where there is none in time, `ShutDown` at the end.
@@ -313,27 +359,21 @@ class WorkQueue(Front[K]):
         TimeoutError: no key within 0.0 s
         """
         with self._lock:
-            if self._ready and not self._keys.later:
+            if self._ready and not self._keys.later and not self._watching:
                 key = self._keys.take()
                 if key is not None:
                     return key
         clock = self._clock or clocks.current()
         deadline, bell = _deadline(clock, timeout), ThreadBell()
         while True:
-            with self._lock:
-                now = clock.now()
-                key = self._taken(now)
-                if key is not None:
-                    return key
-                if now >= deadline:
-                    raise TimeoutError(f"no key within {timeout} s")
-                due = self._waits(bell, deadline)
+            key, due = self._look(bell, clock, deadline, timeout)
+            if key is not None:
+                return key
             try:
-                bell.wait(clock, due - now)
-            finally:
-                with self._lock:
-                    rung = self._gone(bell)
-                _ring(rung)
+                bell.wait(clock, due - clock.now())
+            except BaseException:
+                self._gone(bell)
+                raise
 
     def drain(self, timeout: float | None = None) -> None:
         """Shut down, and wait until everything that was ready has been done: TimeoutError where it is not in time.
@@ -343,15 +383,14 @@ class WorkQueue(Front[K]):
         """
         self.shutdown()
         clock = self._clock or clocks.current()
-        deadline = _deadline(clock, timeout)
-        while True:
-            bell = ThreadBell()
-            with self._lock:
-                if self._idle():
-                    return
-                self._watching.append(bell)
-            if not bell.wait(clock, deadline - clock.now()) and clock.now() >= deadline:
-                raise TimeoutError(f"{len(self)} keys wait and {self.in_hand} are in hand after {timeout} s")
+        deadline, bell = _deadline(clock, timeout), ThreadBell()
+        try:
+            while not self._over(bell):
+                if clock.now() >= deadline:
+                    raise TimeoutError(f"{len(self)} keys wait and {self.in_hand} are in hand after {timeout} s")
+                bell.wait(clock, deadline - clock.now())
+        finally:
+            self._unwatch(bell)
 
 
 class AsyncWorkQueue(Front[K]):
@@ -374,59 +413,50 @@ class AsyncWorkQueue(Front[K]):
     async def put(self, key: K, priority: int = 0, *, timeout: float | None = None) -> None:
         """Add a key, and wait for room where the queue is full; see `WorkQueue.put`."""
         clock = self._clock or clocks.current()
-        deadline = _deadline(clock, timeout)
-        while True:
-            bell = _bell()
-            try:
-                return self.add(key, priority)
-            except QueueFull:
-                with self._lock:
-                    self._watching.append(bell)
-            if not await _heard(bell, clock, deadline) and clock.now() >= deadline:
-                with self._lock:
-                    if bell in self._watching:
-                        self._watching.remove(bell)
-                raise TimeoutError(f"the queue has had no room for {timeout} s")
+        deadline, bell = _deadline(clock, timeout), _bell()
+        _check(key, priority)
+        try:
+            while not self._admitted(key, priority, bell):
+                if clock.now() >= deadline:
+                    raise TimeoutError(f"the queue has had no room for {timeout} s")
+                await _heard(bell, clock, deadline)
+                bell.rearm()
+        finally:
+            self._unwatch(bell)
 
     async def get(self, timeout: float | None = None) -> K:
         """The next key; see `WorkQueue.get`."""
         with self._lock:
-            if self._ready and not self._keys.later:
+            if self._ready and not self._keys.later and not self._watching:
                 key = self._keys.take()
                 if key is not None:
                     return key
         clock = self._clock or clocks.current()
         deadline, bell = _deadline(clock, timeout), _bell()
         while True:
-            with self._lock:
-                now = clock.now()
-                key = self._taken(now)
-                if key is not None:
-                    return key
-                if now >= deadline:
-                    raise TimeoutError(f"no key within {timeout} s")
-                due = self._waits(bell, deadline)
+            key, due = self._look(bell, clock, deadline, timeout)
+            if key is not None:
+                return key
             try:
                 await _heard(bell, clock, due)
-            finally:
-                bell.rearm()
-                with self._lock:
-                    rung = self._gone(bell)
-                _ring(rung)
+            except BaseException:
+                self._gone(bell)
+                raise
+            bell.rearm()
 
     async def drain(self, timeout: float | None = None) -> None:
         """Shut down, and wait until everything that was ready has been done; see `WorkQueue.drain`."""
         self.shutdown()
         clock = self._clock or clocks.current()
-        deadline = _deadline(clock, timeout)
-        while True:
-            bell = _bell()
-            with self._lock:
-                if self._idle():
-                    return
-                self._watching.append(bell)
-            if not await _heard(bell, clock, deadline) and clock.now() >= deadline:
-                raise TimeoutError(f"{len(self)} keys wait and {self.in_hand} are in hand after {timeout} s")
+        deadline, bell = _deadline(clock, timeout), _bell()
+        try:
+            while not self._over(bell):
+                if clock.now() >= deadline:
+                    raise TimeoutError(f"{len(self)} keys wait and {self.in_hand} are in hand after {timeout} s")
+                await _heard(bell, clock, deadline)
+                bell.rearm()
+        finally:
+            self._unwatch(bell)
 
 
 def _deadline(clock: Clock, timeout: float | None) -> float:
