@@ -23,10 +23,10 @@ def answer(hint, backoff, *, deadline=None, **settings):
 @pytest.mark.parametrize(
     ("hint", "backoff", "until"),
     [
-        (10.0, Backoff(1.0, 30.0), 110.0 + 4.0),  # half of 0.8 of the hint
+        (10.0, Backoff(1.0, 30.0), 110.0 + 4.5),  # half of 0.9 of the hint
         (10.0, Backoff(1.0, 5.0), 110.0 + 2.5),  # half of the cap, which is less than that
         (10.0, Backoff(20.0, 30.0), 110.0 + 10.0),  # half of the own ceiling, which is more than that
-        (10.0, Backoff(1.0, 30.0, jitter="equal"), 110.0 + 6.0),  # between half and all of the spread
+        (10.0, Backoff(1.0, 30.0, jitter="equal"), 110.0 + 6.75),  # between half and all of the spread
         (0.5, Backoff(1.0, 30.0), 100.5 + 0.5),
         (0.0, Backoff(1.0, 30.0), 100.5),
         (10.0, Backoff(0.0, 30.0), 110.0),  # no jitter of its own, none on top
