@@ -192,6 +192,7 @@ def test_what_a_virtual_clock_keeps_does_not_keep_the_shelter():
         door = weakref.ref(shelter.door())
         del shelter
         gc.collect()
+        gc.collect()  # first the shelter, then what the clock has kept for it
         assert gone() is None
         assert door() is None
 
@@ -214,7 +215,7 @@ def test_a_waiter_who_left_already_may_leave_again():
     """To break off what was turned away changes nothing."""
     with abate.testing.VirtualClock() as clock:
         door: Door = Shelter(patience=5.0).door()
-        door.weather.limit = 1.0
+        door.weather.limit, door.weather.state = 1.0, "storm"
         ticket = door.knock(0.0, 0.0, None, True)
         waiter = door.knock(0.0, 0.0, None, True)
         clock.advance(5.0)
@@ -225,3 +226,61 @@ def test_a_waiter_who_left_already_may_leave_again():
         door.void(ticket, 5.0)
         door.void(None, 5.0)
         assert door.weather.in_flight == 0
+
+
+def test_what_is_returned_from_within_waits_for_the_lock():
+    """Garbage may be collected anywhere, and with it a call that was left half-way: it must not wait for itself."""
+    with abate.testing.VirtualClock():
+        door = Shelter().door()
+        door.weather.limit = 1.0
+        ticket, waiter = door.knock(0.0, 0.0, None, True), door.knock(0.0, 0.0, None, True)
+        with door._alone:
+            door.void(ticket, 0.0)
+            door.leave(waiter, 0.0)
+            assert (door.weather.in_flight, door.waiters) == (1, 1)
+        assert (door.weather.in_flight, door.waiters) == (0, 0)
+
+
+def test_a_waiter_whose_loop_is_closed_gives_its_turn_to_the_next():
+    """A task that will never run again takes nobody's place, and harms nobody who leaves."""
+    policy = sheltered()
+    door = policy.shelter.door()
+    door.weather.limit = 1.0
+    held = door.knock(door.clock.now(), door.clock.now(), None, True)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(policy.acall(Server().acall))
+    loop.run_until_complete(asyncio.sleep(0.01, None))
+    assert policy.shelter.waiters == 1
+    loop.close()
+    door.answered(held, door.clock.now(), "")
+    assert (policy.shelter.waiters, door.weather.in_flight) == (0, 0)
+    task._log_destroy_pending = False
+
+
+def test_a_fork_within_an_attempt_counts_nothing_twice(in_child):
+    """An attempt that goes on in the child is not counted there, and its end takes nothing away."""
+    policy = sheltered()
+
+    def child():
+        return policy.shelter.door().weather.in_flight
+
+    def attempt():
+        return in_child(lambda: policy.call(lambda: "fine") and child())
+
+    assert policy.call(attempt) == 0
+
+
+def test_a_thread_does_not_depend_on_a_loop_that_stands_still():
+    """The one who looks after the time may never run again: a thread looks for itself now and then."""
+    policy = sheltered(attempts=1)
+    door = policy.shelter.door()
+    door.weather.state, door.weather.opens = "probing", door.clock.now() + 0.05
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(policy.acall(Server().acall))
+    loop.run_until_complete(asyncio.sleep(0.01, None))
+    assert door._leader is not None
+    assert policy.call(Server()) == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        loop.run_until_complete(task)
+    loop.close()

@@ -15,11 +15,15 @@ if TYPE_CHECKING:
     from abate.admit.shelter import Door
 
 
+LOOK = 1.0
+"""Seconds after which a thread that waits looks for itself, whoever looks after the time."""
+
+
 class Bell(Protocol):
     """What wakes a waiter."""
 
-    def ring(self) -> None:
-        """Wake who waits, from whatever thread; nothing happens where nobody does."""
+    def ring(self) -> bool:
+        """Wake who waits, from whatever thread; False where nobody ever will, as its loop is over."""
         ...
 
 
@@ -27,7 +31,8 @@ def wait(door: Door, waiter: Waiter) -> None:
     """Wait in this thread until the waiter has its answer."""
     bell = waiter.bell = ThreadBell()
     while waiter.answer is None:
-        due = door.due(waiter)
+        # one looks after the time for all; where it sits in a loop that stands still, a thread looks for itself
+        due = min(door.due(waiter), door.clock.now() + LOOK)
         rung = bell.wait(door.clock, due - door.clock.now())
         if waiter.answer is None:
             door.look(waiter, now(door.clock, None if rung else due))
@@ -82,11 +87,12 @@ class ThreadBell:
         self._lock = Lock()
         self._lock.acquire()
 
-    def ring(self) -> None:
+    def ring(self) -> bool:
         try:
             self._lock.release()
         except RuntimeError:
             pass  # it has rung, and nobody has heard it yet
+        return True
 
     def wait(self, clock: Clock, seconds: float) -> bool:
         """Wait for the bell, this long at most: has it rung?"""
@@ -109,14 +115,15 @@ class AsyncioBell:
         self.future: Any = self.loop.create_future()
         self._expired = False
 
-    def ring(self) -> None:
-        if get_ident() == self._thread:
-            self._wake()
-            return
+    def ring(self) -> bool:
         try:
-            self.loop.call_soon_threadsafe(self._wake)
+            if get_ident() == self._thread:
+                self._wake()
+            else:
+                self.loop.call_soon_threadsafe(self._wake)
         except RuntimeError:
-            pass  # the loop is closed, and nobody waits in it
+            return False  # the loop is closed, and nobody waits in it
+        return True
 
     def _wake(self) -> None:
         if not self.future.done():
@@ -151,14 +158,15 @@ class TrioBell:
         self._thread = get_ident()
         self._event = trio.Event()
 
-    def ring(self) -> None:
-        if get_ident() == self._thread:
-            self._wake()
-            return
+    def ring(self) -> bool:
         try:
-            self._token.run_sync_soon(self._wake)
+            if get_ident() == self._thread:
+                self._wake()
+            else:
+                self._token.run_sync_soon(self._wake)
         except sys.modules["trio"].RunFinishedError:
-            pass  # nobody waits in a run that is over
+            return False  # nobody waits in a run that is over
+        return True
 
     def _wake(self) -> None:
         self._event.set()

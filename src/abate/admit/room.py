@@ -34,13 +34,17 @@ FEW = 64
 
 
 class Waiter:
-    """A call that waits for its turn; `answer` is its ticket, or why it gets none, when the wait is over."""
+    """A call that waits for its turn, until `deadline`; the call itself has until its `end`.
 
-    __slots__ = ("answer", "began", "bell", "deadline", "line")
+    When the wait is over, `answer` is its ticket, or why it gets none.
+    """
 
-    def __init__(self, began: float, deadline: float) -> None:
+    __slots__ = ("answer", "began", "bell", "deadline", "end", "line")
+
+    def __init__(self, began: float, deadline: float, end: float = inf) -> None:
         self.began = began
         self.deadline = deadline
+        self.end = end
         self.line: tuple[float, int] = (began, 0)
         self.bell: Bell | None = None
         self.answer: Ticket | str | None = None

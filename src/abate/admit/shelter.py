@@ -8,9 +8,11 @@ trio. There is no thread in the background: of those who wait, the first looks a
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
+from itertools import count
 from math import inf
-from threading import Lock
+from threading import RLock
 
 from abate import events
 from abate.admit.room import Room, Waiter
@@ -24,21 +26,49 @@ FULL, SHUT, LATE = "full", "shut", "late"
 """Why a call gets no ticket: too many wait, it will not open in time, its turn did not come in time."""
 
 
+class Alone:
+    """One thread at a time behind a door; the answer to entering is whether this thread is there already.
+
+    It may be, when garbage is collected in there, and with it a call that was given up half-way. What such a call has
+    to return waits until the door is free.
+    """
+
+    __slots__ = ("_depth", "_door", "_lock")
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._lock = RLock()
+        self._depth = 0
+
+    def __enter__(self) -> bool:
+        self._lock.acquire()
+        self._depth += 1
+        return self._depth > 1
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        rung = self._door.finish() if self._depth == 1 and self._door.unfinished else None
+        self._depth -= 1
+        self._lock.release()
+        if rung:
+            self._door.ring(rung)
+
+
 class Door:
     """One dependency on one clock: what is known about it, and who waits for it."""
 
     __slots__ = (
         "__weakref__",
         "_alarm",
+        "_alone",
         "_calmed",
         "_leader",
-        "_lock",
         "_name",
         "_patience",
         "_room",
         "_swept",
         "clock",
         "last_error",
+        "unfinished",
         "weather",
     )
 
@@ -55,7 +85,8 @@ class Door:
         self._name = name
         self._patience = patience
         self._calmed = calmed
-        self._lock = Lock()
+        self._alone = Alone(self)
+        self.unfinished: deque[Ticket | Waiter] = deque()
         self.weather = Weather(chance, clock.now())
         self._room = Room(capacity)
         self._leader: Waiter | None = None
@@ -70,29 +101,36 @@ class Door:
 
     # -- before an attempt
 
-    def knock(self, now: float, began: float, left: float | None, first: bool) -> Ticket | Waiter | str:
+    def knock(self, now: float, began: float, left: float | None, first: bool, by: str = "") -> Ticket | Waiter | str:
         """Ask for an attempt of a call that has so many seconds left: a ticket, a waiter for one, or why neither."""
-        with self._lock:
-            weather, room = self.weather, self._room
+        rung: list[Waiter] = []
+        with self._alone:
+            before = self.weather.state
             if first:
-                weather.offered(now)
-            if not room.size and weather.may_send(now):
-                return weather.send(now)
-            if room.full:
-                return FULL
-            deadline = now + (self._patience if left is None else min(left, self._patience))
-            if weather.shut() >= deadline:
-                return SHUT
-            weather.held_back(now)
-            waiter = Waiter(began, deadline)
-            room.add(waiter, now, first)
-            rung = self._admit(now)
-        self._ring(rung)
-        return waiter
+                self.weather.offered(now)
+            answer = self._answer(now, began, left)
+            if isinstance(answer, Waiter):
+                self._room.add(answer, now, first)
+                rung = self._admit(now)
+        self.ring(rung)
+        if self.weather.state != before:
+            self._tell(before, by)
+        return answer
+
+    def _answer(self, now: float, began: float, left: float | None) -> Ticket | Waiter | str:
+        weather, room = self.weather, self._room
+        if not room.size and weather.may_send(now):
+            return weather.send(now)
+        if room.full:
+            return FULL
+        weather.held_back(now)
+        end = inf if left is None else now + left
+        deadline = min(end, now + self._patience)
+        return SHUT if weather.shut() >= deadline else Waiter(began, deadline, end)
 
     def due(self, waiter: Waiter) -> float:
         """The instant at which a waiter should look for itself."""
-        with self._lock:
+        with self._alone:
             if self._leader is not waiter:
                 return waiter.deadline
             self._alarm = min(waiter.deadline, self.weather.due())
@@ -100,38 +138,47 @@ class Door:
 
     def look(self, waiter: Waiter, now: float) -> None:
         """A waiter has woken by itself: somebody may go by now, or its own time is over."""
-        with self._lock:
+        with self._alone:
             rung = self._admit(now)
             if waiter.answer is None and now >= waiter.deadline:
-                self._turn_away(waiter, LATE)
+                if self.weather.state == "calm" and self.weather.shut() <= now < waiter.end:
+                    # nothing has failed: that little is known yet is no reason to refuse anybody
+                    waiter.answer = self.weather.send(now)
+                    self._room.remove(waiter)
+                else:
+                    self._turn_away(waiter, LATE)
                 rung += self._led()
-        self._ring([other for other in rung if other is not waiter])
+        self.ring([other for other in rung if other is not waiter])
 
     def leave(self, waiter: Waiter, now: float) -> None:
         """A waiter does not want to wait any longer, whether or not it has a ticket by now."""
-        with self._lock:
-            answer = waiter.answer
-            if answer is None:
-                self._turn_away(waiter, LATE)
-                rung = self._led()
-            elif isinstance(answer, Ticket):
-                self.weather.void(answer, now)
-                rung = self._admit(now)
-            else:
+        with self._alone as nested:
+            if nested:
+                self.unfinished.append(waiter)
                 return
-        self._ring([other for other in rung if other is not waiter])
+            rung = self._left(waiter, now)
+        self.ring([other for other in rung if other is not waiter])
+
+    def _left(self, waiter: Waiter, now: float) -> list[Waiter]:
+        if waiter.answer is None:
+            self._turn_away(waiter, LATE)
+            return self._led()
+        if isinstance(waiter.answer, Ticket):
+            self.weather.void(waiter.answer, now)
+            return self._admit(now)
+        return []
 
     # -- after it
 
     def answered(self, ticket: Ticket | None, now: float, by: str) -> None:
         """The server has answered."""
-        with self._lock:
+        with self._alone:
             before = self.weather.state
             self.weather.good(ticket, now, self._room.size)
             rung = self._admit(now)
             if self.weather.calm:
                 self.last_error = None
-        self._ring(rung)
+        self.ring(rung)
         self._tell(before, by)
 
     def failed(
@@ -143,11 +190,12 @@ class Door:
         error: Exception | None,
         hearsay: bool,
         by: str,
+        retry: int = 1,
     ) -> float:
         """An attempt has failed; the answer is for how many seconds no attempt is sent."""
-        with self._lock:
+        with self._alone:
             before = self.weather.state
-            self.weather.bad(ticket, now, plan, until, hearsay)
+            self.weather.bad(ticket, now, plan, until, hearsay, retry)
             if error is not None:
                 self.last_error = error
             shut = self.weather.shut()
@@ -158,7 +206,7 @@ class Door:
             for waiter in rung:
                 self._turn_away(waiter, SHUT)
             rung += self._admit(now)
-        self._ring(rung)
+        self.ring(rung)
         self._tell(before, by)
         return max(0.0, shut - now)
 
@@ -166,10 +214,25 @@ class Door:
         """An attempt was broken off, and tells nothing."""
         if ticket is None:
             return
-        with self._lock:
+        with self._alone as nested:
+            if nested:
+                self.unfinished.append(ticket)
+                return
             self.weather.void(ticket, now)
             rung = self._admit(now)
-        self._ring(rung)
+        self.ring(rung)
+
+    def finish(self) -> list[Waiter]:
+        """Do what could not be done at once, with the lock: who is to be woken."""
+        rung: list[Waiter] = []
+        while self.unfinished:
+            left, now = self.unfinished.popleft(), self.clock.now()
+            if isinstance(left, Waiter):
+                rung += self._left(left, now)
+            else:
+                self.weather.void(left, now)
+                rung += self._admit(now)
+        return rung
 
     def refusal(self, why: str) -> Refused:
         """The error for a first attempt that is not sent."""
@@ -194,7 +257,7 @@ class Door:
             waiter = room.next(now)
             assert waiter is not None
             # who could not wait for the answer would waste the server's time
-            waiter.answer = weather.send(now) if weather.answers_by(now) < waiter.deadline else LATE
+            waiter.answer = weather.send(now) if weather.answers_by(now) < waiter.end else LATE
             rung.append(waiter)
         return rung + self._led()
 
@@ -213,10 +276,12 @@ class Door:
 
     # -- without it
 
-    def _ring(self, waiters: list[Waiter]) -> None:
+    def ring(self, waiters: list[Waiter]) -> None:
+        """Wake these; one whose loop is over gives back what it has got."""
         for waiter in waiters:
-            if waiter.bell is not None:  # or else it has not begun to wait, and will see its answer first
-                waiter.bell.ring()
+            # without a bell it has not begun to wait, and will see its answer first
+            if waiter.bell is not None and not waiter.bell.ring():
+                self.leave(waiter, self.clock.now())
 
     def _tell(self, before: State, by: str) -> None:
         """What has changed, to those who listen, and to the stand-ins that need not come here in calm."""
@@ -233,10 +298,12 @@ class Door:
 
     def after_fork(self) -> None:
         """Who waited or was in flight in another thread is not in the child."""
-        self._lock = Lock()
+        self._alone = Alone(self)
+        self.unfinished.clear()
         self._room = Room(self._room.capacity)
         self._leader = None
         self.weather.in_flight = 0
+        self.weather.epoch += 1  # an attempt that goes on in the child is not counted there
 
 
 class Shelter:
@@ -262,7 +329,7 @@ class Shelter:
     ('calm', 0)
     """
 
-    __slots__ = ("__weakref__", "_doors", "calm", "capacity", "chance", "name", "patience", "rng")
+    __slots__ = ("__weakref__", "_calls", "_doors", "calm", "capacity", "chance", "name", "patience", "rng")
 
     def __init__(
         self,
@@ -282,6 +349,7 @@ class Shelter:
         self.chance: Uniform = random if rng is None else rng
         self.calm = False
         """May a stand-in send an attempt without asking? Only ever true for the machine's clock."""
+        self._calls = count()
         self._doors: Timeline[Door] = Timeline(self._door, clock)
 
     def _door(self, clock: Clock) -> Door:
@@ -296,6 +364,11 @@ class Shelter:
     def ambient(self) -> bool:
         """Does this follow the context's clock, having none of its own?"""
         return self._doors.ambient
+
+    def sample_some(self) -> None:
+        """As `sample`, for one of sixteen calls."""
+        if not next(self._calls) % 16:
+            self.sample()
 
     def sample(self) -> None:
         """Have the next attempt of a stand-in measured, if that is due."""

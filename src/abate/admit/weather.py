@@ -31,7 +31,7 @@ from __future__ import annotations
 from math import inf
 from typing import Literal
 
-from abate.schedule.backoff import Schedule, Uniform
+from abate.schedule.backoff import FunctionSchedule, Schedule, Uniform
 
 State = Literal["calm", "storm", "probing", "recovering"]
 
@@ -259,7 +259,8 @@ class Weather:
         if self.state == "storm" and self.failing < SHARE / 2 and self.limit >= FIRST:
             self.state = "recovering"
         quiet = now - QUIET
-        if not self.calm and not waiting and self._worried <= quiet and self._held_back <= quiet:
+        open_ = not waiting and self.shut() <= now
+        if not self.calm and open_ and self._worried <= quiet and self._held_back <= quiet:
             self._settle(now)
 
     def bad(
@@ -269,8 +270,9 @@ class Weather:
         plan: Schedule,
         until: float | None = None,
         hearsay: bool = False,
+        retry: int = 1,
     ) -> None:
-        """An attempt has failed; `plan` is the call's own backoff, `until` the instant that the server asked for.
+        """An attempt has failed; `plan` and `retry` are the call's own backoff, `until` is what the server asked for.
 
         What is only `hearsay` starts the counting and no more: where successes were not counted, failures must not be.
         """
@@ -291,7 +293,7 @@ class Weather:
         self._row += 1
         all_fails = (self._row >= ROW and self.failing >= ALL) or not self._answered
         if until is not None or all_fails or self.state == "probing":
-            self._close(now, plan)
+            self._close(now, plan, retry)
         elif self.failing > SHARE and self._outcomes >= ROW:
             if self.state != "storm":
                 self.state, self._before = "storm", self._felt()
@@ -405,8 +407,9 @@ class Weather:
         self._worried = now
         self._quickly = True
 
-    def _close(self, now: float, plan: Schedule) -> None:
+    def _close(self, now: float, plan: Schedule, retry: int) -> None:
         """Send nothing for a while, and then a probe."""
+        own = self._own_pause(plan, self._pauses + 1, retry)  # before anything changes: it may be the user's function
         if self.state != "probing":
             self._since = now
         self._pauses += 1
@@ -414,14 +417,16 @@ class Weather:
         self.epoch += 1
         self.in_flight = self._row = self._silent = 0
         self.limit = 1.0
-        self.opens = now + min(self._own_pause(plan), self._soonest(now) * (0.8 + 0.4 * self._rng.random()))
+        self.opens = now + min(own, self._soonest(now) * (0.8 + 0.4 * self._rng.random()))
 
-    def _own_pause(self, plan: Schedule) -> float:
+    def _own_pause(self, plan: Schedule, pause: int, retry: int) -> float:
         """What the failed call would wait by itself: the first time anything up to that, then about as long."""
+        if isinstance(plan, FunctionSchedule):  # which may know of no more than the call's own retries
+            pause = min(pause, retry)
         if not plan.jittered:
-            return plan.delay(self._pauses, self._rng)
-        ceiling = plan.ceiling(self._pauses)
-        return ceiling * (self._rng.random() if self._pauses == 1 else PAUSE[0] + PAUSE[1] * self._rng.random())
+            return plan.delay(pause, self._rng)
+        ceiling = plan.ceiling(pause)
+        return ceiling * (self._rng.random() if pause == 1 else PAUSE[0] + PAUSE[1] * self._rng.random())
 
     def _soonest(self, now: float) -> float:
         rate = self._offered / max(SPAN, now - self._offered_since)

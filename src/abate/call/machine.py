@@ -179,7 +179,7 @@ class Call:
         weather = door.weather
         if (weather.calm and now < weather.look) or _holds(door):
             return None
-        answer = door.knock(now, self._began, self._left(), self.attempts == 0)
+        answer = door.knock(now, self._began, self._left(), self.attempts == 0, self.policy.name)
         if isinstance(answer, Waiter):
             self._waiter = answer
             self.waited -= now
@@ -204,7 +204,10 @@ class Call:
 
     def _hold(self, door: Door, ticket: Ticket) -> None:
         self._ticket = ticket
-        _held.set((door, ticket, _held.get()))
+        outer = _held.get()
+        while outer is not None and not outer[1].out:
+            outer = outer[2]  # left behind in the context of an attempt that has ended
+        _held.set((door, ticket, outer))
 
     def turn(self) -> Send | Stop:
         """The waiter has its answer."""
@@ -310,7 +313,7 @@ class Call:
             return Stop("deadline")
         if policy.budget.try_withdraw(now if policy.one_clock else None):
             self.unspent = True
-        elif policy.shelter is None or policy.shelter.door().weather.calm:
+        elif not closed and not self._vouched():
             if listening:
                 events.emit(events.BudgetRefused(policy.name, policy.budget.name, attempts))
             return Stop("budget")
@@ -342,7 +345,14 @@ class Call:
             own = self._delay = plan.delay(self.attempts, policy.chance, self._delay)
             self._hinted_delay = self._hinted(ruling.hint, plan, own)
             until = now + self._hinted_delay
-        return door.failed(ticket, now, plan, until, error, hearsay, policy.name)
+        retry = max(1, min(self.attempts, policy.max_attempts - 1))
+        closed = door.failed(ticket, now, plan, until, error, hearsay, policy.name, retry)
+        return 0.0 if _holds(door) else closed  # within another attempt nobody waits in the room
+
+    def _vouched(self) -> bool:
+        """Does a shelter bound what is sent, so that a retry need not be refused for want of a budget?"""
+        door = self._door
+        return door is not None and not door.weather.calm and not _holds(door)
 
     def _returned(self) -> Ticket | None:
         """The ticket of the attempt that has ended."""

@@ -35,6 +35,8 @@ async def call(
             failure = error
         else:
             policy.budget.deposit()
+            if policy.shelter is not None:
+                policy.shelter.sample_some()
             return result
         try:
             return await drive(policy, failure, since, function, args, kwargs)
@@ -58,14 +60,14 @@ async def drive(
     clock = policy.clock or (clocks.current() if switch.virtual else MACHINE)
     now, left = clock.now(), shorter(policy.timeout)
     machine = Call(policy, None if left is None else now + left, since)
-    last: Outcome | Exception
+    last: Outcome | Exception = Outcome() if failure is None else failure
     action: Send | Wait | Hold | Stop
-    if failure is None:
-        last, action = Outcome(), machine.begin(now)
-    else:
-        last, action = failure, machine.failed(failure, now)
     awaited = failure is not None
     try:
+        if failure is None:
+            action = machine.begin(now)
+        else:
+            action = machine.failed(failure, now)
         while True:
             if isinstance(action, Wait):
                 await clock.asleep(action.until - now)

@@ -32,6 +32,8 @@ def call(policy: Policy, function: Callable[..., T], args: tuple[Any, ...], kwar
             failure = error
         else:
             policy.budget.deposit()
+            if policy.shelter is not None:
+                policy.shelter.sample_some()
             return _plain(function, result)
         try:
             return _plain(function, drive(policy, failure, since, function, args, kwargs))
@@ -55,13 +57,13 @@ def drive(
     clock = policy.clock or (clocks.current() if switch.virtual else MACHINE)
     now, left = clock.now(), shorter(policy.timeout)
     machine = Call(policy, None if left is None else now + left, since)
-    last: Outcome | Exception
+    last: Outcome | Exception = Outcome() if failure is None else failure
     action: Send | Wait | Hold | Stop
-    if failure is None:
-        last, action = Outcome(), machine.begin(now)
-    else:
-        last, action = failure, machine.failed(failure, now)
     try:
+        if failure is None:
+            action = machine.begin(now)
+        else:
+            action = machine.failed(failure, now)
         while True:
             if isinstance(action, Wait):
                 if action.until > now:

@@ -88,7 +88,7 @@ class _Around:
         self._timeouts = timeouts
         self.bytes: type = self.library.ByteStream
         self._deposit = policy.budget.deposit
-        self._quick = policy.plain and timeouts is None
+        self._quick = policy.plain and timeouts is None and policy.shelter is None
         if getattr(getattr(inner, "_pool", None), "_retries", 0):
             multiply = f"{inner!r} retries as well, and retries multiply: build it with retries=0"
             warnings.warn(multiply, LayeredRetryWarning, stacklevel=2)
