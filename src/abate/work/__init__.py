@@ -12,7 +12,7 @@ A key says that something wants attention, not what has changed: the worker look
 * **Bounded**: full means `QueueFull`, or waiting, as asked. Failures are counted for a bounded number of keys.
 * **Nothing is lost**: `shutdown` delivers what is ready, and `drain` waits for what is in hand.
 
-There is no background thread: of those who wait for a key, the first looks after the time for all.
+There is no background thread: those who wait for a key look after the time.
 """
 
 from abate.work.keys import KeyQueue, QueueFull

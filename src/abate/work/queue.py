@@ -359,7 +359,9 @@ class WorkQueue(Front[K]):
         TimeoutError: no key within 0.0 s
         """
         with self._lock:
-            if self._ready and not self._keys.later and not self._watching:
+            if not self._watching and not (self._keys.later and self._waiting):  # nobody else is to be woken
+                if self._keys.later:
+                    self._keys.ripen(self._now())
                 key = self._keys.take()
                 if key is not None:
                     return key
@@ -427,7 +429,9 @@ class AsyncWorkQueue(Front[K]):
     async def get(self, timeout: float | None = None) -> K:
         """The next key; see `WorkQueue.get`."""
         with self._lock:
-            if self._ready and not self._keys.later and not self._watching:
+            if not self._watching and not (self._keys.later and self._waiting):  # nobody else is to be woken
+                if self._keys.later:
+                    self._keys.ripen(self._now())
                 key = self._keys.take()
                 if key is not None:
                     return key
