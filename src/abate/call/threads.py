@@ -12,7 +12,7 @@ from abate.call.giveup import give_ups
 from abate.call.machine import SEND, Call, Hold, Send, Stop, Wait
 from abate.clock import MACHINE, switch
 from abate.decide.outcome import Outcome
-from abate.schedule.deadlines import deadline, shorter
+from abate.schedule.deadlines import deadline, nearest, shorter
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
@@ -55,7 +55,8 @@ def drive(
     `since` is where the give-ups stood when that attempt began.
     """
     clock = policy.clock or (clocks.current() if switch.virtual else MACHINE)
-    now, left = clock.now(), shorter(policy.timeout)
+    now = clock.now()
+    left = policy.timeout if nearest() is None else shorter(policy.timeout)
     machine = Call(policy, None if left is None else now + left, since)
     last: Outcome | Exception = Outcome() if failure is None else failure
     action: Send | Wait | Hold | Stop
@@ -65,7 +66,7 @@ def drive(
         else:
             action = machine.failed(failure, now)
         while True:
-            if isinstance(action, Wait):
+            if type(action) is Wait:
                 if action.until > now:
                     clock.sleep(action.until - now)
                 if policy.ungated:  # what `begin` does then, at a third of its cost

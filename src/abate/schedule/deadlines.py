@@ -65,6 +65,10 @@ def remaining() -> float | None:
     return None if here is None else max(0.0, here.instant - clock.current().now())
 
 
+nearest = _due.get
+"""The nearest deadline here; None without one: a look that costs less than to call `shorter`."""
+
+
 def shorter(seconds: float | None) -> float | None:
     """The smaller of `seconds` and what remains here; None where neither bounds anything."""
     here = _due.get()
