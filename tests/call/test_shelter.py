@@ -450,6 +450,16 @@ def test_where_all_fails_the_shelter_stops_before_the_budget(loop):
     assert sum(arrival < 8.0 for arrival in server.arrivals) < 40
 
 
+def test_a_result_that_is_not_good_counts_as_well():
+    """A dependency may be down without raising anything."""
+    with VirtualClock():
+        policy = sheltered(on=abate.on_result(lambda result: result == "busy"))
+        assert policy.replace(attempts=1).call(Script("busy")) == "busy"
+        assert policy.shelter.state == "probing"
+        assert policy.shelter.door().last_error is None
+        assert policy.call(Script("busy", "fine")) == "fine"
+
+
 # -- in calm
 
 
@@ -537,6 +547,78 @@ def test_a_stand_in_asks_nobody_in_calm():
     """
     done = subprocess.run([sys.executable, "-c", STAND_IN], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "as expected\n", done.stderr
+
+
+def test_a_stand_in_that_fails_in_calm_starts_the_counting():
+    """What was sent unasked is hearsay: one failure wakes the shelter, and closes nothing."""
+    policy = sheltered(attempts=1, shelter=Shelter())
+    shelter, weather = policy.shelter, policy.shelter.door().weather
+    for way in (policy(Script(Down())), lambda: policy.call(Script(Down()))):
+        shelter.calm = weather.calm = weather._answered = True
+        with pytest.raises(Down):
+            way()
+        assert (shelter.state, weather.calm, shelter.calm) == ("calm", False, False)
+
+
+def test_plain_calls_have_their_latency_measured_too():
+    """A stand-in asks for it when the budget looks at the clock, `call` and `acall` for one of sixteen calls."""
+    policy = sheltered(shelter=Shelter())
+    shelter, weather = policy.shelter, policy.shelter.door().weather
+
+    def asked(way):
+        shelter.calm = weather.calm = True
+        weather.look = 0.0
+        way()
+        return not shelter.calm
+
+    stand_in = policy(Script(*["fine"] * 100))
+    assert asked(stand_in)
+    script = Script(*["fine"] * 100)
+    assert sum(asked(lambda: policy.call(script)) for _ in range(32)) == 2
+    assert sum(asked(lambda: asyncio.run(policy.acall(script.acall))) for _ in range(32)) == 2
+    shelter.calm, weather.look = True, float("inf")
+    shelter.sample()
+    assert shelter.calm
+
+
+def test_a_fatal_error_in_calm_is_nobodys_business():
+    """With a deadline and in calm: neither counted nor measured."""
+    with VirtualClock() as clock:
+        policy = sheltered(timeout=60.0)
+        for _ in range(1500):
+            policy.call(Script("fine"))
+            clock.advance(0.001)
+        weather = policy.shelter.door().weather
+        weather.look = clock.now() + 1.0
+        outcomes = weather._outcomes
+        with pytest.raises(Missing):
+            policy.call(Script(Missing()))
+        assert weather.calm
+        assert weather._outcomes == outcomes
+
+
+def test_a_first_attempt_whose_turn_does_not_come_is_refused():
+    """After its patience, with words that say why."""
+    with VirtualClock() as clock:
+        policy = sheltered(shelter=Shelter(patience=5.0))
+        door = policy.shelter.door()
+        door.weather.limit, door.weather.state = 1.0, "storm"
+        door.knock(0.0, 0.0, None, True)
+        with pytest.raises(Refused, match="the call's turn did not come in time"):
+            policy.call(Script())
+        assert clock.now() == 5.0
+
+
+def test_a_virtual_clock_ends_the_shortcut_of_stand_ins():
+    """From then on they ask, as each clock has its own storm; the doors of virtual clocks tell nobody."""
+    shelter = Shelter()
+    shelter.calm = True
+    shelter.door().guard()
+    assert not shelter.calm
+    with VirtualClock():
+        shelter.calm = True
+        shelter.door().guard()
+        assert shelter.calm
 
 
 # -- side by side

@@ -141,8 +141,7 @@ class AsyncioBell:
 
     def rearm(self) -> bool:
         """Get ready to ring again: had the time been over?"""
-        if self.future.done():
-            self.future = self.loop.create_future()
+        self.future = self.loop.create_future()
         expired, self._expired = self._expired, False
         return expired
 
