@@ -10,7 +10,7 @@ import trio
 import abate
 from abate import Backoff, Policy, Shelter
 from abate.admit import bells
-from abate.admit.shelter import Door
+from abate.admit.door import Door
 
 QUICK = Backoff(0.001, 0.002)
 

@@ -4,6 +4,7 @@ import asyncio
 import doctest
 import random
 import threading
+import time
 from itertools import count
 
 import pytest
@@ -746,3 +747,24 @@ def test_no_key_starves_among_hot_ones(short_turns):
 def test_the_examples_are_true():
     """Those in the documentation."""
     assert doctest.testmod(queue).failed == 0
+
+
+def test_a_shutdown_may_wait_for_what_is_in_hand():
+    """With `drain`, it returns when the last key is done."""
+    queue = WorkQueue()
+    queue.add("a")
+    key = queue.get()
+    over = threading.Event()
+
+    def close():
+        queue.shutdown(drain=True)
+        over.set()
+
+    thread = threading.Thread(target=close)
+    thread.start()
+    while not queue._watching:
+        time.sleep(0.001)
+    assert not over.is_set()
+    queue.done(key)
+    thread.join()
+    assert over.is_set()

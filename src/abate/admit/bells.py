@@ -11,8 +11,8 @@ from abate.clock import Clock, MachineClock, in_trio
 from abate.errors import AttemptTimeout
 
 if TYPE_CHECKING:
+    from abate.admit.door import Door
     from abate.admit.room import Waiter
-    from abate.admit.shelter import Door
 
 
 LOOK = 1.0

@@ -22,8 +22,8 @@ from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any
 
 from abate import events
+from abate.admit.door import Door
 from abate.admit.room import Waiter
-from abate.admit.shelter import Door
 from abate.admit.weather import Ticket
 from abate.call.giveup import give_ups, given_up_within, mark, tell_watch
 from abate.clock import current, switch

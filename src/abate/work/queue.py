@@ -331,6 +331,18 @@ class WorkQueue(Front[K]):
 
     __slots__ = ()
 
+    def shutdown(self, drain: bool = False) -> None:
+        """Take no more keys: what is ready is still delivered, what was to come later is not.
+
+        With `drain`, wait until all of it has been done, as `drain` does.
+
+        >>> queue = WorkQueue()
+        >>> queue.shutdown(drain=True)
+        """
+        super().shutdown()
+        if drain:
+            self.drain()
+
     def put(self, key: K, priority: int = 0, *, timeout: float | None = None) -> None:
         """Add a key, and wait for room where the queue is full: TimeoutError where there is none in time.
 
