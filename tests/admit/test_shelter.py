@@ -284,3 +284,29 @@ def test_a_thread_does_not_depend_on_a_loop_that_stands_still():
     with pytest.raises(asyncio.CancelledError):
         loop.run_until_complete(task)
     loop.close()
+
+
+def test_an_attempt_from_before_the_fork_ends_unnoticed_in_the_child(in_child):
+    """It was the parent's: its end in the child takes nothing away from what is in flight there."""
+    door = Shelter().door()
+    ticket = door.knock(door.clock.now(), door.clock.now(), None, True)
+
+    def child():
+        door.answered(ticket, door.clock.now(), "")
+        return door.weather.in_flight
+
+    assert in_child(child) == 0
+
+
+def test_nobody_is_sent_who_could_not_wait_for_the_answer():
+    """Where answers take 2 s, a call with one second left is turned away when its turn comes, and the next one goes."""
+    with abate.testing.VirtualClock() as clock:
+        door = Shelter(patience=60.0).door()
+        door.weather.limit, door.weather.state, door.weather.latency = 1.0, "storm", 2.0
+        ticket = door.knock(0.0, 0.0, None, True)
+        hurried, patient = door.knock(0.0, 0.0, 3.0, True), door.knock(0.0, 0.0, 30.0, True)
+        clock.advance(2.0)
+        door.void(ticket, 2.0)
+        assert hurried.answer == "late"
+        assert patient.answer is not None
+        assert patient.answer != "late"
