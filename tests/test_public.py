@@ -17,10 +17,11 @@ MODULES = sorted(
 
 NAMES = {
     "abate": """
-        AbateError AsyncWorkQueue AttemptTimeout Backoff Budget Gate Hedge LayeredRetryWarning Outcome Permits Policy
-        QueueFull Refused Report RetryExhausted Ruling Shelter ShutDown Throttle Timeouts TokenBucket WorkQueue clients
-        consistent_jitter deadline events http load_policies observe on_error on_result remaining report retry
-        retry_on_db_conflict testing ticks widen
+        AbateError Again AsyncWorkQueue AttemptTimeout Backoff Budget Fuse Gate Hedge LayeredRetryWarning
+        Outcome PermanentFailure Permits Policy QueueFull Recoverable Refused Report RetryExhausted Ruling
+        Shelter ShutDown SilentSuccess Throttle Timeouts TokenBucket WorkQueue clients consistent_jitter
+        consumer controller deadline events http load_policies observe on_error on_result open_store remaining
+        report retry retry_on_db_conflict testing ticks widen
     """,
     "abate.decide": "Outcome Rule Rules Ruling http on_error on_result widen",
     "abate.schedule": """
@@ -28,7 +29,10 @@ NAMES = {
     """,
     "abate.admit": "All Budget Gate Permits Shelter Throttle TokenBucket",
     "abate.call": "Attempt Attempts Call Policy Send Stop Wait WorstCase load_policies report",
-    "abate.work": "AsyncWorkQueue KeyQueue QueueFull ShutDown WorkQueue",
+    "abate.work": """
+        Again AsyncWorkQueue Back Bury Done Fuse KeyQueue LeaseLost Message PermanentFailure QueueFull Recoverable
+        ShutDown SilentSuccess Source WorkQueue
+    """,
     "abate.observe": "LoggingSink Sink install remove",
     "abate.testing": "Recorder Script VirtualClock after off",
 }

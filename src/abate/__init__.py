@@ -19,7 +19,20 @@ if TYPE_CHECKING:
     from abate.call.hedge import Hedge
     from abate.clients.databases import retry_on_db_conflict
     from abate.schedule.latency import Timeouts
-    from abate.work import AsyncWorkQueue, QueueFull, ShutDown, WorkQueue
+    from abate.stores import open_store
+    from abate.work import (
+        Again,
+        AsyncWorkQueue,
+        Fuse,
+        PermanentFailure,
+        QueueFull,
+        Recoverable,
+        ShutDown,
+        SilentSuccess,
+        WorkQueue,
+    )
+    from abate.work.consumer import consumer
+    from abate.work.controller import controller
 
 __version__ = "0.1.0"
 
@@ -28,29 +41,36 @@ retry = Policy
 
 __all__ = [
     "AbateError",
+    "Again",
     "AsyncWorkQueue",
     "AttemptTimeout",
     "Backoff",
     "Budget",
+    "Fuse",
     "Gate",
     "Hedge",
     "LayeredRetryWarning",
     "Outcome",
+    "PermanentFailure",
     "Permits",
     "Policy",
     "QueueFull",
+    "Recoverable",
     "Refused",
     "Report",
     "RetryExhausted",
     "Ruling",
     "Shelter",
     "ShutDown",
+    "SilentSuccess",
     "Throttle",
     "Timeouts",
     "TokenBucket",
     "WorkQueue",
     "clients",
     "consistent_jitter",
+    "consumer",
+    "controller",
     "deadline",
     "events",
     "http",
@@ -58,6 +78,7 @@ __all__ = [
     "observe",
     "on_error",
     "on_result",
+    "open_store",
     "remaining",
     "report",
     "retry",
@@ -69,12 +90,20 @@ __all__ = [
 
 _PARTS = ("clients", "observe", "testing")
 _ELSEWHERE = {
+    "Again": "abate.work",
     "AsyncWorkQueue": "abate.work",
+    "Fuse": "abate.work",
     "Hedge": "abate.call.hedge",
+    "PermanentFailure": "abate.work",
     "QueueFull": "abate.work",
+    "Recoverable": "abate.work",
     "ShutDown": "abate.work",
+    "SilentSuccess": "abate.work",
     "Timeouts": "abate.schedule.latency",
     "WorkQueue": "abate.work",
+    "consumer": "abate.work.consumer",
+    "controller": "abate.work.controller",
+    "open_store": "abate.stores",
     "retry_on_db_conflict": "abate.clients.databases",
 }
 

@@ -1,4 +1,4 @@
-"""Facts about calls, and the sinks that receive them.
+"""Facts about calls and about work, and the sinks that receive them.
 
 An event is a frozen value; a sink is a function of one event. Sinks belong to the process. One that raises is cut
 off and logged: observing never breaks a call.
@@ -14,7 +14,7 @@ from abate.values import Value
 
 
 class Event(Value):
-    """Something that happened to a call of `policy`."""
+    """Something that happened to a call of `policy`, or to the work of the controller or consumer of that name."""
 
     policy: str
 
@@ -72,6 +72,51 @@ class ShelterChanged(Event):
     state: str
     waiters: int
     limit: float
+
+
+class Worked(Event):
+    """A piece of work has ended after `seconds`: done, again, silent, retry, slow or buried."""
+
+    key: object
+    ending: str
+    seconds: float
+    receives: int
+    error: BaseException | None
+
+
+class Buried(Event):
+    """A key was parked, or a message went to the dead letters: permanent, fatal, receives or unreadable."""
+
+    key: object
+    kind: str
+    reason: str
+
+
+class LeaseLost(Event):
+    """The lease of a message ran out while it was in hand: what was done about it does not count."""
+
+    key: object
+
+
+class WorkerCrashed(Event):
+    """A worker ended by something that is no answer; another has taken its place, and the key comes back."""
+
+    key: object
+    error: BaseException
+
+
+class FuseBlown(Event):
+    """Most messages fail: none are taken for `pause` seconds."""
+
+    pause: float
+
+
+class SourceFailed(Event):
+    """`source` could not be read or written, and is tried again after `delay` seconds."""
+
+    source: str
+    error: Exception
+    delay: float
 
 
 Sink: TypeAlias = Callable[[Event], object]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from abate import Backoff, Policy, Ruling
 from abate.call import Call, Stop, Wait
-from abate.call.machine import HINT_SPREAD
 from abate.events import Retry
+from abate.schedule.hints import SPREAD
 
 ERROR = ConnectionError("busy")
 
@@ -107,5 +107,5 @@ def test_a_hinted_return_lies_between_the_hint_and_its_spread(fixed, hint, base,
     """Whatever chance draws: not before the hint, and not later than its spread or the own ceiling."""
     backoff = Backoff(base, base + above, jitter=jitter)
     waited = answer(hint, backoff, rng=fixed(drawn)).until - 100.0
-    widest = max(backoff.ceiling(1), min(HINT_SPREAD * hint, base + above))
+    widest = max(backoff.ceiling(1), min(SPREAD * hint, base + above))
     assert hint - 1e-9 <= waited <= hint + widest + 1e-9

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from abate import Backoff, Policy, Refused, Ruling
 from abate.call import Call, Stop, Wait
-from abate.call.machine import HINT_SPREAD
+from abate.schedule.hints import SPREAD
 from abate.testing import VirtualClock
 
 SLACK = 1e-6  # adding a delay to an instant and taking the instant off again costs a few digits
@@ -146,7 +146,7 @@ def test_what_every_call_can_rely_on(play, script, attempts, timeout, backoff, m
         # a decorrelated delay follows from the one before, and that one may have come from the wider base
         wide = ruling.reason == "overload" or backoff.jitter == "decorrelated"
         plan = call.policy.overload_backoff if wide else backoff
-        spread = min(HINT_SPREAD * hint, backoff.cap) if backoff.jittered else 0.0
+        spread = min(SPREAD * hint, backoff.cap) if backoff.jittered else 0.0
         assert -SLACK <= until - failed_at - hint <= max(plan.ceiling(retry), spread) + SLACK
     assert call.waited == pytest.approx(sum(until - failed_at for failed_at, _, _, until in story.waits), abs=1e-4)
 

@@ -29,17 +29,11 @@ from abate.call.giveup import give_ups, given_up_within, mark, tell_watch
 from abate.clock import current, switch
 from abate.decide.outcome import Outcome, Ruling
 from abate.errors import LayeredRetryWarning, Refused, Report, RetryExhausted
+from abate.schedule.hints import after_hint
 from abate.values import Fields
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
-    from abate.schedule.backoff import Schedule
-
-HINT_SPREAD = 0.9
-"""Hinted clients come back over at least this share of the hint, or they come as a second herd."""
-
-FAR = 10_000
-"""The number of a retry at which every backoff has reached its cap."""
 
 _off: ContextVar[bool] = ContextVar("abate_off", default=False)
 
@@ -308,7 +302,7 @@ class Call:
             plan = policy.overload_backoff if ruling.reason == "overload" else policy.backoff
             delay = self._delay = plan.delay(attempts, policy.chance, self._delay)
             if hint is not None:
-                delay = self._hinted(hint, plan, delay)
+                delay = after_hint(hint, plan, attempts, delay)
         if deadline is not None and now + delay >= deadline:
             return Stop("deadline")
         if policy.budget.try_withdraw(now if policy.one_clock else None):
@@ -343,7 +337,7 @@ class Call:
         until = None
         if ruling.hint is not None and ruling.hint <= policy.max_hint:
             own = self._delay = plan.delay(self.attempts, policy.chance, self._delay)
-            self._hinted_delay = self._hinted(ruling.hint, plan, own)
+            self._hinted_delay = after_hint(ruling.hint, plan, self.attempts, own)
             until = now + self._hinted_delay
         retry = max(1, min(self.attempts, policy.max_attempts - 1))
         closed = door.failed(ticket, now, plan, until, error, hearsay, policy.name, retry)
@@ -370,14 +364,6 @@ class Call:
             outcome = Outcome(outcome)
         outcome.elapsed = now - self._first
         return self.policy.rules.decide(outcome)
-
-    def _hinted(self, hint: float, plan: Schedule, own: float) -> float:
-        """The hint, with the attempt's own delay on top, spread over enough of the hint."""
-        if not plan.jittered:  # the user's own numbers are taken as they are, and a function is not asked about FAR
-            return hint + own
-        ceiling, spread = plan.ceiling(self.attempts), min(hint * HINT_SPREAD, plan.ceiling(FAR))
-        # decorrelated delays that began with an overload may lie above the ceiling of a blip
-        return hint + (min(own, ceiling) / ceiling * spread if spread > ceiling > 0 else own)
 
     def _layered(self, error: Exception | None) -> bool:
         """Did a policy inside this attempt give up on the error already?"""

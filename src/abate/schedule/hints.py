@@ -1,14 +1,25 @@
-"""The wait that a server asked for, in seconds: `Retry-After` and gRPC's pushback."""
+"""The wait that a server asked for, in seconds: `Retry-After` and gRPC's pushback; and how to come back after it."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from abate import clock
+
+if TYPE_CHECKING:
+    from abate.schedule.backoff import Schedule
 
 LONGEST = 10.0**9
 """Seconds; a hint of more than thirty years is taken as this much. It stops the call either way."""
 
 STOP = float("inf")
 """The hint that means: do not come back."""
+
+SPREAD = 0.9
+"""Hinted clients come back over at least this share of the hint, or they come as a second herd."""
+
+FAR = 10_000
+"""The number of a retry at which every backoff has reached its cap."""
 
 
 def retry_after(value: str | None, *, now: float | None = None, date: str | None = None) -> float | None:
@@ -52,6 +63,20 @@ def pushback(value: str | None) -> float | None:
         return STOP
     seconds = float(text) / 1000.0
     return seconds if seconds <= LONGEST else STOP
+
+
+def after_hint(hint: float, plan: Schedule, retry: int, own: float) -> float:
+    """The hint, with the retry's own delay on top, spread over enough of the hint.
+
+    >>> from abate.schedule import Backoff
+    >>> after_hint(10.0, Backoff(1.0, 30.0), retry=1, own=0.5)
+    14.5
+    """
+    if not plan.jittered:  # the user's own numbers are taken as they are, and a function is not asked about FAR
+        return hint + own
+    ceiling, spread = plan.ceiling(retry), min(hint * SPREAD, plan.ceiling(FAR))
+    # decorrelated delays that began with an overload may lie above the ceiling of a blip
+    return hint + (min(own, ceiling) / ceiling * spread if spread > ceiling > 0 else own)
 
 
 def _instant(text: str) -> float | None:

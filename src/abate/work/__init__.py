@@ -15,7 +15,27 @@ A key says that something wants attention, not what has changed: the worker look
 There is no background thread: those who wait for a key look after the time.
 """
 
+from abate.work.answers import Again, PermanentFailure, Recoverable, SilentSuccess
+from abate.work.fuse import Fuse
 from abate.work.keys import KeyQueue, QueueFull
 from abate.work.queue import AsyncWorkQueue, ShutDown, WorkQueue
+from abate.work.source import Back, Bury, Done, LeaseLost, Message, Source
 
-__all__ = ["AsyncWorkQueue", "KeyQueue", "QueueFull", "ShutDown", "WorkQueue"]
+__all__ = [
+    "Again",
+    "AsyncWorkQueue",
+    "Back",
+    "Bury",
+    "Done",
+    "Fuse",
+    "KeyQueue",
+    "LeaseLost",
+    "Message",
+    "PermanentFailure",
+    "QueueFull",
+    "Recoverable",
+    "ShutDown",
+    "SilentSuccess",
+    "Source",
+    "WorkQueue",
+]

@@ -1,10 +1,10 @@
 """What a handler answers with, beside returning nothing: the words of controllers and consumers.
 
-    return None            done, and its failures are forgotten
-    return Again(5.0)      done for now, and once more in five seconds
-    raise SilentSuccess    done, counted apart: there was nothing to do
-    raise Recoverable      not done: back, after a delay
-    raise PermanentFailure not done, and never will be: away from the queue, with the reason
+return None            done, and its failures are forgotten
+return Again(5.0)      done for now, and once more in five seconds
+raise SilentSuccess    done, counted apart: there was nothing to do
+raise Recoverable      not done: back, after a delay
+raise PermanentFailure not done, and never will be: away from the queue, with the reason
 """
 
 from __future__ import annotations

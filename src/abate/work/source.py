@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 from abate.errors import AbateError, number
-from abate.values import Fields, Value
+from abate.values import Value
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -33,7 +33,7 @@ class LeaseLost(AbateError):
         return type(self), (self.key,), self.__dict__
 
 
-class Message(Fields):
+class Message:
     """A piece of work in hand. No two are equal, even if they say the same.
 
     * `key`: its identity in the queue; while it is in hand, nobody else has it.
@@ -50,9 +50,6 @@ class Message(Fields):
     """
 
     __slots__ = ("attributes", "body", "group", "handle", "key", "receives", "token")
-    __match_args__ = ("key", "body", "receives")
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
 
     def __init__(
         self,
@@ -71,6 +68,9 @@ class Message(Fields):
         self.attributes = attributes
         self.group = group
         self.handle = handle
+
+    def __repr__(self) -> str:
+        return f"Message(key={self.key!r}, body={self.body!r}, receives={self.receives})"
 
     def json(self) -> Any:
         """The body, read as JSON.

@@ -1,0 +1,289 @@
+"""The controller: keeps things in step, key by key."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterable, Callable, Hashable, Iterable
+from functools import partial
+from typing import Any, TypeVar
+
+from abate.admit.budget import Budget
+from abate.decide.rules import Matcher, rules
+from abate.errors import number, whole
+from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
+from abate.work import feeds
+from abate.work.judge import Judge
+from abate.work.keys import QueueFull
+from abate.work.local import LocalKeys, Parked
+from abate.work.loop import Loop
+from abate.work.service import P, Service, T, opened
+from abate.work.source import Message, Source
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MOST_KNOWN = 1_000_000
+"""Keys that a resync without `keys` remembers."""
+FULL = 1.0
+"""Seconds after which a feed looks again whether a store that was full has room."""
+
+
+class Controller(Service[P, T]):
+    """Brings keys to a function until they are in step; made by `controller`."""
+
+    def __init__(
+        self,
+        function: Callable[P, T],
+        *,
+        name: str | None,
+        workers: int,
+        capacity: int | None,
+        store: object,
+        resync: float | None,
+        keys: Callable[[], Any] | None,
+        judge: Judge,
+        timeout: float | None,
+        grace: float,
+        rng: Uniform | None,
+    ) -> None:
+        super().__init__(function, name, workers, grace, timeout)
+        self.store = opened(store)
+        self._capacity = capacity
+        self._local = LocalKeys(self.name, capacity, rng)
+        self._queue: Any = self._local if self.store is None else self._stored(self.store)
+        self._verdicts = judge
+        self._chance: Uniform = rng or random
+        self._feeds: list[tuple[str, feeds.Feed]] = []
+        self._known: dict[Hashable, None] | None = None
+        if resync is not None:
+            if keys is None:
+                self._known = {}
+            period = number("resync", resync, above=0)
+            self._feeds.append(("resync", partial(feeds.resynced, keys or self._remembered, period)))
+        elif keys is not None:
+            raise ValueError("keys are listed for a resync: give resync= the seconds between two of a key")
+
+    # -- keys
+
+    def add(self, key: Any, priority: int = 0, *, after: float = 0.0) -> None:
+        """A key wants attention, now or after so many seconds. A key that is parked comes back to life.
+
+        >>> import abate
+        >>> @abate.controller(workers=1)
+        ... def reconcile(key): print("looked at", key)
+        >>> reconcile.add("orders/42"); reconcile.add("orders/42")
+        >>> reconcile.run(drain=True)
+        looked at orders/42
+        Counter({'done': 1})
+        """
+        self._remember(key)
+        self._queue.add(key, priority=priority, after=after)
+
+    def discard(self, key: Any) -> None:
+        """A key is gone: it is not planned any more, nor brought back by a resync. One in hand is let finish."""
+        if self._known is not None:
+            self._known.pop(key, None)
+        self._queue.cancel(key)
+
+    def parked(self) -> list[Parked]:
+        """The keys that are not worked on until somebody adds them again, each with its reason.
+
+        >>> import abate
+        >>> @abate.controller(workers=1)
+        ... def reconcile(key): raise abate.PermanentFailure("no such order")
+        >>> reconcile.add("orders/42")
+        >>> reconcile.run(drain=True)
+        Counter({'buried': 1})
+        >>> [(parked.key, parked.reason) for parked in reconcile.parked()]
+        [('orders/42', 'no such order')]
+        """
+        if self._queue is self._local:
+            return list(self._local.parked.values())
+        return [Parked(letter.key, letter.kind, letter.reason, letter.trace) for letter in self._queue.dead()]
+
+    def waiting(self) -> int:
+        """How many keys are ready, or to come later."""
+        if self._queue is self._local:
+            return self._local.waiting()
+        depth = self._queue.depth()
+        return int(depth.ready + depth.delayed)
+
+    # -- what brings them
+
+    def source(self, feed: Any = None, *, keys: feeds.Mapping | None = None) -> Any:
+        """Add a key for each thing that an async iterable, or an async generator function, brings.
+
+        With `keys`, what it brings are events, and `keys(event)` says which keys they concern: one, a list of them (a
+        change of a part concerns its owner), or None. A feed that raises is started again after a backoff.
+
+        >>> import abate
+        >>> @abate.controller()
+        ... def reconcile(key): ...
+        >>> @reconcile.source(keys=lambda event: [event["name"], event["owner"]])
+        ... async def watch():
+        ...     yield {"name": "pod-7", "owner": "web"}
+        """
+
+        def decorate(feed: Any) -> Any:
+            if not callable(feed) and not isinstance(feed, AsyncIterable):
+                raise TypeError(f"a source must be an async generator function or an async iterable, not {feed!r}")
+            self._feeds.append((_named(feed), partial(feeds.watched, feed, keys)))
+            return feed
+
+        return decorate if feed is None else decorate(feed)
+
+    def poll(self, every: float, *, keys: feeds.Mapping | None = None) -> Callable[[F], F]:
+        """Ask a function for keys (or for events, with `keys`) at the start, and then every so many seconds.
+
+        >>> import abate
+        >>> @abate.controller()
+        ... def reconcile(key): ...
+        >>> @reconcile.poll(every=30.0)
+        ... def unfinished():
+        ...     return ["orders/42"]
+        """
+        seconds = number("every", every, above=0)
+
+        def decorate(look: F) -> F:
+            if not callable(look):
+                raise TypeError(f"a poller must be a function that returns keys, not {look!r}")
+            self._feeds.append((_named(look), partial(feeds.polled, look, seconds, keys)))
+            return look
+
+        return decorate
+
+    # -- as a service
+
+    def _source(self, given: object) -> Source:
+        if given is not None:
+            queue = self._stored(opened(given))
+            for key in self._local.taken():  # added before it was known where to
+                queue.add(key)
+            self._queue = queue
+        source: Source = self._queue
+        return source
+
+    def _stored(self, store: Any) -> Any:
+        if not hasattr(store, "queue"):
+            raise TypeError(f"store must be a store or the URL of one, not {store!r}")
+        return store.queue(self.name, capacity=self._capacity)
+
+    def _judge(self) -> Judge:
+        return self._verdicts
+
+    def _handle(self, message: Message) -> object:
+        return self.function(message.key)  # type: ignore[call-arg]
+
+    async def _alongside(self, loop: Loop) -> None:
+        push = partial(self._push, loop)
+        kept = [
+            asyncio.create_task(feeds.kept_up(self.name, name, feed, push, loop.crew.run, self._chance))
+            for name, feed in self._feeds
+        ]
+        try:
+            await loop.stopping.wait()
+        finally:
+            for task in kept:
+                task.cancel()
+            await asyncio.gather(*kept, return_exceptions=True)
+
+    async def _push(self, loop: Loop, key: Any) -> None:
+        """Add a key that a feed brings, and wait for room where there is none."""
+        self._remember(key)
+        if self._queue is self._local:
+            await self._local.put(key)
+            return
+        while True:
+            try:
+                await loop.crew.run(self._queue.add, key)
+                return
+            except QueueFull:
+                await loop.clock.asleep(FULL)
+
+    def _remember(self, key: Hashable) -> None:
+        if self._known is not None and key not in self._known:
+            self._known[key] = None
+            if len(self._known) > MOST_KNOWN:
+                del self._known[next(iter(self._known))]
+
+    def _remembered(self) -> list[Hashable]:
+        """The keys for a resync: all that were added, but for those that are parked."""
+        parked = {parked.key for parked in self.parked()}
+        return [key for key in tuple(self._known or ()) if key not in parked]
+
+
+def _named(feed: object) -> str:
+    return getattr(feed, "__name__", type(feed).__name__)
+
+
+def controller(
+    *,
+    workers: int = 4,
+    capacity: int | None = 10_000,
+    store: object = None,
+    resync: float | None = None,
+    keys: Callable[[], Any] | None = None,
+    on: Matcher | Iterable[Matcher] | None = None,
+    backoff: Schedule | Callable[[int], float] | Iterable[float] | None = None,
+    budget: Budget | None = None,
+    slow: float = 60.0,
+    max_requeues: int | None = None,
+    timeout: float | None = None,
+    grace: float = 30.0,
+    name: str | None = None,
+    rng: Uniform | None = None,
+) -> Callable[[Callable[P, T]], Controller[P, T]]:
+    """Make a controller of a function, plain or ``async``, that brings one key into step.
+
+    The function looks for itself what is to be done about its key, and returns nothing when that is done, or `Again`
+    to look once more later. A key that raises comes back; one that raises `PermanentFailure` is parked.
+
+    * `workers`: so many keys are worked on at once; never one key by two.
+    * `capacity`: so many keys wait at most; then `add` raises `QueueFull`, and sources wait.
+    * `store`: a store, or its URL, in which the keys outlive the process and are shared; without one, in memory.
+    * `resync`, `keys`: every key is looked at once in so many seconds, at an offset of its own; `keys` lists them, and
+      without it all that were ever added are remembered.
+    * `on`: what is worth another try, as for a policy; without it, every error is.
+    * `backoff`: of a key, from its first failure on; by default from 0.2 s to 60 s with full jitter.
+    * `budget`, `slow`: a key comes back by its backoff if the retry budget admits it, or else after `slow` seconds,
+      give or take half.
+    * `max_requeues`: a key that fails more often than this is parked; None for no bound.
+    * `timeout`: seconds for one look. A coroutine is cut off; a plain function has a deadline that clients inside keep.
+    * `grace`: seconds to finish what is in hand after a SIGTERM.
+
+    >>> import abate
+    >>> @abate.controller(workers=2)
+    ... def reconcile(key: str) -> None:
+    ...     print("in step:", key)
+    >>> reconcile.add("orders/42")
+    >>> reconcile.run(drain=True)
+    in step: orders/42
+    Counter({'done': 1})
+    """
+    if budget is not None and not isinstance(budget, Budget):
+        raise TypeError(f"budget must be a Budget, not {budget!r}")
+    judge = Judge(
+        Backoff(0.2, 60.0) if backoff is None else schedule(backoff),
+        None if on is None else rules(on),
+        Budget() if budget is None else budget,
+        number("slow", slow, above=0),
+        None if max_requeues is None else whole("max_requeues", max_requeues, least=0) + 1,
+        rng,
+    )
+
+    def decorate(function: Callable[P, T]) -> Controller[P, T]:
+        return Controller(
+            function,
+            name=name,
+            workers=workers,
+            capacity=capacity,
+            store=store,
+            resync=resync,
+            keys=keys,
+            judge=judge,
+            timeout=timeout,
+            grace=grace,
+            rng=rng,
+        )
+
+    return decorate

@@ -1,0 +1,91 @@
+"""The fuse: when most messages fail, it is not the messages.
+
+The rules:
+
+* of what ended in the last `window` seconds, and at least `least` of it, a share of `threshold` has failed: the fuse
+  blows, and no message is taken for a while of about `pause` seconds, give or take half;
+* after that one message at a time is taken, on trial. One that succeeds mends the fuse; one that fails blows it again,
+  for twice as long, up to `LONGEST` pauses;
+* what was in hand when it blew counts neither way, and a message that is buried for its own fault says nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from math import inf
+
+from abate.admit.window import Window
+from abate.errors import number, whole
+from abate.schedule.backoff import Uniform
+
+LONGEST = 8.0
+"""The longest pause, in pauses."""
+
+
+class Fuse:
+    """Stops a consumer from taking messages while a dependency is down. Every method is told the time.
+
+    >>> fuse = Fuse(threshold=0.5, least=4, pause=30.0)
+    >>> [fuse.record(False, now=1.0) > 0 for _ in range(4)]
+    [False, False, False, True]
+    >>> fuse.room(now=2.0), fuse.room(now=60.0)
+    (0, 1)
+    >>> fuse.record(True, now=61.0), fuse.room(now=61.0)
+    (0.0, inf)
+    """
+
+    __slots__ = ("_chance", "_ended", "_failed", "_pauses", "_trial", "least", "opens", "pause", "threshold", "window")
+
+    def __init__(
+        self,
+        threshold: float = 0.5,
+        least: int = 20,
+        window: float = 60.0,
+        pause: float = 30.0,
+        rng: Uniform | None = None,
+    ) -> None:
+        self.threshold = number("threshold", threshold, above=0, most=1)
+        self.least = whole("least", least, least=1)
+        self.window = number("window", window, least=0.001)
+        self.pause = number("pause", pause, above=0)
+        self._chance: Uniform = rng or random
+        self._ended: Window | None = None
+        self._failed: Window | None = None
+        self._pauses = 1.0
+        self._trial = False
+        self.opens = -inf
+        """The instant from which on messages are taken again."""
+
+    def room(self, now: float) -> float:
+        """How many messages may be taken now, whatever is in hand: none, one on trial, or any number."""
+        if now < self.opens:
+            return 0
+        return 1 if self._trial else inf
+
+    def record(self, ok: bool, now: float) -> float:
+        """A message has ended well, or failed: for how many seconds has that blown the fuse? 0 for not at all."""
+        if now < self.opens:
+            return 0.0
+        if self._trial:
+            return self._mend() if ok else self._blow(now, min(2 * self._pauses, LONGEST))
+        if self._ended is None or self._failed is None:
+            self._ended, self._failed = Window(self.window, now), Window(self.window, now)
+        for counted in (self._ended, self._failed):
+            counted.roll(now)
+        self._ended.add(1)
+        self._failed.add(not ok)
+        total = self._ended.total
+        if ok or total < self.least or self._failed.total < self.threshold * total:
+            return 0.0
+        return self._blow(now, 1.0)
+
+    def _mend(self) -> float:
+        self._trial = False
+        return 0.0
+
+    def _blow(self, now: float, pauses: float) -> float:
+        self._trial, self._pauses = True, pauses
+        self._ended = self._failed = None
+        seconds = self.pause * pauses * (0.5 + self._chance.random())
+        self.opens = now + seconds
+        return seconds

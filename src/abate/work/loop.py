@@ -1,0 +1,427 @@
+"""The loop that works: takes messages from a source, hands them to workers, and settles them.
+
+    receive ──► in hand ──► worker ──► judge ──► outbox ──► settle ──► its place is free
+                  │ every third of a lease
+                  └► extend
+
+* No more messages are in hand than there are workers, so none waits while its lease runs.
+* Messages of one group are worked on one after the other. One that has to come back takes with it those of its group
+  that are in hand behind it.
+* A lease is extended while the work lasts. One that is lost is not settled; its worker, if it is a task, is cancelled.
+* A source that fails is asked again after a backoff, and what could not be settled is kept until it can.
+* A worker that ends by something that is no answer (an exit, a cancellation of its own making) has crashed: its message
+  has failed once, and another worker takes its place.
+* Stopping: nothing more is taken, but what waits in a source that doesn't outlive the process is worked off. What is
+  not done when the grace is over is cancelled, and given back as if it had not been touched; a plain function can't be
+  cancelled, and its lease runs out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
+from inspect import isawaitable
+from math import inf
+from typing import Any, cast
+
+from abate import clock as clocks
+from abate import events
+from abate.clock import Clock
+from abate.decide.outcome import BLIP
+from abate.errors import AttemptTimeout
+from abate.schedule.backoff import Backoff
+from abate.schedule.deadlines import deadline
+from abate.work.crew import Crew
+from abate.work.fuse import Fuse
+from abate.work.judge import Judge, Judgement
+from abate.work.source import Back, Message, Settlement, Source, Verdict
+
+log = logging.getLogger("abate.work")
+
+BEATS = 3
+"""Times that a lease is extended while it lasts."""
+PATIENCE = 1.0
+"""Seconds that one receive waits for a message, unless the source has a `patience` of its own."""
+TROUBLE = Backoff(0.5, 30.0)
+"""How long a source that fails is left alone."""
+LAST_WORDS = 5.0
+"""Seconds for settling what is left when the grace is over."""
+
+Handler = Callable[[Message], object]
+
+
+class Work:
+    """A message in hand; `task` is the worker that has it."""
+
+    __slots__ = ("broken_off", "lost", "message", "task", "verdict")
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.task: asyncio.Task[None] | None = None
+        self.verdict: Verdict | None = None
+        self.lost = False
+        self.broken_off = False
+
+
+class Loop:
+    """One run of a controller or consumer over one source."""
+
+    def __init__(
+        self,
+        name: str,
+        source: Source,
+        handle: Handler,
+        judge: Judge,
+        *,
+        workers: int,
+        asynchronous: bool,
+        fuse: Fuse | None = None,
+        timeout: float | None = None,
+        rng: Any = None,
+    ) -> None:
+        self.name = name
+        self.source = source
+        self.handle = handle
+        self.judge = judge
+        self.workers = workers
+        self.asynchronous = asynchronous
+        self.fuse = fuse
+        self.timeout = timeout
+        self.chance = rng
+        self.crew = Crew(workers + 3)  # beside the workers: one who receives, one who extends, one who settles
+        self.clock: Clock = clocks.current()
+        self.in_hand: dict[Message, Work] = {}
+        self.groups: dict[str, deque[Work]] = {}
+        self.outbox: list[Settlement] = []
+        self.tally: Counter[str] = Counter()
+        self.failing: str | None = None
+        """What the source's last error said; None while it answers."""
+        self.stopping = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    # -- from outside, in the event loop
+
+    async def run(self, grace: float, drain: bool = False) -> None:
+        """Work until `stop`, or with `drain` until nothing is left; then finish what is in hand within the grace."""
+        self.clock = clocks.current()
+        settling = asyncio.create_task(self._settle())
+        beating = asyncio.create_task(self._beat())
+        taking = asyncio.create_task(self._take(drain))
+        try:
+            await self._first_of(taking, settling, beating, self.stopping.wait())
+            await self._finish(taking, grace)
+        except asyncio.CancelledError:
+            self.stop()
+            await self._finish(taking, 0.0)
+            raise
+        finally:
+            for task in (taking, settling, beating):
+                task.cancel()
+            await asyncio.gather(taking, settling, beating, return_exceptions=True)
+            self.crew.dismiss()
+
+    def stop(self) -> None:
+        """Take no more."""
+        self.stopping.set()
+        self._changed.set()
+
+    # -- the tasks
+
+    async def _take(self, drain: bool) -> None:
+        """Receive messages as workers become free."""
+        patience = getattr(self.source, "patience", PATIENCE)
+        failures = 0
+        while not (self.stopping.is_set() and self.source.durable):
+            free = min(self.workers - len(self.in_hand), self._room())
+            if free < 1:
+                await self._change(max(0.0, self.fuse.opens - self.clock.now()) if self.fuse else None)
+                continue
+            ending = drain or self.stopping.is_set()
+            try:
+                messages = await self._receive(int(free), 0.0 if ending else patience)
+            except Exception as error:
+                failures += 1
+                await self._change(self._trouble(error, failures))
+                continue
+            failures, self.failing = 0, None
+            for message in messages:
+                self._accept(message)
+            if ending and not messages:
+                if not self.in_hand:
+                    return
+                await self._change(None)  # what is in hand may bring something back
+
+    def _room(self) -> float:
+        """How many more the fuse allows."""
+        if self.fuse is None:
+            return inf
+        room = self.fuse.room(self.clock.now())
+        return room if room == inf else room - len(self.in_hand)
+
+    async def _receive(self, most: int, wait: float) -> Sequence[Message]:
+        """Ask the source; a stop breaks it off if it is a task, and gives back what a thread still brings."""
+        asking = asyncio.ensure_future(self._call(self.source.receive, most, wait))
+        stopped = asyncio.ensure_future(self.stopping.wait())
+        try:
+            await asyncio.wait({asking} if self.stopping.is_set() else {asking, stopped}, return_when="FIRST_COMPLETED")
+            if not asking.done() and asyncio.iscoroutinefunction(self.source.receive):
+                asking.cancel()
+                await asyncio.wait({asking})
+                if asking.cancelled():
+                    return ()
+            return cast("Sequence[Message]", await asking)
+        finally:
+            stopped.cancel()
+            asking.cancel()
+
+    async def _beat(self) -> None:
+        """Extend the leases of what is in hand."""
+        if self.source.lease is None:
+            await asyncio.Event().wait()
+        assert self.source.lease is not None
+        while True:
+            await self.clock.asleep(self.source.lease / BEATS)
+            messages = [message for message, work in self.in_hand.items() if not work.lost]
+            if not messages:
+                continue
+            try:
+                lost = await self._call(self.source.extend, messages)
+            except Exception as error:
+                self._trouble(error, 1)
+            else:
+                for message in lost:
+                    self._lose(message)
+
+    async def _settle(self) -> None:
+        """Send off the verdicts, together where there are several."""
+        failures = 0
+        while True:
+            if not self.outbox:
+                await self._change(None)
+                continue
+            # after a failure one by one, so that one that can't be settled doesn't hold up the others
+            batch = self.outbox[:1] if failures else self.outbox[:]
+            try:
+                lost = await self._call(self.source.settle, batch)
+            except Exception as error:
+                failures += 1
+                self.outbox = [*self.outbox[len(batch) :], *batch]
+                await self.clock.asleep(self._trouble(error, failures))
+                continue
+            failures = 0
+            del self.outbox[: len(batch)]
+            for message in lost:
+                self._lose(message)
+            for message, _ in batch:
+                self._free(message)
+
+    async def _finish(self, taking: asyncio.Task[None], grace: float) -> None:
+        """Wait for what is in hand, and cancel what is not done in time."""
+        try:
+            async with self.clock.within(grace):
+                await asyncio.wait({taking})  # a thread may still bring something, which is to be given back
+                await self._empty()
+                return
+        except AttemptTimeout:
+            pass
+        taking.cancel()
+        stuck: list[str] = []
+        for work in list(self.in_hand.values()):
+            if work.verdict is None:
+                self._break_off(work, stuck)
+        try:
+            async with self.clock.within(LAST_WORDS):
+                await self._empty()
+        except AttemptTimeout:
+            stuck = [str(message.key) for message in self.in_hand]
+        if stuck:
+            log.error("%s: %s not done within the grace of %g s: left to their leases", self.name, stuck[:10], grace)
+            self.in_hand.clear()
+
+    def _break_off(self, work: Work, stuck: list[str]) -> None:
+        if work.task is None:
+            self._return(work, 0.0)
+        elif self.asynchronous:
+            work.broken_off = True
+            work.task.cancel()
+        else:
+            stuck.append(str(work.message.key))
+            self.in_hand.pop(work.message)
+
+    # -- one message
+
+    def _accept(self, message: Message) -> None:
+        """A message has come: to a worker, or in line behind others of its group."""
+        work = self.in_hand[message] = Work(message)
+        if message.group is not None:
+            line = self.groups.setdefault(message.group, deque())
+            line.append(work)
+            if len(line) > 1:
+                return
+        self._start(work)
+
+    def _start(self, work: Work) -> None:
+        if self.stopping.is_set() and self.source.durable:
+            self._return(work, 0.0)
+            return
+        hopeless = self.judge.hopeless(work.message.receives)
+        if hopeless is not None:
+            self._end(work, hopeless, 0.0, None)
+        else:
+            work.task = asyncio.create_task(self._work(work))
+
+    async def _work(self, work: Work) -> None:
+        """A worker with a message."""
+        message, began = work.message, self.clock.now()
+        error: BaseException | None = None
+        try:
+            judgement = self.judge.returned(await self._handled(message))
+        except Exception as failure:
+            error = failure
+            judgement = self.judge.raised(failure, message.receives)
+        except BaseException as crash:
+            if work.lost:
+                self._free(message)
+                return
+            if work.broken_off:
+                self._return(work, 0.0)
+                return
+            error = crash
+            self._crashed(message, crash)
+            judgement = self.judge.failed(crash, message.receives, BLIP)
+        self._end(work, judgement, self.clock.now() - began, error)
+
+    async def _handled(self, message: Message) -> object:
+        """Call the handler."""
+        if self.timeout is None:
+            return await self._answer(message)
+        with deadline(self.timeout):
+            if not self.asynchronous:
+                return await self._answer(message)
+            async with self.clock.within(self.timeout):
+                return await self._answer(message)
+
+    async def _answer(self, message: Message) -> object:
+        if self.asynchronous:
+            return await cast("Awaitable[object]", self.handle(message))
+        answer = await self.crew.run(self.handle, message)
+        return await answer if isawaitable(answer) else answer
+
+    def _crashed(self, message: Message, crash: BaseException) -> None:
+        self.tally["crashed"] += 1
+        log.error("%s: a worker crashed on %r and is replaced", self.name, message.key, exc_info=crash)
+        events.emit(events.WorkerCrashed(self.name, message.key, crash))
+
+    def _end(self, work: Work, judgement: Judgement, seconds: float, error: BaseException | None) -> None:
+        """A message has its verdict."""
+        message, verdict = work.message, judgement.verdict
+        if work.lost:
+            self._free(message)
+            return
+        self.tally[judgement.ending] += 1
+        if events.sinks:
+            events.emit(events.Worked(self.name, message.key, judgement.ending, seconds, message.receives, error))
+        if judgement.ending == "buried":
+            self._tell_burial(message, verdict)
+        if self.fuse is not None and judgement.failed is not None:
+            pause = self.fuse.record(not judgement.failed, self.clock.now())
+            if pause:
+                log.warning("%s: most messages fail: none are taken for %.3g s", self.name, pause)
+                events.emit(events.FuseBlown(self.name, pause))
+        self._deliver(work, verdict)
+
+    def _tell_burial(self, message: Message, verdict: Any) -> None:
+        log.error("%s: %r is buried (%s): %s", self.name, message.key, verdict.kind, verdict.reason)
+        events.emit(events.Buried(self.name, message.key, verdict.kind, verdict.reason))
+
+    def _return(self, work: Work, after: float) -> None:
+        """A message goes back as if it had not been touched."""
+        self.tally["returned"] += 1
+        self._deliver(work, Back(after, touched=False))
+
+    def _deliver(self, work: Work, verdict: Verdict) -> None:
+        work.verdict = verdict
+        self.outbox.append((work.message, verdict))
+        if isinstance(verdict, Back) and work.message.group is not None:
+            for behind in list(self.groups.get(work.message.group, ()))[1:]:
+                if behind.verdict is None:
+                    behind.verdict = Back(verdict.after, touched=False)
+                    self.outbox.append((behind.message, behind.verdict))
+                    self.tally["returned"] += 1
+        self._changed.set()
+
+    def _lose(self, message: Message) -> None:
+        """The lease has run out."""
+        work = self.in_hand.get(message)
+        if work is None or work.lost:
+            return
+        work.lost = True
+        self.tally["lost"] += 1
+        log.warning("%s: the lease of %r ran out", self.name, message.key)
+        events.emit(events.LeaseLost(self.name, message.key))
+        if work.task is None:
+            self._free(message)
+        elif self.asynchronous:
+            work.task.cancel()
+
+    def _free(self, message: Message) -> None:
+        """The place of a message is free, and the next of its group has its turn."""
+        work = self.in_hand.pop(message, None)
+        self._changed.set()
+        if work is None or message.group is None:
+            return
+        line = self.groups[message.group]
+        line.remove(work)
+        if not line:
+            del self.groups[message.group]
+        elif line[0].task is None and line[0].verdict is None:
+            self._start(line[0])
+
+    # -- waiting
+
+    async def _call(self, method: Callable[..., Any], *args: object) -> Any:
+        """Ask the source, in a thread if it can't be awaited."""
+        if asyncio.iscoroutinefunction(method):
+            return await method(*args)
+        answer = await self.crew.run(method, *args)
+        return await answer if isawaitable(answer) else answer
+
+    def _trouble(self, error: Exception, failures: int) -> float:
+        """The source has failed: seconds to leave it alone."""
+        import random
+
+        delay = TROUBLE.delay(failures, self.chance or random)
+        self.failing = f"{type(error).__name__}: {error}"[:200]
+        log.warning("%s: %s failed, next try in %.3g s: %r", self.name, self.source.name, delay, error)
+        events.emit(events.SourceFailed(self.name, self.source.name, error, delay))
+        return delay
+
+    async def _change(self, seconds: float | None) -> None:
+        """Wait until something has changed, or so many seconds."""
+        self._changed.clear()
+        if seconds is None:
+            await self._changed.wait()
+            return
+        try:
+            async with self.clock.within(seconds):
+                await self._changed.wait()
+        except AttemptTimeout:
+            pass
+
+    async def _empty(self) -> None:
+        while self.in_hand:
+            await self._change(None)
+
+    async def _first_of(self, *things: Any) -> None:
+        """Wait for the first of several to end; what is a task goes on, and an error of one is raised."""
+        tasks = [asyncio.ensure_future(thing) for thing in things]
+        made = [task for task, thing in zip(tasks, things, strict=True) if task is not thing]
+        try:
+            ended, _ = await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
+            for task in ended:
+                task.result()
+        finally:
+            for task in made:
+                task.cancel()

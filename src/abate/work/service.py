@@ -1,0 +1,177 @@
+"""What a controller and a consumer have in common: they run, they stop, and they tell how they are."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import update_wrapper
+from inspect import iscoroutinefunction
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+from abate.errors import number, whole
+from abate.values import Value
+from abate.work.fuse import Fuse
+from abate.work.judge import Judge
+from abate.work.loop import Loop
+from abate.work.source import Message, Source
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Health(Value):
+    """How a controller or consumer is.
+
+    * `live`: it runs. One that answers this at all has an event loop that turns.
+    * `ready`: it takes work: it isn't stopping, and its source answers.
+    * `in_hand`: keys or messages that workers have.
+    * `failing`: what the source's last error said; None while it answers.
+    * `tally`: how many have ended in which way since the start.
+
+    >>> Health(live=True, ready=True).in_hand
+    0
+    """
+
+    live: bool
+    ready: bool
+    in_hand: int = 0
+    failing: str | None = None
+    tally: dict[str, int] = {}  # noqa: RUF012  (a default, never written)
+
+
+class Service(Generic[P, T]):
+    """Runs a handler over a source of work. It can be called like the function that it was made from."""
+
+    def __init__(
+        self, function: Callable[P, T], name: str | None, workers: int, grace: float, timeout: float | None
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"a handler must be a function of one argument, not {function!r}")
+        self.function = function
+        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.workers = whole("workers", workers, least=1)
+        self.grace = number("grace", grace, least=0)
+        self.timeout = None if timeout is None else number("timeout", timeout, above=0)
+        self._running: tuple[asyncio.AbstractEventLoop, Loop] | None = None
+        update_wrapper(cast("Callable[..., Any]", self), function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.function(*args, **kwargs)
+
+    # -- what differs
+
+    def _source(self, given: object) -> Source:
+        """Where the work comes from."""
+        raise NotImplementedError
+
+    def _judge(self) -> Judge:
+        raise NotImplementedError
+
+    def _fuse(self) -> Fuse | None:
+        return None
+
+    def _handle(self, message: Message) -> object:
+        """Call the function with what it is to see of a message."""
+        raise NotImplementedError
+
+    async def _alongside(self, loop: Loop) -> None:
+        """What goes on beside the loop until it stops."""
+        await loop.stopping.wait()
+
+    # -- running
+
+    def run(
+        self, source: object = None, *, workers: int | None = None, grace: float | None = None, drain: bool = False
+    ) -> Counter[str]:
+        """Work until `stop`, SIGTERM or SIGINT; with `drain`, until nothing is left to do. The answer is the tally.
+
+        The first signal lets what is in hand finish within the grace, the second one doesn't.
+        """
+
+        async def main() -> Counter[str]:
+            running = asyncio.ensure_future(self.arun(source, workers=workers, grace=grace, drain=drain))
+            with _Signals(self.stop, running.cancel):
+                return await running
+
+        try:
+            return asyncio.run(main())
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+    async def arun(
+        self, source: object = None, *, workers: int | None = None, grace: float | None = None, drain: bool = False
+    ) -> Counter[str]:
+        """The same in a task of your own event loop, which has its own signals."""
+        if self._running is not None:
+            raise RuntimeError(f"{self.name} runs already")
+        loop = Loop(
+            self.name,
+            self._source(source),
+            self._handle,
+            self._judge(),
+            workers=self.workers if workers is None else whole("workers", workers, least=1),
+            asynchronous=iscoroutinefunction(self.function),
+            fuse=self._fuse(),
+            timeout=self.timeout,
+        )
+        self._running = asyncio.get_running_loop(), loop
+        beside = None if drain else asyncio.ensure_future(self._alongside(loop))
+        try:
+            await loop.run(self.grace if grace is None else number("grace", grace, least=0), drain)
+        finally:
+            self._running = None
+            if beside is not None:
+                beside.cancel()
+                await asyncio.wait({beside})
+        return loop.tally
+
+    def stop(self) -> None:
+        """Take no more work, and end when what is in hand is done. Any thread may call it."""
+        if self._running is not None:
+            loop, running = self._running
+            loop.call_soon_threadsafe(running.stop)
+
+    def health(self) -> Health:
+        """How it is."""
+        if self._running is None:
+            return Health(live=False, ready=False)
+        loop = self._running[1]
+        ready = loop.failing is None and not loop.stopping.is_set()
+        return Health(True, ready, len(loop.in_hand), loop.failing, dict(loop.tally))
+
+
+def opened(store: object) -> Any:
+    """A store: as it is, or opened by its URL."""
+    if not isinstance(store, str):
+        return store
+    from abate.stores import open_store
+
+    return open_store(store)
+
+
+class _Signals:
+    """Stops at the first SIGTERM or SIGINT, and breaks off at the second, where signals come to this thread at all."""
+
+    SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+    def __init__(self, stop: Callable[[], object], break_off: Callable[[], object]) -> None:
+        self._next = [break_off, stop]
+        self._set = sys.platform != "win32" and threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> None:
+        if self._set:
+            for number in self.SIGNALS:
+                asyncio.get_running_loop().add_signal_handler(number, self._came)
+
+    def __exit__(self, *exit: object) -> None:
+        if self._set:
+            for number in self.SIGNALS:
+                asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _came(self) -> None:
+        if self._next:
+            self._next.pop()()

@@ -1,0 +1,114 @@
+"""The fuse: when it blows, for how long, and how it mends."""
+
+import random
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abate import Fuse
+from abate.work.fuse import LONGEST
+
+
+def blown(fuse, now=0.0):
+    """Blow it by failures alone."""
+    for _ in range(fuse.least):
+        pause = fuse.record(False, now)
+    assert pause > 0
+    return pause
+
+
+def test_a_fuse_that_has_seen_nothing_lets_everything_through():
+    """At first there is room for any number."""
+    assert Fuse().room(0.0) == inf
+
+
+@given(st.lists(st.booleans(), max_size=100), st.integers(1, 30), st.floats(0.05, 1.0))
+def test_it_blows_at_the_threshold_and_not_before(outcomes, least, threshold):
+    """It blows with the first failure that makes the share of failures reach the threshold, given enough outcomes."""
+    fuse = Fuse(threshold, least, window=60.0, pause=30.0)
+    ended = failed = 0
+    for ok in outcomes:
+        ended, failed = ended + 1, failed + (not ok)
+        pause = fuse.record(ok, 1.0)
+        due = not ok and ended >= least and failed >= threshold * ended
+        assert (pause > 0) == due
+        assert (fuse.room(1.0) == 0) == due
+        if due:
+            return
+
+
+@given(st.integers(0, 2**32), st.floats(0.1, 1000))
+def test_the_pause_is_jittered(seed, pause):
+    """Give or take half, so that consumers don't come back together."""
+    seconds = blown(Fuse(pause=pause, rng=random.Random(seed)))
+    assert 0.5 * pause <= seconds <= 1.5 * pause
+
+
+def test_after_the_pause_one_is_taken_on_trial():
+    """Nothing before the pause is over, then one at a time."""
+    fuse = Fuse()
+    pause = blown(fuse, now=10.0)
+    assert fuse.opens == 10.0 + pause
+    assert fuse.room(10.0 + pause * 0.99) == 0
+    assert fuse.room(10.0 + pause) == 1
+
+
+def test_a_good_trial_mends_it():
+    """With the first success everything is let through, and what happened before is forgotten."""
+    fuse = Fuse(least=5)
+    pause = blown(fuse)
+    assert fuse.record(True, pause + 1) == 0.0
+    assert fuse.room(pause + 1) == inf
+    assert [fuse.record(False, pause + 2) > 0 for _ in range(5)] == [False] * 4 + [True]
+
+
+def test_a_failed_trial_doubles_the_pause_up_to_the_longest():
+    """A dependency that stays down is asked less and less often."""
+
+    class Middle:
+        def random(self):
+            return 0.5
+
+    fuse = Fuse(pause=10.0, rng=Middle())
+    now, pauses = 0.0, [blown(fuse)]
+    for _ in range(5):
+        now += pauses[-1]
+        pauses.append(fuse.record(False, now))
+    assert pauses == [10.0, 20.0, 40.0, 80.0, 10.0 * LONGEST, 10.0 * LONGEST]
+
+
+@given(st.lists(st.booleans(), max_size=50))
+def test_what_was_in_hand_when_it_blew_counts_neither_way(late):
+    """Outcomes that come while it is blown change nothing."""
+    fuse = Fuse(pause=1000.0)
+    blown(fuse)
+    opens = fuse.opens
+    assert [fuse.record(ok, 1.0) for ok in late] == [0.0] * len(late)
+    assert fuse.opens == opens
+    assert fuse.room(opens) == 1
+
+
+def test_old_failures_are_forgotten():
+    """Only the last window counts."""
+    fuse = Fuse(least=2, window=10.0)
+    fuse.record(False, 0.0)
+    assert fuse.record(False, 20.0) == 0.0
+    assert fuse.record(False, 20.1) > 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"threshold": 0}, "threshold must be a number above 0 and at most 1, not 0"),
+        ({"threshold": 1.1}, "threshold must be a number above 0 and at most 1, not 1.1"),
+        ({"least": 0}, "least must be a whole number of at least 1, not 0"),
+        ({"window": 0}, "window must be a number at least 0.001, not 0"),
+        ({"pause": 0}, "pause must be a number above 0, not 0"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, message):
+    """A clear error at construction."""
+    with pytest.raises(ValueError, match=message):
+        Fuse(**settings)

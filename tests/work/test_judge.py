@@ -1,0 +1,208 @@
+"""How the end of a piece of work becomes a verdict."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import abate
+from abate import Again, Backoff, PermanentFailure, Recoverable, SilentSuccess
+from abate.decide.rules import rules
+from abate.testing import VirtualClock
+from abate.work import Back, Bury, Done
+from abate.work.judge import LONGEST_REASON, LONGEST_TRACE, Judge
+
+PLAIN = Backoff(1.0, 60.0, jitter="none")
+
+
+class Unavailable(Exception):
+    status_code = 503
+
+    def __init__(self, seconds=None):
+        self.headers = {} if seconds is None else {"Retry-After": str(seconds)}
+
+
+def test_nothing_returned_is_done():
+    """None is done."""
+    assert Judge(PLAIN).returned(None) == (Done(), "done", False)
+
+
+@given(st.floats(0, 1e6))
+def test_again_is_done_and_comes_back(after):
+    """Again is done, and once more after its seconds."""
+    assert Judge(PLAIN).returned(Again(after)) == (Done(again=after), "again", False)
+
+
+@given(st.one_of(st.integers(), st.text(), st.booleans(), st.lists(st.integers())))
+def test_anything_else_returned_is_kept_with_a_clear_reason(odd):
+    """A handler that returns something odd has its message buried, with what it returned in the reason."""
+    verdict, ending, failed = Judge(PLAIN).returned(odd)
+    assert isinstance(verdict, Bury)
+    assert (verdict.kind, ending, failed) == ("fatal", "buried", None)
+    assert "must return None or abate.Again(after)" in verdict.reason
+
+
+@given(st.floats(max_value=-1e-9) | st.just(float("nan")) | st.just(float("inf")))
+def test_again_refuses_impossible_times(after):
+    """Again takes seconds from 0 on."""
+    with pytest.raises(ValueError, match="after must be a number at least 0"):
+        Again(after)
+
+
+def test_silent_success_is_done_and_counted_apart():
+    """SilentSuccess is done."""
+    assert Judge(PLAIN).raised(SilentSuccess(), 1) == (Done(), "silent", False)
+
+
+def test_a_permanent_failure_is_buried_with_its_reason():
+    """PermanentFailure is buried at once, and says nothing about the dependency."""
+    verdict, ending, failed = Judge(PLAIN).raised(PermanentFailure("no address"), 1)
+    assert (verdict.kind, verdict.reason, ending, failed) == ("permanent", "no address", "buried", None)
+
+
+def test_a_permanent_failure_without_words_still_has_a_reason():
+    """The reason is the name of the error where it says nothing."""
+    assert Judge(PLAIN).raised(PermanentFailure(), 1).verdict.reason == "PermanentFailure: "
+
+
+def test_the_traceback_is_kept():
+    """A dead letter tells where it happened."""
+    try:
+        raise PermanentFailure("here")
+    except PermanentFailure as error:
+        verdict = Judge(PLAIN).raised(error, 1).verdict
+    assert "test_the_traceback_is_kept" in verdict.trace
+
+
+@given(st.integers(0, 50_000))
+def test_reasons_and_traces_are_bounded(length):
+    """A reason of any length is cut."""
+    verdict = Judge(PLAIN).raised(PermanentFailure("x" * length), 1).verdict
+    assert len(verdict.reason) <= LONGEST_REASON + 20
+    assert len(verdict.trace) <= LONGEST_TRACE
+
+
+@given(st.integers(1, 100), st.integers(0, 2**32))
+def test_errors_come_back_by_their_backoff(receives, seed):
+    """Without `on`, any error comes back with the delay of the backoff for so many failures."""
+    backoff = Backoff(0.5, 30.0)
+    verdict, ending, failed = Judge(backoff, rng=random.Random(seed)).raised(KeyError("x"), receives)
+    assert verdict == Back(backoff.delay(receives, random.Random(seed)))
+    assert (ending, failed) == ("retry", True)
+
+
+def test_overload_starts_from_a_second():
+    """A timeout is an overload: its backoff starts wider."""
+    judge = Judge(Backoff(0.1, 60.0, jitter="none"))
+    assert judge.raised(ConnectionError(), 1).verdict.after == 0.1
+    assert judge.raised(TimeoutError(), 1).verdict.after == 1.0
+    assert judge.raised(Unavailable(), 1).verdict.after == 1.0
+
+
+@given(st.integers(1, 200), st.integers(1, 20), st.integers(0, 2**32))
+def test_nobody_comes_back_before_a_hint(seconds, receives, seed):
+    """A Retry-After is kept, with jitter on top."""
+    judge = Judge(Backoff(0.5, 30.0), rng=random.Random(seed))
+    assert judge.raised(Unavailable(seconds), receives).verdict.after >= seconds
+    assert judge.raised(Recoverable("later", after=seconds), receives).verdict.after >= seconds
+
+
+def test_recoverable_without_a_time_has_the_backoff():
+    """Recoverable is an error like another."""
+    assert Judge(PLAIN).raised(Recoverable("later"), 3).verdict == Back(4.0)
+
+
+def test_recoverable_survives_pickling():
+    """Another process sees its time."""
+    import pickle
+
+    error = pickle.loads(pickle.dumps(Recoverable("later", after=3.0)))
+    assert (error.args, error.after) == (("later",), 3.0)
+
+
+def test_recoverable_refuses_impossible_times():
+    """Its time is checked where it is raised."""
+    with pytest.raises(ValueError, match="after must be a number at least 0, not -1"):
+        Recoverable("later", after=-1)
+
+
+def test_what_on_does_not_name_is_buried():
+    """With `on`, other errors are fatal."""
+    judge = Judge(PLAIN, rules(on=ConnectionError))
+    assert judge.raised(ConnectionError(), 1).ending == "retry"
+    verdict, ending, failed = judge.raised(KeyError("x"), 1)
+    assert (verdict.kind, verdict.reason, ending, failed) == ("fatal", "KeyError: 'x'", "buried", None)
+
+
+def test_recoverable_comes_back_whatever_on_says():
+    """The handler's own word counts."""
+    assert Judge(PLAIN, rules(on=ConnectionError)).raised(Recoverable(), 1).ending == "retry"
+
+
+def test_an_error_that_a_policy_inside_gave_up_on_comes_back_once():
+    """Nothing is dropped for a layer rule: the message has the queue's delay, like any other failure."""
+    policy = abate.Policy(name="inner", on=ConnectionError, attempts=2, backoff=[0.0])
+    with VirtualClock(), pytest.raises(ConnectionError) as raised:
+        policy.call(abate.testing.Script(ConnectionError(), ConnectionError()))
+    assert Judge(PLAIN).raised(raised.value, 1).verdict == Back(1.0)
+    assert Judge(PLAIN, rules(on=ConnectionError)).raised(raised.value, 1).verdict == Back(1.0)
+
+
+@given(st.integers(1, 20), st.integers(1, 40))
+def test_who_was_handed_out_too_often_is_buried(most, receives):
+    """With a bound, the last failure buries."""
+    verdict, ending, failed = Judge(PLAIN, most=most).raised(ConnectionError("gone"), receives)
+    assert failed
+    if receives < most:
+        assert ending == "retry"
+    else:
+        assert (verdict.kind, ending) == ("receives", "buried")
+        assert verdict.reason == f"ConnectionError: gone (handed out {receives} times)"
+
+
+@given(st.integers(1, 20), st.integers(1, 40))
+def test_who_kills_its_workers_is_buried_untouched(most, receives):
+    """A message that was handed out more often than allowed has killed its workers: nobody is given it again."""
+    hopeless = Judge(PLAIN, most=most).hopeless(receives)
+    assert (hopeless is None) == (receives <= most)
+    if hopeless:
+        assert hopeless.verdict.kind == "receives"
+
+
+def test_without_a_bound_nobody_is_hopeless():
+    """None means for ever."""
+    assert Judge(PLAIN).hopeless(10**9) is None
+
+
+@given(st.lists(st.booleans(), max_size=60), st.integers(0, 2**32))
+def test_the_budget_decides_who_comes_back_by_the_backoff(outcomes, seed):
+    """A failure that the budget pays for has its backoff; another comes back at the slow rate, give or take half."""
+    with VirtualClock():
+        budget, twin = (abate.Budget(ratio=0.5, reserve=0.2, window=10.0) for _ in range(2))
+        judge = Judge(PLAIN, budget=budget, slow=60.0, rng=random.Random(seed))
+        for good in outcomes:
+            if good:
+                judge.returned(None)
+                twin.deposit()
+                continue
+            verdict, ending, _ = judge.raised(ConnectionError(), 1)
+            if twin.try_withdraw():
+                assert (ending, verdict.after) == ("retry", 1.0)
+            else:
+                assert ending == "slow"
+                assert 30.0 <= verdict.after <= 90.0
+
+
+def test_silent_success_funds_the_budget():
+    """What succeeds pays for retries, silently too."""
+    with VirtualClock():
+        budget = abate.Budget(ratio=1.0, reserve=0.0, window=10.0)
+        Judge(PLAIN, budget=budget).raised(SilentSuccess(), 1)
+        assert budget.balance() == 1.0
+
+
+def test_the_slow_rate_never_shortens_a_delay():
+    """A hint counts for those whom the budget refuses as well."""
+    judge = Judge(PLAIN, budget=abate.Budget(ratio=0.0, reserve=0.0), slow=1.0)
+    assert judge.raised(Unavailable(200), 1).verdict.after >= 200
