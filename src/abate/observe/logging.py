@@ -25,12 +25,23 @@ class LoggingSink:
         events.GaveUp: logging.WARNING,
         events.LayeredRetry: logging.WARNING,
         events.ShelterChanged: logging.WARNING,
+        events.Worked: logging.DEBUG,
     }
+    LOGGED_AT_WORK = (
+        events.Buried,
+        events.FuseBlown,
+        events.LeaseLost,
+        events.SourceFailed,
+        events.WorkerCrashed,
+    )
+    """What controllers and consumers log by themselves, on ``abate.work``, whether there is a sink or not."""
 
     def __init__(self, logger: logging.Logger | str = "abate") -> None:
         self.logger = logging.getLogger(logger) if isinstance(logger, str) else logger
 
     def __call__(self, event: Event) -> None:
+        if isinstance(event, self.LOGGED_AT_WORK):
+            return
         level = self.LEVELS.get(type(event), logging.INFO)
         if self.logger.isEnabledFor(level):
             self.logger.log(level, "%s", _Line(event), extra={"abate": event})
@@ -61,5 +72,8 @@ class _Line:
                 return f"{policy}: did not retry what {inner} had given up on"
             case events.ShelterChanged(policy, shelter, state, waiters, limit):
                 return f"{policy}: {shelter} is {state}, with {waiters} waiting and at most {limit:.3g} in flight"
+            case events.Worked(policy, key, ending, seconds, receives, error):
+                failed = "" if error is None else f": {error!r}"
+                return f"{policy}: {key!r} is {ending} after {seconds:.3g} s (handed out {receives} times){failed}"
             case other:
                 return repr(other)

@@ -24,6 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 MOST_KNOWN = 1_000_000
 """Keys that a resync without `keys` remembers."""
+RESYNC = "resync"
 FULL = 1.0
 """Seconds after which a feed looks again whether a store that was full has room."""
 
@@ -59,7 +60,7 @@ class Controller(Service[P, T]):
             if keys is None:
                 self._known = {}
             period = number("resync", resync, above=0)
-            self._feeds.append(("resync", partial(feeds.resynced, keys or self._remembered, period)))
+            self._feeds.append((RESYNC, partial(feeds.resynced, keys or self._remembered, period)))
         elif keys is not None:
             raise ValueError("keys are listed for a resync: give resync= the seconds between two of a key")
 
@@ -175,11 +176,12 @@ class Controller(Service[P, T]):
         return self.function(message.key)  # type: ignore[call-arg]
 
     async def _alongside(self, loop: Loop) -> None:
-        push = partial(self._push, loop)
-        kept = [
-            asyncio.create_task(feeds.kept_up(self.name, name, feed, push, loop.crew.run, self._chance))
-            for name, feed in self._feeds
-        ]
+        kept = []
+        for name, feed in self._feeds:
+            push = partial(self._push, loop, name != RESYNC)  # a resync is nobody who adds a parked key again
+            kept.append(
+                asyncio.create_task(feeds.kept_up(self.name, name, feed, push, loop.crew.run, self._chance))
+            )
         try:
             await loop.stopping.wait()
         finally:
@@ -187,15 +189,17 @@ class Controller(Service[P, T]):
                 task.cancel()
             await asyncio.gather(*kept, return_exceptions=True)
 
-    async def _push(self, loop: Loop, key: Any) -> None:
+    async def _push(self, loop: Loop, revive: bool, key: Any) -> None:
         """Add a key that a feed brings, and wait for room where there is none."""
         self._remember(key)
         if self._queue is self._local:
-            await self._local.put(key)
+            if revive or key not in self._local.parked:
+                await self._local.put(key)
             return
+        add = partial(self._queue.add, key, revive=revive)
         while True:
             try:
-                await loop.crew.run(self._queue.add, key)
+                await loop.crew.run(add)
                 return
             except QueueFull:
                 await loop.clock.asleep(FULL)
@@ -207,9 +211,8 @@ class Controller(Service[P, T]):
                 del self._known[next(iter(self._known))]
 
     def _remembered(self) -> list[Hashable]:
-        """The keys for a resync: all that were added, but for those that are parked."""
-        parked = {parked.key for parked in self.parked()}
-        return [key for key in tuple(self._known or ()) if key not in parked]
+        """The keys for a resync: all that were added."""
+        return list(self._known or ())
 
 
 def _named(feed: object) -> str:

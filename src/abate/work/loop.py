@@ -136,7 +136,7 @@ class Loop:
         while not (self.stopping.is_set() and self.source.durable):
             free = min(self.workers - len(self.in_hand), self._room())
             if free < 1:
-                await self._change(max(0.0, self.fuse.opens - self.clock.now()) if self.fuse else None)
+                await self._change(self._pause())
                 continue
             ending = drain or self.stopping.is_set()
             try:
@@ -159,6 +159,11 @@ class Loop:
             return inf
         room = self.fuse.room(self.clock.now())
         return room if room == inf else room - len(self.in_hand)
+
+    def _pause(self) -> float | None:
+        """Seconds until the fuse lets something through; None where it is not what is waited for."""
+        left = -inf if self.fuse is None else self.fuse.opens - self.clock.now()
+        return left if left > 0 else None
 
     async def _receive(self, most: int, wait: float) -> Sequence[Message]:
         """Ask the source; a stop breaks it off if it is a task, and gives back what a thread still brings."""

@@ -1,0 +1,563 @@
+"""The controller: keys that come back, are parked, resynced, and brought by sources."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import abate
+from abate import Again, Backoff, Budget, PermanentFailure, QueueFull, consistent_jitter, events
+from abate.testing import VirtualClock
+
+STEADY = Backoff(1.0, 60.0, jitter="none")
+
+
+def live(controller, seconds, body=None):
+    """Run a controller for so many virtual seconds: the tally."""
+
+    async def main():
+        running = asyncio.create_task(controller.arun())
+        clock = abate.clock.current()
+        if body is not None:
+            await body()
+        await clock.asleep(seconds)
+        controller.stop()
+        return await running
+
+    return asyncio.run(main())
+
+
+def looks(seen, clock):
+    """A reconcile function that writes down when it saw which key."""
+
+    async def reconcile(key):
+        seen.append((clock.now(), key))
+
+    return reconcile
+
+
+def test_it_is_still_the_function():
+    """A controller can be called, and has the function's name and words."""
+
+    @abate.controller()
+    def reconcile(key):
+        """Bring a key into step."""
+        return Again(float(key))
+
+    assert reconcile("7") == Again(7.0)
+    assert (reconcile.name, reconcile.__name__, reconcile.__doc__) == (
+        "reconcile",
+        "reconcile",
+        "Bring a key into step.",
+    )
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_keys_are_worked_on_once_each(asynchronous):
+    """Duplicates coalesce."""
+    seen = []
+
+    def plain(key):
+        seen.append(key)
+
+    async def task(key):
+        seen.append(key)
+
+    controller = abate.controller(workers=3)(task if asynchronous else plain)
+    for key in [*range(10), *range(10)]:
+        controller.add(key)
+    assert controller.waiting() == 10
+    assert controller.run(drain=True) == {"done": 10}
+    assert sorted(seen) == list(range(10))
+    assert controller.waiting() == 0
+
+
+def test_never_more_at_once_than_workers_and_never_one_key_twice():
+    """Bounded workers; a key added while it is worked on comes back once, afterwards."""
+    with VirtualClock() as clock:
+        busy, peak = [], 0
+
+        @abate.controller(workers=3)
+        async def reconcile(key):
+            nonlocal peak
+            assert key not in busy
+            busy.append(key)
+            peak = max(peak, len(busy))
+            reconcile_twice = looked.setdefault(key, 0) == 0
+            looked[key] += 1
+            if reconcile_twice:
+                reconcile.add(key)
+                reconcile.add(key)
+            await clock.asleep(1.0)
+            busy.remove(key)
+
+        looked = {}
+        for key in range(9):
+            reconcile.add(key)
+        assert live(reconcile, 60.0) == {"done": 18}
+        assert peak == 3
+        assert looked == dict.fromkeys(range(9), 2)
+
+
+def test_a_key_comes_back_with_its_backoff_until_it_succeeds():
+    """Failures of a key are counted from its last success."""
+    with VirtualClock() as clock:
+        seen = []
+
+        @abate.controller(backoff=STEADY)
+        async def reconcile(key):
+            seen.append(clock.now())
+            if len(seen) in (1, 2, 3, 5):
+                raise ConnectionError
+
+        async def body():
+            reconcile.add("a")
+            await clock.asleep(20.0)
+            reconcile.add("a")
+
+        assert live(reconcile, 20.0, body) == {"retry": 4, "done": 2}
+        assert seen == [0.0, 1.0, 3.0, 7.0, 20.0, 21.0]
+
+
+def test_again_brings_a_key_back_without_a_failure():
+    """Again is no failure, and costs no budget."""
+    with VirtualClock() as clock:
+        seen = []
+
+        @abate.controller(backoff=STEADY, budget=Budget(ratio=0.0, reserve=0.0))
+        async def reconcile(key):
+            seen.append(clock.now())
+            return Again(5.0) if len(seen) < 4 else None
+
+        reconcile.add("a")
+        assert live(reconcile, 60.0) == {"again": 3, "done": 1}
+        assert seen == [0.0, 5.0, 10.0, 15.0]
+
+
+def test_without_a_budget_left_a_key_comes_back_at_the_slow_rate():
+    """The first failures have their backoff, the others come later, apart from each other."""
+    with VirtualClock() as clock:
+        seen = {}
+
+        @abate.controller(workers=10, backoff=STEADY, budget=Budget(ratio=0.0, reserve=0.3, window=10.0), slow=100.0)
+        async def reconcile(key):
+            seen.setdefault(key, []).append(clock.now())
+            if len(seen[key]) == 1:
+                raise ConnectionError
+
+        for key in range(10):
+            reconcile.add(key)
+        assert live(reconcile, 200.0) == {"retry": 3, "slow": 7, "done": 10}
+        second = sorted(times[1] for times in seen.values())
+        assert second[:3] == [1.0] * 3
+        assert 50.0 <= second[3] <= second[-1] <= 150.0
+        assert len(set(second[3:])) == 7
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 5))
+def test_a_key_that_fails_too_often_is_parked(most):
+    """With max_requeues, one failure more than that parks the key."""
+    with VirtualClock():
+        tries = []
+
+        @abate.controller(backoff=STEADY, max_requeues=most)
+        async def reconcile(key):
+            tries.append(key)
+            raise ConnectionError("gone")
+
+        reconcile.add("a")
+        live(reconcile, 1000.0)
+        assert len(tries) == most + 1
+        [parked] = reconcile.parked()
+        assert (parked.key, parked.kind) == ("a", "receives")
+        assert parked.reason == f"ConnectionError: gone (handed out {most + 1} times)"
+
+
+def test_a_permanent_failure_parks_a_key_until_somebody_adds_it():
+    """Neither backoff nor resync brings it back."""
+    with VirtualClock() as clock:
+        seen = []
+
+        @abate.controller(resync=10.0)
+        async def reconcile(key):
+            seen.append(clock.now())
+            if len(seen) == 1:
+                raise PermanentFailure("no such order")
+
+        async def body():
+            reconcile.add("a")
+            await clock.asleep(100.0)
+            assert len(seen) == 1
+            assert [(parked.key, parked.kind, parked.reason) for parked in reconcile.parked()] == [
+                ("a", "permanent", "no such order")
+            ]
+            reconcile.add("a")
+            assert reconcile.parked() == []
+
+        tally = live(reconcile, 5.0, body)
+        assert tally["buried"] == 1
+        assert seen[:2] == [0.0, 100.0]
+
+
+def test_what_on_does_not_name_is_parked():
+    """With `on`, another error is fatal."""
+    with VirtualClock():
+
+        @abate.controller(on=ConnectionError)
+        def reconcile(key):
+            return {}[key]
+
+        reconcile.add("a")
+        assert reconcile.run(drain=True) == {"buried": 1}
+        assert reconcile.parked()[0].reason == "KeyError: 'a'"
+
+
+def test_the_parked_are_bounded(monkeypatch):
+    """The oldest is forgotten for one more."""
+    monkeypatch.setattr("abate.work.local.MOST_PARKED", 3)
+
+    @abate.controller(workers=1)
+    def reconcile(key):
+        raise PermanentFailure("no")
+
+    for key in range(5):
+        reconcile.add(key)
+    reconcile.run(drain=True)
+    assert [parked.key for parked in reconcile.parked()] == [2, 3, 4]
+
+
+def test_higher_priorities_go_first():
+    """And a delayed key comes in its time."""
+    with VirtualClock() as clock:
+        seen = []
+        reconcile = abate.controller(workers=1)(looks(seen, clock))
+        reconcile.add("low")
+        reconcile.add("high", priority=5)
+        reconcile.add("later", after=30.0)
+        live(reconcile, 60.0)
+        assert seen == [(0.0, "high"), (0.0, "low"), (30.0, "later")]
+
+
+def test_a_full_controller_says_so():
+    """QueueFull for who adds, beyond the capacity."""
+    reconcile = abate.controller(capacity=2)(lambda key: None)
+    reconcile.add("a")
+    reconcile.add("b")
+    reconcile.add("a")
+    with pytest.raises(QueueFull):
+        reconcile.add("c")
+
+
+def test_discard_takes_back_what_was_planned():
+    """A key that is gone is not looked at any more."""
+    with VirtualClock() as clock:
+        seen = []
+        reconcile = abate.controller(resync=10.0)(looks(seen, clock))
+        reconcile.add("gone", after=5.0)
+        reconcile.discard("gone")
+        live(reconcile, 50.0)
+        assert seen == []
+
+
+# -- resync
+
+
+@pytest.mark.parametrize("listed", ["plain", "async", "generator", "remembered"])
+def test_a_resync_looks_at_every_key_once_per_period_at_its_offset(listed):
+    """Each key at its consistent offset on the wall clock, whoever lists them."""
+    keys = [f"key-{n}" for n in range(20)]
+
+    def plain():
+        return keys
+
+    async def acoroutine():
+        return keys
+
+    async def generator():
+        for key in keys:
+            yield key
+
+    lister = {"plain": plain, "async": acoroutine, "generator": generator, "remembered": None}[listed]
+    with VirtualClock(start=1000.0) as clock:
+        seen = []
+        reconcile = abate.controller(resync=100.0, keys=lister)(looks(seen, clock))
+
+        async def body():
+            if lister is None:
+                for key in keys:
+                    reconcile.add(key)
+                await clock.asleep(0.0)
+                seen.clear()
+
+        live(reconcile, 250.0, body)
+        expected = sorted(
+            (1000.0 + 100.0 * period + consistent_jitter(key, 100.0), key) for key in keys for period in range(3)
+        )
+        assert [key for _, key in seen] == [key for due, key in expected if due <= 1250.0]
+        assert all(at == pytest.approx(due) for (at, _), (due, _) in zip(seen, expected, strict=False))
+
+
+def test_a_resync_begun_in_the_middle_of_a_period_leaves_out_what_is_over():
+    """Every key has its turn within one period of the start, none two."""
+    with VirtualClock(start=1050.0) as clock:
+        seen = []
+        keys = [f"key-{n}" for n in range(50)]
+        reconcile = abate.controller(resync=100.0, keys=lambda: keys)(looks(seen, clock))
+        live(reconcile, 99.9)
+        assert len(seen) >= 49
+        assert len({key for _, key in seen}) == len(seen)
+
+
+def test_keys_are_listed_only_for_a_resync():
+    """A lister without a resync is a mistake."""
+    with pytest.raises(ValueError, match="keys are listed for a resync"):
+        abate.controller(keys=list)(lambda key: None)
+
+
+def test_a_resync_waits_for_room():
+    """More keys than the capacity are no error for those who list them."""
+    with VirtualClock() as clock:
+        seen = []
+
+        @abate.controller(workers=1, capacity=2, resync=1.0, keys=lambda: range(50))
+        async def reconcile(key):
+            await clock.asleep(0.1)
+            seen.append(key)
+
+        live(reconcile, 30.0)
+        assert set(seen) == set(range(50))
+
+
+def test_remembered_keys_are_bounded(monkeypatch):
+    """The first are forgotten for more."""
+    monkeypatch.setattr("abate.work.controller.MOST_KNOWN", 3)
+    reconcile = abate.controller(resync=10.0)(lambda key: None)
+    for key in range(5):
+        reconcile.add(key)
+    assert reconcile._remembered() == [2, 3, 4]
+
+
+# -- sources
+
+
+def test_a_source_brings_keys():
+    """An async generator function, or an async iterable."""
+    with VirtualClock() as clock:
+        seen = []
+        reconcile = abate.controller()(looks(seen, clock))
+
+        @reconcile.source
+        async def watch():
+            for key in "abc":
+                await clock.asleep(1.0)
+                yield key
+
+        async def more():
+            yield "d"
+
+        reconcile.source(more())
+        live(reconcile, 60.0)
+        assert sorted(seen) == [(0.0, "d"), (1.0, "a"), (2.0, "b"), (3.0, "c")]
+
+
+def test_one_event_may_concern_several_keys():
+    """A mapping from events to keys: of a part to its owner, to several, or to none."""
+    with VirtualClock() as clock:
+        seen = []
+        reconcile = abate.controller(workers=1)(looks(seen, clock))
+
+        @reconcile.source(keys=lambda event: event["owners"])
+        async def watch():
+            yield {"owners": ["web", "db"]}
+            yield {"owners": None}
+            yield {"owners": "cache"}
+            yield {"owners": (owner for owner in ("x", "y"))}
+
+        live(reconcile, 10.0)
+        assert [key for _, key in seen] == ["web", "db", "cache", "x", "y"]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_poller_is_asked_at_the_start_and_then_every_so_often(asynchronous):
+    """What it returns is added."""
+    with VirtualClock() as clock:
+        seen, asked = [], []
+        reconcile = abate.controller()(looks(seen, clock))
+
+        def plain():
+            asked.append(clock.now())
+            return [f"key-{len(asked)}"]
+
+        async def task():
+            return plain()
+
+        reconcile.poll(every=30.0)(task if asynchronous else plain)
+        live(reconcile, 100.0)
+        assert asked == [0.0, 30.0, 60.0, 90.0]
+        assert [key for _, key in seen] == ["key-1", "key-2", "key-3", "key-4"]
+
+
+def test_a_source_that_raises_is_started_again_and_reported(caplog):
+    """After a backoff that begins anew once it has brought something."""
+    with VirtualClock() as clock:
+        seen, started, told = [], [], []
+        reconcile = abate.controller()(looks(seen, clock))
+
+        @reconcile.source
+        async def watch():
+            started.append(clock.now())
+            if len(started) == 3:
+                yield "a"
+            if len(started) < 5:
+                raise ConnectionError("the watch broke")
+
+        sink = abate.observe.install(told.append)
+        try:
+            live(reconcile, 60.0)
+        finally:
+            abate.observe.remove(sink)
+        gaps = [after - before for before, after in zip(started, started[1:], strict=False)]
+        assert len(gaps) == 4
+        for gap, ceiling in zip(gaps, (1.0, 2.0, 1.0, 2.0), strict=True):
+            assert ceiling / 2 <= gap <= ceiling
+        assert [(event.source, event.policy) for event in told if isinstance(event, events.SourceFailed)] == [
+            ("watch", "reconcile")
+        ] * 4
+        assert "watch failed, started again" in caplog.text
+
+
+@pytest.mark.parametrize("odd", [42, "keys", ["a"]])
+def test_a_source_that_is_none_is_refused(odd):
+    """A clear error when it is declared."""
+    reconcile = abate.controller()(lambda key: None)
+    with pytest.raises(TypeError, match="a source must be an async generator function or an async iterable"):
+        reconcile.source(odd)
+    with pytest.raises(TypeError, match="a poller must be a function that returns keys"):
+        reconcile.poll(5.0)(odd)
+
+
+# -- health
+
+
+def test_health_tells_how_it_is():
+    """Live and ready while it runs, not before and not after; not ready while it stops."""
+    with VirtualClock() as clock:
+        seen = []
+
+        @abate.controller()
+        async def reconcile(key):
+            await clock.asleep(10.0)
+            seen.append(reconcile.health())
+
+        async def body():
+            reconcile.add("a")
+            await clock.asleep(1.0)
+            health = reconcile.health()
+            assert (health.live, health.ready, health.in_hand) == (True, True, 1)
+
+        before = reconcile.health()
+        assert (before.live, before.ready) == (False, False)
+        live(reconcile, 1.0, body)
+        assert (seen[0].live, seen[0].ready) == (True, False)
+        assert reconcile.health().live is False
+
+
+# -- bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"workers": 0}, ValueError, "workers must be a whole number of at least 1, not 0"),
+        ({"workers": "4"}, TypeError, "workers must be a whole number of at least 1, not '4'"),
+        ({"capacity": 0}, ValueError, "capacity must be a whole number of at least 1, not 0"),
+        ({"resync": 0}, ValueError, "resync must be a number above 0, not 0"),
+        ({"slow": -1}, ValueError, "slow must be a number above 0, not -1"),
+        ({"max_requeues": -1}, ValueError, "max_requeues must be a whole number of at least 0, not -1"),
+        ({"timeout": 0}, ValueError, "timeout must be a number above 0, not 0"),
+        ({"grace": -1}, ValueError, "grace must be a number at least 0, not -1"),
+        ({"budget": 3}, TypeError, "budget must be a Budget, not 3"),
+        ({"backoff": "1"}, TypeError, "backoff must be a Backoff"),
+        ({"on": 3}, TypeError, "on"),
+        ({"store": 3}, TypeError, "store must be a store or the URL of one, not 3"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, error, message):
+    """A clear error at construction, not when the first key comes."""
+    with pytest.raises(error, match=message):
+        abate.controller(**settings)(lambda key: None)
+
+
+def test_something_that_is_no_function_is_refused():
+    """A handler must be callable."""
+    with pytest.raises(TypeError, match="a handler must be a function of one argument, not 3"):
+        abate.controller()(3)
+
+
+@pytest.mark.parametrize("key", [["a"], {}, None])
+def test_unhashable_keys_are_refused_where_they_are_added(key):
+    """The error names the key."""
+    with pytest.raises(TypeError, match="a key must"):
+        abate.controller()(lambda key: None).add(key)
+
+
+# -- signals, in real processes
+
+PROGRAM = """
+    import abate, sys, time
+    @abate.controller(workers=2, grace={grace})
+    {kind} reconcile(key):
+        print("began", key, flush=True)
+        {sleep}
+        print("ended", key, flush=True)
+    for key in "abcd":
+        reconcile.add(key)
+    print("tally", dict(reconcile.run()), flush=True)
+"""
+
+
+def program(kind="def", sleep="time.sleep(0.2)", grace=30.0):
+    """A controller in a process of its own."""
+    code = textwrap.dedent(PROGRAM).format(kind=kind, sleep=sleep, grace=grace)
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_what_is_in_memory(number):
+    """What waits in memory is worked off within the grace, as it would be lost otherwise."""
+    with program() as process:
+        assert process.stdout.readline().startswith("began")
+        os.kill(process.pid, number)
+        out, _ = process.communicate(timeout=30)
+        assert process.returncode == 0
+    assert out.count("ended") == 4
+    assert "tally {'done': 4}" in out
+
+
+def test_a_second_signal_breaks_off():
+    """Who asks twice does not want to wait."""
+    with program("async def", "await __import__('asyncio').sleep(60)") as process:
+        assert process.stdout.readline().startswith("began")
+        os.kill(process.pid, signal.SIGTERM)
+        time.sleep(0.2)
+        os.kill(process.pid, signal.SIGTERM)
+        out, _ = process.communicate(timeout=30)
+        assert process.returncode != 0
+    assert "ended" not in out
+
+
+def test_a_handler_that_hangs_is_left_behind_after_the_grace():
+    """Nothing hangs: the process ends, though a thread doesn't."""
+    with program(sleep="time.sleep(600)", grace=0.1) as process:
+        assert process.stdout.readline().startswith("began")
+        os.kill(process.pid, signal.SIGTERM)
+        process.communicate(timeout=30)
+        assert process.returncode == 0

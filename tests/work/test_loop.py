@@ -1,0 +1,538 @@
+"""The loop: what is in hand, what is settled, what happens when things break."""
+
+import asyncio
+import sys
+import threading
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import abate
+from abate import Backoff, Fuse, PermanentFailure, Recoverable, events
+from abate.testing import VirtualClock
+from abate.work import Back, Bury, Done, Message
+from tests.work.tray import PlainTray, Tray, messages
+
+
+def work(handle, source, **settings):
+    """Drain a source in virtual time: the tally."""
+    options = {"backoff": Backoff(1.0, 60.0, jitter="none"), "fuse": False, **settings}
+    with VirtualClock():
+        return abate.consumer(**options)(handle).run(source, drain=True)
+
+
+async def served(consumer, source, body, **options):
+    """Run a consumer beside a body, then stop it."""
+    running = asyncio.create_task(consumer.arun(source, **options))
+    try:
+        await body()
+    finally:
+        consumer.stop()
+        tally = await running
+    return tally
+
+
+@pytest.mark.parametrize("tray", [Tray, PlainTray])
+@pytest.mark.parametrize("virtual", [True, False])
+def test_every_message_is_handled_and_settled(tray, virtual):
+    """Plain and async sources, plain and async handlers, in threads and in virtual time: all is done once."""
+
+    def plain(message):
+        seen.append(message.key)
+
+    async def task(message):
+        seen.append(message.key)
+
+    for handle in (plain, task):
+        seen, source = [], tray(*messages(*range(50)))
+        if virtual:
+            tally = work(handle, source)
+        else:
+            tally = abate.consumer()(handle).run(source, drain=True)
+        assert sorted(seen) == list(range(50))
+        assert sorted(source.settled) == [(key, Done()) for key in range(50)]
+        assert tally == {"done": 50}
+
+
+def test_no_more_are_in_hand_than_there_are_workers():
+    """Messages are taken as workers become free, so that no lease runs while a message waits."""
+    peak, busy = 0, 0
+
+    async def handle(message):
+        nonlocal peak, busy
+        busy += 1
+        peak = max(peak, busy)
+        assert len(source.taken) - len(source.settled) <= 3
+        await abate.clock.current().asleep(1.0)
+        busy -= 1
+
+    source = Tray(*messages(*range(20)))
+    work(handle, source, workers=3)
+    assert peak == 3
+
+
+ANSWERS = {
+    "done": None,
+    "again": abate.Again(7.0),
+    "silent": abate.SilentSuccess(),
+    "buried": PermanentFailure("no"),
+    "retry": Recoverable(),
+}
+
+
+@given(st.lists(st.sampled_from(sorted(ANSWERS)), max_size=30), st.integers(1, 5), st.booleans())
+def test_each_answer_has_its_verdict(words, workers, asynchronous):
+    """However handlers answer, every message is settled once and counted in its column."""
+
+    def answer(message):
+        answer = ANSWERS[words[message.key]]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def later(message):
+        await abate.clock.current().asleep(message.key % 3)
+        return answer(message)
+
+    source = Tray(*messages(*range(len(words))))
+    tally = work(later if asynchronous else answer, source, workers=workers)
+    verdicts = {"done": Done(), "again": Done(7.0), "silent": Done(), "retry": Back(1.0)}
+    assert len(source.settled) == len(words)
+    for key, verdict in source.settled:
+        if words[key] == "buried":
+            assert isinstance(verdict, Bury)
+        else:
+            assert verdict == verdicts[words[key]]
+    assert +tally == {word: words.count(word) for word in set(words)}
+
+
+# -- groups
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["good", "fail", "bury"])), max_size=25),
+    st.integers(1, 6),
+)
+def test_groups_are_kept_in_order(batch, workers):
+    """Of one group nothing overlaps and nothing passes a message that has to come back."""
+    running, handled = set(), defaultdict(list)
+
+    async def handle(message):
+        group, outcome = message.body.split()
+        assert group not in running
+        running.add(group)
+        await abate.clock.current().asleep(1.0)
+        running.remove(group)
+        handled[group].append(message.key)
+        if outcome == "fail":
+            raise Recoverable()
+        if outcome == "bury":
+            raise PermanentFailure("no")
+
+    source = Tray(
+        *(Message(number, f"{group} {outcome}", group=group) for number, (group, outcome) in enumerate(batch))
+    )
+    work(handle, source, workers=workers)
+    assert sorted(source.verdicts) == list(range(len(batch)))
+    for group, keys in handled.items():
+        assert keys == sorted(keys)
+        # what was in hand behind a failure has not been touched
+        taken_together = [number for number, (of, _) in enumerate(batch) if of == group]
+        for key in set(taken_together) - set(keys):
+            assert source.verdicts[key] == Back(1.0, touched=False)
+
+
+def test_the_rest_of_a_group_goes_back_with_the_one_that_failed():
+    """Those in hand behind a failure come back no earlier than it, untouched."""
+    source = Tray(*(Message(number, group="g") for number in range(4)), Message("other", group="h"))
+
+    def handle(message):
+        if message.key == 1:
+            raise Recoverable()
+
+    tally = work(handle, source, workers=5)
+    assert source.verdicts == {
+        0: Done(),
+        1: Back(1.0),
+        2: Back(1.0, touched=False),
+        3: Back(1.0, touched=False),
+        "other": Done(),
+    }
+    assert tally == {"done": 2, "retry": 1, "returned": 2}
+
+
+# -- leases
+
+
+def test_leases_are_extended_while_the_work_lasts():
+    """Each third of a lease, for what is in hand then."""
+    source = Tray(*messages("long", "short"), lease=30.0)
+
+    async def handle(message):
+        await abate.clock.current().asleep(45.0 if message.key == "long" else 12.0)
+
+    work(handle, source)
+    assert source.extended == [["long", "short"], ["long"], ["long"], ["long"]]
+
+
+def test_a_lost_lease_cancels_its_task_and_is_not_settled():
+    """Whoever lost its lease must not go on: the message is somebody else's."""
+    source = Tray(*messages("lost", "kept"), lease=30.0)
+    source.lost = {"lost"}
+    ended = []
+
+    async def handle(message):
+        try:
+            await abate.clock.current().asleep(60.0)
+        finally:
+            ended.append((message.key, abate.clock.current().now()))
+
+    tally = work(handle, source)
+    assert ended == [("lost", 10.0), ("kept", 60.0)]
+    assert source.settled == [("kept", Done())]
+    assert tally == {"lost": 1, "done": 1}
+
+
+def test_a_lease_that_is_found_lost_when_settling_is_reported():
+    """A verdict that comes too late is refused by the source, and said."""
+    source = Tray(*messages("late"))
+    source.lost = {"late"}
+    seen = []
+    sink = abate.observe.install(seen.append)
+    try:
+        work(lambda message: None, source)
+    finally:
+        abate.observe.remove(sink)
+    assert [event for event in seen if isinstance(event, events.LeaseLost)] == [events.LeaseLost("<lambda>", "late")]
+
+
+def test_a_heartbeat_that_fails_is_tried_again():
+    """A source that hiccups loses no lease by itself."""
+    source = Tray(*messages("a"), lease=30.0)
+    source.extend_errors.append(ConnectionError("gone"))
+
+    async def handle(message):
+        await abate.clock.current().asleep(25.0)
+
+    assert work(handle, source) == {"done": 1}
+    assert source.extended == [["a"]]
+
+
+# -- sources that fail
+
+
+def test_a_source_that_fails_is_asked_again_after_a_backoff():
+    """Nothing is lost, and it is not asked in a hot loop."""
+    source = Tray(*messages("a"))
+    source.receive_errors.extend(ConnectionError(str(n)) for n in range(4))
+    seen = []
+    sink = abate.observe.install(seen.append)
+    try:
+        assert work(lambda message: None, source) == {"done": 1}
+    finally:
+        abate.observe.remove(sink)
+    assert [event.source for event in seen if isinstance(event, events.SourceFailed)] == ["tray"] * 4
+
+
+def test_what_could_not_be_settled_is_settled_later():
+    """A verdict is kept until the source takes it."""
+    source = Tray(*messages(*range(6)))
+    source.settle_errors.extend([ConnectionError()] * 3)
+    assert work(lambda message: None, source) == {"done": 6}
+    assert sorted(source.settled) == [(key, Done()) for key in range(6)]
+
+
+def test_one_that_cannot_be_settled_does_not_hold_up_the_others():
+    """After a failure verdicts are sent one by one."""
+
+    class Picky(Tray):
+        refused = 0
+
+        async def settle(self, settlements):
+            if any(message.key == "bad" for message, _ in settlements) and self.refused < 5:
+                self.refused += 1
+                raise ValueError("bad")
+            return await super().settle(settlements)
+
+    source = Picky(*messages("bad", "a", "b", "c"))
+    assert work(lambda message: None, source) == {"done": 4}
+    assert source.settled[-1] == ("bad", Done())
+    assert len(source.settled) == 4
+
+
+# -- crashes
+
+
+@pytest.mark.parametrize("crash", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()])
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("virtual", [True, False])
+def test_a_worker_that_crashes_is_replaced_and_reported(crash, asynchronous, virtual, caplog):
+    """Its message has failed once; the others are handled."""
+
+    def handle(message):
+        if message.key == "bad":
+            raise crash
+
+    async def ahandle(message):
+        handle(message)
+
+    source, seen = Tray(*messages("bad", *range(5))), []
+    sink = abate.observe.install(seen.append)
+    try:
+        chosen = ahandle if asynchronous else handle
+        if virtual:
+            tally = work(chosen, source, workers=2)
+        else:
+            tally = abate.consumer(workers=2, backoff=[1.0], fuse=False)(chosen).run(source, drain=True)
+    finally:
+        abate.observe.remove(sink)
+    assert tally == {"crashed": 1, "retry": 1, "done": 5}
+    assert source.verdicts["bad"] == Back(1.0)
+    assert [(event.key, event.error) for event in seen if isinstance(event, events.WorkerCrashed)] == [("bad", crash)]
+    assert "crashed on 'bad'" in caplog.text
+
+
+def test_stop_iteration_is_an_error_like_another():
+    """Futures don't take a StopIteration, workers do."""
+
+    def handle(message):
+        raise StopIteration
+
+    source = Tray(*messages("a"))
+    assert abate.consumer(fuse=False)(handle).run(source, drain=True) == {"retry": 1}
+
+
+def test_a_message_that_kills_its_workers_is_buried_untouched():
+    """Handed out more often than allowed: no worker sees it again."""
+    source = Tray(Message("poison", receives=11))
+    assert work(lambda message: sys.exit(1), source, max_receives=10) == {"buried": 1}
+    assert source.verdicts["poison"].kind == "receives"
+
+
+def test_a_plain_function_that_returns_an_awaitable_is_awaited():
+    """As an object with an async __call__ does."""
+    seen = []
+
+    class Handler:
+        async def __call__(self, message):
+            seen.append(message.key)
+
+    assert work(Handler(), Tray(*messages("a"))) == {"done": 1}
+    assert seen == ["a"]
+
+
+# -- time for one message
+
+
+def test_a_task_is_cut_off_when_its_time_is_over():
+    """It has failed, and comes back as after an overload."""
+
+    async def handle(message):
+        await abate.clock.current().asleep(100.0)
+
+    source = Tray(*messages("a"))
+    assert work(handle, source, timeout=5.0) == {"retry": 1}
+
+
+def test_a_plain_function_sees_its_deadline():
+    """It can't be cut off; clients inside keep the deadline."""
+    seen = []
+    work(lambda message: seen.append(abate.remaining()), Tray(*messages("a")), timeout=5.0)
+    assert seen == [5.0]
+
+
+# -- stopping
+
+
+def test_what_is_in_hand_is_finished_and_the_rest_is_left():
+    """A durable source keeps what was not taken."""
+    with VirtualClock() as clock:
+
+        async def main():
+            source = Tray(*messages(*range(10)))
+
+            @abate.consumer(workers=2)
+            async def handle(message):
+                await clock.asleep(10.0)
+
+            tally = await served(handle, source, lambda: clock.asleep(15.0))
+            assert tally == {"done": 4}
+            assert len(source.messages) == 6
+            assert clock.now() == 20.0
+
+        asyncio.run(main())
+
+
+def test_what_is_not_done_within_the_grace_goes_back_untouched():
+    """A task is cancelled, and its message given back at once."""
+    with VirtualClock() as clock:
+
+        async def main():
+            source = Tray(*messages("slow", "quick"))
+
+            @abate.consumer(workers=2)
+            async def handle(message):
+                await clock.asleep(100.0 if message.key == "slow" else 8.0)
+
+            tally = await served(handle, source, lambda: clock.asleep(5.0), grace=10.0)
+            assert source.settled == [("quick", Done()), ("slow", Back(0.0, touched=False))]
+            assert tally == {"done": 1, "returned": 1}
+            assert clock.now() == 15.0
+
+        asyncio.run(main())
+
+
+def test_a_plain_function_that_hangs_does_not_hold_up_the_end(caplog):
+    """Its message is left to its lease, and that is said."""
+    hanging = threading.Event()
+
+    @abate.consumer(workers=2)
+    def handle(message):
+        hanging.wait(30.0)
+
+    async def main():
+        source = Tray(*messages("stuck"))
+
+        async def until_taken():
+            while not source.taken:
+                await asyncio.sleep(0.001)
+
+        await served(handle, source, until_taken, grace=0.01)
+        assert source.settled == []
+
+    try:
+        asyncio.run(main())
+    finally:
+        hanging.set()
+    assert "['stuck'] not done within the grace" in caplog.text
+
+
+def test_a_stop_gives_back_what_a_thread_still_brings():
+    """A receive in a thread can't be broken off: what it brings after the stop goes back untouched."""
+    asked, brought = threading.Event(), threading.Event()
+
+    class Slow(PlainTray):
+        def receive(self, most, wait):
+            if asked.is_set():
+                return ()
+            asked.set()
+            brought.wait(30.0)
+            return super().receive(most, wait)
+
+    @abate.consumer()
+    def handle(message):
+        raise AssertionError("it must not be handled")
+
+    async def main():
+        source = Slow(*messages("late"))
+
+        async def until_asked():
+            while not asked.is_set():
+                await asyncio.sleep(0.001)
+            handle.stop()
+            await asyncio.sleep(0)
+            brought.set()
+
+        assert await served(handle, source, until_asked) == {"returned": 1}
+        assert source.settled == [("late", Back(0.0, touched=False))]
+
+    asyncio.run(main())
+
+
+def test_cancelling_the_run_gives_back_what_is_in_hand():
+    """A cancelled run ends at once, and nothing stays behind."""
+    with VirtualClock() as clock:
+
+        async def main():
+            source = Tray(*messages("a", "b"))
+
+            @abate.consumer(workers=2)
+            async def handle(message):
+                await clock.asleep(1000.0)
+
+            running = asyncio.create_task(handle.arun(source))
+            await clock.asleep(1.0)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            assert sorted(source.settled) == [(key, Back(0.0, touched=False)) for key in "ab"]
+            assert handle.health().live is False
+
+        asyncio.run(main())
+
+
+def test_it_runs_once_at_a_time():
+    """A second run of the same consumer is refused while the first one runs."""
+
+    async def main():
+        @abate.consumer()
+        async def handle(message): ...
+
+        async def body():
+            await asyncio.sleep(0)
+            with pytest.raises(RuntimeError, match="handle runs already"):
+                await handle.arun(Tray())
+
+        await served(handle, Tray(), body)
+
+    asyncio.run(main())
+
+
+# -- the fuse
+
+
+def test_a_blown_fuse_stops_the_taking():
+    """A dependency is down: after the first failures no message is taken, then one at a time until one succeeds."""
+    with VirtualClock() as clock:
+
+        async def main():
+            down, handled = True, []
+
+            @abate.consumer(workers=1, fuse=Fuse(least=5, pause=100.0), backoff=[1.0])
+            async def handle(message):
+                handled.append(clock.now())
+                await clock.asleep(1.0)
+                if down:
+                    raise ConnectionError
+
+            source = Tray(*messages(*range(100)))
+            running = asyncio.create_task(handle.arun(source))
+            await clock.asleep(40.0)
+            assert len(handled) == 5
+            down = False
+            while len(source.settled) < 100:
+                await clock.asleep(10.0)
+            handle.stop()
+            tally = await running
+            assert 50.0 <= handled[5] - 5.0 <= 150.0
+            assert tally == {"retry": 5, "done": 95}
+
+        asyncio.run(main())
+
+
+def test_messages_that_are_at_fault_themselves_do_not_blow_the_fuse():
+    """Permanent failures say nothing about a dependency."""
+
+    def handle(message):
+        raise PermanentFailure("no")
+
+    assert work(handle, Tray(*messages(*range(50))), fuse=Fuse(least=5)) == {"buried": 50}
+
+
+def test_a_blown_fuse_is_reported(caplog):
+    """It is logged, and an event."""
+    seen = []
+    sink = abate.observe.install(seen.append)
+
+    def handle(message):
+        raise ConnectionError
+
+    try:
+        work(handle, Tray(*messages(*range(6))), fuse=Fuse(least=5, pause=10.0), workers=1)
+    finally:
+        abate.observe.remove(sink)
+    assert [type(event) for event in seen].count(events.FuseBlown) == 2
+    assert "most messages fail" in caplog.text
