@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import abate
-from abate.cli import demo, main
+from abate.cli import COMMANDS, demo, main
 
 
 def test_the_demo_prints_both_ways_side_by_side(capsys):
@@ -45,3 +45,20 @@ def test_a_wrong_command_is_named(capsys):
         main(["nonsense"])
     assert ended.value.code == 2
     assert "demo" in capsys.readouterr().err
+
+
+def test_without_words_the_help_is_printed(capsys):
+    """`abate` alone names every command."""
+    assert main([]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"\n    {command} " in printed for command in COMMANDS)
+
+
+def test_a_command_does_not_load_the_others():
+    """A job that runs every minute pays neither for an event loop nor for a store that it doesn't use."""
+    code = (
+        "import sys; from abate.cli import main; code = main(['exec', '--', 'true']);"
+        "print(code, *{'asyncio', 'logging', 'sqlite3', 'abate.testing', 'abate.work'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.stdout == "0\n"

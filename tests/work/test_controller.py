@@ -246,6 +246,25 @@ def test_higher_priorities_go_first():
         assert seen == [(0.0, "high"), (0.0, "low"), (30.0, "later")]
 
 
+def test_a_key_that_comes_back_keeps_its_priority():
+    """Until it is done."""
+    with VirtualClock() as clock:
+        seen = []
+
+        @abate.controller(workers=1, backoff=STEADY)
+        async def reconcile(key):
+            seen.append(key)
+            await clock.asleep(5.0)
+            if seen == ["first"]:
+                raise ConnectionError
+
+        reconcile.add("first", priority=3)
+        for key in ("a", "b", "c"):
+            reconcile.add(key)
+        live(reconcile, 60.0)
+        assert seen == ["first", "a", "first", "b", "c"]
+
+
 def test_a_full_controller_says_so():
     """QueueFull for who adds, beyond the capacity."""
     reconcile = abate.controller(capacity=2)(lambda key: None)

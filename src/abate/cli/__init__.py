@@ -3,19 +3,57 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import io
+import os
+import sys
 from collections.abc import Sequence
 
 from abate import __version__
-from abate.cli import demo
+
+COMMANDS = ("demo", "exec", "queue", "run")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
+    """Run the command line and return its exit code.
+
+    >>> main(["--version"])
+    Traceback (most recent call last):
+    SystemExit: 0
+    """
+    _open_streams()
+    words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="abate", description="Retries that let the storm abate.")
     parser.add_argument("--version", action="version", version=f"abate {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (demo,):
-        command.register(commands)
-    options = parser.parse_args(argv)
-    code: int = options.run(options)
+    # a job that runs every minute does not pay for the commands that it doesn't use
+    for name in words[:1] if words[:1] and words[0] in COMMANDS else COMMANDS:
+        importlib.import_module(f"abate.cli.{name}").register(commands)
+    if not words:
+        parser.print_help()
+        return 0
+    options = parser.parse_args(words)
+    try:
+        code: int = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who read our output has seen enough: what is left goes nowhere, and quietly
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
     return code
+
+
+def _open_streams() -> None:
+    """Have all three streams, and let each show what its encoding lacks as an escape sequence."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # it was closed before we began: nothing else may take its place
+            os.open(os.devnull, os.O_RDWR)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  (for as long as we run)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

@@ -59,7 +59,7 @@ class Consumer(Service[P, T]):
         return self.fuse
 
     def _handle(self, message: Message) -> object:
-        return self.function(message)  # type: ignore[call-arg]
+        return self._one(message)
 
 
 def consumer(

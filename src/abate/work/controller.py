@@ -173,7 +173,7 @@ class Controller(Service[P, T]):
         return self._verdicts
 
     def _handle(self, message: Message) -> object:
-        return self.function(message.key)  # type: ignore[call-arg]
+        return self._one(message.key)
 
     async def _alongside(self, loop: Loop) -> None:
         kept = []

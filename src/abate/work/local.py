@@ -34,6 +34,8 @@ class LocalKeys:
         # the delays come with the verdicts, so that every source has the same
         self.queue: AsyncWorkQueue[Any] = AsyncWorkQueue(capacity=capacity, backoff=[0.0], rng=rng)
         self.parked: dict[Hashable, Parked] = {}
+        self._priorities: dict[Hashable, int] = {}
+        """Of keys that have one above 0, until they are done: who comes back keeps it."""
 
     def add(self, key: Hashable, priority: int = 0, after: float = 0.0) -> None:
         """Add a key, now or later; one that is parked comes back to life."""
@@ -41,6 +43,8 @@ class LocalKeys:
             self.queue.add_after(key, after, priority)
         else:
             self.queue.add(key, priority)
+        if priority:
+            self._priorities[key] = max(priority, self._priorities.get(key, 0))
         self.parked.pop(key, None)
 
     async def put(self, key: Hashable) -> None:
@@ -84,6 +88,7 @@ class LocalKeys:
         """Carry out the verdicts; a key that is in hand has always room to come back."""
         for message, verdict in settlements:
             key = message.key
+            priority = self._priorities.pop(key, 0)
             match verdict:
                 case Done(again):
                     self.queue.forget(key)
@@ -91,9 +96,11 @@ class LocalKeys:
                         self.queue.add_after(key, again)
                 case Back(after, touched):
                     if touched:
-                        self.queue.add_rate_limited(key, least=after)
+                        self.queue.add_rate_limited(key, priority, least=after)
                     else:
-                        self.queue.add_after(key, after)
+                        self.queue.add_after(key, after, priority)
+                    if priority:
+                        self._priorities[key] = priority
                 case Bury(kind, reason, trace):
                     self.queue.forget(key)
                     self._park(Parked(key, kind, reason, trace))

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
 from math import inf
@@ -35,6 +35,7 @@ from abate.schedule.backoff import Backoff
 from abate.schedule.deadlines import deadline
 from abate.work.crew import Crew
 from abate.work.fuse import Fuse
+from abate.work.hands import Hands, Work
 from abate.work.judge import Judge, Judgement
 from abate.work.source import Back, Message, Settlement, Source, Verdict
 
@@ -44,25 +45,14 @@ BEATS = 3
 """Times that a lease is extended while it lasts."""
 PATIENCE = 1.0
 """Seconds that one receive waits for a message, unless the source has a `patience` of its own."""
+VIRTUAL_LOOK = 0.05
+"""Virtual seconds between two looks at a source that can't be awaited."""
 TROUBLE = Backoff(0.5, 30.0)
 """How long a source that fails is left alone."""
 LAST_WORDS = 5.0
 """Seconds for settling what is left when the grace is over."""
 
 Handler = Callable[[Message], object]
-
-
-class Work:
-    """A message in hand; `task` is the worker that has it."""
-
-    __slots__ = ("broken_off", "lost", "message", "task", "verdict")
-
-    def __init__(self, message: Message) -> None:
-        self.message = message
-        self.task: asyncio.Task[None] | None = None
-        self.verdict: Verdict | None = None
-        self.lost = False
-        self.broken_off = False
 
 
 class Loop:
@@ -92,8 +82,7 @@ class Loop:
         self.chance = rng
         self.crew = Crew(workers + 3)  # beside the workers: one who receives, one who extends, one who settles
         self.clock: Clock = clocks.current()
-        self.in_hand: dict[Message, Work] = {}
-        self.groups: dict[str, deque[Work]] = {}
+        self.in_hand = Hands()
         self.outbox: list[Settlement] = []
         self.tally: Counter[str] = Counter()
         self.failing: str | None = None
@@ -106,20 +95,21 @@ class Loop:
     async def run(self, grace: float, drain: bool = False) -> None:
         """Work until `stop`, or with `drain` until nothing is left; then finish what is in hand within the grace."""
         self.clock = clocks.current()
-        settling = asyncio.create_task(self._settle())
-        beating = asyncio.create_task(self._beat())
         taking = asyncio.create_task(self._take(drain))
+        tasks = {taking, *map(asyncio.ensure_future, (self._settle(), self._beat(), self.stopping.wait()))}
         try:
-            await self._first_of(taking, settling, beating, self.stopping.wait())
+            ended, _ = await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
+            for task in ended:
+                task.result()  # where one of them has broken, so has the loop
             await self._finish(taking, grace)
         except asyncio.CancelledError:
             self.stop()
             await self._finish(taking, 0.0)
             raise
         finally:
-            for task in (taking, settling, beating):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(taking, settling, beating, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             self.crew.dismiss()
 
     def stop(self) -> None:
@@ -167,6 +157,12 @@ class Loop:
 
     async def _receive(self, most: int, wait: float) -> Sequence[Message]:
         """Ask the source; a stop breaks it off if it is a task, and gives back what a thread still brings."""
+        if clocks.entered() is not None and not asyncio.iscoroutinefunction(self.source.receive):
+            # a plain function that waits on a virtual clock would move it past everybody else's instants
+            messages = cast("Sequence[Message]", self.source.receive(most, 0.0))
+            if not messages and wait:
+                await self._change(VIRTUAL_LOOK)
+            return messages
         asking = asyncio.ensure_future(self._call(self.source.receive, most, wait))
         stopped = asyncio.ensure_future(self.stopping.wait())
         try:
@@ -188,7 +184,7 @@ class Loop:
         assert self.source.lease is not None
         while True:
             await self.clock.asleep(self.source.lease / BEATS)
-            messages = [message for message, work in self.in_hand.items() if not work.lost]
+            messages = [work.message for work in self.in_hand if not work.lost]
             if not messages:
                 continue
             try:
@@ -233,17 +229,17 @@ class Loop:
             pass
         taking.cancel()
         stuck: list[str] = []
-        for work in list(self.in_hand.values()):
+        for work in self.in_hand:
             if work.verdict is None:
                 self._break_off(work, stuck)
         try:
             async with self.clock.within(LAST_WORDS):
                 await self._empty()
         except AttemptTimeout:
-            stuck = [str(message.key) for message in self.in_hand]
+            stuck = [str(work.message.key) for work in self.in_hand]
         if stuck:
             log.error("%s: %s not done within the grace of %g s: left to their leases", self.name, stuck[:10], grace)
-            self.in_hand.clear()
+            self.in_hand.drop()
 
     def _break_off(self, work: Work, stuck: list[str]) -> None:
         if work.task is None:
@@ -253,19 +249,15 @@ class Loop:
             work.task.cancel()
         else:
             stuck.append(str(work.message.key))
-            self.in_hand.pop(work.message)
+            self.in_hand.free(work.message)
 
     # -- one message
 
     def _accept(self, message: Message) -> None:
         """A message has come: to a worker, or in line behind others of its group."""
-        work = self.in_hand[message] = Work(message)
-        if message.group is not None:
-            line = self.groups.setdefault(message.group, deque())
-            line.append(work)
-            if len(line) > 1:
-                return
-        self._start(work)
+        work = self.in_hand.take(message)
+        if work is not None:
+            self._start(work)
 
     def _start(self, work: Work) -> None:
         if self.stopping.is_set() and self.source.durable:
@@ -349,17 +341,14 @@ class Loop:
     def _deliver(self, work: Work, verdict: Verdict) -> None:
         work.verdict = verdict
         self.outbox.append((work.message, verdict))
-        if isinstance(verdict, Back) and work.message.group is not None:
-            for behind in list(self.groups.get(work.message.group, ()))[1:]:
-                if behind.verdict is None:
-                    behind.verdict = Back(verdict.after, touched=False)
-                    self.outbox.append((behind.message, behind.verdict))
-                    self.tally["returned"] += 1
+        if isinstance(verdict, Back):
+            for behind in self.in_hand.behind(work)[:1]:  # which takes the next along
+                self._return(behind, verdict.after)
         self._changed.set()
 
     def _lose(self, message: Message) -> None:
         """The lease has run out."""
-        work = self.in_hand.get(message)
+        work = self.in_hand.of(message)
         if work is None or work.lost:
             return
         work.lost = True
@@ -373,16 +362,10 @@ class Loop:
 
     def _free(self, message: Message) -> None:
         """The place of a message is free, and the next of its group has its turn."""
-        work = self.in_hand.pop(message, None)
+        following = self.in_hand.free(message)
         self._changed.set()
-        if work is None or message.group is None:
-            return
-        line = self.groups[message.group]
-        line.remove(work)
-        if not line:
-            del self.groups[message.group]
-        elif line[0].task is None and line[0].verdict is None:
-            self._start(line[0])
+        if following is not None:
+            self._start(following)
 
     # -- waiting
 
@@ -418,15 +401,3 @@ class Loop:
     async def _empty(self) -> None:
         while self.in_hand:
             await self._change(None)
-
-    async def _first_of(self, *things: Any) -> None:
-        """Wait for the first of several to end; what is a task goes on, and an error of one is raised."""
-        tasks = [asyncio.ensure_future(thing) for thing in things]
-        made = [task for task, thing in zip(tasks, things, strict=True) if task is not thing]
-        try:
-            ended, _ = await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
-            for task in ended:
-                task.result()
-        finally:
-            for task in made:
-                task.cancel()

@@ -52,11 +52,12 @@ class Service(Generic[P, T]):
         if not callable(function):
             raise TypeError(f"a handler must be a function of one argument, not {function!r}")
         self.function = function
-        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.name = str(name or getattr(function, "__name__", type(function).__name__))
         self.workers = whole("workers", workers, least=1)
         self.grace = number("grace", grace, least=0)
         self.timeout = None if timeout is None else number("timeout", timeout, above=0)
         self._running: tuple[asyncio.AbstractEventLoop, Loop] | None = None
+        self._one = cast("Callable[[Any], object]", function)
         update_wrapper(cast("Callable[..., Any]", self), function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -94,7 +95,7 @@ class Service(Generic[P, T]):
 
         async def main() -> Counter[str]:
             running = asyncio.ensure_future(self.arun(source, workers=workers, grace=grace, drain=drain))
-            with _Signals(self.stop, running.cancel):
+            with Signals(self.stop, running.cancel):
                 return await running
 
         try:
@@ -153,25 +154,29 @@ def opened(store: object) -> Any:
     return open_store(store)
 
 
-class _Signals:
+class Signals:
     """Stops at the first SIGTERM or SIGINT, and breaks off at the second, where signals come to this thread at all."""
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
     def __init__(self, stop: Callable[[], object], break_off: Callable[[], object]) -> None:
         self._next = [break_off, stop]
-        self._set = sys.platform != "win32" and threading.current_thread() is threading.main_thread()
+        self._heard = sys.platform != "win32" and threading.current_thread() is threading.main_thread()
+        self.last: int | None = None
+        """The number of the signal that came last."""
 
-    def __enter__(self) -> None:
-        if self._set:
+    def __enter__(self) -> Signals:
+        if self._heard:
             for number in self.SIGNALS:
-                asyncio.get_running_loop().add_signal_handler(number, self._came)
+                asyncio.get_running_loop().add_signal_handler(number, self._came, number)
+        return self
 
     def __exit__(self, *exit: object) -> None:
-        if self._set:
+        if self._heard:
             for number in self.SIGNALS:
                 asyncio.get_running_loop().remove_signal_handler(number)
 
-    def _came(self) -> None:
+    def _came(self, number: int) -> None:
+        self.last = number
         if self._next:
             self._next.pop()()

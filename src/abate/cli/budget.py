@@ -1,0 +1,104 @@
+"""The budget that all commands of this machine share, by its name in a store.
+
+A store that is broken, locked or not there never stops a command: its retries stay within a budget of its own then,
+on the same terms, and it says so once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from abate.admit import Budget
+from abate.clock import current
+
+if TYPE_CHECKING:
+    from abate.stores import Store
+
+RATIO = 0.2
+RESERVE = 0.2
+WINDOW = 60.0
+"""Commands take seconds, so successes are remembered for a minute; with the reserve that is 12 retries a minute."""
+PATIENCE = 2.0
+"""Seconds to wait for others who write to the file of this user."""
+AFRESH = 60.0
+"""Seconds after which a store that has failed is asked again."""
+
+
+def default_store() -> str:
+    """Where budgets are kept unless told otherwise: ``ABATE_STORE``, or a file in this user's state directory.
+
+    >>> default_store().startswith(("sqlite:///", os.environ.get("ABATE_STORE", "sqlite:///")))
+    True
+    """
+    named = os.environ.get("ABATE_STORE")
+    if named:
+        return named
+    state = os.environ.get("XDG_STATE_HOME", "")
+    # the XDG rules say that a relative path is to be ignored
+    folder = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
+    folder = folder / "abate"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return f"sqlite:///{quote(str(folder / 'budgets.db'))}?timeout={PATIENCE:g}"
+
+
+class SharedBudget(Budget):
+    """The budget of that name in the store of `url`; where the store fails, one of our own for `AFRESH` seconds."""
+
+    __slots__ = ("_afresh", "_said", "_say", "_store", "_url")
+
+    def __init__(self, name: str, url: str | None, ratio: float, reserve: float, say: Callable[[str], object]) -> None:
+        super().__init__(ratio, reserve, WINDOW, name=name)
+        self._url = url
+        self._store: Store | None = None
+        self._say = say
+        self._said = False
+        self._afresh = -math.inf
+
+    def close(self) -> None:
+        """Let go of the store; what it has to say to that changes nothing for the job."""
+        store, self._store = self._store, None
+        try:
+            if store is not None:
+                store.close()
+        except Exception as error:
+            self._say(f"budget {self.name}: {error}")
+
+    def deposit(self) -> None:
+        self._ask("deposit", super().deposit)
+
+    def try_withdraw(self, now: float | None = None) -> bool:
+        return bool(self._ask("try_withdraw", super().try_withdraw))
+
+    def refund(self) -> None:
+        self._ask("refund", super().refund)
+
+    def balance(self) -> float:
+        return float(self._ask("balance", super().balance))
+
+    def _ask(self, what: str, here: Callable[[], Any]) -> Any:
+        """Ask the store; where it fails, and for a while after that, ask `here`."""
+        now = current().now()
+        if now < self._afresh:
+            return here()
+        try:
+            if self._store is None:
+                self._store = _open(self._url)
+            shared = self._store.budget(self.name, self.ratio, self.reserve, self.window)
+            return getattr(shared, what)()
+        except Exception as error:  # whatever is wrong with the store, the job comes first
+            self._afresh = now + AFRESH
+            if not self._said:
+                self._said = True
+                self._say(f"budget {self.name} is not shared for now: {error}")
+            return here()
+
+
+def _open(url: str | None) -> Store:
+    from abate.stores import open_store
+
+    return open_store(url or default_store())

@@ -1,0 +1,205 @@
+"""``abate queue``: what waits in a store, what has died there, and back to life with it.
+
+A store that isn't there is not made. What a peer has sent, such as keys and reasons, is escaped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from abate.clock import current
+from abate.errors import AbateError
+
+if TYPE_CHECKING:
+    from abate.stores import DeadLetter, Depth, Queue, Store
+
+LOOK = 0.25
+"""Seconds between two looks at a queue that is to be empty."""
+STILL_BUSY, REFUSED = 1, 2
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser("queue", help="look into the queues of a store, and redrive dead letters")
+    deeds = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    ls = _deed(deeds, "ls", "the queues and what waits in them", list_queues)
+    ls.add_argument("--json", action="store_true", help="for machines")
+
+    dead = _deed(deeds, "dead", "the dead letters, those that died last first", list_dead)
+    dead.add_argument("queue", nargs="?", metavar="QUEUE", help="of this queue only")
+    dead.add_argument("--limit", type=int, default=20, metavar="N", help="so many of a queue at most (20)")
+    dead.add_argument("--trace", action="store_true", help="show where each happened")
+    dead.add_argument("--json", action="store_true", help="for machines, with bodies and traces")
+
+    redrive = _deed(deeds, "redrive", "let dead letters be worked on again", redrive_dead)
+    redrive.add_argument("queue", metavar="QUEUE")
+    redrive.add_argument("keys", nargs="*", metavar="KEY", help="these")
+    redrive.add_argument("--all", action="store_true", help="all of the queue")
+
+    drain = _deed(deeds, "drain", "wait until a queue is empty; exit code 1 at the timeout", drain_queue)
+    drain.add_argument("queue", metavar="QUEUE")
+    drain.add_argument("--timeout", type=float, metavar="SECONDS", help="how long at most")
+
+
+def _deed(deeds: Any, name: str, text: str, function: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = deeds.add_parser(name, help=text, description=text)
+    parser.add_argument("url", metavar="URL", help="of the store, such as sqlite:///work.db")
+    parser.set_defaults(run=run, deed=function, refuse=parser.error)
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    """Open the store, and do what is asked; an error is one line."""
+    from abate.cli.terminal import say
+
+    try:
+        with opened(options.url) as store:
+            code: int = options.deed(store, options)
+            return code
+    except BrokenPipeError:
+        raise
+    except (AbateError, OSError, ValueError, ImportError) as error:
+        say(str(error))
+        return REFUSED
+
+
+def opened(url: str) -> Store:
+    """The store of a URL, if it is there.
+
+    >>> opened("sqlite:///no/such/file.db")
+    Traceback (most recent call last):
+    abate.errors.AbateError: there is no store no/such/file.db
+    """
+    import os
+    from urllib.parse import unquote
+
+    from abate.stores import open_store
+
+    scheme, _, rest = url.partition(":")
+    if scheme == "memory":
+        raise AbateError("a store of memory: can't be seen from another process")
+    path = unquote(rest.partition("?")[0][3:])
+    if scheme == "sqlite" and path and rest.startswith("///") and not os.path.exists(path):
+        raise AbateError(f"there is no store {path}")
+    return open_store(url)
+
+
+def list_queues(store: Store, options: argparse.Namespace) -> int:
+    """Print the queues and their depths."""
+    from abate.cli.terminal import seconds, table
+
+    queues = sorted(store.queues().items())
+    if options.json:
+        print(json.dumps([{"queue": name, **_fields(depth)} for name, depth in queues], indent=2))
+    elif queues:
+        print(
+            table(
+                ["queue", "ready", "delayed", "leased", "dead", "oldest"],
+                [
+                    [name, depth.ready, depth.delayed, depth.leased, depth.dead, seconds(depth.age)]
+                    for name, depth in queues
+                ],
+            )
+        )
+    else:
+        print("no queues")
+    return 0
+
+
+def list_dead(store: Store, options: argparse.Namespace) -> int:
+    """Print the dead letters of one queue or of all."""
+    names = sorted(store.queues()) if options.queue is None else [_known(store, options.queue).name]
+    letters = [(name, letter) for name in names for letter in store.queue(name).dead(options.limit)]
+    if options.json:
+        print(json.dumps([{"queue": name, **_fields(letter)} for name, letter in letters], indent=2))
+    elif letters:
+        _print_letters(letters, options.trace)
+    else:
+        print("no dead letters")
+    return 0
+
+
+def _print_letters(letters: list[tuple[str, DeadLetter]], traces: bool) -> None:
+    from time import localtime, strftime
+
+    from abate.cli.terminal import plain, table
+
+    rows = [
+        [
+            name,
+            letter.key,
+            strftime("%Y-%m-%d %H:%M:%S", localtime(letter.died)),
+            letter.receives,
+            letter.kind,
+            letter.reason,
+        ]
+        for name, letter in letters
+    ]
+    lines = table(["queue", "key", "died", "receives", "kind", "reason"], rows).splitlines()
+    print(lines[0])
+    for line, (_, letter) in zip(lines[1:], letters, strict=True):
+        print(line)
+        if traces:
+            for text in letter.trace.splitlines():
+                print("    " + plain(text))
+
+
+def redrive_dead(store: Store, options: argparse.Namespace) -> int:
+    """Let dead letters be ready again."""
+    from abate.cli.terminal import plain, say
+
+    if bool(options.keys) == options.all:
+        options.refuse("name the keys, or give --all")
+    keys = None if options.all else list(dict.fromkeys(options.keys))
+    redriven = _known(store, options.queue).redrive(keys)
+    print(f"redriven to {plain(options.queue)}: {redriven}")
+    if keys is not None and redriven < len(keys):
+        say(f"not among the dead letters: {len(keys) - redriven} of the {len(keys)} keys")
+        return 1
+    return 0
+
+
+def drain_queue(store: Store, options: argparse.Namespace) -> int:
+    """Wait until nothing is ready, delayed or leased."""
+    from abate.cli.terminal import StatusLine, plain, say
+    from abate.errors import number
+
+    clock, queue = current(), _known(store, options.queue)
+    end = None if options.timeout is None else clock.now() + number("--timeout", options.timeout, least=0)
+    status = StatusLine(sys.stderr) if sys.stderr.isatty() else None
+    try:
+        while (depth := queue.depth()).waiting + depth.leased:
+            text = f"{options.queue}: {depth.ready} ready, {depth.delayed} delayed, {depth.leased} leased"
+            left = LOOK if end is None else end - clock.now()
+            if left <= 0:
+                if status is not None:
+                    status.clear()
+                say(f"not empty after {options.timeout:g} s: {text}")
+                return STILL_BUSY
+            if status is not None:
+                status.draw(text)
+            clock.sleep(min(LOOK, left))
+    finally:
+        if status is not None:
+            status.clear()
+    print(f"{plain(options.queue)} is empty; dead letters: {depth.dead}")
+    return 0
+
+
+def _known(store: Store, name: str) -> Queue:
+    """The queue of that name, if there is one."""
+    names = sorted(store.queues())
+    if name not in names:
+        listed = f"there are {', '.join(names)}" if names else "there are none"
+        raise AbateError(f"there is no queue {name!r}; {listed}")
+    return store.queue(name)
+
+
+def _fields(value: Depth | DeadLetter) -> dict[str, Any]:
+    fields = {name: getattr(value, name) for name in value.__match_args__}
+    return {name: dict(field) if isinstance(field, Mapping) else field for name, field in fields.items()}

@@ -1,0 +1,245 @@
+"""``abate run``: a controller or a consumer as a process of its own.
+
+It works until SIGTERM or SIGINT: then what is in hand is finished within the grace, and a second signal breaks it
+off. On a terminal one line shows how it goes; elsewhere the log says so at the start, each minute, and at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+from abate import observe
+from abate.cli.health import HealthServer
+from abate.cli.terminal import REDRAW, StatusLine, plain, say, seconds
+from abate.errors import AbateError
+from abate.work.controller import Controller
+from abate.work.service import Service, Signals
+
+REFUSED, BROKEN_OFF = 2, 128
+EVERY = 60.0
+"""Seconds between two lines of the log that say how it goes."""
+COUNT = 1.0
+"""Seconds between two looks at how much waits, on a terminal."""
+DONE = ("done", "again", "silent")
+FAILED = ("retry", "slow", "buried")
+log = logging.getLogger("abate.run")
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser("run", help="run a controller or consumer until SIGTERM or SIGINT")
+    add = parser.add_argument
+    add("target", metavar="MODULE:NAME", help="what @abate.controller or @abate.consumer has made")
+    add("--store", metavar="URL", help="the store that holds its queue, such as sqlite:///work.db")
+    add("--queue", metavar="NAME", help="the queue in that store (the name of what is run)")
+    add("--lease", type=float, metavar="SECONDS", help="for which a message of that store is a worker's (30)")
+    add("--workers", type=int, metavar="N", help="how many work at once")
+    add("--grace", type=float, metavar="SECONDS", help="to finish what is in hand after a signal")
+    add("--drain", action="store_true", help="end when nothing is left to do")
+    add("--health", type=int, metavar="PORT", help="serve /healthz and /readyz on this port of 127.0.0.1")
+    parser.set_defaults(run=run, refuse=parser.error)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Find it, and run it until it ends."""
+    if options.store is None and (options.queue is not None or options.lease is not None):
+        options.refuse("--queue and --lease are of a store: give --store")
+    if options.lease is not None and not options.lease > 0:
+        options.refuse(f"--lease must be a number above 0, not {options.lease:g}")
+    if options.health is not None and not 0 <= options.health <= 65535:
+        options.refuse(f"--health must be a port from 0 to 65535, not {options.health}")
+    try:
+        service = found(options.target)
+    except AbateError as error:
+        say(str(error))
+        return REFUSED
+    except Exception:  # the module's own: whoever wrote it wants to see where
+        traceback.print_exc()
+        say(f"{options.target} can't be imported")
+        return REFUSED
+    try:
+        return asyncio.run(Run(service, options).serve())
+    except (AbateError, OSError, TypeError, ValueError, ImportError) as error:
+        say(str(error))
+        return REFUSED
+
+
+def found(target: str) -> Service[..., Any]:
+    """The controller or consumer that a target names; modules of the current directory come first.
+
+    >>> found("abate.errors:number")
+    Traceback (most recent call last):
+    abate.errors.AbateError: abate.errors:number is a function: expected what @abate.controller or @abate.consumer makes
+    """
+    module, _, path = target.partition(":")
+    if not path or not all(part.isidentifier() for part in module.split(".")):
+        raise AbateError(f"expected a module and a name in it, such as app:reconcile, not {target!r}")
+    if sys.path[0] != os.getcwd():
+        sys.path.insert(0, os.getcwd())
+    try:
+        thing: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # of something that the module imports
+        raise AbateError(f"there is no module {error.name!r} in {os.getcwd()} or on Python's path") from None
+    for name in path.split("."):
+        try:
+            thing = getattr(thing, name)
+        except AttributeError:
+            raise AbateError(f"{module} has no {path!r}") from None
+    if not isinstance(thing, Service):
+        raise AbateError(
+            f"{target} is a {type(thing).__name__}: expected what @abate.controller or @abate.consumer makes"
+        )
+    return thing
+
+
+class Chosen:
+    """A store of which a service sees one queue, whatever it is called itself."""
+
+    def __init__(self, store: Any, name: str | None, lease: float | None) -> None:
+        self._store = store
+        self._name = name
+        self._own = {} if lease is None else {"lease": lease}
+        self.chosen: Any = None
+
+    def queue(self, name: str, **terms: Any) -> Any:
+        """The queue."""
+        self.chosen = self._store.queue(self._name or name, **terms, **self._own)
+        return self.chosen
+
+
+class Run:
+    """One run of a service: its store, its signals, and what is shown of it."""
+
+    def __init__(self, service: Service[..., Any], options: argparse.Namespace) -> None:
+        self.service = service
+        self.options = options
+        self.source: Chosen | None = None
+        self.status = StatusLine(sys.stderr) if sys.stderr.isatty() else None
+        self.waiting: int | None = None
+        self.age: float | None = None
+
+    async def serve(self) -> int:
+        """Run until the end; the exit code."""
+        options, service = self.options, self.service
+        async with AsyncExitStack() as stack:
+            self._open_logs(stack)
+            if options.store is not None:
+                from abate.stores import open_store
+
+                self.source = Chosen(stack.enter_context(open_store(options.store)), options.queue, options.lease)
+            if options.health is not None:
+                port = await stack.enter_async_context(HealthServer(service.health, options.health))
+                log.info("%s: health on http://127.0.0.1:%d/healthz and /readyz", service.name, port)
+            running = asyncio.ensure_future(
+                service.arun(self.source, workers=options.workers, grace=options.grace, drain=options.drain)
+            )
+            signals = stack.enter_context(Signals(service.stop, running.cancel))
+            showing = asyncio.ensure_future(self._show())
+            stack.callback(showing.cancel)
+            try:
+                tally = await running
+            except asyncio.CancelledError:
+                log.warning("%s: broken off", service.name)
+                return BROKEN_OFF + (signals.last or signal.SIGINT)
+            finally:
+                if self.status is not None:
+                    self.status.clear()
+            summary = ", ".join(f"{count} {ending}" for ending, count in sorted(tally.items())) or "nothing to do"
+            self._tell(f"{service.name}: ended: {summary}")
+            return 0
+
+    # -- what is shown
+
+    def _open_logs(self, stack: AsyncExitStack) -> None:
+        """Have logs on stderr, unless the module has its own; beside a status line only what is a warning."""
+        handler = _Handler(self.status)
+        handler.setFormatter(_Plain("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.basicConfig(handlers=[handler], level=logging.INFO if self.status is None else logging.WARNING)
+        stack.callback(observe.remove, observe.install(observe.LoggingSink()))
+
+    async def _show(self) -> None:
+        """Say how it goes, again and again."""
+        if self.status is None:
+            log.info("%s: started", self.service.name)
+            while True:
+                await asyncio.sleep(EVERY)
+                await self._count()
+                log.info("%s", self._line())
+        while True:
+            await self._count()
+            for _ in range(int(COUNT / REDRAW)):
+                self.status.draw(self._line())
+                await asyncio.sleep(REDRAW)
+
+    def _tell(self, text: str) -> None:
+        """The last word: in the log, or under what was a status line."""
+        if self.status is None:
+            log.info("%s", text)
+        else:
+            say(text)
+
+    def _line(self) -> str:
+        health = self.service.health()
+        parts = [
+            f"{_sum(health.tally, DONE)} done",
+            f"{_sum(health.tally, FAILED)} failed",
+            f"{health.in_hand} in hand",
+        ]
+        if self.waiting is not None:
+            parts.append(f"{self.waiting} waiting")
+        if self.age is not None:
+            parts.append(f"oldest {seconds(self.age)}")
+        if health.failing is not None:
+            parts.append(f"source fails: {health.failing}")
+        elif not health.ready:
+            parts.append("stopping")
+        return f"{self.service.name}: {', '.join(parts)}"
+
+    async def _count(self) -> None:
+        """See how much waits; where the store doesn't say, neither do we."""
+        queue: Any = self.source.chosen if self.source is not None else getattr(self.service, "source", None)
+        try:
+            if hasattr(queue, "depth"):
+                depth = await asyncio.to_thread(queue.depth)
+                self.waiting, self.age = depth.waiting, depth.age
+            elif isinstance(self.service, Controller):
+                stored = self.service.store is not None
+                self.waiting = await asyncio.to_thread(self.service.waiting) if stored else self.service.waiting()
+        except AbateError:
+            self.waiting = self.age = None
+
+
+class _Handler(logging.StreamHandler[Any]):
+    """Writes to stderr, in place of the status line, which is drawn again below."""
+
+    def __init__(self, status: StatusLine | None) -> None:
+        super().__init__(sys.stderr)
+        self._status = status
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._status is not None:
+            self._status.clear()
+        super().emit(record)
+
+
+class _Plain(logging.Formatter):
+    """Lets nothing through to a terminal that is not text: what is logged may be a peer's words."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(plain, super().format(record).splitlines()))
+
+
+def _sum(tally: Mapping[str, int], endings: tuple[str, ...]) -> int:
+    return sum(tally.get(ending, 0) for ending in endings)

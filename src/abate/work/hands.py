@@ -1,0 +1,87 @@
+"""What a loop has in hand: messages with their workers, and the lines in which those of one group stand."""
+
+from __future__ import annotations
+
+from asyncio import Task
+from collections import deque
+from collections.abc import Iterator
+
+from abate.work.source import Message, Verdict
+
+
+class Work:
+    """A message in hand: `task` is the worker that has it, `verdict` what was decided about it."""
+
+    __slots__ = ("broken_off", "lost", "message", "task", "verdict")
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.task: Task[None] | None = None
+        self.verdict: Verdict | None = None
+        self.lost = False
+        self.broken_off = False
+
+    @property
+    def waits(self) -> bool:
+        """Has nobody begun with it, or decided about it?"""
+        return self.task is None and self.verdict is None
+
+
+class Hands:
+    """The messages in hand, in the order in which they came.
+
+    >>> hands = Hands()
+    >>> first, second = Message("a", group="g"), Message("b", group="g")
+    >>> hands.take(first).message is first, hands.take(second)
+    (True, None)
+    >>> hands.free(first).message is second, len(hands)
+    (True, 1)
+    """
+
+    __slots__ = ("_groups", "_works")
+
+    def __init__(self) -> None:
+        self._works: dict[Message, Work] = {}
+        self._groups: dict[str, deque[Work]] = {}
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    def __iter__(self) -> Iterator[Work]:
+        return iter(tuple(self._works.values()))
+
+    def of(self, message: Message) -> Work | None:
+        """The work on a message, if it is in hand."""
+        return self._works.get(message)
+
+    def take(self, message: Message) -> Work | None:
+        """A message has come: the work that can begin, or None where it stands in line behind others of its group."""
+        work = self._works[message] = Work(message)
+        if message.group is None:
+            return work
+        line = self._groups.setdefault(message.group, deque())
+        line.append(work)
+        return work if len(line) == 1 else None
+
+    def behind(self, work: Work) -> list[Work]:
+        """Those that wait in line behind this one."""
+        if work.message.group is None:
+            return []
+        return [other for other in self._groups[work.message.group] if other is not work and other.waits]
+
+    def free(self, message: Message) -> Work | None:
+        """A message is not in hand any more: the work of its group that can begin now, if there is one."""
+        work = self._works.pop(message, None)
+        if work is None or message.group is None:
+            return None
+        line = self._groups[message.group]
+        line.remove(work)
+        if not line:
+            del self._groups[message.group]
+            return None
+        return line[0] if line[0].waits else None
+
+    def drop(self) -> None:
+        """Let go of everything."""
+        self._works.clear()
+        self._groups.clear()
