@@ -8,12 +8,12 @@ from collections import defaultdict
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.work.tray import PlainTray, Tray, messages
 
 import abate
 from abate import Backoff, Fuse, PermanentFailure, Recoverable, events
 from abate.testing import VirtualClock
 from abate.work import Back, Bury, Done, Message
-from tests.work.tray import PlainTray, Tray, messages
 
 
 def work(handle, source, **settings):
@@ -162,6 +162,13 @@ def test_the_rest_of_a_group_goes_back_with_the_one_that_failed():
         "other": Done(),
     }
     assert tally == {"done": 2, "retry": 1, "returned": 2}
+
+
+def test_a_message_that_wants_to_be_seen_again_holds_its_group():
+    """Again is no failure, but the group waits for it."""
+    source = Tray(*(Message(number, group="g") for number in range(3)))
+    work(lambda message: abate.Again(5.0), source, workers=3)
+    assert source.verdicts == {0: Done(5.0), 1: Back(5.0, touched=False), 2: Back(5.0, touched=False)}
 
 
 # -- leases

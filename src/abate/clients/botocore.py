@@ -26,6 +26,7 @@ STATUSES = {
         (
             "BandwidthLimitExceeded",
             "EC2ThrottledException",
+            "KmsThrottled",
             "LimitExceededException",
             "PriorRequestNotComplete",
             "ProvisionedThroughputExceeded",

@@ -37,7 +37,7 @@ from abate.work.crew import Crew
 from abate.work.fuse import Fuse
 from abate.work.hands import Hands, Work
 from abate.work.judge import Judge, Judgement
-from abate.work.source import Back, Message, Settlement, Source, Verdict
+from abate.work.source import Back, Done, Message, Settlement, Source, Verdict
 
 log = logging.getLogger("abate.work")
 
@@ -341,9 +341,10 @@ class Loop:
     def _deliver(self, work: Work, verdict: Verdict) -> None:
         work.verdict = verdict
         self.outbox.append((work.message, verdict))
-        if isinstance(verdict, Back):
+        after = verdict.again if isinstance(verdict, Done) else verdict.after if isinstance(verdict, Back) else None
+        if after is not None:
             for behind in self.in_hand.behind(work)[:1]:  # which takes the next along
-                self._return(behind, verdict.after)
+                self._return(behind, after)
         self._changed.set()
 
     def _lose(self, message: Message) -> None:

@@ -122,7 +122,8 @@ Settlement: TypeAlias = tuple[Message, Verdict]
 class Source(Protocol):
     """Hands out messages under a lease. Each method may be a plain one (it is called in a thread) or ``async``.
 
-    Three of them, so that whoever has batches (a transaction, a pipeline, a batch of SQS) can use them.
+    Three of them, so that whoever has batches (a transaction, a pipeline, a batch of SQS) can use them. One that had
+    best be asked seldom may have a `patience` as well: seconds for which a receive is asked to wait, instead of one.
     """
 
     name: str

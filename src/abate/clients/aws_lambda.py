@@ -1,0 +1,319 @@
+"""A consumer as an AWS Lambda function: works off the batch that an event source mapping brings from SQS.
+
+The mapping must have ``ReportBatchItemFailures`` on: the function answers with the messages that are not done, and
+Lambda deletes the others. The rules:
+
+* messages are handled one after the other, in their order;
+* a message that failed is reported. With `delays` it also becomes visible after the delay that the consumer's backoff
+  gives; otherwise when the queue's visibility timeout is over;
+* one that is **buried** goes to the dead-letter queue with the reason, and counts as done. Without `dead_letters`, or
+  where that can't be reached, it is reported, and the queue's own redrive policy moves it in the end;
+* what was not touched is reported too: when the function's time is about to run out, when the **fuse** blows or is
+  blown (it belongs to the container), and behind a failure in a **FIFO** queue: all that follows, as AWS asks for, or
+  with ``hold="group"`` all that follows in its group.
+
+boto3 is needed for `delays` and `dead_letters` alone. Whatever fails beside the handler (a message's delay, a dead
+letter) is logged, and the message reported: a batch never fails as a whole but for an event that can't be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
+from functools import update_wrapper
+from inspect import isawaitable
+from logging import getLogger
+from math import inf
+from typing import Any, TypeAlias, cast
+
+from abate import clock as clocks
+from abate import events
+from abate.clients.sqs import DeadLetters, Queue, received
+from abate.clients.sqs_api import client_for
+from abate.errors import choice, number
+from abate.schedule.deadlines import deadline
+from abate.work.consumer import Consumer
+from abate.work.consumer import consumer as plain_consumer
+from abate.work.source import Back, Bury, Done, Message, Verdict
+
+Response: TypeAlias = dict[str, list[dict[str, str]]]
+"""What Lambda wants to know: the messages that are not done."""
+
+log = getLogger("abate.work")
+
+
+def consumer(
+    *,
+    dead_letters: DeadLetters = False,
+    delays: bool = False,
+    client: Any = None,
+    margin: float = 5.0,
+    hold: str = "batch",
+) -> Callable[[Callable[..., Any]], Handler]:
+    """Make a Lambda function of an `abate.consumer`, or of a function that handles one `Message`.
+
+    * `dead_letters`: the URL of the queue for what is buried; None for the one of the redrive policy; False for none.
+    * `delays`: let what failed be visible after the consumer's backoff. The function's role needs
+      ``sqs:ChangeMessageVisibility`` for it, and ``sqs:GetQueueAttributes``.
+    * `client`: of boto3 for SQS; its own unless given.
+    * `margin`: no message is begun when the function has fewer seconds left, and none is given more.
+    * `hold`: what a failure in a FIFO queue holds back: the rest of the ``"batch"``, or of its ``"group"``.
+
+    >>> import abate
+    >>> @consumer()
+    ... @abate.consumer(on=ConnectionError)
+    ... def handler(message):
+    ...     if message.body == "two":
+    ...         raise ConnectionError
+    >>> about = {"eventSource": "aws:sqs", "eventSourceARN": "arn:aws:sqs:eu-west-1:123456789012:orders"}
+    >>> records = [{"messageId": body, "receiptHandle": "r", "body": body, **about} for body in ("one", "two")]
+    >>> handler({"Records": records}, None)
+    {'batchItemFailures': [{'itemIdentifier': 'two'}]}
+    """
+    number("margin", margin, least=0)
+    choice("hold", hold, ("batch", "group"))
+
+    def decorate(function: Callable[..., Any]) -> Handler:
+        handle = function if isinstance(function, Consumer) else plain_consumer()(function)
+        return Handler(handle, Queues(client, dead_letters, delays), margin, hold)
+
+    return decorate
+
+
+class Queues:
+    """The queues that a function's batches come from, as far as there is something to say to them."""
+
+    __slots__ = ("_client", "_dead_letters", "_delays", "_known", "_own")
+
+    def __init__(self, client: Any, dead_letters: DeadLetters, delays: bool) -> None:
+        self._client = client
+        self._dead_letters: DeadLetters = dead_letters
+        self._delays = delays
+        self._known: dict[str, Queue] = {}
+        self._own = client is None
+
+    def close(self) -> None:
+        """Close the connections, unless the client was given."""
+        if self._own and self._client is not None:
+            self._client.close()
+            self._client = None
+            self._known.clear()
+
+    def bury(self, arn: str, message: Message, bury: Bury) -> bool:
+        """Send a message to the dead letters: is it there?"""
+        if self._dead_letters is False:
+            return False
+        try:
+            return not self._queue(arn).settle([(message, bury)])
+        except Exception:
+            log.exception("%s could not be buried, and is reported as failed", message.key)
+            return False
+
+    def delay(self, arn: str, back: Sequence[tuple[Message, Back]]) -> None:
+        """Let messages be visible after their delays."""
+        if not self._delays or not back:
+            return
+        try:
+            self._queue(arn).settle(back)
+        except Exception:
+            log.exception("%d messages have no delay but the queue's visibility timeout", len(back))
+
+    def _queue(self, arn: str) -> Queue:
+        if arn not in self._known:
+            *_, region, account, name = arn.split(":")
+            self._client = self._client or client_for(region_name=region)
+            url = f"{self._client.meta.endpoint_url}/{account}/{name}"
+            self._known[arn] = Queue(url, client=self._client, dead_letters=self._dead_letters)
+        return self._known[arn]
+
+
+class Batch:
+    """The messages of one event that are not done, and after what delays they are to come back."""
+
+    __slots__ = ("_fifo", "_held", "_hold", "back", "failed")
+
+    def __init__(self, fifo: bool, hold: str) -> None:
+        self._fifo = fifo
+        self._hold = hold
+        self._held: dict[str | None, Back | None] = {}  # by group; by None for all
+        self.failed: list[Message] = []
+        self.back: list[tuple[Message, Back]] = []
+
+    def fail(self, message: Message, after: float | None) -> None:
+        """A message is not done, nor is what it holds back; None for no delay but the queue's own."""
+        self._give_back(message, None if after is None else Back(after))
+        if self._fifo:
+            behind = None if after is None else Back(after, touched=False)
+            self._held[message.group if self._hold == "group" else None] = behind
+
+    def stop(self, after: float) -> None:
+        """Nothing more is done: all that follows comes back after so many seconds, so that none overtakes another."""
+        self._held[None] = Back(after, touched=False)
+
+    def holds(self, message: Message) -> bool:
+        """Give a message back, untouched, if it is held back by one before it."""
+        for group in (None, message.group):
+            if group in self._held:
+                self._give_back(message, self._held[group])
+                return True
+        return False
+
+    def _give_back(self, message: Message, back: Back | None) -> None:
+        self.failed.append(message)
+        if back is not None:
+            self.back.append((message, back))
+
+    def response(self) -> Response:
+        """What Lambda wants to know."""
+        return {"batchItemFailures": [{"itemIdentifier": str(message.key)} for message in self.failed]}
+
+
+class Handler:
+    """A consumer as a Lambda function; made by `consumer`. `tally` counts how messages ended, since it was made.
+
+    An async handler has one event loop for all batches, so that its clients may outlive one.
+    """
+
+    def __init__(self, consumer: Consumer[..., Any], queues: Queues, margin: float, hold: str) -> None:
+        self.consumer = consumer
+        self.name = str(consumer.name)
+        self.tally: Counter[str] = Counter()
+        self._queues = queues
+        self._margin = margin
+        self._hold = hold
+        self._runner: asyncio.Runner | None = None
+        update_wrapper(cast("Callable[..., Any]", self), consumer.function)
+
+    def __call__(self, event: Any, context: Any = None) -> Response:
+        """Handle an event of Lambda."""
+        arn, messages = _read(event)
+        if context is None:
+            return self._batch(arn, messages, inf)
+        left = context.get_remaining_time_in_millis() / 1000
+        with deadline(max(0.0, left)):
+            return self._batch(arn, messages, clocks.current().now() + left - self._margin)
+
+    def close(self) -> None:
+        """End the event loop of an async handler, and the connections to SQS."""
+        self._queues.close()
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+    def _batch(self, arn: str, messages: Sequence[Message], ends: float) -> Response:
+        """Handle messages until the instant `ends`."""
+        batch, fuse, clock = Batch(arn.endswith(".fifo"), self._hold), self.consumer.fuse, clocks.current()
+        for message in messages:
+            now = clock.now()
+            if fuse is not None and fuse.room(now) < 1:
+                batch.stop(max(0.0, fuse.opens - now))
+            elif now >= ends:
+                batch.stop(0.0)
+            if batch.holds(message):
+                self.tally["returned"] += 1
+            else:
+                self._work(arn, batch, message, ends - now)
+        self._queues.delay(arn, batch.back)
+        return batch.response()
+
+    def _work(self, arn: str, batch: Batch, message: Message, left: float) -> None:
+        judge, name, clock = self.consumer.judge, self.name, clocks.current()
+        began = clock.now()
+        error: Exception | None = None
+        judgement = judge.hopeless(message.receives)
+        if judgement is None:
+            try:
+                judgement = judge.returned(self._handled(message, left))
+            except Exception as failure:
+                error = failure
+                judgement = judge.raised(failure, message.receives)
+        self.tally[judgement.ending] += 1
+        if events.sinks:
+            seconds = clock.now() - began
+            events.emit(events.Worked(name, message.key, judgement.ending, seconds, message.receives, error))
+        self._settle(arn, batch, message, judgement.verdict)
+        fuse = self.consumer.fuse
+        if fuse is not None and judgement.failed is not None:
+            pause = fuse.record(not judgement.failed, clock.now())
+            if pause:
+                log.warning("%s: most messages fail: none are taken for %.3g s", name, pause)
+                events.emit(events.FuseBlown(name, pause))
+
+    def _settle(self, arn: str, batch: Batch, message: Message, verdict: Verdict) -> None:
+        match verdict:
+            case Bury():
+                name = self.name
+                log.error("%s: %r is buried (%s): %s", name, message.key, verdict.kind, verdict.reason)
+                events.emit(events.Buried(name, message.key, verdict.kind, verdict.reason))
+                if not self._queues.bury(arn, message, verdict):
+                    batch.fail(message, None)
+            case Done(again=None):
+                pass
+            case Done(again=after) | Back(after=after):
+                batch.fail(message, after)
+
+    def _handled(self, message: Message, left: float) -> object:
+        """Call the handler, and run what it answers with if that is to be awaited."""
+        limit = min(left, inf if self.consumer.timeout is None else self.consumer.timeout)
+        if limit == inf:
+            return self._awaited(self.consumer(message), None)
+        with deadline(limit):
+            return self._awaited(self.consumer(message), limit)
+
+    def _awaited(self, answer: Any, limit: float | None) -> object:
+        if not isawaitable(answer):
+            return answer
+        self._runner = self._runner or asyncio.Runner()
+        return self._runner.run(_within(answer, limit), context=copy_context())
+
+
+async def _within(answer: Any, limit: float | None) -> object:
+    if limit is None:
+        return await answer
+    async with clocks.current().within(limit):
+        return await answer
+
+
+def _read(event: Any) -> tuple[str, list[Message]]:
+    """The queue and the messages of an event, or an error that says why it is none of SQS."""
+    records = event.get("Records") if isinstance(event, Mapping) else None
+    if not isinstance(records, Sequence) or isinstance(records, str):
+        raise ValueError(f"the event must be one of SQS, with a list of Records, not {_shown(event)}")
+    messages = [_message(record) for record in records]
+    queues = {record["eventSourceARN"] for record in records}
+    if len(queues) > 1:
+        raise ValueError(f"the records of one event must be of one queue, not of {', '.join(sorted(queues))}")
+    return (queues.pop() if queues else ""), messages
+
+
+def _message(record: Any) -> Message:
+    fields = ("messageId", "receiptHandle", "body", "eventSourceARN")
+    if not isinstance(record, Mapping) or not all(isinstance(record.get(field), str) for field in fields):
+        raise ValueError(f"a record of SQS must have {', '.join(fields)}, each a string, not {_shown(record)}")
+    if len(record["eventSourceARN"].split(":")) != 6 or record.get("eventSource", "aws:sqs") != "aws:sqs":
+        raise ValueError(f"a record must be of an SQS queue, not {_shown(record)}")
+    raw = {
+        "MessageId": record["messageId"],
+        "ReceiptHandle": record["receiptHandle"],
+        "Body": record["body"],
+        "Attributes": record.get("attributes") or {},
+        "MessageAttributes": {
+            name: _attribute(value) for name, value in (record.get("messageAttributes") or {}).items()
+        },
+    }
+    # the lease is Lambda's: the function is ended when it is over
+    return received(raw, record["eventSourceARN"].endswith(".fifo"), clocks.current().now(), inf)
+
+
+def _attribute(value: Mapping[str, Any]) -> dict[str, Any]:
+    if value.get("binaryValue") is not None:
+        return {"DataType": value["dataType"], "BinaryValue": b64decode(value["binaryValue"])}
+    return {"DataType": value["dataType"], "StringValue": value.get("stringValue", "")}
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"

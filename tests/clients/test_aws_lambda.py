@@ -1,0 +1,471 @@
+"""Consumers as Lambda functions: batches as an event source mapping brings them, from real queues and made up."""
+
+import asyncio
+import base64
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.clients.sqs_servers import KINDS, eventually, running
+
+import abate
+from abate.clients import aws_lambda
+from abate.testing import VirtualClock
+from abate.work.answers import Again, PermanentFailure, Recoverable, SilentSuccess
+from abate.work.consumer import consumer
+from abate.work.fuse import Fuse
+
+ARN = "arn:aws:sqs:us-east-1:123456789012:orders"
+OUTCOMES = ("done", "silent", "again", "permanent", "recoverable", "error", "odd")
+FINE = ("done", "silent")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def sqs(request, tmp_path_factory):
+    with running(request.param, tmp_path_factory.mktemp(request.param)) as server:
+        yield server
+
+
+def record(body, arn=ARN, group=None, receives=1, key=None):
+    """A record of an event."""
+    attributes = {"ApproximateReceiveCount": str(receives)} | ({"MessageGroupId": group} if group else {})
+    return {
+        "messageId": key or body,
+        "receiptHandle": "r",
+        "body": body,
+        "attributes": attributes,
+        "messageAttributes": {},
+        "eventSource": "aws:sqs",
+        "eventSourceARN": arn,
+    }
+
+
+def mapped(sqs, url):
+    """The event that a mapping makes of what a queue has."""
+
+    def attribute(value):
+        written = {"dataType": value["DataType"], "stringListValues": [], "binaryListValues": []}
+        if "BinaryValue" in value:
+            return {**written, "binaryValue": base64.b64encode(value["BinaryValue"]).decode()}
+        return {**written, "stringValue": value["StringValue"]}
+
+    records = [
+        {
+            "messageId": raw["MessageId"],
+            "receiptHandle": raw["ReceiptHandle"],
+            "body": raw["Body"],
+            "attributes": raw["Attributes"],
+            "messageAttributes": {name: attribute(value) for name, value in raw.get("MessageAttributes", {}).items()},
+            "md5OfBody": raw["MD5OfBody"],
+            "eventSource": "aws:sqs",
+            "eventSourceARN": sqs.arn(url),
+            "awsRegion": "us-east-1",
+        }
+        for raw in sqs.received(url)
+    ]
+    return {"Records": records}
+
+
+def failed(response):
+    """The messages that a response reports."""
+    assert response.keys() == {"batchItemFailures"}
+    return [item["itemIdentifier"] for item in response["batchItemFailures"]]
+
+
+def obedient(message):
+    """A handler that does what the message says, up to the first slash."""
+    outcome = message.body.partition("/")[0]
+    if outcome == "silent":
+        raise SilentSuccess
+    if outcome == "permanent":
+        raise PermanentFailure("no address")
+    if outcome == "recoverable":
+        raise Recoverable("not yet", after=30.0)
+    if outcome == "error":
+        raise ConnectionError("the ledger is down")
+    return Again(5) if outcome == "again" else 42 if outcome == "odd" else None
+
+
+class Context:
+    """What Lambda tells a function about its time, on the clock of the context."""
+
+    def __init__(self, seconds):
+        self.ends = abate.clock.current().now() + seconds
+
+    def get_remaining_time_in_millis(self):
+        return int((self.ends - abate.clock.current().now()) * 1000)
+
+
+# -- what is reported
+
+
+@given(
+    batch=st.lists(st.tuples(st.sampled_from(OUTCOMES), st.sampled_from("abc")), max_size=12),
+    fifo=st.booleans(),
+    hold=st.sampled_from(("batch", "group")),
+    asynchronous=st.booleans(),
+)
+def test_what_is_not_done_is_reported_and_in_order(batch, fifo, hold, asynchronous):
+    """Standard: what failed. FIFO: also what comes after it, in the batch or in its group, and it is not touched."""
+    touched = []
+
+    def handle(message):
+        touched.append(message.key)
+        return obedient(message)
+
+    async def ahandle(message):
+        await asyncio.sleep(0)
+        return handle(message)
+
+    arn = ARN + ".fifo" * fifo
+    records = [
+        record(outcome, arn, group if fifo else None, key=f"{place}") for place, (outcome, group) in enumerate(batch)
+    ]
+    handler = aws_lambda.consumer(hold=hold)(ahandle if asynchronous else handle)
+    reported = failed(handler({"Records": records}, None))
+    handler.close()
+
+    expected, untouched, held = [], [], set()
+    for place, (outcome, group) in enumerate(batch):
+        if group in held or "all" in held:
+            untouched.append(str(place))
+        if group in held or "all" in held or outcome not in FINE:
+            expected.append(str(place))
+            if fifo:
+                held.add(group if hold == "group" else "all")
+    assert reported == expected
+    assert touched == [str(place) for place in range(len(batch)) if str(place) not in untouched]
+    assert handler.tally["returned"] == len(untouched)
+    assert handler.tally["silent"] == sum(str(place) in touched for place, (o, _) in enumerate(batch) if o == "silent")
+    assert sum(handler.tally.values()) == len(batch)
+
+
+def test_an_error_that_on_does_not_name_is_fatal():
+    """The consumer's own settings rule."""
+    handler = aws_lambda.consumer()(consumer(on=TimeoutError)(obedient))
+    assert failed(handler({"Records": [record("error"), record("done")]}, None)) == ["error"]
+    assert handler.tally == {"buried": 1, "done": 1}
+
+
+def test_a_message_that_was_handed_out_too_often_is_not_handled():
+    """It may be what kills the function."""
+    handler = aws_lambda.consumer()(consumer(max_receives=3)(obedient))
+    assert failed(handler({"Records": [record("done", receives=4)]}, None)) == ["done"]
+    assert handler.tally == {"buried": 1}
+
+
+def test_the_handler_sees_the_message_as_sent():
+    """Body, count, group and attributes, those that are binary in base64."""
+    seen = []
+    sent = record('{"order": 42}', ARN + ".fifo", "a", receives=3)
+    sent["messageAttributes"] = {
+        "text": {"stringValue": "ü", "dataType": "String"},
+        "bytes": {"binaryValue": base64.b64encode(b"\xff").decode(), "dataType": "Binary"},
+    }
+    aws_lambda.consumer()(seen.append)({"Records": [sent]}, None)
+    (message,) = seen
+    assert (message.json(), message.receives, message.group) == ({"order": 42}, 3, "a")
+    assert message.attributes == {"text": "ü", "bytes": base64.b64encode(b"\xff").decode()}
+
+
+def test_events_tell_how_messages_ended():
+    """The same events as of any consumer."""
+    seen = []
+    sink = abate.events.install(seen.append)
+    try:
+        aws_lambda.consumer()(obedient)({"Records": [record("silent"), record("permanent")]}, None)
+    finally:
+        abate.events.remove(sink)
+    endings = [event.ending for event in seen if isinstance(event, abate.events.Worked)]
+    assert endings == ["silent", "buried"]
+    assert [event.reason for event in seen if isinstance(event, abate.events.Buried)] == ["no address"]
+
+
+# -- time
+
+
+def test_it_stops_before_the_functions_time_runs_out():
+    """Each message takes ten seconds: three fit before the margin, the rest is given back untouched."""
+    with VirtualClock() as clock:
+        handler = aws_lambda.consumer(margin=5.0)(lambda message: clock.sleep(10.0))
+        records = [record(str(place)) for place in range(6)]
+        assert failed(handler({"Records": records}, Context(30.0))) == ["3", "4", "5"]
+    assert handler.tally == {"done": 3, "returned": 3}
+
+
+def test_no_time_at_all_touches_nothing():
+    """Everything is given back."""
+    with VirtualClock():
+        handler = aws_lambda.consumer(margin=5.0)(obedient)
+        assert failed(handler({"Records": [record("done")]}, Context(5.0))) == ["done"]
+
+
+def test_a_handler_has_the_functions_time_as_its_deadline():
+    """Policies inside don't retry past it; a coroutine that takes longer is cut off, and comes back."""
+    left = []
+    with VirtualClock() as clock:
+        aws_lambda.consumer(margin=5.0)(lambda message: left.append(abate.remaining()))(
+            {"Records": [record("done")]}, Context(30.0)
+        )
+        assert left == [25.0]
+
+        async def slow(message):
+            await clock.asleep(60.0)
+
+        handler = aws_lambda.consumer(margin=5.0)(slow)
+        assert failed(handler({"Records": [record("one"), record("two")]}, Context(30.0))) == ["one", "two"]
+        handler.close()
+        assert clock.now() == 25.0
+    assert handler.tally == {"retry": 1, "returned": 1}
+
+
+def test_each_batch_of_an_async_handler_has_its_own_deadline():
+    """Though they share an event loop."""
+    left = []
+
+    async def handle(message):
+        left.append(abate.remaining())
+
+    with VirtualClock():
+        handler = aws_lambda.consumer(margin=5.0)(handle)
+        for seconds in (30.0, 60.0):
+            handler({"Records": [record("done")]}, Context(seconds))
+        handler.close()
+    assert left == [25.0, 55.0]
+
+
+def test_the_consumers_timeout_is_kept_too():
+    """Whichever is nearer."""
+    left = []
+    with VirtualClock():
+        handle = consumer(timeout=3.0)(lambda message: left.append(abate.remaining()))
+        aws_lambda.consumer()(handle)({"Records": [record("done")]}, Context(30.0))
+        aws_lambda.consumer()(handle)({"Records": [record("done")]}, None)
+    assert left == [3.0, 3.0]
+
+
+def test_an_async_handler_keeps_its_event_loop():
+    """What it opened for one batch is there for the next."""
+    loops = []
+
+    async def handle(message):
+        loops.append(asyncio.get_running_loop())
+
+    handler = aws_lambda.consumer()(handle)
+    for _ in range(2):
+        handler({"Records": [record("x")]}, None)
+    handler.close()
+    assert loops[0] is loops[1]
+
+
+# -- the fuse
+
+
+def test_a_blown_fuse_gives_everything_back_at_once():
+    """While it is blown nothing is touched; then one message is on trial, and mends it."""
+    calls = Counter()
+    down = True
+
+    def handle(message):
+        calls[message.body] += 1
+        if down:
+            raise ConnectionError
+
+    with VirtualClock() as clock:
+        handler = aws_lambda.consumer()(consumer(fuse=Fuse(least=4, pause=30.0))(handle))
+        batch = {"Records": [record(str(place)) for place in range(10)]}
+        assert len(failed(handler(batch, None))) == 10
+        assert sum(calls.values()) == 4
+        assert len(failed(handler(batch, None))) == 10
+        assert sum(calls.values()) == 4
+        clock.advance(60.0)
+        assert len(failed(handler(batch, None))) == 10
+        assert sum(calls.values()) == 5
+        clock.advance(120.0)
+        down = False
+        assert failed(handler(batch, None)) == []
+        assert sum(calls.values()) == 15
+
+
+def test_what_a_blown_fuse_held_back_is_not_overtaken():
+    """It may be taken again before the batch is over: in a FIFO queue that would be out of order."""
+    arn, touched = ARN + ".fifo", []
+
+    class Impatient(Fuse):
+        """Blown when the second message is to be taken, and not any more when the third is."""
+
+        def room(self, now):
+            clock.advance(1.0)
+            return 0 if now == 1.0 else 10
+
+    with VirtualClock() as clock:
+        handler = aws_lambda.consumer()(consumer(fuse=Impatient())(lambda message: touched.append(message.body)))
+        records = [record(body, arn, "a") for body in "xyz"]
+        assert failed(handler({"Records": records}, None)) == ["y", "z"]
+    assert touched == ["x"]
+
+
+def test_messages_that_are_bad_themselves_do_not_blow_it():
+    """Nothing says that a dependency is down."""
+    handler = aws_lambda.consumer()(consumer(fuse=Fuse(least=4))(obedient))
+    records = [record("permanent", key=str(place)) for place in range(10)] + [record("done")]
+    assert "done" not in failed(handler({"Records": records}, None))
+
+
+# -- what it can't read
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (None, "the event must be one of SQS, with a list of Records, not None"),
+        ([], "must be one of SQS"),
+        ({}, "with a list of Records, not {}"),
+        ({"Records": "x"}, "with a list of Records"),
+        ({"Records": [5]}, "a record of SQS must have messageId"),
+        ({"Records": [{"messageId": "1"}]}, "a record of SQS must have messageId, receiptHandle, body"),
+        ({"Records": [record("x") | {"body": None}]}, "each a string"),
+        ({"Records": [record("x") | {"eventSource": "aws:sns"}]}, "must be of an SQS queue"),
+        ({"Records": [record("x", "orders")]}, "must be of an SQS queue"),
+        ({"Records": [record("x"), record("y", ARN + "2")]}, "must be of one queue"),
+    ],
+)
+def test_a_malformed_event_is_a_clear_error_and_nothing_is_touched(event, said):
+    """Lambda gives the whole batch back."""
+    handler = aws_lambda.consumer()(pytest.fail)
+    with pytest.raises(ValueError, match=said):
+        handler(event, None)
+
+
+def test_an_empty_batch_is_fine():
+    """There is nothing to report."""
+    assert aws_lambda.consumer()(obedient)({"Records": []}, None) == {"batchItemFailures": []}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"margin": -1}, "margin must be a number at least 0, not -1"), ({"hold": "all"}, "hold must be one of")],
+)
+def test_bad_settings_are_named(settings, said):
+    """When the function is made."""
+    with pytest.raises(ValueError, match=said):
+        aws_lambda.consumer(**settings)
+
+
+def test_it_works_without_boto3():
+    """As long as nothing is to be said to SQS."""
+    code = (
+        "import sys; sys.modules['boto3'] = sys.modules['botocore'] = None\n"
+        "from abate.clients.aws_lambda import consumer\n"
+        "from abate.work.answers import PermanentFailure\n"
+        "def handle(message): raise PermanentFailure('x')\n"
+        f"print(consumer()(handle)({{'Records': [{record('a')!r}]}}, None))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "{'batchItemFailures': [{'itemIdentifier': 'a'}]}"
+
+
+# -- with a real queue
+
+
+def test_a_permanent_failure_goes_to_the_dead_letters_and_counts_as_done(sqs):
+    """With its reason, and its attributes as they were."""
+    dead = sqs.create()
+    url = sqs.create(dead=dead)
+    attributes = {"bytes": {"DataType": "Binary", "BinaryValue": b"\xff"}}
+    sqs.client.send_message(QueueUrl=url, MessageBody="permanent", MessageAttributes=attributes)
+    sqs.client.send_message(QueueUrl=url, MessageBody="done")
+    handler = aws_lambda.consumer(dead_letters=None, client=sqs.client)(obedient)
+    assert failed(handler(mapped(sqs, url), None)) == []
+    (letter,) = sqs.received(dead)
+    assert letter["Body"] == "permanent"
+    assert letter["MessageAttributes"]["Abate-Reason"]["StringValue"] == "no address"
+    assert letter["MessageAttributes"]["bytes"]["BinaryValue"] == b"\xff"
+
+
+def test_of_a_fifo_queue_the_dead_letter_keeps_its_group_and_the_batch_goes_on(sqs):
+    """What has gone holds nothing back."""
+    dead = sqs.create(fifo=True)
+    url = sqs.create(fifo=True, dead=dead)
+    for place, body in enumerate(("permanent", "done")):
+        sqs.client.send_message(QueueUrl=url, MessageBody=body, MessageGroupId="a", MessageDeduplicationId=str(place))
+    handler = aws_lambda.consumer(dead_letters=dead, client=sqs.client)(obedient)
+    assert failed(handler(mapped(sqs, url), None)) == []
+    assert handler.tally == {"buried": 1, "done": 1}
+    assert [letter["Attributes"]["MessageGroupId"] for letter in sqs.received(dead)] == ["a"]
+
+
+def test_what_cannot_be_buried_is_reported(sqs, caplog):
+    """The dead-letter queue is not there: the queue's redrive policy moves the message in the end."""
+    url = sqs.create()
+    sqs.client.send_message(QueueUrl=url, MessageBody="permanent")
+    handler = aws_lambda.consumer(dead_letters=url + "x", client=sqs.client)(obedient)
+    event = mapped(sqs, url)
+    assert failed(handler(event, None)) == [event["Records"][0]["messageId"]]
+    assert "could not be buried" in caplog.text
+    assert sqs.held(url) == 1
+
+
+def test_a_delay_changes_the_visibility(sqs):
+    """What failed comes after its backoff, with jitter and no earlier than it asked for; buried ones by themselves."""
+    url = sqs.create()
+    for body in ("recoverable", "error", "again", "permanent", "done"):
+        sqs.client.send_message(QueueUrl=url, MessageBody=body)
+    handle = consumer(backoff=[2.0])(obedient)
+    with sqs.watched("ChangeMessageVisibilityBatch") as seen:
+        handler = aws_lambda.consumer(delays=True, client=sqs.client)(handle)
+        event = mapped(sqs, url)
+        assert len(failed(handler(event, None))) == 4
+    (request,) = seen
+    handles = {entry["ReceiptHandle"]: entry["VisibilityTimeout"] for entry in request["Entries"]}
+    delays = {r["body"]: handles[r["receiptHandle"]] for r in event["Records"] if r["receiptHandle"] in handles}
+    assert delays["recoverable"] >= 30
+    assert (delays["error"], delays["again"]) == (2, 5)
+    assert delays.keys() == {"recoverable", "error", "again"}
+
+
+def test_what_was_not_touched_is_visible_at_once(sqs):
+    """With `delays`, what there was no time for is there for the next invocation."""
+    url = sqs.create()
+    sqs.client.send_message(QueueUrl=url, MessageBody="done")
+    handler = aws_lambda.consumer(delays=True, client=sqs.client, margin=5.0)(obedient)
+    assert len(failed(handler(mapped(sqs, url), Context(1.0)))) == 1
+    assert eventually(lambda: sqs.received(url))
+
+
+def test_behind_a_failure_in_a_fifo_queue_all_come_back_in_order(sqs):
+    """The second invocation sees the same messages again, in the same order."""
+    url = sqs.create(fifo=True)
+    for place, body in enumerate(("error/0", "done/1", "done/2")):
+        sqs.client.send_message(QueueUrl=url, MessageBody=body, MessageGroupId="a", MessageDeduplicationId=str(place))
+    handler = aws_lambda.consumer(delays=True, client=sqs.client)(consumer(backoff=[0.0])(obedient))
+    event = mapped(sqs, url)
+    assert failed(handler(event, None)) == [r["messageId"] for r in event["Records"]]
+    again = eventually(lambda: mapped(sqs, url)["Records"])
+    assert [r["body"] for r in again] == ["error/0", "done/1", "done/2"]
+
+
+def test_a_delay_that_sqs_refuses_is_no_failure_of_the_batch(sqs, caplog):
+    """It is logged, and what failed is reported all the same."""
+    records = [record("error", sqs.arn(sqs.create()) + "x"), record("done", sqs.arn(sqs.create()) + "x")]
+    records[1]["eventSourceARN"] = records[0]["eventSourceARN"]
+    handler = aws_lambda.consumer(delays=True, client=sqs.client)(obedient)
+    assert failed(handler({"Records": records}, None)) == ["error"]
+    assert "no delay but the queue's visibility timeout" in caplog.text
+
+
+def test_it_makes_its_own_client(sqs, monkeypatch):
+    """As boto3 finds the endpoint, with the credentials of the function's role."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", sqs.endpoint)
+    dead = sqs.create()
+    url = sqs.create()
+    sqs.client.send_message(QueueUrl=url, MessageBody="permanent")
+    handler = aws_lambda.consumer(dead_letters=dead)(obedient)
+    assert failed(handler(mapped(sqs, url), None)) == []
+    handler.close()
+    assert sqs.held(dead) == 1
