@@ -18,10 +18,10 @@ MODULES = sorted(
 NAMES = {
     "abate": """
         AbateError Again AsyncWorkQueue AttemptTimeout Backoff Budget Fuse Gate Hedge LayeredRetryWarning
-        Outcome PermanentFailure Permits Policy QueueFull Recoverable Refused Report RetryExhausted Ruling
-        Shelter ShutDown SilentSuccess Throttle Timeouts TokenBucket WorkQueue clients consistent_jitter
-        consumer controller deadline events http load_policies observe on_error on_result open_store remaining
-        report retry retry_on_db_conflict testing ticks widen
+        LeaseLost Outcome PermanentFailure Permits Policy QueueFull Recoverable Refused Report RetryExhausted
+        Ruling Shelter ShutDown SilentSuccess StoreError Throttle Timeouts TokenBucket WorkQueue clients
+        consistent_jitter consumer controller deadline events http load_policies observe on_error on_result
+        open_store remaining report retry retry_on_db_conflict testing ticks widen
     """,
     "abate.decide": "Outcome Rule Rules Ruling http on_error on_result widen",
     "abate.schedule": """
@@ -33,6 +33,7 @@ NAMES = {
         Again AsyncWorkQueue Back Bury Done Fuse KeyQueue LeaseLost Message PermanentFailure QueueFull Recoverable
         ShutDown SilentSuccess Source WorkQueue
     """,
+    "abate.stores": "DeadLetter Depth Queue Store StoreBudget StoreError Terms open_store",
     "abate.observe": "LoggingSink Sink install remove",
     "abate.testing": "Recorder Script VirtualClock after off",
 }

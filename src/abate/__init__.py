@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from abate.call.hedge import Hedge
     from abate.clients.databases import retry_on_db_conflict
     from abate.schedule.latency import Timeouts
-    from abate.stores import open_store
+    from abate.stores import StoreError, open_store
     from abate.work import (
         Again,
         AsyncWorkQueue,
         Fuse,
+        LeaseLost,
         PermanentFailure,
         QueueFull,
         Recoverable,
@@ -50,6 +51,7 @@ __all__ = [
     "Gate",
     "Hedge",
     "LayeredRetryWarning",
+    "LeaseLost",
     "Outcome",
     "PermanentFailure",
     "Permits",
@@ -63,6 +65,7 @@ __all__ = [
     "Shelter",
     "ShutDown",
     "SilentSuccess",
+    "StoreError",
     "Throttle",
     "Timeouts",
     "TokenBucket",
@@ -94,11 +97,13 @@ _ELSEWHERE = {
     "AsyncWorkQueue": "abate.work",
     "Fuse": "abate.work",
     "Hedge": "abate.call.hedge",
+    "LeaseLost": "abate.work",
     "PermanentFailure": "abate.work",
     "QueueFull": "abate.work",
     "Recoverable": "abate.work",
     "ShutDown": "abate.work",
     "SilentSuccess": "abate.work",
+    "StoreError": "abate.stores",
     "Timeouts": "abate.schedule.latency",
     "WorkQueue": "abate.work",
     "consumer": "abate.work.consumer",

@@ -119,6 +119,16 @@ class SourceFailed(Event):
     delay: float
 
 
+class StoreDegraded(Event):
+    """A store doesn't answer, so that each process goes by limits of its own; or (`degraded` is false) it does again.
+
+    The `policy` is the store's name.
+    """
+
+    degraded: bool
+    error: Exception | None
+
+
 Sink: TypeAlias = Callable[[Event], object]
 
 _lock = Lock()

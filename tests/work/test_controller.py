@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -443,7 +444,7 @@ def test_a_source_that_raises_is_started_again_and_reported(caplog):
             live(reconcile, 60.0)
         finally:
             abate.observe.remove(sink)
-        gaps = [after - before for before, after in zip(started, started[1:], strict=False)]
+        gaps = [after - before for before, after in pairwise(started)]
         assert len(gaps) == 4
         for gap, ceiling in zip(gaps, (1.0, 2.0, 1.0, 2.0), strict=True):
             assert ceiling / 2 <= gap <= ceiling

@@ -1,250 +1,14 @@
-"""The key queue without waiting: beside a slow and obvious model, and the bounds of what it keeps."""
+"""The key queue without waiting, rule by rule, and the bounds of what it keeps."""
 
 import doctest
+from itertools import count
 
 import pytest
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from abate import Backoff
 from abate.work import KeyQueue, QueueFull, keys
-
-
-class Doubling:
-    """A backoff without chance: 1, 2, 4, 8, 8, ..."""
-
-    jittered = False
-
-    def delay(self, retry, rng, previous=None):
-        return self.ceiling(retry)
-
-    def ceiling(self, retry):
-        return min(8.0, 2.0 ** (retry - 1))
-
-
-KEYS = st.sampled_from("abcdef")
-PRIORITIES = st.sampled_from([0, 0, 1, 2, 5, 9])
-SECONDS = st.sampled_from([-1.0, 0.0, 0.5, 1.0, 1.0, 2.0, 4.0])
-FAILURES = 3
-SLACK = 2
-
-
-class Model:
-    """What a key queue promises, in lists that are searched from end to end."""
-
-    def __init__(self, capacity, rate, burst):
-        self.capacity, self.rate, self.burst = capacity, rate, burst
-        self.ready = []  # key, priority, since; in the order in which they came to their priority
-        self.hand = []
-        self.again = []  # key, priority
-        self.later = []  # key, instant, priority
-        self.failures = []  # key, how many; who failed last is last
-        self.tokens, self.filled = burst, 0.0
-
-    def find(self, where, key):
-        return next((item for item in where if item[0] == key), None)
-
-    def drop(self, where, key):
-        where[:] = [item for item in where if item[0] != key]
-
-    def full(self):
-        return self.capacity is not None and len(self.ready) + len(self.later) + len(self.again) >= self.capacity
-
-    def ripen(self, now):
-        ripe = [item for item in sorted(self.later, key=lambda item: item[1]) if item[1] <= now]
-        for key, at, priority in ripe:
-            self.drop(self.later, key)
-            if key in self.hand:
-                self.again.append((key, priority))
-            else:
-                self.ready.append((key, priority, at))
-        return sum(key not in self.hand for key, _, _ in ripe)
-
-    def add(self, key, now, priority):
-        self.ripen(now)
-        known = self.find(self.ready, key)
-        if known:
-            if priority > known[1]:
-                self.drop(self.ready, key)
-                self.ready.append((key, priority, known[2]))
-            return False
-        others = [item[-1] for item in (self.find(self.later, key), self.find(self.again, key)) if item]
-        if key not in self.hand and not others and self.full():
-            raise QueueFull
-        self.drop(self.later, key)
-        self.drop(self.again, key)
-        highest = max([priority, *others])
-        if key in self.hand:
-            self.again.append((key, highest))
-        else:
-            self.ready.append((key, highest, now))
-        return True
-
-    def add_after(self, key, seconds, now, priority):
-        if seconds <= 0:
-            return self.add(key, now, priority)
-        planned = self.find(self.later, key)
-        if self.find(self.ready, key) or self.find(self.again, key) or (planned and planned[1] <= now + seconds):
-            return False
-        if not planned and key not in self.hand and self.full():
-            raise QueueFull
-        self.drop(self.later, key)
-        self.later.append((key, now + seconds, priority))
-        return True
-
-    def done(self, key, now):
-        self.hand.remove(key)
-        back = self.find(self.again, key)
-        if back is None:
-            return False
-        self.ripen(now)
-        self.drop(self.again, key)
-        self.ready.append((key, back[1], now))
-        return True
-
-    def next_delay(self, key, now):
-        known = self.find(self.failures, key)
-        failed = (known[1] if known else 0) + 1
-        self.drop(self.failures, key)
-        self.failures = [*self.failures, (key, failed)][-FAILURES:]
-        own = Doubling().delay(failed, None)
-        if self.rate is None:
-            return own
-        self.tokens = min(self.burst, self.tokens + (now - self.filled) * self.rate) - 1
-        self.filled = now
-        return max(own, -self.tokens / self.rate)
-
-    def heads(self):
-        """Of each priority the key that came to it first, the highest priority first."""
-        lanes = sorted({item[1] for item in self.ready}, reverse=True)
-        return [next(item for item in self.ready if item[1] == lane) for lane in lanes]
-
-
-class BesideTheModel(RuleBasedStateMachine):
-    """Whatever is done to a queue, it answers as the model does."""
-
-    def __init__(self):
-        super().__init__()
-        self.before = keys.MOST_FAILURES, keys.SLACK
-        keys.MOST_FAILURES, keys.SLACK = FAILURES, SLACK
-        self.now = 0.0
-        self.passed_over = 0
-
-    def teardown(self):
-        keys.MOST_FAILURES, keys.SLACK = self.before
-
-    @initialize(
-        capacity=st.sampled_from([None, None, 3, 1]), rate=st.sampled_from([None, 2.0]), burst=st.integers(1, 3)
-    )
-    def start(self, capacity, rate, burst):
-        self.queue = KeyQueue(capacity, Doubling(), rate, burst)
-        self.model = Model(capacity, rate, burst)
-
-    def both(self, method, *args):
-        """Do the same to the two: the same answer, or the same refusal."""
-        answers = []
-        for one in (self.queue, self.model):
-            try:
-                answers.append(getattr(one, method)(*args))
-            except QueueFull:
-                answers.append(QueueFull)
-        assert answers[0] == answers[1], (method, args)
-
-    @rule(key=KEYS, priority=PRIORITIES)
-    def add(self, key, priority):
-        self.both("add", key, self.now, priority)
-
-    @rule(key=KEYS, seconds=SECONDS, priority=PRIORITIES)
-    def add_after(self, key, seconds, priority):
-        self.both("add_after", key, seconds, self.now, priority)
-
-    @rule(key=KEYS)
-    def cancel(self, key):
-        planned = self.model.find(self.model.later, key)
-        self.model.drop(self.model.later, key)
-        assert self.queue.cancel(key) is (planned is not None)
-
-    @rule(key=KEYS)
-    def fail(self, key):
-        assert self.queue.next_delay(key, self.now, None) == self.model.next_delay(key, self.now)
-
-    @rule(key=KEYS)
-    def forget(self, key):
-        self.queue.forget(key)
-        self.model.drop(self.model.failures, key)
-
-    @rule()
-    def take(self):
-        heads = self.model.heads()
-        key = self.queue.take()
-        if not heads:
-            assert key is None
-            return
-        oldest = min(head[2] for head in heads)
-        taken = self.model.find(heads, key)
-        assert taken is not None, "not the first of its priority"
-        assert taken == heads[0] or taken[2] == oldest, "neither of the highest priority nor the oldest"
-        self.passed_over = 0 if taken[2] == oldest else self.passed_over + 1
-        assert self.passed_over < keys.TURNS
-        assert key not in self.model.hand, "in two hands"
-        self.model.drop(self.model.ready, key)
-        self.model.hand.append(key)
-
-    @rule(times=st.integers(1, 12))
-    def take_many(self, times):
-        for _ in range(times):
-            self.take()
-
-    @precondition(lambda self: self.model.hand)
-    @rule(data=st.data())
-    def done(self, data):
-        key = data.draw(st.sampled_from(sorted(self.model.hand)))
-        self.both("done", key, self.now)
-
-    @rule(key=KEYS)
-    def done_with_what_is_not_in_hand(self, key):
-        if key not in self.model.hand:
-            with pytest.raises(ValueError, match="is not in hand"):
-                self.queue.done(key, self.now)
-
-    @rule(seconds=st.sampled_from([0.25, 0.5, 1.0, 3.0]))
-    def wait(self, seconds):
-        self.now += seconds
-
-    @rule()
-    def ripen(self):
-        self.both("ripen", self.now)
-
-    @rule()
-    def cancel_all(self):
-        self.queue.cancel_all()
-        self.model.later.clear()
-
-    @invariant()
-    def the_same_keys_are_there(self):
-        if not hasattr(self, "queue"):
-            return
-        queue, model = self.queue, self.model
-        assert sorted(queue.keys()) == sorted(item[0] for item in model.ready)
-        assert len(queue) == len(model.ready)
-        assert queue.in_hand == set(model.hand)
-        assert sorted((key, due[0]) for key, due in queue.later.items()) == sorted(item[:2] for item in model.later)
-        assert queue.next_due() == min((item[1] for item in model.later), default=None)
-        assert queue.oldest() == min((item[2] for item in model.ready), default=None)
-        failures = dict(model.failures)
-        assert all(queue.requeues(key) == failures.get(key, 0) for key in "abcdef")
-
-    @invariant()
-    def little_is_kept_of_what_is_gone(self):
-        if hasattr(self, "queue"):
-            places = sum(map(len, self.queue._lanes.values()))
-            assert places == len(self.queue) + self.queue._dead <= 2 * len(self.queue) + SLACK
-            assert len(self.queue._due) <= 2 * len(self.queue.later) + SLACK
-            assert len(self.queue._failures) <= FAILURES
-
-
-TestBesideTheModel = BesideTheModel.TestCase
-TestBesideTheModel.settings = settings(deadline=None, max_examples=150, stateful_step_count=60)
 
 
 def take_all(queue):
@@ -297,6 +61,40 @@ def test_a_raised_key_keeps_its_age():
     assert take_all(queue) == ["b", "a"]
 
 
+def test_a_raised_key_is_not_held_up_by_younger_ones():
+    """It is last of its new priority, but its turn as the oldest comes where it would have come."""
+    queue = KeyQueue()
+    queue.add("raised", 0.0)
+    for n in range(50):
+        queue.add(f"young{n}", 1.0, priority=1)
+    queue.add("raised", 2.0, priority=1)
+    taken = []
+    for n in range(20):
+        queue.add(f"high{n}", 3.0, priority=2)
+        taken.append(queue.take())
+    assert taken.index("raised") == keys.TURNS - 1
+
+
+@given(
+    adds=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), min_size=1, max_size=150),
+    flood=st.lists(st.integers(0, 4), min_size=3, max_size=3),
+)
+def test_a_key_with_n_before_it_goes_within_8_n_plus_8_turns(adds, flood):
+    """Whatever priorities come after it, and whoever is raised: nobody starves."""
+    queue, waiting, fresh = KeyQueue(), {}, count(100)
+    for now, (key, priority) in enumerate(adds):
+        ahead = len(queue)
+        if queue.add(key, float(now), priority):
+            waiting[key] = keys.TURNS * (ahead + 1)
+        for level in flood:
+            queue.add(next(fresh), float(now), level)
+        taken = queue.take()
+        queue.done(taken, float(now))
+        waiting.pop(taken, None)
+        waiting = {key: turns - 1 for key, turns in waiting.items()}
+        assert all(turns > 0 for turns in waiting.values())
+
+
 def test_the_priority_of_a_delayed_key_is_kept_when_it_is_added():
     """Of two priorities the higher counts; also for one that is in hand."""
     queue = KeyQueue()
@@ -346,7 +144,7 @@ def test_what_came_due_before_goes_before():
 def test_who_failed_longest_ago_is_forgotten_first(monkeypatch):
     """The failures of a bounded number of keys are counted."""
     monkeypatch.setattr(keys, "MOST_FAILURES", 2)
-    queue = KeyQueue(backoff=Doubling())
+    queue = KeyQueue(backoff=Backoff(1.0, 8.0, jitter="none"))
     assert [queue.next_delay(key, 0.0, None) for key in "abac"] == [1.0, 1.0, 2.0, 1.0]
     assert [queue.requeues(key) for key in "abc"] == [2, 0, 1]
 
@@ -359,28 +157,32 @@ def test_without_backoff_only_the_rate_delays():
     assert KeyQueue().next_delay("a", 0.0, None) == 0.0
 
 
+def places(queue):
+    return len(queue._line) + sum(map(len, queue._lanes.values()))
+
+
 def test_nothing_is_left_of_many_raises():
     """A key that is raised a thousand times, or a thousand that are raised once and taken."""
     queue = KeyQueue()
     for priority in range(1000):
         queue.add("a", 0.0, priority)
-        assert sum(map(len, queue._lanes.values())) <= 2 + keys.SLACK
-        assert len(queue._lanes) <= 4 + keys.SLACK
+        assert places(queue) <= 3 + keys.SLACK
+        assert len(queue._lanes) <= 2 + keys.SLACK
     for n in range(1000):
         queue.add(n, 0.0)
         queue.add(n, 0.0, priority=1)
     while queue.take() is not None:
-        assert sum(map(len, queue._lanes.values())) <= 2 * len(queue) + keys.SLACK
+        assert places(queue) <= 3 * len(queue) + keys.SLACK
 
 
 def test_nothing_is_left_of_raises_when_the_last_key_is_taken():
     """An idle queue keeps little, too."""
     queue = KeyQueue()
-    for priority in range(keys.SLACK + 2):
+    for priority in range(keys.SLACK + 3):
         queue.add("a", 0.0, priority)
-    assert sum(map(len, queue._lanes.values())) == keys.SLACK + 2
+    assert places(queue) == keys.SLACK + 3
     assert queue.take() == "a"
-    assert sum(map(len, queue._lanes.values())) == 0
+    assert places(queue) == 0
 
 
 def test_lanes_of_unused_priorities_go():
@@ -392,21 +194,20 @@ def test_lanes_of_unused_priorities_go():
             queue.add("b", 0.0, priority)
             for _ in range(2):
                 queue.done(queue.take(), 0.0)
-            assert len(queue._lanes) == len(queue._priorities) <= 4
+            assert len(queue._lanes) == len(queue._priorities) <= keys.SLACK
 
 
-def test_nothing_is_left_of_many_cancelled_delays():
-    """Also at one instant, and of a thousand that are cancelled at the end."""
+def test_nothing_is_left_of_cancelled_delays():
+    """Neither of one that was planned a thousand times, nor of a thousand that were added or cancelled."""
     queue = KeyQueue()
-    for _ in range(1000):
-        queue.add_after("a", 1.0, 0.0)
-        queue.cancel("a")
-        assert len(queue._due) <= 2 + keys.SLACK
+    for n in range(1000):
+        queue.add_after("a", 1000.0 - n, 0.0)
+    assert len(queue._timetable) == 1
     for n in range(1000):
         queue.add_after(n, 1.0, 0.0)
     for n in range(1000):
-        assert queue.cancel(n) if n % 2 else queue.add(n, 0.0)
-        assert len(queue._due) <= 2 * len(queue.later) + keys.SLACK
+        assert queue.cancel(n) if n % 2 else not queue.add(n, 0.0)
+    assert (len(queue._timetable), queue.next_due()) == (1, 1.0)
 
 
 def test_a_cancelled_delay_leaves_no_priority():
@@ -420,13 +221,30 @@ def test_a_cancelled_delay_leaves_no_priority():
     assert take_all(queue) == ["b", "a"]
 
 
-def test_an_entry_of_no_lane_is_noticed():
-    """Rather than a worker that is handed nothing."""
-    queue = KeyQueue()
-    queue.add("a", 0.0, priority=1)
-    queue._lanes[1].clear()
-    with pytest.raises(AssertionError, match="in no lane"):
-        queue.take()
+def test_every_add_is_fresh_or_coalesced():
+    """Coalesced are those of a key that waits: for a worker, its time, or to come back; a refused one is neither."""
+    queue = KeyQueue(capacity=2)
+    assert queue.add("a", 0.0)
+    assert not queue.add("a", 0.0, priority=1)
+    assert queue.add_after("b", 5.0, 0.0)
+    assert not queue.add_after("b", 9.0, 0.0)
+    assert not queue.add_after("b", 2.0, 0.0)
+    assert not queue.add("b", 0.0)
+    with pytest.raises(QueueFull):
+        queue.add("c", 0.0)
+    assert (queue.fresh, queue.coalesced, queue.adds) == (2, 4, 6)
+    assert queue.take() == "a"
+    assert queue.add("a", 0.0)
+    assert not queue.add("a", 0.0)
+    assert not queue.add_after("a", 1.0, 0.0)
+    assert (queue.fresh, queue.coalesced, queue.adds) == (3, 6, 9)
+
+
+@pytest.mark.parametrize("wrong", [{"capacity": 0}, {"rate": 0.0}, {"burst": 0}])
+def test_a_key_queue_says_what_it_cannot_be(wrong):
+    """Each argument by its name."""
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be a"):
+        KeyQueue(**wrong)
 
 
 def test_the_examples_are_true():

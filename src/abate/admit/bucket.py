@@ -121,9 +121,13 @@ class TokenBucket(Gate):
             raise ValueError(f"n must be from 1 to the burst of {self.burst}, not {n!r}")
         now = level.clock.now()
         if now > level.at:
-            level.tokens = min(float(self.burst), level.tokens + (now - level.at) * self.rate)
+            level.tokens = min(self._ceiling(n), level.tokens + (now - level.at) * self.rate)
             level.at = now
         return now
+
+    def _ceiling(self, n: int) -> float:
+        """How many tokens are kept at most, for who wants `n`."""
+        return float(self.burst)
 
     def _take(self, level: Level, n: int, now: float) -> None:
         level.tokens -= n

@@ -61,6 +61,7 @@ class Ledger:
         "_tick_from",
         "deposits",
         "draw",
+        "earned",
         "end",
         "lock",
         "now",
@@ -86,6 +87,8 @@ class Ledger:
         self._tick_from = 0
         self._run_from = 0
         self._skip = 0
+        self.earned = 0
+        """Deposits entered so far, those that have left the window included."""
 
     def deposit(self) -> None:
         """Count one deposit at the time it is now."""
@@ -140,11 +143,17 @@ class Ledger:
         """Enter what was taken into the slot that was open then, and open the slot of `now`; needs the lock."""
         self._prepay(self._settle(now), self._units())
 
+    def agree(self, terms: Terms) -> None:
+        """Go by other terms from now on; needs the lock."""
+        drawn = self._settle(self.now())
+        self._terms = terms
+        self._prepay(drawn, self._units())
+
     def _settle(self, now: float) -> int:
         """Fold, but for what is prepaid, which is nothing now; the last number drawn."""
         self.prepaid = NOTHING
         ticked, drawn = next(self.tick), next(self.draw)
-        self.deposits.add(ticked - self._tick_from)
+        self._enter(ticked - self._tick_from)
         self._tick_from = ticked + 1
         self._enter_run()
         issued = self._issued
@@ -175,8 +184,12 @@ class Ledger:
 
     def _enter_run(self) -> None:
         left = length_hint(self.run)
-        self.deposits.add(self._run_from - left)
+        self._enter(self._run_from - left)
         self._run_from = left
+
+    def _enter(self, deposits: int) -> None:
+        self.deposits.add(deposits)
+        self.earned += deposits
 
     def after_fork(self) -> None:
         self.lock = Lock()

@@ -56,7 +56,9 @@ class Door:
         "__weakref__",
         "_alarm",
         "_alone",
+        "_barred",
         "_calmed",
+        "_ceiling",
         "_leader",
         "_name",
         "_patience",
@@ -88,6 +90,7 @@ class Door:
         self._leader: Waiter | None = None
         self._alarm = inf
         self._swept = -inf
+        self._barred, self._ceiling = -inf, inf  # what others say: nothing before then, and no more in flight
         self.last_error: Exception | None = None
 
     @property
@@ -115,7 +118,7 @@ class Door:
 
     def _answer(self, now: float, began: float, left: float | None) -> Ticket | Waiter | str:
         weather, room = self.weather, self._room
-        if not room.size and weather.may_send(now):
+        if not room.size and now >= self._due():
             return weather.send(now)
         if room.full:
             return FULL
@@ -129,7 +132,7 @@ class Door:
         with self._alone:
             if self._leader is not waiter:
                 return waiter.deadline
-            self._alarm = min(waiter.deadline, self.weather.due())
+            self._alarm = min(waiter.deadline, self._due())
             return self._alarm
 
     def look(self, waiter: Waiter, now: float) -> None:
@@ -218,6 +221,17 @@ class Door:
             rung = self._admit(now)
         self.ring(rung)
 
+    def heed(self, down: bool, barred: float, ceiling: float, by: str) -> None:
+        """Go by what others know: is it down, until when to send nothing, and how much may be in flight here."""
+        with self._alone:
+            now, before = self.clock.now(), self.weather.state
+            self._barred, self._ceiling = barred, ceiling
+            if down:
+                self.weather.warned(now)
+            rung = self._admit(now)
+        self.ring(rung)
+        self._tell(before, by)
+
     def finish(self) -> list[Waiter]:
         """Do what could not be done at once, with the lock: who is to be woken."""
         rung: list[Waiter] = []
@@ -249,7 +263,7 @@ class Door:
         if not room.size:
             return rung
         weather.held_back(now)
-        while room.size and weather.may_send(now):
+        while room.size and now >= self._due():
             waiter = room.next(now)
             assert waiter is not None
             # who could not wait for the answer would waste the server's time
@@ -261,10 +275,16 @@ class Door:
         """See that somebody looks after the time for all: who is to be woken for it."""
         if self._leader is None or self._leader.answer is not None:
             self._leader, self._alarm = self._room.leader(), inf
-        if self._leader is None or self.weather.due() >= self._alarm:
+        if self._leader is None or self._due() >= self._alarm:
             return []
-        self._alarm = self.weather.due()
+        self._alarm = self._due()
         return [self._leader]
+
+    def _due(self) -> float:
+        """The instant from which there is room for one more attempt, if nothing else happens."""
+        if self.weather.in_flight + 1 > self._ceiling:
+            return inf  # until an answer, or other news
+        return max(self.weather.due(), self._barred)
 
     def _turn_away(self, waiter: Waiter, why: str) -> None:
         waiter.answer = why

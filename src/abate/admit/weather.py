@@ -140,9 +140,11 @@ class Weather:
         "_trial",
         "_trial_of",
         "_worried",
+        "answers",
         "calm",
         "epoch",
         "failing",
+        "failures",
         "hinted",
         "in_flight",
         "latency",
@@ -161,6 +163,8 @@ class Weather:
         self.limit = float(START)
         self.in_flight = 0
         self.epoch = 0
+        self.answers = self.failures = 0
+        """How many were counted so far."""
         self.failing = 0.0
         """The share of recent attempts that failed."""
         self.opens = self.hinted = self._paced = -inf
@@ -239,6 +243,7 @@ class Weather:
     def good(self, ticket: Ticket | None, now: float, waiting: int) -> None:
         """The server has answered, to an attempt with a ticket or without, while so many calls are held back."""
         self._count(0.0)
+        self.answers += 1
         self._row = 0
         self._answered = True
         if self.state == "probing":
@@ -286,6 +291,7 @@ class Weather:
             current = not hearsay and self.state != "probing"
         if not hearsay:
             self._count(1.0)
+            self.failures += 1
         if until is not None:
             self.hinted = max(self.hinted, until)
         if not current:
@@ -413,11 +419,22 @@ class Weather:
         if self.state != "probing":
             self._since = now
         self._pauses += 1
+        self._shut(now + min(own, self._soonest(now) * (0.8 + 0.4 * self._rng.random())))
+
+    def warned(self, now: float) -> None:
+        """Others have seen all fail: nothing but a probe from now on, as if it had been seen here."""
+        if self.calm:
+            self._wake(now)
+        if self.state != "probing":
+            self._since = self._worried = now
+            self._shut(now)
+
+    def _shut(self, opens: float) -> None:
         self.state = "probing"
         self.epoch += 1
         self.in_flight = self._row = self._silent = 0
         self.limit = 1.0
-        self.opens = now + min(own, self._soonest(now) * (0.8 + 0.4 * self._rng.random()))
+        self.opens = opens
 
     def _own_pause(self, plan: Schedule, pause: int, retry: int) -> float:
         """What the failed call would wait by itself: the first time anything up to that, then about as long."""

@@ -98,16 +98,20 @@ class Controller(Service[P, T]):
         >>> [(parked.key, parked.reason) for parked in reconcile.parked()]
         [('orders/42', 'no such order')]
         """
-        if self._queue is self._local:
+        if self._in_memory:
             return list(self._local.parked.values())
         return [Parked(letter.key, letter.kind, letter.reason, letter.trace) for letter in self._queue.dead()]
 
     def waiting(self) -> int:
         """How many keys are ready, or to come later."""
-        if self._queue is self._local:
+        if self._in_memory:
             return self._local.waiting()
         depth = self._queue.depth()
         return int(depth.ready + depth.delayed)
+
+    @property
+    def _in_memory(self) -> bool:
+        return self._queue is self._local
 
     # -- what brings them
 
@@ -179,9 +183,7 @@ class Controller(Service[P, T]):
         kept = []
         for name, feed in self._feeds:
             push = partial(self._push, loop, name != RESYNC)  # a resync is nobody who adds a parked key again
-            kept.append(
-                asyncio.create_task(feeds.kept_up(self.name, name, feed, push, loop.crew.run, self._chance))
-            )
+            kept.append(asyncio.create_task(feeds.kept_up(self.name, name, feed, push, loop.crew.run, self._chance)))
         try:
             await loop.stopping.wait()
         finally:
@@ -192,7 +194,7 @@ class Controller(Service[P, T]):
     async def _push(self, loop: Loop, revive: bool, key: Any) -> None:
         """Add a key that a feed brings, and wait for room where there is none."""
         self._remember(key)
-        if self._queue is self._local:
+        if self._in_memory:
             if revive or key not in self._local.parked:
                 await self._local.put(key)
             return

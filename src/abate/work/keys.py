@@ -5,26 +5,33 @@ The guarantees (see `abate.work`) are kept here; the fronts for threads and task
     add ──► ready ──► take ──► in hand ──► done ──► gone, or ready again if it was added meanwhile
              ▲                                │
              └── due ◄── later ◄── add_after ─┘
+
+Every key that is ready stands in the line, in the order in which it became so. One with a priority stands in the lane
+of that priority besides. A turn takes the first of the highest lane, or of the line where no lane has any; each eighth
+turn takes the first of the line in any case. So a key that has n others before it in the line goes within 8 (n + 1)
+turns, whatever comes after it. What was taken from one of its places is dead in the others, until it is come across or
+swept out.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
-from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
 from typing import Generic, TypeAlias, TypeVar
 
-from abate.errors import AbateError
+from abate.errors import AbateError, number, whole
 from abate.schedule.backoff import Schedule, Uniform
+from abate.work.timetable import Due, Timetable
 
 K = TypeVar("K", bound=Hashable)
 
 TURNS = 8
 """Of this many keys that are taken, one is the oldest, whatever its priority."""
 SLACK = 64
-"""Places of what is gone are kept up to this number, or up to as many as there are others."""
+"""Dead places are kept up to this number, or up to as many as there are keys."""
 MOST_FAILURES = 100_000
 """Keys whose failures are counted; the one that failed longest ago is forgotten for one more."""
 
@@ -41,12 +48,8 @@ class QueueFull(AbateError):
     """
 
 
-Entry: TypeAlias = tuple[K, int, float]
-"""A key that is ready: with its priority, and since when. It is live as long as `ready` holds this very entry."""
-
-
-Due: TypeAlias = tuple[float, int, K, int]
-"""A key that comes later: when, in what order, with what priority. Live as long as `later` holds this very one."""
+Entry: TypeAlias = tuple[K, float]
+"""A key that is ready, and since when. It is live as long as `ready` holds this very entry."""
 
 
 class KeyQueue(Generic[K]):
@@ -66,15 +69,19 @@ class KeyQueue(Generic[K]):
         "_burst",
         "_capacity",
         "_dead",
-        "_due",
         "_failures",
         "_free",
         "_lanes",
+        "_line",
         "_order",
         "_per_key",
         "_priorities",
+        "_priority",
         "_rate",
+        "_timetable",
         "_turns",
+        "coalesced",
+        "fresh",
         "in_hand",
         "later",
         "ready",
@@ -87,65 +94,83 @@ class KeyQueue(Generic[K]):
         rate: float | None = None,
         burst: int = 1,
     ) -> None:
-        self._capacity = inf if capacity is None else capacity
+        self._capacity = None if capacity is None else whole("capacity", capacity, least=1)
         self._per_key = backoff
-        self._rate = rate
-        self._burst = burst
+        self._rate = None if rate is None else number("rate", rate, above=0)
+        self._burst = whole("burst", burst, least=1)
         self._free = -inf  # when the next token of the rate is there
         self.ready: dict[K, Entry[K]] = {}
         self.in_hand: set[K] = set()
-        self._again: dict[K, int] = {}  # added while in hand, with what priority
-        self._lanes: dict[int, deque[Entry[K]]] = {0: deque()}
-        self._priorities: list[int] = [0]  # of the lanes, the highest first
-        self._dead = 0
         self.later: dict[K, Due[K]] = {}
         """Keys that are to be added, and when; none of them is ready, or to come back after `done`."""
-        self._due: list[Due[K]] = []
-        self._order = count()
-        self._failures: dict[K, int] = {}
+        self.fresh = 0
+        """Adds that brought a key: it was not waiting, neither for a worker, nor to come back, nor for its time."""
+        self.coalesced = 0
+        """Adds of a key that was waiting already: it is taken once for both."""
+        self._again: dict[K, int] = {}  # added while in hand, with what priority
+        self._line: deque[Entry[K]] = deque()
+        self._lanes: dict[int, deque[Entry[K]]] = {}  # none of them is empty
+        self._priorities: list[int] = []  # of the lanes, the highest last
+        self._priority: dict[K, int] = {}  # of the keys that stand in a lane
+        self._dead = 0
         self._turns = 0
+        self._timetable: Timetable[K] = Timetable()
+        self._order = count()
+        self._failures: OrderedDict[K, int] = OrderedDict()
 
     # -- in
 
     def add(self, key: K, now: float, priority: int = 0) -> bool:
-        """A key wants work: is it new here?
+        """A key wants work: is it fresh, that is, was it not waiting already?
 
         One that is ready stays where it is, unless this priority is higher; one that is in hand comes back after it;
         one that waits for its time is ready at once.
         """
-        if self._due and self._due[0][0] <= now:
+        if self.later:
             self.ripen(now)  # what came due before goes before
         if key in self.ready:
-            if priority > self.ready[key][1]:
+            self.coalesced += 1
+            if priority > self._priority.get(key, 0):
                 self._raise(key, priority)
             return False
-        if key in self.in_hand:
-            self._again[key] = max(priority, self._again.get(key, 0), self._unplanned(key))
-            return True
-        if key in self.later:  # it is counted already
-            priority = max(priority, self._unplanned(key))
-        elif len(self.ready) + len(self.later) + len(self._again) >= self._capacity:
-            raise QueueFull(f"the queue holds {self._capacity} keys, and no more")
-        self._push(key, priority, now)
-        return True
+        held = key in self.in_hand
+        fresh = key not in self.later and key not in self._again
+        if fresh:
+            if self._capacity is not None and not held:
+                self._check_room(self._capacity)
+            self.fresh += 1
+        else:
+            self.coalesced += 1
+            priority = max(priority, self._unplanned(key), self._again.get(key, 0))
+        if held:
+            self._again[key] = priority
+        else:
+            self._push(key, priority, now)
+        return fresh
 
     def add_after(self, key: K, seconds: float, now: float, priority: int = 0) -> bool:
-        """Add a key later; of two delays the earlier one counts. Is it the one that counts?"""
+        """Add a key later; of two delays the earlier one counts, with its priority. Is it fresh?"""
         if seconds <= 0:
             return self.add(key, now, priority)
-        at = now + seconds
-        if key in self.ready or key in self._again or (key in self.later and self.later[key][0] <= at):
-            return False
-        if (
-            key not in self.later
-            and key not in self.in_hand
-            and len(self.ready) + len(self.later) + len(self._again) >= self._capacity
-        ):
-            raise QueueFull(f"the queue holds {self._capacity} keys, and no more")
+        at, planned = now + seconds, self.later.get(key)
+        fresh = planned is None and key not in self.ready and key not in self._again
+        if fresh:
+            if self._capacity is not None and key not in self.in_hand:
+                self._check_room(self._capacity)
+            self.fresh += 1
+        else:
+            self.coalesced += 1
+            if planned is None or planned[0] <= at:
+                return False
+            self._timetable.remove(planned)
         due = self.later[key] = (at, next(self._order), key, priority)
-        heappush(self._due, due)
-        self._tidy()
-        return True
+        self._timetable.add(due)
+        return fresh
+
+    def _check_room(self, capacity: int) -> None:
+        """For a key that is not in hand: one that is has always room, or what it was added for would be lost."""
+        if len(self.ready) + len(self.later) + len(self._again) >= capacity:
+            raise QueueFull(f"the queue holds {capacity} keys, and no more")
 
     def cancel(self, key: K) -> bool:
         """Forget that a key was to be added later: was it?"""
@@ -156,14 +181,14 @@ class KeyQueue(Generic[K]):
     def cancel_all(self) -> None:
         """Forget everything that was to be added later."""
         self.later.clear()
-        self._due.clear()
+        self._timetable.clear()
 
     def next_delay(self, key: K, now: float, rng: Uniform) -> float:
         """Count a failure of a key: seconds until it may come back, by its own backoff and by the rate of all."""
         failures = self._failures.pop(key, 0) + 1
         self._failures[key] = failures  # at the end: who failed longest ago comes first
         if len(self._failures) > MOST_FAILURES:
-            del self._failures[next(iter(self._failures))]
+            self._failures.popitem(last=False)
         own = 0.0 if self._per_key is None else self._per_key.delay(failures, rng)
         if self._rate is None:
             return own
@@ -184,14 +209,11 @@ class KeyQueue(Generic[K]):
         """The key that is next, for a worker; None where none is ready. What has come due is ripened before."""
         if not self.ready:
             return None
-        if len(self._priorities) == 1 and not self._dead:
-            key = self._lanes[0].popleft()[0]
+        if self._lanes or self._dead:
+            key = self._of_several()
         else:
-            self._turns += 1
-            key = (self._oldest() if self._turns % TURNS == 0 else self._highest())[0]
-        del self.ready[key]
-        if self._dead and self._dead > len(self.ready) + SLACK:
-            self._sweep()
+            key = self._line.popleft()[0]
+            del self.ready[key]
         self.in_hand.add(key)
         return key
 
@@ -209,12 +231,8 @@ class KeyQueue(Generic[K]):
 
     def ripen(self, now: float) -> int:
         """Make ready what has come due: how many."""
-        ripe, due = 0, self._due
-        while due and due[0][0] <= now:
-            item = heappop(due)
-            at, _, key, priority = item
-            if self.later.get(key) is not item:
-                continue  # cancelled, or added by now
+        ripe = 0
+        for at, _, key, priority in self._timetable.pop(now):
             del self.later[key]
             if key in self.in_hand:
                 self._again[key] = priority
@@ -229,15 +247,18 @@ class KeyQueue(Generic[K]):
         """How many keys are ready."""
         return len(self.ready)
 
+    @property
+    def adds(self) -> int:
+        """Adds that were not refused."""
+        return self.fresh + self.coalesced
+
     def next_due(self) -> float | None:
         """The instant at which the next key comes due; None where none waits."""
-        while self._due and self.later.get(self._due[0][2]) is not self._due[0]:
-            heappop(self._due)
-        return self._due[0][0] if self._due else None
+        return self._timetable.first()
 
     def oldest(self) -> float | None:
         """The instant since which the oldest key has been ready; None where none is."""
-        return next(iter(self.ready.values()))[2] if self.ready else None
+        return self._first()[1] if self.ready else None
 
     def keys(self) -> Iterator[K]:
         """The keys that are ready."""
@@ -250,68 +271,79 @@ class KeyQueue(Generic[K]):
         due = self.later.pop(key, None)
         if due is None:
             return 0
-        self._tidy()
+        self._timetable.remove(due)
         return due[3]
 
-    def _tidy(self) -> None:
-        if len(self._due) > 2 * len(self.later) + SLACK:
-            self._due = list(self.later.values())
-            heapify(self._due)
-
-    # -- lanes
+    # -- the line and the lanes
 
     def _push(self, key: K, priority: int, now: float) -> None:
-        entry = self.ready[key] = (key, priority, now)
-        if priority not in self._lanes:
-            self._prune()
-            self._lanes[priority] = deque()
-            self._priorities = sorted(self._lanes, reverse=True)
-        self._lanes[priority].append(entry)
+        entry = self.ready[key] = (key, now)
+        self._line.append(entry)
+        if priority:
+            self._line_up(entry, priority)
 
     def _raise(self, key: K, priority: int) -> None:
-        """Move a key to a higher lane; what is left of it in the old one is dead."""
-        self._dead += 1
-        self._push(key, priority, self.ready[key][2])
-        if self._dead > len(self.ready) + SLACK:
-            self._sweep()
+        """Let a key stand in a higher lane; its place in the line is the same."""
+        if key in self._priority:
+            self._dead += 1  # its place in the lower lane
+        self._line_up(self.ready[key], priority)
+        self._sweep()
 
-    def _sweep(self) -> None:
-        """Drop what is dead."""
-        for level, lane in self._lanes.items():
-            self._lanes[level] = deque(entry for entry in lane if self._live(entry))
-        self._dead = 0
-        self._prune()
+    def _line_up(self, entry: Entry[K], priority: int) -> None:
+        """Let an entry of the line stand in a lane, too."""
+        self._priority[entry[0]] = priority
+        if priority in self._lanes:
+            self._lanes[priority].append(entry)
+        else:
+            self._lanes[priority] = deque((entry,))
+            insort(self._priorities, priority)
 
-    def _prune(self) -> None:
-        """Drop the lanes that are empty, or every priority that was ever used would stay."""
-        self._lanes = {level: lane for level, lane in self._lanes.items() if lane or not level}
-        self._priorities = sorted(self._lanes, reverse=True)
+    def _of_several(self) -> K:
+        """Take a key where there are several to choose from."""
+        self._turns += 1
+        entry = self._highest() if self._turns % TURNS else None
+        if entry is None:
+            entry = self._first()
+            self._line.popleft()
+        key = entry[0]
+        del self.ready[key]
+        if self._priority.pop(key, 0):
+            self._dead += 1  # its other place, in the line or in its lane
+        self._sweep()
+        return key
+
+    def _highest(self) -> Entry[K] | None:
+        """Take the first of the highest lane out of it; None where no lane has any."""
+        while self._lanes:
+            priority = self._priorities[-1]
+            lane = self._lanes[priority]
+            entry = lane.popleft()
+            if not lane:
+                del self._lanes[self._priorities.pop()]
+            if self._stands(entry, priority):
+                return entry
+            self._dead -= 1
+        return None
+
+    def _first(self) -> Entry[K]:
+        """The first of the line: the key that has been ready for longest."""
+        while not self._live(self._line[0]):
+            self._line.popleft()
+            self._dead -= 1
+        return self._line[0]
 
     def _live(self, entry: Entry[K]) -> bool:
         return self.ready.get(entry[0]) is entry
 
-    def _highest(self) -> Entry[K]:
-        for priority in self._priorities:
-            lane = self._lanes[priority]
-            while lane:
-                entry = lane.popleft()
-                if self._live(entry):
-                    return entry
-                self._dead -= 1
-            if priority:
-                del self._lanes[priority]
-                self._priorities = sorted(self._lanes, reverse=True)
-        raise AssertionError("a key is ready and in no lane")
+    def _stands(self, entry: Entry[K], priority: int) -> bool:
+        return self._live(entry) and self._priority.get(entry[0]) == priority
 
-    def _oldest(self) -> Entry[K]:
-        """The entry that was added first, of those at the head of a lane."""
-        found: Entry[K] | None = None
-        for lane in self._lanes.values():
-            while lane and not self._live(lane[0]):
-                lane.popleft()
-                self._dead -= 1
-            if lane and (found is None or lane[0][2] < found[2]):
-                found = lane[0]
-        assert found is not None
-        self._lanes[found[1]].popleft()
-        return found
+    def _sweep(self) -> None:
+        """Drop the dead places where they are many."""
+        if self._dead <= len(self.ready) + SLACK:
+            return
+        self._line = deque(filter(self._live, self._line))
+        lanes = ((level, deque(e for e in lane if self._stands(e, level))) for level, lane in self._lanes.items())
+        self._lanes = {level: lane for level, lane in lanes if lane}
+        self._priorities = sorted(self._lanes)
+        self._dead = 0

@@ -1,0 +1,289 @@
+"""What every store promises for every state of a message.
+
+A message is in one of three states:
+
+    add ──► waiting ──► receive ──► leased ──► done ──► gone, or waiting again if it was added meanwhile
+               ▲  ▲                  │  │ └──► bury ──► dead ──► redrive, or a new add ──► waiting
+               │  └── the lease ran out ┘
+               └─────── back ────────┘
+
+One that waits is ready from its due instant on, and delayed before. A lease that has run out is waiting again from
+that instant on, and no verdict of its former holder counts any more, even if nobody has taken it since: so a holder
+can tell by the clock alone whether it still has a lease, and the store never says otherwise.
+
+The stores do the rest in methods that begin with an underscore; they are told values that have been checked
+(`abate.stores.input`).
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+from abate.errors import AbateError, number, whole
+from abate.stores.input import HIGHEST, LONGEST_BODY, LONGEST_KEY, bounded, envelope, of_ours, several, text
+from abate.stores.ledger import StoreBudget, Terms
+from abate.values import Value
+from abate.work.source import Back, Bury, Done, LeaseLost, Message, Settlement, Verdict
+
+
+class StoreError(AbateError):
+    """A store can't do its work: it is not there, broken, locked, full, or of another make. Nothing was changed.
+
+    >>> import abate.stores
+    >>> abate.stores.open_store("sqlite:////")
+    Traceback (most recent call last):
+    abate.stores.contract.StoreError: / is a directory: expected a file, or a path at which to make one
+    """
+
+
+class Depth(Value):
+    """How many messages a queue holds, by what they wait for, and for how long the oldest has been ready.
+
+    >>> Depth(ready=2, delayed=1).waiting
+    3
+    """
+
+    ready: int = 0
+    delayed: int = 0
+    leased: int = 0
+    dead: int = 0
+    age: float | None = None
+    """Seconds; None where nothing is ready."""
+
+    @property
+    def waiting(self) -> int:
+        """How many count against the capacity."""
+        return self.ready + self.delayed
+
+
+class DeadLetter(Value):
+    """A message that could not be worked on, and why; `died` is when, in seconds since 1970.
+
+    Bytes that are no UTF-8 are shown as ``\\xff``; the store keeps them as they are.
+
+    >>> DeadLetter("orders/42", "", {}, "permanent", "it has no address", "", 1, 0.0).reason
+    'it has no address'
+    """
+
+    key: str
+    body: str
+    attributes: Mapping[str, str]
+    kind: str
+    reason: str
+    trace: str
+    receives: int
+    died: float
+
+
+class Queue(ABC):
+    """Messages that wait for a worker, in a store. It is a `Source`: controllers and consumers take it as it is.
+
+    >>> import abate.stores
+    >>> queue = abate.stores.open_store("memory:").queue("orders")
+    >>> queue.add("orders/42", "{}", priority=1), queue.send("a message without a key of its own") != ""
+    (True, True)
+    >>> [message.key for message in queue.receive()], queue.depth().leased, queue.depth().ready
+    (['orders/42'], 1, 1)
+    """
+
+    durable: bool
+
+    def __init__(self, name: str, lease: float, capacity: int | None) -> None:
+        self.name = text("a queue's name", name, LONGEST_KEY, empty=False)
+        self._lease = number("lease", lease, above=0)
+        self.lease: float | None = self._lease
+        self.capacity = None if capacity is None else whole("capacity", capacity, least=1)
+
+    # -- in
+
+    def add(
+        self,
+        key: str,
+        body: str = "",
+        *,
+        priority: int = 0,
+        after: float = 0.0,
+        attributes: Mapping[str, str] | None = None,
+        revive: bool = True,
+    ) -> bool:
+        """Add a message, ready after so many seconds: is it new here?
+
+        One that waits already takes the newer body, the higher priority and the earlier instant. One that is leased
+        comes back after it is settled. A dead one lives again, unless `revive` is false: then it stays where it is.
+
+        >>> import abate.stores
+        >>> queue = abate.stores.open_store("memory:").queue("orders")
+        >>> queue.add("orders/42", after=60.0), queue.add("orders/42", "now"), queue.receive()
+        (True, False, [Message(key='orders/42', body='now', receives=1)])
+        """
+        text("a key", key, LONGEST_KEY, empty=False)
+        text("a body", body, LONGEST_BODY)
+        if whole("priority", priority, least=0) > HIGHEST:
+            raise ValueError(f"priority must be a whole number of at most {HIGHEST}, not {priority!r}")
+        return self._add(key, body, priority, number("after", after, least=0), envelope(attributes), revive)
+
+    def send(
+        self, body: str, *, priority: int = 0, after: float = 0.0, attributes: Mapping[str, str] | None = None
+    ) -> str:
+        """Add a message that is like no other: the key that was made for it."""
+        key = os.urandom(16).hex()
+        self.add(key, body, priority=priority, after=after, attributes=attributes)
+        return key
+
+    def cancel(self, key: str) -> bool:
+        """Forget a message that waits for its time, or the delayed add of one that is leased: was there one?"""
+        return self._cancel(text("a key", key, LONGEST_KEY, empty=False))
+
+    # -- out
+
+    def receive(self, most: int = 1, wait: float = 0.0) -> list[Message]:
+        """Up to `most` messages, leased; where there are none, wait for up to `wait` seconds for the first."""
+        return self._receive(whole("most", most, least=1), number("wait", wait, least=0))
+
+    def extend(self, messages: Sequence[Message]) -> list[Message]:
+        """Let the leases begin anew; the answer is those that were lost."""
+        for message in messages:
+            of_ours(message)
+        return self._extend(messages) if messages else []
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Message]:
+        """Carry out the verdicts, all in one transaction; the answer is those whose lease was lost."""
+        checked = [(of_ours(message), bounded(verdict)) for message, verdict in settlements]
+        return self._settle(checked) if checked else []
+
+    def done(self, message: Message, again: float | None = None) -> None:
+        """The work is done; with `again`, the message comes back after so many seconds as if it were new."""
+        self._one(message, Done(again))
+
+    def back(self, message: Message, after: float = 0.0, *, touched: bool = True) -> None:
+        """The work is not done: back into the queue after so many seconds."""
+        self._one(message, Back(after, touched))
+
+    def bury(self, message: Message, reason: str, *, kind: str = "permanent", trace: str = "") -> None:
+        """The work can't be done: to the dead letters."""
+        self._one(message, Bury(kind, reason, trace))
+
+    def _one(self, message: Message, verdict: Verdict) -> None:
+        if self.settle([(message, verdict)]):
+            raise LeaseLost(message.key)
+
+    # -- what there is
+
+    @abstractmethod
+    def depth(self) -> Depth:
+        """How many messages there are."""
+
+    def dead(self, limit: int = 100) -> list[DeadLetter]:
+        """The dead letters, those that died last first.
+
+        >>> import abate.stores
+        >>> queue = abate.stores.open_store("memory:").queue("orders")
+        >>> queue.add("orders/42"), queue.bury(queue.receive()[0], "it has no address")
+        (True, None)
+        >>> [(letter.key, letter.kind, letter.reason) for letter in queue.dead()], queue.redrive()
+        ([('orders/42', 'permanent', 'it has no address')], 1)
+        """
+        return self._dead(whole("limit", limit, least=1))
+
+    def redrive(self, keys: Sequence[str] | None = None) -> int:
+        """Let dead letters be ready again, as if never received; all of them, or those of `keys`: how many."""
+        return self._redrive(several(keys))
+
+    def purge(self, keys: Sequence[str] | None = None) -> int:
+        """Delete dead letters for good; all of them, or those of `keys`: how many."""
+        return self._purge(several(keys))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}, lease {self._lease:g} s>"
+
+    # -- what a store does
+
+    @abstractmethod
+    def _add(
+        self, key: str, body: str, priority: int, after: float, attributes: Mapping[str, str], revive: bool
+    ) -> bool: ...
+
+    @abstractmethod
+    def _cancel(self, key: str) -> bool: ...
+
+    @abstractmethod
+    def _receive(self, most: int, wait: float) -> list[Message]: ...
+
+    @abstractmethod
+    def _extend(self, messages: Sequence[Message]) -> list[Message]: ...
+
+    @abstractmethod
+    def _settle(self, settlements: Sequence[Settlement]) -> list[Message]: ...
+
+    @abstractmethod
+    def _dead(self, limit: int) -> list[DeadLetter]: ...
+
+    @abstractmethod
+    def _redrive(self, keys: Sequence[str] | None) -> int: ...
+
+    @abstractmethod
+    def _purge(self, keys: Sequence[str] | None) -> int: ...
+
+
+class Store(ABC):
+    """Queues and budgets by name, shared by all who open the same URL. Any thread may use it; so may a fork's child.
+
+    >>> import abate.stores
+    >>> with abate.stores.open_store("memory:") as store:
+    ...     store.queue("orders").add("orders/42")
+    ...     store.queues()
+    True
+    {'orders': Depth(ready=1, delayed=0, leased=0, dead=0, age=...)}
+    """
+
+    @abstractmethod
+    def queue(self, name: str, *, lease: float = 30.0, capacity: int | None = None) -> Queue:
+        """The queue of that name; `lease` is for how many seconds its messages are handed out."""
+
+    @abstractmethod
+    def queues(self) -> dict[str, Depth]:
+        """The queues that hold messages or have held some, by name."""
+
+    def budget(self, name: str, ratio: float = 0.2, reserve: float = 10.0, window: float = 10.0) -> StoreBudget:
+        """The retry budget of that name."""
+        return StoreBudget(self, text("a budget's name", name, LONGEST_KEY, empty=False), Terms(ratio, reserve, window))
+
+    def exchange(self, name: str, terms: Terms, *, deposits: int = 0, want: int = 0, returned: int = 0) -> int:
+        """Pay into a budget, take back its newest withdrawals, and then withdraw up to `want`: how many were granted.
+
+        All of it is one transaction.
+
+        >>> import abate.stores
+        >>> store = abate.stores.open_store("memory:")
+        >>> store.exchange("nightly", Terms(ratio=0.6, reserve=0), deposits=5, want=10)
+        3
+        """
+        return self._exchange(
+            text("a budget's name", name, LONGEST_KEY, empty=False),
+            terms,
+            whole("deposits", deposits, least=0),
+            whole("want", want, least=0),
+            whole("returned", returned, least=0),
+        )
+
+    @abstractmethod
+    def balance(self, name: str, terms: Terms) -> float:
+        """How many withdrawals the budget of that name pays for."""
+
+    @abstractmethod
+    def _exchange(self, name: str, terms: Terms, deposits: int, want: int, returned: int) -> int: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what the store holds open; whoever waits in it gets `StoreError`."""
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

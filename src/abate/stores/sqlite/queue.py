@@ -1,0 +1,276 @@
+"""A queue in SQLite: the rules of `abate.stores.contract`, each in one transaction.
+
+The SQL is in `statements`, the order of turns in `pick`. `now` is read after the right to write has been obtained,
+which may have taken a while: a lease begins when it is written down.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from sqlite3 import Connection
+from typing import TYPE_CHECKING, Any
+
+from abate.clock import MachineClock
+from abate.stores.contract import DeadLetter, Depth, Queue
+from abate.stores.sqlite import statements as sql
+from abate.stores.sqlite.pick import pick
+from abate.stores.sqlite.schema import DEAD, LEASED
+from abate.work.keys import QueueFull
+from abate.work.source import NOTHING, Back, Bury, Done, Message, Settlement
+
+if TYPE_CHECKING:
+    from abate.stores.sqlite.file import File
+    from abate.stores.sqlite.store import SqliteStore
+
+LONGEST_PAUSE = 3600.0
+SHORTEST_PAUSE = 1e-6
+"""Seconds; a shorter one might not move a clock that counts from 1970 at all."""
+
+
+class SqliteQueue(Queue):
+    """The items of one queue in a SQLite store."""
+
+    def __init__(self, store: SqliteStore, name: str, lease: float, capacity: int | None) -> None:
+        super().__init__(name, lease, capacity)
+        self.durable = store.file.path is not None
+        self._store = store
+        self._file = store.file
+
+    # -- in
+
+    def _add(
+        self, key: str, body: str, priority: int, after: float, attributes: Mapping[str, str], revive: bool
+    ) -> bool:
+        wrapped = _wrapped(attributes)
+        with self._file.transaction() as db:
+            now = self._store.clock.wall()
+            due = now + after
+            known = db.execute(
+                "SELECT id, state, due, again_due FROM item WHERE queue = ? AND key = ?", (self.name, key)
+            ).fetchone()
+            if known is None:
+                self._room(db, now)
+                db.execute(sql.INSERT, (self.name, key, due, priority, wrapped, body))
+                new = True
+            else:
+                id, state, known_due, again_due = known
+                if state == DEAD and not revive:
+                    return False
+                if state == DEAD:
+                    self._room(db, now)
+                    db.execute(sql.LIVE, (due, priority, wrapped, body, id))
+                    new = True
+                elif state == LEASED and known_due > now:
+                    db.execute(sql.AGAIN, (priority, due, priority, wrapped, body, id))
+                    new = again_due is None
+                else:
+                    db.execute(sql.COALESCE, (due, priority, wrapped, body, id))
+                    new = False
+        self._store.bells.ring(self.name)
+        return new
+
+    def _room(self, db: Connection, now: float) -> None:
+        """Is there room for one more that waits?"""
+        if self.capacity is None:
+            return
+        (waiting,) = db.execute(sql.COUNT_WAITING, {"queue": self.name, "now": now}).fetchone()
+        if waiting >= self.capacity:
+            raise QueueFull(f"the queue {self.name!r} holds {self.capacity} messages, and no more")
+
+    def _cancel(self, key: str) -> bool:
+        with self._file.transaction() as db:
+            now = self._store.clock.wall()
+            at = (self.name, key, now)
+            gone = db.execute("DELETE FROM item WHERE queue = ? AND key = ? AND state = 0 AND due > ?", at).rowcount
+            return bool(gone or db.execute(sql.FORGET_AGAIN, (*at, now)).rowcount)
+
+    # -- out
+
+    def _receive(self, most: int, wait: float) -> list[Message]:
+        messages, due = self._take(most)
+        if messages or not wait:
+            return messages
+        clock = self._store.clock
+        end = clock.now() + wait
+        bells = self._store.bells
+        with bells.line(self.name) as line:
+            while True:
+                seen = line.rung
+                messages, due = self._take(most)
+                left = end - clock.now()
+                if messages or left <= 0:
+                    return messages
+                pause = left if due is None else max(SHORTEST_PAUSE, min(left, due - clock.wall()))
+                if isinstance(clock, MachineClock):
+                    bells.wait(line, seen, min(pause, LONGEST_PAUSE))
+                else:
+                    clock.sleep(pause)
+
+    def _take(self, most: int) -> tuple[list[Message], float | None]:
+        """What is ready, up to so many; where nothing is, the instant at which something will be."""
+        # a look before the leap: who finds nothing leaves the right to write to others
+        ((due,),) = self._file.read(sql.NEXT_DUE, (self.name, self.name))
+        if due is None or due > self._store.clock.wall():
+            return [], due
+        messages: list[Message] = []
+        with self._file.transaction() as db:
+            now = self._store.clock.wall()
+            (token,) = db.execute("SELECT token FROM lease").fetchone()
+            while len(messages) < most:
+                rows = pick(db, self.name, most - len(messages), now)
+                if not rows:
+                    break
+                for row in rows:
+                    message = self._leased(db, row, token + 1, now)
+                    if message is not None:
+                        token += 1
+                        messages.append(message)
+            db.execute("UPDATE lease SET token = ?", (token,))
+        return messages, now
+
+    def _leased(self, db: Connection, row: tuple[Any, ...], token: int, now: float) -> Message | None:
+        """Lease one item; None if it can't be read: that one is buried, with its bytes as they are."""
+        id, key, receives, attributes, body, again_due, again_attributes, again_body = row
+        if again_due is not None:  # it was added while the lease was running that ran out since
+            attributes, body = again_attributes, again_body
+            db.execute(sql.MERGE, (id,))
+        try:
+            message = Message(key.decode(), body.decode(), receives + 1, token, _unwrapped(attributes))
+        except ValueError as error:
+            db.execute(
+                sql.BURY, (now, "unreadable", f"it is not UTF-8, or its attributes are no JSON: {error}", "", id)
+            )
+            return None
+        db.execute(sql.LEASE, (now + self._lease, token, receives + 1, id))
+        return message
+
+    def _extend(self, messages: Sequence[Message]) -> list[Message]:
+        with self._file.transaction() as db:
+            now = self._store.clock.wall()
+            due = now + self._lease
+            return [
+                message
+                for message in messages
+                if not db.execute(sql.EXTEND, (due, self.name, message.key, message.token, now)).rowcount
+            ]
+
+    def _settle(self, settlements: Sequence[Settlement]) -> list[Message]:
+        lost: list[Message] = []
+        waiting = 0
+        with self._file.transaction() as db:
+            now = self._store.clock.wall()
+            for message, verdict in settlements:
+                held = (self.name, message.key, message.token, now)
+                if type(verdict) is Done and verdict.again is None and db.execute(sql.DONE, held).rowcount:
+                    continue
+                row = db.execute(sql.HELD, held).fetchone()
+                if row is None:
+                    lost.append(message)
+                else:
+                    waiting += self._settled(db, row, verdict, now)
+        if waiting:
+            self._store.bells.ring(self.name, waiting)
+        return lost
+
+    def _settled(self, db: Connection, row: tuple[Any, ...], verdict: Done | Back | Bury, now: float) -> bool:
+        """Carry out one verdict on an item whose lease holds: does it wait again?"""
+        id, receives, again_due, again_priority = row
+        added = None if again_due is None else max(now, again_due)  # it could not be ready before this instant
+        if added is not None:
+            db.execute(sql.MERGE, (id,))
+        match verdict:
+            case Bury(kind, reason, trace) if added is None:
+                db.execute(sql.BURY, (now, kind, reason, trace, id))
+                return False
+            case Done(None) | Bury():  # and it was added meanwhile, so it begins anew as what was added
+                db.execute(sql.BEGIN_ANEW, (added, again_priority, id))
+            case Done(float() | int() as again):
+                db.execute(sql.BACK, (_earlier(now + again, added), 0, id))
+            case Back(after, touched):
+                db.execute(sql.BACK, (_earlier(now + after, added), receives if touched else receives - 1, id))
+        return True
+
+    # -- what there is
+
+    def depth(self) -> Depth:
+        return depths(self._file, self._store.clock.wall(), self.name).get(self.name, Depth())
+
+    def _dead(self, limit: int) -> list[DeadLetter]:
+        return [
+            DeadLetter(
+                _shown(key),
+                _shown(body),
+                _envelope(attributes),
+                _shown(kind),
+                _shown(reason),
+                _shown(trace),
+                receives,
+                died,
+            )
+            for key, body, attributes, kind, reason, trace, receives, died in self._file.read(
+                sql.DEAD_LETTERS, (self.name, limit)
+            )
+        ]
+
+    def _redrive(self, keys: Sequence[str] | None) -> int:
+        with self._file.transaction() as db:
+            now = self._store.clock.wall()
+            many = _each(db, sql.REDRIVE, keys, now, self.name)
+        if many:
+            self._store.bells.ring(self.name, many)
+        return many
+
+    def _purge(self, keys: Sequence[str] | None) -> int:
+        with self._file.transaction() as db:
+            return _each(db, sql.PURGE, keys, self.name)
+
+
+def depths(file: File, now: float, name: str | None = None) -> dict[str, Depth]:
+    """How many messages there are in a queue, or in each queue."""
+    return {
+        _shown(queue): Depth(ready, delayed, leased, dead, None if oldest is None else now - oldest)
+        for queue, ready, delayed, leased, dead, oldest in file.read(sql.DEPTHS, {"now": now, "queue": name})
+    }
+
+
+def _earlier(instant: float, other: float | None) -> float:
+    return instant if other is None else min(instant, other)
+
+
+def _each(db: Connection, statement: str, keys: Sequence[str] | None, *args: Any) -> int:
+    """Do something to all, or to those of the keys: how many."""
+    if keys is None:
+        return db.execute(statement, args).rowcount
+    return sum(db.execute(statement + " AND key = ?", (*args, key)).rowcount for key in keys)
+
+
+# ── Envelopes ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _wrapped(attributes: Mapping[str, str]) -> str | None:
+    return json.dumps(dict(attributes), ensure_ascii=False) if attributes else None
+
+
+def _unwrapped(attributes: bytes | None) -> Mapping[str, str]:
+    if attributes is None:
+        return NOTHING
+    try:
+        found = json.loads(attributes)
+    except RecursionError:
+        raise ValueError("attributes are nested too deeply") from None
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise ValueError("attributes must be strings by name")
+    return found
+
+
+def _envelope(attributes: bytes | None) -> Mapping[str, str]:
+    """The attributes of a dead letter; none where they can't be read."""
+    try:
+        return _unwrapped(attributes)
+    except ValueError:
+        return NOTHING
+
+
+def _shown(words: Any) -> str:
+    return words.decode(errors="backslashreplace") if isinstance(words, bytes) else "" if words is None else str(words)

@@ -1,0 +1,227 @@
+"""Who waits at a queue of keys, and who is woken: `KeyQueue` with a clock, a lock, and two lines.
+
+Some wait for a key; others watch, for room or for the end. A wait is written as steps: they yield an instant, are sent
+whether the bell rang before it, and end with the answer. So threads and tasks cannot disagree. There is no background
+thread: each who waits for a key wakes when the next one is due, and whoever leaves wakes another where there is
+something to do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Hashable
+from math import inf
+from threading import Lock
+from time import monotonic
+from typing import Generic, TypeAlias, TypeVar
+
+from abate import clock as clocks
+from abate.admit import bells
+from abate.admit.bells import Bell
+from abate.clock import Clock, switch
+from abate.errors import AbateError, number
+from abate.work.keys import KeyQueue, QueueFull
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+Steps: TypeAlias = Generator[float, bool, T]
+"""A wait: yields the instant until which to listen for the bell, is sent whether it rang, returns the answer."""
+
+
+class ShutDown(AbateError):
+    """The queue was shut down, and everything that was ready has been delivered.
+
+    >>> import abate
+    >>> queue = abate.WorkQueue()
+    >>> queue.shutdown()
+    >>> queue.get()
+    Traceback (most recent call last):
+    abate.work.lines.ShutDown: the queue is shut down
+    """
+
+
+class Lines(Generic[K]):
+    """The keys of one queue, and those who wait there."""
+
+    __slots__ = ("_clock", "_closed", "_keys", "_lock", "_ready", "_waiting", "_watching")
+
+    def __init__(self, keys: KeyQueue[K], clock: Clock | None) -> None:
+        self._keys = keys
+        self._ready = keys.ready
+        self._clock = clock
+        self._lock = Lock()
+        self._closed = False
+        self._waiting: deque[Bell] = deque()  # those who wait for a key
+        self._watching: list[Bell] = []  # those who wait for room, or for the end
+
+    def _here(self) -> Clock:
+        return self._clock or clocks.current()
+
+    def _now(self) -> float:
+        if self._clock is None and not switch.virtual:
+            return monotonic()
+        return self._here().now()
+
+    def _at_once(self) -> K | None:
+        """A key for a worker, where nobody else is to be woken for that."""
+        with self._lock:
+            keys = self._keys
+            if self._watching or (keys.later and self._waiting):
+                return None
+            if keys.later:
+                keys.ripen(self._now())
+            return keys.take()
+
+    # -- steps of those who wait
+
+    def _getting(self, bell: Bell, clock: Clock, timeout: float | None) -> Steps[K]:
+        """Wait for a key."""
+        now = clock.now()
+        deadline = now + patience(timeout)
+        while True:
+            key, until = self._look(bell, now, deadline, timeout)
+            if key is not None:
+                return key
+            try:
+                rung = yield until
+            except BaseException:
+                self._gone(bell)
+                raise
+            now = _then(clock, until, rung)
+
+    def _putting(self, key: K, priority: int, bell: Bell, clock: Clock, timeout: float | None) -> Steps[None]:
+        """Wait for room, and add a key."""
+        return self._watched(
+            lambda: self._admitted(key, priority, bell),
+            lambda: f"the queue has had no room for {timeout} s",
+            bell,
+            clock,
+            timeout,
+        )
+
+    def _draining(self, bell: Bell, clock: Clock, timeout: float | None) -> Steps[None]:
+        """Wait until everything has been done."""
+        return self._watched(
+            lambda: self._over(bell),
+            lambda: f"{len(self._ready)} keys wait and {len(self._keys.in_hand)} are in hand after {timeout} s",
+            bell,
+            clock,
+            timeout,
+        )
+
+    def _watched(
+        self, met: Callable[[], bool], late: Callable[[], str], bell: Bell, clock: Clock, timeout: float | None
+    ) -> Steps[None]:
+        """Wait until something is so, which may be whenever a key has been taken or is done."""
+        now = clock.now()
+        deadline = now + patience(timeout)
+        try:
+            while not met():
+                if now >= deadline:
+                    raise TimeoutError(late())
+                rung = yield deadline
+                now = _then(clock, deadline, rung)
+        finally:
+            self._unwatch(bell)
+
+    # -- who is woken
+
+    def _ring(self, rung: list[Bell]) -> None:
+        """Wake them; where one is in an event loop that is over, and hears nothing, wake another."""
+        while [bell for bell in rung if not bell.ring()]:
+            with self._lock:
+                rung = self._woken(timed=True)
+
+    def _woken(self, timed: bool = False, room: bool = False) -> list[Bell]:
+        """Who is to be woken: one who waits for a key if there is one, or looks after the time; those who watch.
+
+        Needs the lock; they are rung without it.
+        """
+        rung: list[Bell] = []
+        if self._waiting:
+            if self._closed and self._idle():
+                rung += self._waiting  # nothing will come any more
+                self._waiting.clear()
+            elif self._ready or (timed and self._keys.later):
+                rung.append(self._waiting.popleft())
+        if room and self._watching:
+            rung += self._watching
+            self._watching.clear()
+        return rung
+
+    def _look(self, bell: Bell, now: float, deadline: float, timeout: float | None) -> tuple[K | None, float]:
+        """A key for a worker; where there is none yet it lines up: None, and until when to wait for the bell."""
+        with self._lock:
+            if bell in self._waiting:
+                self._waiting.remove(bell)
+            self._keys.ripen(now)
+            key = self._keys.take()
+            if key is None:
+                if not self._keys.in_hand:  # or one of those may come back, also after a shutdown
+                    self._check_open()
+                if now < deadline:
+                    self._waiting.append(bell)
+                    due = self._keys.next_due()
+                    return None, deadline if due is None else min(deadline, due)
+            # of several that came due together the next is for the next; who gives up leaves the time to another
+            rung = self._woken(timed=key is None, room=True)
+        self._ring(rung)
+        if key is None:
+            raise TimeoutError(f"no key within {timeout} s")
+        return key, now
+
+    def _gone(self, bell: Bell) -> None:
+        """Who waited for a key was broken off: what it was woken for, or the time, is for the next."""
+        with self._lock:
+            if bell in self._waiting:
+                self._waiting.remove(bell)
+            rung = self._woken(timed=True)
+        self._ring(rung)
+
+    def _admitted(self, key: K, priority: int, bell: Bell) -> bool:
+        """Add a key; where there is no room, watch for it."""
+        with self._lock:
+            self._check_open()
+            try:
+                self._keys.add(key, self._now(), priority)
+            except QueueFull:
+                self._watch(bell)
+                return False
+            rung = self._woken()
+        self._ring(rung)
+        return True
+
+    def _over(self, bell: Bell) -> bool:
+        """Has everything been done? Where it has not, watch for it."""
+        with self._lock:
+            if not self._idle():
+                self._watch(bell)
+                return False
+        return True
+
+    def _watch(self, bell: Bell) -> None:
+        if bell not in self._watching:
+            self._watching.append(bell)
+
+    def _unwatch(self, bell: Bell) -> None:
+        with self._lock:
+            if bell in self._watching:
+                self._watching.remove(bell)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ShutDown("the queue is shut down")
+
+    def _idle(self) -> bool:
+        return not self._ready and not self._keys.in_hand
+
+
+def patience(timeout: float | None) -> float:
+    """Seconds that a wait may take: for ever without a timeout."""
+    return inf if timeout is None else number("timeout", timeout, least=0)
+
+
+def _then(clock: Clock, until: float, rung: bool) -> float:
+    """The time after a wait."""
+    return bells.now(clock, None if rung or until == inf else until)

@@ -1,0 +1,71 @@
+"""Workers that are killed (SIGKILL) while they work off a queue, and what their log says about it."""
+
+import random
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+from abate.stores import open_store
+
+WORKER = Path(__file__).with_name("worker.py")
+WORKERS = 4
+
+
+class Outcome:
+    """What the log of a run says."""
+
+    def __init__(self, lines, lease):
+        self.handlings = defaultdict(list)  # key: token, before, after; in the order of tokens
+        accepted = defaultdict(list)
+        for line in lines:
+            what, key, token, *instants = line.split()
+            if what == "begin":
+                self.handlings[key].append((int(token), *map(float, instants)))
+            elif what == "done":
+                accepted[key].append(int(token))
+        self.too_early, self.after_done = [], []
+        for key, handlings in self.handlings.items():
+            handlings.sort()
+            for (_, before, _), (_, _, after) in pairwise(handlings):
+                # the first lease began after `before`, the second one before `after`
+                if after < before + lease:
+                    self.too_early.append((key, handlings))
+            if len(accepted[key]) > 1 or any(token < handlings[-1][0] for token in accepted[key]):
+                self.after_done.append((key, handlings, accepted[key]))
+        self.again = sum(len(handlings) - 1 for handlings in self.handlings.values())
+
+
+def work_off(folder, messages, lease, pause, guard, rng=random):
+    """Add so many messages, and let workers handle them while one after the other is killed.
+
+    Returns the outcome, the kills, and the seconds that it took.
+    """
+    url, log = f"sqlite:///{folder}/work.db", Path(folder) / "log"
+    log.touch()
+    command = [sys.executable, str(WORKER), url, str(log), str(lease), str(pause)]
+    with open_store(url) as store:
+        queue = store.queue("work")
+        for n in range(messages):
+            queue.add(f"key-{n}")
+        workers = [subprocess.Popen(command) for _ in range(WORKERS)]
+        begun, kills, written = time.monotonic(), 0, 0
+        try:
+            while (depth := queue.depth()).waiting + depth.leased:
+                assert time.monotonic() < begun + guard, f"it does not end: {depth}"
+                time.sleep(rng.uniform(0.05, 0.25))
+                if log.stat().st_size == written:
+                    continue  # on a busy machine, let them begin before the next one dies
+                written = log.stat().st_size
+                place = rng.randrange(WORKERS)
+                workers[place].kill()
+                workers[place].wait()
+                kills += 1
+                workers[place] = subprocess.Popen(command)
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+        return Outcome(log.read_text().splitlines(), lease), kills, time.monotonic() - begun

@@ -1,0 +1,65 @@
+"""How stores are named: by a URL, and what is said of one that is wrong."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from abate.stores import open_store
+
+
+def test_a_relative_path_is_relative_and_an_absolute_one_absolute(tmp_path, monkeypatch):
+    """Three slashes and four; a percent sign writes what a URL can't."""
+    monkeypatch.chdir(tmp_path)
+    for url in ("sqlite:///here.db", f"sqlite:///{tmp_path}/there.db", "sqlite:///odd%3F%20%25.db?synchronous=full"):
+        open_store(url).close()
+    assert {name for name in os.listdir(tmp_path) if name.endswith(".db")} == {"here.db", "there.db", "odd? %.db"}
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("work.db", "begins with a scheme and a colon: expected 'memory:'"),
+        ("", "begins with a scheme and a colon: expected 'memory:'"),
+        ("mysql://me:secret@host/db", "there is no store 'mysql:': expected 'memory:', 'sqlite:///"),
+        ("sqlite://me:secret@host/db", "'sqlite:' is followed by three slashes and a path"),
+        ("sqlite:work.db", "'sqlite:' is followed by three slashes and a path"),
+        ("sqlite:///", "'sqlite:///' names no file"),
+        ("sqlite:///a%00b", "names no file"),
+        ("memory://x", "'memory:' is the whole URL"),
+        ("sqlite:///a.db?synchronous=off", "synchronous must be one of 'normal', 'full', not 'off'"),
+        ("sqlite:///a.db?timeout=soon", "timeout must be a number of seconds, not 'soon'"),
+        ("sqlite:///a.db?timeout=-1", "timeout must be a number at least 0, not -1.0"),
+        ("sqlite:///a.db?mode=ro", "has the options synchronous and timeout, not 'mode'"),
+    ],
+)
+def test_a_wrong_url_is_refused_and_no_password_is_shown(url, said, tmp_path, monkeypatch):
+    """The error says what was expected; nothing is made on the disk."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as raised:
+        open_store(url)
+    assert said in str(raised.value)
+    assert "secret" not in str(raised.value)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_url_is_a_string():
+    """Anything else is a mistake of another kind."""
+    with pytest.raises(TypeError, match="a store's URL must be a string"):
+        open_store(None)
+
+
+@pytest.mark.parametrize(("option", "expected"), [("", 1), ("?synchronous=normal", 1), ("?synchronous=FULL", 2)])
+def test_the_url_says_how_hard_a_write_is_pressed_to_the_disk(tmp_path, option, expected):
+    """NORMAL unless asked for FULL; always with a write-ahead log."""
+    with open_store(f"sqlite:///{tmp_path}/work.db{option}") as store:
+        assert store.file.read("PRAGMA synchronous") == [(expected,)]
+        assert store.file.read("PRAGMA journal_mode") == [(b"wal",)]
+
+
+def test_no_driver_is_imported_before_a_url_asks_for_it():
+    """So that queues of the process need none."""
+    code = "import sys, abate.stores; print(*{'sqlite3', 'abate.stores.sqlite'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
