@@ -63,7 +63,7 @@ requirements: ## Pin requirements/*.txt anew (needs uv; newer versions: UPGRADE=
 
 clean: ## Remove everything that was made here
 	rm -rf $(VENV) build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(CREATED):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -14,10 +14,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.faults.killing import work_off
-
 from abate.stores import Queue, open_store
 from abate.work.source import Done
+from tests.faults.killing import work_off
 
 MESSAGES = {"memory": 5_000, "NORMAL": 5_000, "FULL": 500}
 """Fewer where every transaction waits for the disk."""

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.cli.commands import GUARD, abate_command, line, lines, running, started, until
 
 import abate
 from abate.cli import child, main
 from abate.cli.exec import FINAL, OVERLOADED, rule
 from abate.errors import AttemptTimeout
+from tests.cli.commands import GUARD, abate_command, line, lines, running, started, until
 
 AT_ONCE = ("--base", "0", "--cap", "0")
 
@@ -526,4 +526,4 @@ def test_a_retry_that_a_signal_prevents_is_not_paid_for(tmp_path):
         process.terminate()
         assert process.wait(GUARD) == 128 + signal.SIGTERM
     with open_store(url) as store:
-        assert store.budget("api", reserve=1, window=60).balance() == 60.0
+        assert store.ledger("api", reserve=1, window=60).balance() == 60.0

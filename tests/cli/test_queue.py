@@ -7,12 +7,12 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.cli.commands import GUARD, abate_command, started, until
 
 from abate.cli import main
 from abate.cli.terminal import plain
 from abate.stores import open_store
 from abate.testing import VirtualClock
+from tests.cli.commands import GUARD, abate_command, started, until
 
 
 @pytest.fixture

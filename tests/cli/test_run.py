@@ -11,12 +11,12 @@ import urllib.error
 import urllib.request
 
 import pytest
-from tests.cli.commands import GUARD, abate_command, line, lines, started, until
 
 from abate.cli import main
 from abate.cli.health import HealthServer
 from abate.stores import open_store
 from abate.work.service import Health
+from tests.cli.commands import GUARD, abate_command, line, lines, started, until
 
 APP = """
 import pathlib, time

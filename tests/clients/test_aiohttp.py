@@ -5,12 +5,12 @@ import io
 
 import aiohttp
 import pytest
-from tests.clients.drivers import policy
-from tests.clients.server import Server, close, respond
 
 import abate
 from abate.clients.aiohttp import middleware
 from abate.testing import Recorder
+from tests.clients.drivers import policy
+from tests.clients.server import Server, close, respond
 
 LONG = b"x" * 5_000_000
 ALWAYS = policy(idempotent=True)

@@ -9,7 +9,6 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.clients.sqs_servers import KINDS, eventually, running
 
 import abate
 from abate.clients import aws_lambda
@@ -17,6 +16,7 @@ from abate.testing import VirtualClock
 from abate.work.answers import Again, PermanentFailure, Recoverable, SilentSuccess
 from abate.work.consumer import consumer
 from abate.work.fuse import Fuse
+from tests.clients.sqs_servers import KINDS, eventually, running
 
 ARN = "arn:aws:sqs:us-east-1:123456789012:orders"
 OUTCOMES = ("done", "silent", "again", "permanent", "recoverable", "error", "odd")

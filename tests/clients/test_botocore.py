@@ -9,10 +9,10 @@ import boto3
 import botocore.session
 import pytest
 from botocore import exceptions
-from tests.clients.server import Server, close, close_in_body, reset, respond, say
 
 import abate
 from abate.clients.botocore import config, transient
+from tests.clients.server import Server, close, close_in_body, reset, respond, say
 
 BLIP = abate.Ruling.blip()
 OVERLOAD = abate.Ruling.overload()

@@ -8,6 +8,10 @@ from google.protobuf.any_pb2 import Any
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
+
+import abate
+from abate.clients.grpc import aio_interceptors, channel_options, transient
+from abate.testing import Recorder
 from tests.clients.grpc_server import (
     CODES,
     LIMIT,
@@ -20,10 +24,6 @@ from tests.clients.grpc_server import (
     failed,
     orders,
 )
-
-import abate
-from abate.clients.grpc import aio_interceptors, channel_options, transient
-from abate.testing import Recorder
 
 RETRIED = {
     CODES.UNAVAILABLE: "blip",

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from tests.clients.grpc_server import CODES, LIMIT, UNAVAILABLE, WAYS, Failure, Service, closed_port, failed, orders
 
 import abate
 from abate.clients.grpc import aio_interceptors, channel_options, interceptors
+from tests.clients.grpc_server import CODES, LIMIT, UNAVAILABLE, WAYS, Failure, Service, closed_port, failed, orders
 
 # -- server streams
 

@@ -6,11 +6,11 @@ import socket
 import threading
 
 import pytest
-from tests.clients.drivers import DRIVERS, Ask, nobody, policy, unreachable
-from tests.clients.server import Server, close, reset, respond, say
 
 import abate
 from abate.testing import Recorder
+from tests.clients.drivers import DRIVERS, Ask, nobody, policy, unreachable
+from tests.clients.server import Server, close, reset, respond, say
 
 pytestmark = pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: type(driver).__name__.lower())
 

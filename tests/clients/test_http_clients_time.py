@@ -5,10 +5,10 @@ import threading
 import time
 
 import pytest
-from tests.clients.drivers import DRIVERS, Ask, Told, basic, drip, policy, unreachable
-from tests.clients.server import Server, close, close_in_body, reset_in_body, respond, say
 
 import abate
+from tests.clients.drivers import DRIVERS, Ask, Told, basic, drip, policy, unreachable
+from tests.clients.server import Server, close, close_in_body, reset_in_body, respond, say
 
 pytestmark = pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: type(driver).__name__.lower())
 

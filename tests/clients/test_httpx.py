@@ -4,11 +4,11 @@ import io
 import socket
 
 import pytest
-from tests.clients.httpx_ways import WAYS, policy, taken
-from tests.clients.server import Server, close, reset, respond, say
 
 import abate
 from abate.testing import VirtualClock
+from tests.clients.httpx_ways import WAYS, policy, taken
+from tests.clients.server import Server, close, reset, respond, say
 
 pytestmark = pytest.mark.parametrize("way", WAYS, ids=repr)
 

@@ -6,12 +6,12 @@ import threading
 
 import httpx
 import pytest
-from tests.clients.httpx_ways import WAYS, policy
-from tests.clients.server import Server, respond
 
 import abate
 from abate.clients.httpx import AsyncTransport, Transport
 from abate.testing import VirtualClock
+from tests.clients.httpx_ways import WAYS, policy
+from tests.clients.server import Server, respond
 
 every_way = pytest.mark.parametrize("way", WAYS, ids=repr)
 tasks = pytest.mark.parametrize("way", [way for way in WAYS if way.loop != "threads"], ids=repr)

@@ -9,12 +9,12 @@ import httpx
 import httpx2
 import pytest
 import trio
-from tests.clients.httpx_ways import WAYS, policy, taken
-from tests.clients.server import Server, close_in_body, reset, reset_in_body, respond
 
 import abate
 from abate.clients.httpx import AsyncTransport, Transport
 from abate.testing import Recorder, VirtualClock
+from tests.clients.httpx_ways import WAYS, policy, taken
+from tests.clients.server import Server, close_in_body, reset, reset_in_body, respond
 
 every_way = pytest.mark.parametrize("way", WAYS, ids=repr)
 threads = pytest.mark.parametrize("way", [way for way in WAYS if way.loop == "threads"], ids=repr)

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+
 from tests.clients.drivers import DRIVERS, Ask, policy
 from tests.clients.httpx_ways import WAYS, taken
 from tests.clients.server import Server, open_sockets, respond

@@ -10,8 +10,6 @@ import httpx2
 import pytest
 import requests
 import urllib3.exceptions
-from tests.clients.drivers import nobody, unreachable
-from tests.clients.server import Server, close, respond
 
 import abate
 import abate.clients.aiohttp
@@ -21,6 +19,8 @@ import abate.clients.urllib3
 from abate.clients.exchange import Stopwatch
 from abate.decide.outcome import OVERLOAD
 from abate.testing import VirtualClock
+from tests.clients.drivers import nobody, unreachable
+from tests.clients.server import Server, close, respond
 
 
 class Learning:

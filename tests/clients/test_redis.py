@@ -12,10 +12,10 @@ import pytest
 import redis
 from redis.asyncio import BlockingConnectionPool as AsyncBlockingPool
 from redis.asyncio import ConnectionPool as AsyncPool
-from tests.clients.valkey_server import LIMIT, Valkey, eventually, free_port
 
 import abate
 from abate.clients.redis import aclient, aquiet, client, quiet, transient
+from tests.clients.valkey_server import LIMIT, Valkey, eventually, free_port
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,12 @@ import requests
 import urllib3
 from requests.adapters import HTTPAdapter
 from requests.auth import HTTPDigestAuth
-from tests.clients.drivers import policy
-from tests.clients.server import Server, close, respond
 
 import abate
 from abate.clients.requests import Adapter
 from abate.testing import VirtualClock
+from tests.clients.drivers import policy
+from tests.clients.server import Server, close, respond
 
 LONG = b"x" * 1_000_000
 

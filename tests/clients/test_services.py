@@ -8,13 +8,13 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.clients.asgi_server import serving, serving_wsgi
 
 import abate
 from abate.clients.asgi import Middleware
 from abate.clients.httpx import AsyncTransport
 from abate.clients.services import Asked
 from abate.clients.wsgi import Middleware as WsgiMiddleware
+from tests.clients.asgi_server import serving, serving_wsgi
 
 SERVICES = 5
 pytestmark = pytest.mark.filterwarnings("ignore::abate.LayeredRetryWarning")

@@ -8,11 +8,11 @@ import pytest
 from botocore.exceptions import ClientError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.clients.sqs_servers import KEYS, KINDS, eventually, running
 
 from abate.clients.sqs import Queue
 from abate.testing import VirtualClock
 from abate.work.source import Back, Bury, Done, Message
+from tests.clients.sqs_servers import KEYS, KINDS, eventually, running
 
 FEW = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NO_ADDRESS = Bury("permanent", "no address", "Traceback ...")

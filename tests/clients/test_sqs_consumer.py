@@ -10,12 +10,12 @@ from collections import Counter, defaultdict
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.clients.sqs_servers import KINDS, Front, eventually, garbage, refused, running, unavailable
 
 from abate.clients.sqs import Queue
 from abate.testing import VirtualClock
 from abate.work.answers import PermanentFailure, Recoverable, SilentSuccess
 from abate.work.consumer import consumer
+from tests.clients.sqs_servers import KINDS, Front, eventually, garbage, refused, running, unavailable
 
 FEW = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 DOOMED = """

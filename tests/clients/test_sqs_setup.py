@@ -6,10 +6,10 @@ import sys
 import boto3
 import pytest
 from botocore.exceptions import ClientError
-from tests.clients.sqs_servers import KEYS, KINDS, running
 
 from abate import LayeredRetryWarning
 from abate.clients.sqs import Queue
+from tests.clients.sqs_servers import KEYS, KINDS, running
 
 
 @pytest.fixture(scope="module", params=KINDS)

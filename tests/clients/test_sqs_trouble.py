@@ -7,6 +7,12 @@ import pickle
 
 import pytest
 from botocore.exceptions import ClientError, ConnectionClosedError
+
+import abate
+from abate.clients.sqs import Queue
+from abate.clients.sqs_api import Unanswered
+from abate.testing import VirtualClock
+from abate.work.source import Back, Bury, Done
 from tests.clients.sqs_servers import (
     KINDS,
     Front,
@@ -19,12 +25,6 @@ from tests.clients.sqs_servers import (
     unavailable,
     unheard,
 )
-
-import abate
-from abate.clients.sqs import Queue
-from abate.clients.sqs_api import Unanswered
-from abate.testing import VirtualClock
-from abate.work.source import Back, Bury, Done
 
 NO_ADDRESS = Bury("permanent", "no address")
 PASSING = [refused, unavailable, garbage]

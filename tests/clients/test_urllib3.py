@@ -6,12 +6,12 @@ import warnings
 
 import pytest
 import urllib3
-from tests.clients.drivers import policy
-from tests.clients.server import Server, close, respond
 
 import abate
 from abate.clients.urllib3 import PoolManager
 from abate.testing import Recorder, VirtualClock
+from tests.clients.drivers import policy
+from tests.clients.server import Server, close, respond
 
 LONG = b"x" * 1_000_000
 ONLY_REDIRECTS = urllib3.Retry(total=9, connect=0, read=0, status=0, other=0, redirect=1)

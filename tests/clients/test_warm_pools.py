@@ -9,10 +9,10 @@ import pytest
 import sqlalchemy
 import trio
 from sqlalchemy.ext.asyncio import create_async_engine
-from tests.clients.server import Server, close, close_in_body, respond
 
 import abate
 from abate.clients.warm import awarm_httpx, awarm_sqlalchemy, warm_httpx, warm_sqlalchemy
+from tests.clients.server import Server, close, close_in_body, respond
 
 EMPTY = respond(200)
 """What a HEAD is answered with: no body."""

@@ -86,5 +86,5 @@ def test_a_message_of_nobody_is_lost(queue):
 def test_what_there_is_says_what_it_is(store, queue):
     """In a debugger, and in a log."""
     assert "'orders', lease 10 s" in repr(queue)
-    assert repr(store.budget("nightly")) == "StoreBudget('nightly', Terms(ratio=0.2, reserve=10.0, window=10.0))"
+    assert repr(store.ledger("nightly")) == "StoreBudget('nightly', Terms(ratio=0.2, reserve=10.0, window=10.0))"
     assert "Store" in repr(store)

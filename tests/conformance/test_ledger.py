@@ -3,16 +3,16 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.conformance.conftest import STORES
 
 from abate.admit import Budget
 from abate.stores import Terms, open_store
 from abate.testing import VirtualClock
+from tests.conformance.conftest import STORES
 
 
 def test_a_deposit_earns_its_ratio_exactly(store):
     """0.6 is 0.6: five deposits pay for three retries, and not for two."""
-    budget = store.budget("nightly", ratio=0.6, reserve=0)
+    budget = store.ledger("nightly", ratio=0.6, reserve=0)
     for _ in range(5):
         budget.deposit()
     assert budget.balance() == 3.0
@@ -21,13 +21,13 @@ def test_a_deposit_earns_its_ratio_exactly(store):
 
 def test_all_who_open_it_share_it(store):
     """By its name; another name is another budget."""
-    mine, yours, other = store.budget("a", 0.0, 0.1), store.budget("a", 0.0, 0.1), store.budget("b", 0.0, 0.1)
+    mine, yours, other = store.ledger("a", 0.0, 0.1), store.ledger("a", 0.0, 0.1), store.ledger("b", 0.0, 0.1)
     assert (mine.try_withdraw(), yours.try_withdraw(), other.try_withdraw()) == (True, False, True)
 
 
 def test_a_refund_takes_back_the_newest_withdrawal(store, clock):
     """And never more than there were."""
-    budget = store.budget("a", ratio=0.0, reserve=0.3)
+    budget = store.ledger("a", ratio=0.0, reserve=0.3)
     for _ in range(3):
         assert budget.try_withdraw()
         clock.advance(3.0)
@@ -52,7 +52,7 @@ def test_an_exchange_pays_in_first_and_grants_what_there_is(store):
 
 def test_different_terms_see_the_same_counts(store):
     """What was counted is a fact; what it allows is for the terms of whoever asks."""
-    generous, strict = store.budget("a", 1.0, 0.0), store.budget("a", 0.1, 0.0)
+    generous, strict = store.ledger("a", 1.0, 0.0), store.ledger("a", 0.1, 0.0)
     for _ in range(10):
         strict.deposit()
     assert (generous.balance(), strict.balance()) == (10.0, 1.0)
@@ -62,7 +62,7 @@ def test_different_terms_see_the_same_counts(store):
 
 def test_different_windows_see_the_same_counts(store, clock):
     """Each for as long as its own window lasts."""
-    short, long = store.budget("a", 1.0, 0.0, window=1.0), store.budget("a", 1.0, 0.0, window=100.0)
+    short, long = store.ledger("a", 1.0, 0.0, window=1.0), store.ledger("a", 1.0, 0.0, window=100.0)
     long.deposit()
     assert (short.balance(), long.balance()) == (1.0, 1.0)
     clock.advance(50.0)
@@ -73,7 +73,7 @@ def test_a_clock_that_was_set_back_does_not_freeze_a_budget(url):
     """What was counted in a far future is forgotten at the next exchange."""
     clock = VirtualClock(start=1e9)
     with open_store(url, clock=clock) as store:
-        budget = store.budget("a", ratio=0.0, reserve=0.1)
+        budget = store.ledger("a", ratio=0.0, reserve=0.1)
         assert budget.try_withdraw()
         clock._now = 1000.0
         budget.deposit()
@@ -83,10 +83,10 @@ def test_a_clock_that_was_set_back_does_not_freeze_a_budget(url):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda store: store.budget("", 1.0), "a budget's name must be a non-empty string"),
-        (lambda store: store.budget("a", ratio=-1), "ratio must be a number at least 0, not -1"),
-        (lambda store: store.budget("a", reserve=float("inf")), "reserve must be a number at least 0, not inf"),
-        (lambda store: store.budget("a", window=0.0), "window must be a number at least 0.001, not 0.0"),
+        (lambda store: store.ledger("", 1.0), "a budget's name must be a non-empty string"),
+        (lambda store: store.ledger("a", ratio=-1), "ratio must be a number at least 0, not -1"),
+        (lambda store: store.ledger("a", reserve=float("inf")), "reserve must be a number at least 0, not inf"),
+        (lambda store: store.ledger("a", window=0.0), "window must be a number at least 0.001, not 0.0"),
         (lambda store: store.exchange("a", Terms(), want=-1), "want must be a whole number of at least 0, not -1"),
         (lambda store: store.exchange("a", Terms(), deposits=1.5), "deposits must be a whole number of at least 0"),
     ],
@@ -114,7 +114,7 @@ def test_it_answers_as_a_budget_of_the_process_does(kind, tmp_path_factory, step
     """Step by step, and to the last fraction."""
     clock = VirtualClock(start=1000.0)
     with open_store(STORES[kind](tmp_path_factory.mktemp("store")), clock=clock) as store:
-        ours, model = store.budget("a", ratio, reserve), Budget(ratio, reserve, clock=clock)
+        ours, model = store.ledger("a", ratio, reserve), Budget(ratio, reserve, clock=clock)
         for step in steps:
             if isinstance(step, float):
                 clock.advance(step)

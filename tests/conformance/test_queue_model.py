@@ -5,6 +5,7 @@ import itertools
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
+
 from tests.conformance.conftest import STORES
 from tests.conformance.model import BesideTheModel
 

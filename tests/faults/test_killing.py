@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from tests.faults.killing import work_off
 
 from abate.stores import open_store
+from tests.faults.killing import work_off
 
 GUARD = 60.0
 MESSAGES = 1000

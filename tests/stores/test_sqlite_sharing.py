@@ -267,7 +267,7 @@ def test_a_budget_is_shared_by_processes(url):
     code = """if True:
         import abate.stores, sys
         with abate.stores.open_store(sys.argv[1]) as store:
-            budget = store.budget("nightly", ratio=0.0, reserve=0.05, window=3600.0)
+            budget = store.ledger("nightly", ratio=0.0, reserve=0.05, window=3600.0)
             print(sum(budget.try_withdraw() for _ in range(100)))
     """
     processes = [python(code, url) for _ in range(3)]

@@ -8,12 +8,12 @@ from collections import defaultdict
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.work.tray import PlainTray, Tray, messages
 
 import abate
 from abate import Backoff, Fuse, PermanentFailure, Recoverable, events
 from abate.testing import VirtualClock
 from abate.work import Back, Bury, Done, Message
+from tests.work.tray import PlainTray, Tray, messages
 
 
 def work(handle, source, **settings):

@@ -88,7 +88,7 @@ class SharedBudget(Budget):
         try:
             if self._store is None:
                 self._store = _open(self._url)
-            shared = self._store.budget(self.name, self.ratio, self.reserve, self.window)
+            shared = self._store.ledger(self.name, self.ratio, self.reserve, self.window)
             return getattr(shared, what)()
         except Exception as error:  # whatever is wrong with the store, the job comes first
             self._afresh = now + AFRESH

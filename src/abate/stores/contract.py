@@ -22,7 +22,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
+from abate.admit.budget import FundedBy
 from abate.errors import AbateError, number, whole
+from abate.stores.fleet import Courier, FleetBucket, FleetBudget, FleetShelter
+from abate.stores.fleet.offers import Answer, Offer
 from abate.stores.input import HIGHEST, LONGEST_BODY, LONGEST_KEY, bounded, envelope, of_ours, several, text
 from abate.stores.ledger import StoreBudget, Terms
 from abate.values import Value
@@ -239,6 +242,11 @@ class Store(ABC):
     {'orders': Depth(ready=1, delayed=0, leased=0, dead=0, age=...)}
     """
 
+    def __init__(self, name: str) -> None:
+        self.name = name
+        """What it is called in logs and events: without a password."""
+        self._courier: Courier | None = None
+
     @abstractmethod
     def queue(self, name: str, *, lease: float = 30.0, capacity: int | None = None) -> Queue:
         """The queue of that name; `lease` is for how many seconds its messages are handed out."""
@@ -247,9 +255,60 @@ class Store(ABC):
     def queues(self) -> dict[str, Depth]:
         """The queues that hold messages or have held some, by name."""
 
-    def budget(self, name: str, ratio: float = 0.2, reserve: float = 10.0, window: float = 10.0) -> StoreBudget:
-        """The retry budget of that name."""
-        return StoreBudget(self, text("a budget's name", name, LONGEST_KEY, empty=False), Terms(ratio, reserve, window))
+    def budget(
+        self,
+        name: str,
+        ratio: float = 0.2,
+        reserve: float = 10.0,
+        window: float = 10.0,
+        funded_by: FundedBy = "success",
+    ) -> FleetBudget:
+        """The retry budget of that name: of all processes together, without a round trip per call.
+
+        >>> import abate
+        >>> store = abate.open_store("memory:")
+        >>> policy = abate.Policy(on=ConnectionError, budget=store.budget("orders", ratio=0.1))
+        """
+        return FleetBudget(self.courier, self._named("budget", name), Terms(ratio, reserve, window), funded_by)
+
+    def ledger(self, name: str, ratio: float = 0.2, reserve: float = 10.0, window: float = 10.0) -> StoreBudget:
+        """The same budget, asked each time: for a process that doesn't live long enough to hold anything."""
+        return StoreBudget(self, self._named("budget", name), Terms(ratio, reserve, window))
+
+    def bucket(self, name: str, rate: float, burst: int = 1) -> FleetBucket:
+        """The token bucket of that name: its rate is that of all processes together.
+
+        >>> import abate
+        >>> policy = abate.Policy(on=ConnectionError, gate=abate.open_store("memory:").bucket("mails", rate=50.0))
+        """
+        return FleetBucket(self.courier, self._named("bucket", name), rate, burst)
+
+    def shelter(self, name: str, capacity: int = 1000, patience: float = 10.0) -> FleetShelter:
+        """The shelter of that dependency: one process probes for all, and the doors open one after the other.
+
+        >>> import abate
+        >>> policy = abate.Policy(on=ConnectionError, shelter=abate.open_store("memory:").shelter("orders"))
+        """
+        return FleetShelter(self.courier, self._named("shelter", name), capacity, patience)
+
+    def _named(self, what: str, name: str) -> str:
+        return text(f"a {what}'s name", name, LONGEST_KEY, empty=False)
+
+    @property
+    def courier(self) -> Courier:
+        """Carries what this process shares; made when there is something to carry."""
+        if self._courier is None:
+            self._courier = Courier(self, self.name)
+        return self._courier
+
+    def leave(self) -> None:
+        """Hand in what this process holds of what is shared."""
+        if self._courier is not None:
+            self._courier.close()
+
+    @abstractmethod
+    def trade(self, member: str, offers: Sequence[Offer]) -> list[Answer]:
+        """Answer what a member brings (see `abate.stores.fleet`), in one round trip."""
 
     def exchange(self, name: str, terms: Terms, *, deposits: int = 0, want: int = 0, returned: int = 0) -> int:
         """Pay into a budget, take back its newest withdrawals, and then withdraw up to `want`: how many were granted.

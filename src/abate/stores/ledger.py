@@ -73,9 +73,9 @@ class StoreBudget:
 
     >>> import abate.stores
     >>> store = abate.stores.open_store("memory:")
-    >>> budget = store.budget("nightly", ratio=0.5, reserve=0)
+    >>> budget = store.ledger("nightly", ratio=0.5, reserve=0)
     >>> budget.deposit(); budget.deposit()
-    >>> budget.balance(), budget.try_withdraw(), store.budget("nightly", ratio=0.5, reserve=0).try_withdraw()
+    >>> budget.balance(), budget.try_withdraw(), store.ledger("nightly", ratio=0.5, reserve=0).try_withdraw()
     (1.0, True, False)
     """
 

@@ -6,7 +6,8 @@ A key says that something wants attention, not what has changed: the worker look
 * **One at a time**: a key is never in the hands of two workers. One that is added meanwhile comes back once, after
   `done`.
 * **Fair**: in the order in which they were added; a higher priority goes first, but one of eight turns is for the
-  oldest, whatever its priority: a key with n before it goes within 8 (n + 1) turns. Priorities are whole numbers from 0.
+  oldest, whatever its priority: a key with n before it goes within 8 (n + 1) turns. Priorities are whole numbers from
+  0.
 * **Stingy**: a key that fails comes back by its own backoff with jitter, and all together at no more than a rate. An
   add makes a key ready that waits for its time; of two delays the earlier counts.
 * **Bounded**: full means `QueueFull`, or waiting, as asked. Failures are counted for a bounded number of keys.

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+
 from tests.clients.databases.faces import DRIVERS, Driver
 from tests.clients.databases.servers import Server, start_mariadb, start_postgres
 

@@ -84,7 +84,34 @@ FIRST = (
     f"PRAGMA application_id = {APPLICATION}",
 )
 
-STEPS: tuple[tuple[str, ...], ...] = (FIRST,)
+SECOND = (
+    # who has come lately, for each thing that is shared: what it wants and has of a bucket, or sees of a dependency
+    """
+    CREATE TABLE member (
+        scope TEXT NOT NULL,
+        member TEXT NOT NULL,
+        seen REAL NOT NULL,
+        wanted REAL NOT NULL DEFAULT 0,
+        part REAL NOT NULL DEFAULT 0,
+        sees TEXT NOT NULL DEFAULT 'nothing',
+        PRIMARY KEY (scope, member)
+    ) WITHOUT ROWID
+    """,
+    # what is known of a dependency that is not calm
+    """
+    CREATE TABLE weather (
+        name TEXT PRIMARY KEY,
+        state TEXT NOT NULL,
+        until REAL NOT NULL,
+        prober TEXT NOT NULL,
+        turn REAL NOT NULL,
+        highest REAL NOT NULL,
+        grown REAL NOT NULL
+    ) WITHOUT ROWID
+    """,
+)
+
+STEPS: tuple[tuple[str, ...], ...] = (FIRST, SECOND)
 """The statements that lead from each version to the next. What has been released is never changed, only added to."""
 
 

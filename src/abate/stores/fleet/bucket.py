@@ -1,0 +1,79 @@
+"""A token bucket that a fleet shares: each process has a part of its rate, by what it wants.
+
+The store hands out the parts so that together they are never more than the whole. Waiting is as in any bucket. Without
+news from the store every process that was known last has an equal part.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from abate.admit.bucket import Claim, Level, TokenBucket
+from abate.clock import MACHINE
+from abate.stores.fleet.courier import Courier
+from abate.stores.fleet.offers import Demand, Share
+
+LEAST = 1e-3
+"""The part of who has none yet: a rate of 0 would be a wait without end."""
+
+
+class FleetBucket(TokenBucket):
+    """A `TokenBucket` whose rate is the fleet's; made by `Store.bucket`.
+
+    >>> import abate
+    >>> bucket = abate.open_store("memory:").bucket("mails", rate=100.0, burst=10)
+    >>> bucket.try_acquire()
+    True
+    """
+
+    __slots__ = ("__weakref__", "_asked", "_courier", "_fresh", "_members", "_part", "_since", "whole_rate")
+
+    def __init__(self, courier: Courier, name: str, rate: float, burst: int = 1) -> None:
+        super().__init__(rate, burst, name=name)
+        self.whole_rate = self.rate
+        self._courier = courier
+        self._members = 1
+        self.after_fork()
+        courier.join(self)
+
+    def after_fork(self) -> None:
+        """In a child: a part of its own, when the courier brings it."""
+        self._asked = 0  # tokens, since the courier left
+        self._since = MACHINE.now()
+        self._fresh = -inf
+        self._part = 1.0 / self._members
+
+    def try_acquire(self, n: int = 1) -> bool:
+        """Take `n` tokens if they are there now."""
+        self._asked += n
+        return super().try_acquire(n)
+
+    def _claim(self, level: Level, n: int, timeout: float | None) -> Claim:
+        self._asked += n
+        return super()._claim(level, n, timeout)
+
+    def _refill(self, level: Level, n: int) -> float:
+        part = self._part if MACHINE.now() < self._fresh else 1.0 / self._members
+        self.rate = self.whole_rate * max(part, LEAST)
+        return super()._refill(level, n)
+
+    def _ceiling(self, n: int) -> float:
+        return max(float(n), self.burst * self.rate / self.whole_rate)
+
+    def refusal(self) -> str:
+        return f"more than {self.whole_rate:g} per second, of all processes together"
+
+    # -- for the courier
+
+    def offer(self, now: float) -> Demand:
+        """How many tokens per second were asked for."""
+        asked, self._asked = self._asked, 0
+        elapsed, self._since = max(0.1, now - self._since), now
+        return Demand(self.name, asked / elapsed)
+
+    def take(self, answer: Share, until: float) -> None:
+        """The part until the next journey."""
+        self._part, self._members, self._fresh = answer.part, answer.members, until
+
+    def unheard(self) -> None:
+        """Nothing is owed."""

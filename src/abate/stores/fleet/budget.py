@@ -1,0 +1,163 @@
+"""A retry budget that a fleet shares without a round trip per call.
+
+A process holds tokens, each of them a withdrawal that the store has counted already. A withdrawal takes one, or spends
+what this process has earned and not reported yet. Where it has neither, it is refused, and the courier hurries to
+bring more: as many as were needed lately, and in quiet times a part of half the reserve.
+
+Deposits are counted as in any budget, so a call that succeeds costs the same. Without news from the store it is a
+budget of its own: the same ratio, and this process's part of the reserve.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import ceil, inf
+
+from abate.admit.budget import Budget, FundedBy, Ledger
+from abate.admit.budget import Terms as Units
+from abate.clock import MACHINE, switch
+from abate.stores.fleet.courier import Courier
+from abate.stores.fleet.offers import Accounts, Tokens
+from abate.stores.ledger import Terms
+
+AHEAD = 1.5
+"""Tokens are asked for by what was needed since the last time, times this."""
+QUIET = 0.5
+"""The part of the reserve that is held by all together in quiet times."""
+
+
+class FleetBudget(Budget):
+    """A `Budget` whose balance is the fleet's; made by `Store.budget`.
+
+    >>> import abate
+    >>> store = abate.open_store("memory:")
+    >>> budget = store.budget("orders", ratio=0.2, reserve=10)
+    >>> policy = abate.Policy(on=ConnectionError, budget=budget)
+    >>> budget.try_withdraw()
+    True
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_asked",
+        "_courier",
+        "_earned",
+        "_earning",
+        "_fresh",
+        "_held",
+        "_members",
+        "_needed",
+        "_reported",
+        "_spent",
+        "_tokens",
+    )
+
+    def __init__(self, courier: Courier, name: str, terms: Terms, funded_by: FundedBy = "success") -> None:
+        super().__init__(terms.ratio, terms.reserve, terms.window, funded_by, name=name)
+        self._courier = courier
+        self._asked = terms
+        self._earning = Units.of(self.ratio, 0.0)
+        self._members = 1
+        self.after_fork()
+        courier.join(self)
+
+    def after_fork(self) -> None:
+        """In a child nothing is held, and what the parent earned is the parent's to report."""
+        self._tokens: deque[None] = deque()
+        self._held = 0  # tokens when the courier left
+        self._fresh = -inf
+        self._earned = self.timeline.main.earned  # deposits that the store knows of
+        self._spent = self._reported = 0  # withdrawals that no token stood for: since the last journey, and before it
+        self._needed = 0  # withdrawals asked for since the last journey
+
+    # -- for calls
+
+    def try_withdraw(self, now: float | None = None) -> bool:
+        """Spend one retry, if a token is there or one was earned here; it never waits for the store."""
+        if MACHINE.now() >= self._fresh or (switch.virtual and self.timeline.here() is not self.timeline.main):
+            return super().try_withdraw(now)
+        self._needed += 1
+        try:
+            self._tokens.pop()
+        except IndexError:
+            if not self._on_credit():
+                self._courier.hurry()
+                return False
+        super().try_withdraw(now)  # so that a store that goes away leaves no full budget behind
+        return True
+
+    def refund(self) -> None:
+        """Take the newest withdrawal back: its retry was not made."""
+        if MACHINE.now() < self._fresh:
+            self._tokens.append(None)
+        super().refund()
+
+    def balance(self) -> float:
+        """How many retries this process could make now."""
+        if MACHINE.now() >= self._fresh:
+            return super().balance()
+        ledger = self.timeline.main
+        with ledger.lock:
+            return len(self._tokens) + max(0, self._credit(ledger)) / self._earning.one
+
+    def _credit(self, ledger: Ledger) -> int:
+        """What was earned here since the last journey, less what was spent of it, in units; needs the lock."""
+        ledger.fold(ledger.now())
+        return self._earning.balance(ledger.earned - self._earned, self._spent)
+
+    def _on_credit(self) -> bool:
+        ledger = self.timeline.main
+        with ledger.lock:
+            if self._credit(ledger) < self._earning.one:
+                return False
+            self._spent += 1
+            return True
+
+    # -- for the courier
+
+    def offer(self, now: float) -> Accounts:
+        """What was earned and spent, what is held, and what is wanted."""
+        ledger = self.timeline.main
+        with ledger.lock:
+            ledger.fold(ledger.now())
+            if now >= self._fresh:  # what was done alone is over: it is neither owed nor owned
+                self._earned, self._spent = ledger.earned, 0
+                self._tokens.clear()
+            earned, self._earned = ledger.earned - self._earned, ledger.earned
+            self._reported, self._spent = self._spent, 0
+        needed, self._needed = self._needed, 0
+        self._held = len(self._tokens)
+        # where there are more members than tokens nobody holds any in quiet times, or those would be out of reach
+        quiet = int(QUIET * self.reserve * self.window / self._members)
+        want = max(quiet, ceil(AHEAD * needed))
+        return Accounts(self.name, self._asked, earned, self._reported, self._held, want)
+
+    def take(self, answer: Tokens, until: float) -> None:
+        """Hold what was granted, less what was used while the courier was on its way."""
+        self._agree(answer.members)
+        self._fresh = until
+        used = self._held - len(self._tokens)
+        change = answer.granted - used - len(self._tokens)
+        if change > 0:
+            self._tokens.extend([None] * change)
+        for _ in range(-change):
+            try:
+                self._tokens.pop()
+            except IndexError:  # it was used, and is not granted any more
+                with self.timeline.main.lock:
+                    self._spent += 1
+
+    def unheard(self) -> None:
+        """The store has not answered: what was spent is to be told again. What was earned may be known by now."""
+        with self.timeline.main.lock:
+            self._spent += self._reported
+            self._reported = 0
+
+    def _agree(self, members: int) -> None:
+        """So many share the reserve, from now on also without the store."""
+        if members == self._members:
+            return
+        self._members = members
+        ledger = self.timeline.main
+        with ledger.lock:
+            ledger.agree(Units.of(self.ratio, self.reserve * self.window / members))

@@ -1,0 +1,70 @@
+"""A shelter whose fleet knows together what each process would have to find out for itself.
+
+Each process tells what it sees of the dependency, and goes by the forecast that it is given (see `weather`): in a storm
+one process probes and the others send nothing; when the dependency comes back, the doors open one after the other.
+Without news from the store each shelters alone.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from abate.admit.shelter import Shelter
+from abate.schedule.backoff import Uniform
+from abate.stores.fleet.courier import Courier
+from abate.stores.fleet.offers import Forecast, Sight
+
+
+class FleetShelter(Shelter):
+    """A `Shelter` that shares what it knows; made by `Store.shelter`.
+
+    >>> import abate
+    >>> shelter = abate.open_store("memory:").shelter("orders", capacity=100)
+    >>> policy = abate.Policy(on=ConnectionError, shelter=shelter)
+    >>> shelter.state
+    'calm'
+    """
+
+    __slots__ = ("_answers", "_courier", "_failures", "_samples")
+
+    def __init__(
+        self, courier: Courier, name: str, capacity: int = 1000, patience: float = 10.0, *, rng: Uniform | None = None
+    ) -> None:
+        super().__init__(capacity, patience, name=name, rng=rng)
+        self._courier = courier
+        self._answers = self._failures = 0
+        courier.join(self)
+
+    def _calmed(self, calm: bool) -> None:
+        super()._calmed(calm)
+        if not calm:
+            self._courier.hurry()
+
+    def offer(self, now: float) -> Sight:
+        """What was seen since the last time."""
+        weather = self._doors.main.weather
+        answered, self._answers = weather.answers - self._answers, weather.answers
+        failed, self._failures = weather.failures - self._failures, weather.failures
+        return Sight(self.name, weather.state, answered, failed, max(0.0, weather.hinted - now))
+
+    def take(self, answer: Forecast, until: float) -> None:
+        """Go by the forecast until the next."""
+        door = self._doors.main
+        closed = door.clock.now() + answer.closed if answer.closed else -inf
+        match answer.state:
+            case "storm":
+                door.heed(True, closed if answer.probe else until, inf, self.name)
+            case "recovering" if answer.limit < 1:
+                door.heed(False, until, inf, self.name)
+            case "recovering":
+                door.heed(False, closed, answer.limit, self.name)
+            case _:
+                door.heed(False, closed, inf, self.name)
+
+    def unheard(self) -> None:
+        """Shelter alone."""
+        self._doors.main.heed(False, -inf, inf, self.name)
+
+    def after_fork(self) -> None:
+        """A child goes by what it sees itself, until it is told more."""
+        self.unheard()

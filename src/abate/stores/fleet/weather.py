@@ -1,0 +1,111 @@
+"""What a fleet knows of one dependency: one probe for all, and doors that don't open all at once. Without I/O.
+
+    calm ──► more members see failures than answers ──► storm ──► the prober has an answer ──► recovering ──► calm
+                                                          ▲                                        │ doubles each second
+                                                          └──────── failures again ◄───────────────┘
+
+* A member's sight counts for `LATELY` seconds: bad where its own shelter is in a storm or probing, good where it has
+  had answers. One whose own network is broken does not close the doors of the others.
+* **storm**: one member probes, the one that came first; when it has not come for `TURN` seconds it is another's turn.
+  The others send nothing.
+* **recovering**: the fleet may have `limit` in flight, at first `FIRST`; it doubles once a second while answers come
+  and no failures, and everybody may have its part. While that is less than one each, it is one for some: those whose
+  place in the line of members is below the limit. At `PLENTY` for each it is calm.
+* A hint closes everybody's door until then.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Literal, NamedTuple
+
+from abate.stores.fleet.offers import Forecast, Sight
+
+LATELY = 3.0
+"""Seconds for which a member's sight counts."""
+TURN = 3.0
+"""Seconds for which a prober that stays away keeps its turn."""
+FIRST = 4.0
+"""In flight, of all together, after the first answer."""
+GROWTH, EVERY = 2.0, 1.0
+"""How the limit grows while answers come: by this factor, once in so many seconds."""
+PLENTY = 8.0
+"""In flight for each member, at which there is no limit any more."""
+
+
+class Known(NamedTuple):
+    """What a store keeps of one dependency; instants are the store's."""
+
+    state: str = "calm"
+    until: float = -inf
+    prober: str = ""
+    turn: float = -inf
+    limit: float = 0.0
+    grown: float = -inf
+
+
+class Line(NamedTuple):
+    """The members, as far as it matters here: how many see what, and how many stand before this one."""
+
+    members: int
+    good: int
+    bad: int
+    place: int
+
+
+def seen(sight: Sight) -> Literal["good", "bad", "nothing"]:
+    """What a member sees of a dependency, in one word."""
+    if sight.state in ("storm", "probing") or sight.failed > sight.answered:
+        return "bad"
+    return "good" if sight.answered else "nothing"
+
+
+def heard(known: Known, sight: Sight, member: str, line: Line, now: float) -> tuple[Known, Forecast]:
+    """What is known after a member has told what it sees, and what it is told.
+
+    >>> down, line = Sight("orders", "probing", 0, 5, 0.0), Line(members=2, good=0, bad=1, place=0)
+    >>> known, forecast = heard(Known(), down, "a", line, now=10.0)
+    >>> forecast.state, forecast.probe
+    ('storm', True)
+    >>> heard(known, down, "b", line._replace(bad=2, place=1), now=10.1)[1].probe
+    False
+    """
+    if sight.closed > 0:
+        known = known._replace(until=max(known.until, now + sight.closed))
+    if known.state == "calm":
+        if line.bad > line.good and seen(sight) == "bad":
+            known = known._replace(state="storm", prober=member, turn=now + TURN)
+    elif known.state == "storm":
+        known = _in_storm(known, sight, member, now)
+    else:
+        known = _recovering(known, sight, member, line, now)
+    return known, _told(known, member, line, now)
+
+
+def _in_storm(known: Known, sight: Sight, member: str, now: float) -> Known:
+    if sight.answered > sight.failed:
+        return known._replace(state="recovering", limit=FIRST, grown=now)
+    if known.prober == member or (now >= known.turn and seen(sight) == "bad"):
+        return known._replace(prober=member, turn=now + TURN)
+    return known
+
+
+def _recovering(known: Known, sight: Sight, member: str, line: Line, now: float) -> Known:
+    if sight.failed > sight.answered:
+        return known._replace(state="storm", prober=member, turn=now + TURN)
+    if not sight.answered or now < known.grown + EVERY:
+        return known
+    limit = known.limit * GROWTH
+    if limit >= PLENTY * line.members:
+        return Known(until=known.until)
+    return known._replace(limit=limit, grown=now)
+
+
+def _told(known: Known, member: str, line: Line, now: float) -> Forecast:
+    closed = max(0.0, known.until - now)
+    if known.state == "calm":
+        return Forecast("calm", closed, False, inf, line.members)
+    if known.state == "storm":
+        return Forecast("storm", closed, known.prober == member, 0.0, line.members)
+    each = known.limit / line.members
+    return Forecast("recovering", closed, False, each if each >= 1 else float(line.place < known.limit), line.members)
