@@ -338,7 +338,7 @@ def test_a_resync_begun_in_the_middle_of_a_period_leaves_out_what_is_over():
 
 def test_keys_are_listed_only_for_a_resync():
     """A lister without a resync is a mistake."""
-    with pytest.raises(ValueError, match="keys are listed for a resync"):
+    with pytest.raises(ValueError, match="keys are listed, and leaders chosen, for a resync"):
         abate.controller(keys=list)(lambda key: None)
 
 

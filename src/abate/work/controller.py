@@ -15,6 +15,7 @@ from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
 from abate.work import feeds
 from abate.work.judge import Judge
 from abate.work.keys import QueueFull
+from abate.work.leader import LEASE, led
 from abate.work.local import LocalKeys, Parked
 from abate.work.loop import Loop
 from abate.work.service import P, Service, T, opened
@@ -42,6 +43,7 @@ class Controller(Service[P, T]):
         store: object,
         resync: float | None,
         keys: Callable[[], Any] | None,
+        leader: bool,
         judge: Judge,
         timeout: float | None,
         grace: float,
@@ -51,6 +53,7 @@ class Controller(Service[P, T]):
         self.store = opened(store)
         self._capacity = capacity
         self._local = LocalKeys(self.name, capacity, rng)
+        self._open: Any = self.store
         self._queue: Any = self._local if self.store is None else self._stored(self.store)
         self._verdicts = judge
         self._chance: Uniform = rng or random
@@ -61,8 +64,9 @@ class Controller(Service[P, T]):
                 self._known = {}
             period = number("resync", resync, above=0)
             self._feeds.append((RESYNC, partial(feeds.resynced, keys or self._remembered, period)))
-        elif keys is not None:
-            raise ValueError("keys are listed for a resync: give resync= the seconds between two of a key")
+        elif keys is not None or leader:
+            raise ValueError("keys are listed, and leaders chosen, for a resync: give resync= the seconds of a period")
+        self._leader = leader
 
     # -- keys
 
@@ -161,10 +165,13 @@ class Controller(Service[P, T]):
 
     def _source(self, given: object) -> Source:
         if given is not None:
-            queue = self._stored(opened(given))
+            self._open = opened(given)
+            queue = self._stored(self._open)
             for key in self._local.taken():  # added before it was known where to
                 queue.add(key)
             self._queue = queue
+        if self._leader and self._in_memory:
+            raise ValueError(f"{self.name} has no store by which a leader could be chosen: leader=True needs one")
         source: Source = self._queue
         return source
 
@@ -183,6 +190,8 @@ class Controller(Service[P, T]):
         kept = []
         for name, feed in self._feeds:
             push = partial(self._push, loop, name != RESYNC)  # a resync is nobody who adds a parked key again
+            if name == RESYNC and self._leader:
+                feed = self._led(feed)
             kept.append(asyncio.create_task(feeds.kept_up(self.name, name, feed, push, loop.crew.run, self._chance)))
         try:
             await loop.stopping.wait()
@@ -190,6 +199,15 @@ class Controller(Service[P, T]):
             for task in kept:
                 task.cancel()
             await asyncio.gather(*kept, return_exceptions=True)
+
+    def _led(self, feed: feeds.Feed) -> feeds.Feed:
+        """A feed that goes on in one of the processes that share the store."""
+
+        async def while_leading(push: feeds.Push, run: feeds.Run) -> None:
+            queue = self._open.queue(f"{self.name}.leader", lease=LEASE)
+            await led(self.name, queue, run, lambda: feed(push, run))
+
+        return while_leading
 
     async def _push(self, loop: Loop, revive: bool, key: Any) -> None:
         """Add a key that a feed brings, and wait for room where there is none."""
@@ -228,6 +246,7 @@ def controller(
     store: object = None,
     resync: float | None = None,
     keys: Callable[[], Any] | None = None,
+    leader: bool = False,
     on: Matcher | Iterable[Matcher] | None = None,
     backoff: Schedule | Callable[[int], float] | Iterable[float] | None = None,
     budget: Budget | None = None,
@@ -248,6 +267,8 @@ def controller(
     * `store`: a store, or its URL, in which the keys outlive the process and are shared; without one, in memory.
     * `resync`, `keys`: every key is looked at once in so many seconds, at an offset of its own; `keys` lists them, and
       without it all that were ever added are remembered.
+    * `leader`: of the processes that share the store only one resyncs. Without it all do, at the same instants, and
+      what they add is the same.
     * `on`: what is worth another try, as for a policy; without it, every error is.
     * `backoff`: of a key, from its first failure on; by default from 0.2 s to 60 s with full jitter.
     * `budget`, `slow`: a key comes back by its backoff if the retry budget admits it, or else after `slow` seconds,
@@ -285,6 +306,7 @@ def controller(
             store=store,
             resync=resync,
             keys=keys,
+            leader=leader,
             judge=judge,
             timeout=timeout,
             grace=grace,

@@ -121,6 +121,8 @@ class Service(Generic[P, T]):
         )
         self._running = asyncio.get_running_loop(), loop
         beside = None if drain else asyncio.ensure_future(self._alongside(loop))
+        if beside is not None:
+            beside.add_done_callback(lambda _: loop.stop())  # where it breaks, nothing brings work any more
         try:
             await loop.run(self.grace if grace is None else number("grace", grace, least=0), drain)
         finally:
@@ -128,6 +130,8 @@ class Service(Generic[P, T]):
             if beside is not None:
                 beside.cancel()
                 await asyncio.wait({beside})
+        if beside is not None and not beside.cancelled():
+            beside.result()
         return loop.tally
 
     def stop(self) -> None:

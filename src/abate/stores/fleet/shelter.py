@@ -25,7 +25,7 @@ class FleetShelter(Shelter):
     'calm'
     """
 
-    __slots__ = ("_answers", "_courier", "_failures", "_samples")
+    __slots__ = ("_answers", "_courier", "_failures", "_told")
 
     def __init__(
         self, courier: Courier, name: str, capacity: int = 1000, patience: float = 10.0, *, rng: Uniform | None = None
@@ -33,11 +33,14 @@ class FleetShelter(Shelter):
         super().__init__(capacity, patience, name=name, rng=rng)
         self._courier = courier
         self._answers = self._failures = 0
+        self._told = self.state
         courier.join(self)
 
     def _calmed(self, calm: bool) -> None:
         super()._calmed(calm)
-        if not calm:
+        state = self._doors.main.weather.state
+        if state != self._told:  # news for the others
+            self._told = state
             self._courier.hurry()
 
     def offer(self, now: float) -> Sight:

@@ -1,0 +1,70 @@
+"""One of many does it: the leader is whoever holds the lease of one key in the store, and nothing else.
+
+A leader that dies, hangs or loses the store stops leading when its lease runs out, by its own clock and by the store's;
+the next one that asks leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from abate import clock as clocks
+from abate.errors import AttemptTimeout
+from abate.work.source import Back, Message
+
+log = logging.getLogger("abate.work")
+
+KEY = "leader"
+LEASE = 15.0
+"""Seconds until another one leads when the leader is gone."""
+BEATS = 3
+"""Times that the lease is extended, and asked for, while it lasts."""
+
+Run = Callable[..., Awaitable[Any]]
+
+
+async def led(name: str, queue: Any, run: Run, work: Callable[[], Awaitable[None]]) -> None:
+    """Do the work while this process leads, until it is done or this is cancelled."""
+    clock = clocks.current()
+    await run(queue.add, KEY)
+    while True:
+        messages = await run(queue.receive, 1, 0.0)
+        if messages and await _leading(name, queue, run, work, messages[0]):
+            return
+        await clock.asleep(queue.lease / BEATS * (0.75 + 0.5 * random.random()))
+
+
+async def _leading(name: str, queue: Any, run: Run, work: Callable[[], Awaitable[None]], lease: Message) -> bool:
+    """Lead as long as the lease holds: is the work done?"""
+    log.info("%s: this process leads", name)
+    clock = clocks.current()
+    working = asyncio.ensure_future(work())
+    try:
+        until = clock.now() + queue.lease
+        while not working.done():
+            try:
+                async with clock.within(queue.lease / BEATS):
+                    await asyncio.wait({working})
+            except AttemptTimeout:
+                pass
+            try:
+                if await run(queue.extend, [lease]):
+                    return False
+                until = clock.now() + queue.lease
+            except Exception as error:
+                log.warning("%s: the leader can't extend its lease: %r", name, error)
+                if clock.now() + queue.lease / BEATS >= until:
+                    return False
+        await working
+        return True
+    finally:
+        working.cancel()
+        await asyncio.wait({working})
+        try:
+            await run(queue.settle, [(lease, Back(0.0, touched=False))])
+        except Exception as error:
+            log.debug("%s: the lease of the leader is left to run out: %r", name, error)

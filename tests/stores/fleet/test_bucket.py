@@ -1,0 +1,120 @@
+"""A bucket that a fleet shares: the parts of its rate."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import abate
+from abate.stores.fleet import FleetBucket
+from abate.stores.fleet.offers import GONE, Demand
+from abate.stores.fleet.rules import KEPT, part
+from abate.testing import VirtualClock
+
+
+def members(courier, many, rate=100.0, burst=20):
+    """So many processes that share one bucket."""
+    couriers = [courier() for _ in range(many)]
+    return couriers, [FleetBucket(one, "mails", rate, burst) for one in couriers]
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20), st.integers(1, 5), st.randoms())
+def test_all_parts_together_are_never_more_than_the_whole(wanted, rounds, rng):
+    """In whatever order members come, and whatever they want."""
+    parts = [0.0] * len(wanted)
+    for _ in range(rounds):
+        order = list(range(len(wanted)))
+        rng.shuffle(order)
+        for who in order:
+            others = [other for other in range(len(wanted)) if other != who]
+            parts[who] = part(wanted[who], [wanted[other] for other in others], [parts[other] for other in others])
+            assert sum(parts) <= 1.0 + 1e-9
+
+
+@given(st.lists(st.floats(0.1, 1e6), min_size=1, max_size=20))
+def test_parts_settle_by_what_is_wanted(wanted):
+    """After some rounds nearly all of the rate is handed out, and who wants more has no less."""
+    parts = [0.0] * len(wanted)
+    for _ in range(30):
+        for who in range(len(wanted)):
+            others = [other for other in range(len(wanted)) if other != who]
+            parts[who] = part(wanted[who], [wanted[other] for other in others], [parts[other] for other in others])
+    assert sum(parts) == pytest.approx(1.0 - KEPT)
+    for (want, has), (less, little) in zip(
+        sorted(zip(wanted, parts, strict=True))[1:], sorted(zip(wanted, parts, strict=True)), strict=False
+    ):
+        assert want < less or has >= little - 1e-6
+
+
+def test_an_idle_member_keeps_a_little(courier):
+    """So that its first calls need not wait for a journey."""
+    (busy, idle), (one, other) = members(courier, 2)
+    for _ in range(5):
+        for _ in range(1000):
+            one.try_acquire()
+        busy.travel()
+        idle.travel()
+    assert one._part > 0.8
+    assert other._part > 0.01
+
+
+def test_the_rate_here_is_the_part_of_it(courier):
+    """Two members that want the same have half each, less what is kept for newcomers."""
+    couriers, buckets = members(courier, 2)
+    for _ in range(5):
+        for one in couriers:
+            one.travel()
+    for bucket in buckets:
+        bucket.try_acquire()
+        assert bucket.rate == pytest.approx(45.0)
+
+
+def test_without_the_store_everybody_has_an_equal_part(courier, flaky):
+    """Of as many as there were."""
+    couriers, buckets = members(courier, 4)
+    for one in couriers:
+        one.travel()
+    flaky.error = ConnectionError("gone")
+    for one, bucket in zip(couriers, buckets, strict=True):
+        one.travel()
+        bucket._fresh = 0.0
+        bucket.try_acquire()
+        assert bucket.rate == 25.0
+
+
+def test_more_than_the_part_of_the_burst_can_be_had_with_patience(courier):
+    """A claim of the whole burst is no error for a member with a small part."""
+    couriers, buckets = members(courier, 4, rate=1e6, burst=20)
+    for one in couriers:
+        one.travel()
+    buckets[0].acquire(20)
+
+
+def test_in_virtual_time_it_is_a_bucket_like_another(courier):
+    """Waiting is by reservation."""
+    _, (bucket,) = members(courier, 1, rate=10.0, burst=1)
+    with VirtualClock() as clock:
+        bucket.acquire()
+        bucket.acquire()
+        assert clock.now() == pytest.approx(1 / bucket.rate)
+
+
+def test_the_part_of_a_member_that_stays_away_is_free_again(still):
+    """A process that was killed leaves by itself."""
+    clock = VirtualClock(start=1000.0)
+    with abate.open_store("memory:", clock=clock) as store:
+        (gone,) = store.trade("a", [Demand("mails", 10.0)])
+        (newcomer,) = store.trade("b", [Demand("mails", 10.0)])
+        assert gone.part == pytest.approx(0.9)
+        assert newcomer.part == pytest.approx(0.1)
+        clock.advance(GONE)
+        (alone,) = store.trade("b", [Demand("mails", 10.0)])
+        assert (alone.part, alone.members) == (pytest.approx(0.9), 1)
+
+
+def test_a_policy_takes_it_as_a_gate(courier):
+    """Refused names the fleet's rate."""
+    _, (bucket,) = members(courier, 1, rate=0.001, burst=1)
+    policy = abate.Policy(on=ConnectionError, gate=bucket)
+    policy.call(lambda: None)
+    with pytest.raises(abate.Refused, match="of all processes together"):
+        policy.call(lambda: None)

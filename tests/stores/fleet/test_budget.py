@@ -1,0 +1,247 @@
+"""A budget that a fleet shares: what all together may spend, and what each does without the store."""
+
+import os
+from math import floor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import abate
+from abate import events
+from abate.stores import Terms, open_store
+from abate.stores.fleet import Courier, FleetBudget
+from abate.testing import VirtualClock
+
+
+def spend(budget, most=10**6):
+    """Withdraw until it is refused: how often it was not."""
+    for count in range(most):
+        if not budget.try_withdraw():
+            return count
+    return most
+
+
+def members(courier, many, **terms):
+    """So many processes that share one budget; all of them have gone to the store since the last one came."""
+    couriers = [courier() for _ in range(many)]
+    budgets = [FleetBudget(one, "orders", Terms(**terms)) for one in couriers]
+    for one in couriers:
+        one.travel()
+    return couriers, budgets
+
+
+def test_a_lone_member_has_the_whole_budget(courier):
+    """Half of the reserve at once, the rest when it is needed."""
+    (one,), (budget,) = members(courier, 1, ratio=0.2, reserve=10.0, window=10.0)
+    spent = spend(budget)
+    assert spent == 50
+    for _ in range(20):
+        one.travel()
+        spent += spend(budget)
+    assert spent == 100
+
+
+def test_what_one_earns_another_may_spend(courier):
+    """The fleet has one balance."""
+    (rich, poor), (earning, spending) = members(courier, 2, ratio=0.5, reserve=0.0)
+    for _ in range(40):
+        earning.deposit()
+    assert not spending.try_withdraw()
+    rich.travel()
+    spent = 0
+    for _ in range(20):
+        poor.travel()
+        spent += spend(spending)
+    assert spent == 20
+
+
+def test_what_is_earned_here_can_be_spent_at_once(courier):
+    """No journey is needed for it, and what the ratio says is exact."""
+    _, (budget,) = members(courier, 1, ratio=0.29, reserve=0.0)
+    for _ in range(100):
+        budget.deposit()
+    assert budget.balance() == 29.0
+    assert spend(budget) == 29
+
+
+def test_a_refund_can_be_spent_again(courier):
+    """A wait that was cancelled costs nothing."""
+    _, (budget,) = members(courier, 1, ratio=0.0, reserve=0.4, window=10.0)
+    assert spend(budget) == 2
+    budget.refund()
+    assert spend(budget) == 1
+
+
+def test_where_there_are_more_members_than_tokens_nobody_sits_on_them(courier):
+    """In quiet times none are held, so that whoever is in need finds them."""
+    couriers, budgets = members(courier, 50, ratio=0.0, reserve=1.0, window=10.0)
+    assert [budget.balance() for budget in budgets[5:]] == [0.0] * 45
+    needy, budget = couriers[-1], budgets[-1]
+    spent = 0
+    for one in couriers:
+        one.travel()
+    for _ in range(60):
+        spent += spend(budget)
+        needy.travel()
+    assert spent == 10
+
+
+STEPS = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from(["deposit", "withdraw", "travel", "refund"]), st.integers(1, 30)),
+    max_size=60,
+)
+
+
+@settings(max_examples=60)
+@given(STEPS, st.sampled_from([0.0, 0.1, 0.29, 0.6, 1.0]), st.sampled_from([0.0, 0.3, 2.0]))
+def test_all_together_never_spend_more_than_one_budget_allows(steps, ratio, reserve):
+    """Whoever earns, spends, returns and travels when: the sum is that of one budget."""
+    with pytest.MonkeyPatch.context() as still, open_store("memory:") as store:
+        still.setattr(Courier, "start", lambda self: None)
+        couriers, budgets = members(lambda: Courier(store, "fleet"), 4, ratio=ratio, reserve=reserve, window=1000.0)
+        deposits = spent = 0
+        owed = [0, 0, 0, 0]
+        for who, what, many in steps:
+            for _ in range(many):
+                if what == "deposit":
+                    budgets[who].deposit()
+                    deposits += 1
+                elif what == "withdraw" and budgets[who].try_withdraw():
+                    spent += 1
+                    owed[who] += 1
+                elif what == "refund" and owed[who]:
+                    budgets[who].refund()
+                    spent -= 1
+                    owed[who] -= 1
+            if what == "travel":
+                couriers[who].travel()
+            assert spent <= floor(reserve * 1000.0 + ratio * deposits + 1e-6)
+
+
+def test_without_the_store_each_has_its_part_of_the_reserve(courier, flaky):
+    """The same ratio, and the reserve shared by as many as there were."""
+    couriers, budgets = members(courier, 4, ratio=0.5, reserve=4.0, window=10.0)
+    flaky.error = ConnectionError("gone")
+    for one, budget in zip(couriers, budgets, strict=True):
+        one.travel()
+        budget._fresh = 0.0  # a while later
+        assert spend(budget) == 10
+        for _ in range(10):
+            budget.deposit()
+        assert spend(budget) == 5
+
+
+def test_what_was_spent_with_the_store_is_spent_without_it(courier, flaky):
+    """A store that goes away leaves no full budget behind."""
+    (one,), (budget,) = members(courier, 1, ratio=0.0, reserve=1.0, window=10.0)
+    assert spend(budget) == 5
+    flaky.error = ConnectionError("gone")
+    one.travel()
+    budget._fresh = 0.0
+    assert spend(budget) == 5
+
+
+def test_a_journey_that_fails_keeps_what_is_held(courier, flaky):
+    """Tokens are good until their time is over, whether the courier comes back or not."""
+    (one,), (budget,) = members(courier, 1, ratio=0.0, reserve=1.0, window=10.0)
+    flaky.error = ConnectionError("gone")
+    one.travel()
+    assert spend(budget) == 5
+
+
+def test_what_was_spent_on_credit_is_told_again_after_a_failure(courier, flaky, store):
+    """A journey that failed has told nobody."""
+    (one,), (budget,) = members(courier, 1, ratio=1.0, reserve=0.0)
+    for _ in range(10):
+        budget.deposit()
+    assert spend(budget, 4) == 4
+    flaky.error = ConnectionError("gone")
+    one.travel()
+    flaky.error = None
+    one.travel()
+    assert store.balance("orders", Terms(1.0, 0.0)) == -4.0, "what was earned may be known: it is not told twice"
+
+
+def test_the_store_coming_and_going_is_said_once_each(courier, flaky, caplog):
+    """An event and a line of the log when it goes, and when it is back."""
+    seen = []
+    (one,), _ = members(courier, 1)
+    sink = abate.observe.install(seen.append)
+    try:
+        flaky.error = ConnectionError("gone")
+        one.travel()
+        one.travel()
+        assert one.degraded
+        flaky.error = None
+        one.travel()
+        one.travel()
+    finally:
+        abate.observe.remove(sink)
+    assert [(event.policy, event.degraded) for event in seen if isinstance(event, events.StoreDegraded)] == [
+        ("fleet", True),
+        ("fleet", False),
+    ]
+    assert "each process goes by its own limits" in caplog.text
+    assert "answers again" in caplog.text
+
+
+def test_a_store_that_was_never_there_leaves_a_budget_of_its_own(courier, flaky):
+    """Construction doesn't fail, and calls have a budget."""
+    flaky.error = ConnectionError("gone")
+    budget = FleetBudget(courier(), "orders", Terms(ratio=0.0, reserve=1.0, window=10.0))
+    assert spend(budget) == 10
+
+
+def test_closing_hands_in_what_is_held(still):
+    """The tokens of a process that ends in order are there for the others."""
+    with open_store("memory:") as store:
+        courier = Courier(store, "fleet")
+        FleetBudget(courier, "orders", Terms(0.0, 1.0, 10.0))
+        assert store.balance("orders", Terms(0.0, 1.0, 10.0)) == 5.0
+        courier._thread = object()
+        budget = FleetBudget(courier, "orders", Terms(0.0, 1.0, 10.0))
+        courier.close()
+        assert store.balance("orders", Terms(0.0, 1.0, 10.0)) == 10.0
+        del budget
+
+
+def test_a_childs_tokens_are_its_own(courier):
+    """A fork doesn't double what was granted."""
+    (one,), (budget,) = members(courier, 1, ratio=0.0, reserve=1.0, window=10.0)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writing, f"{len(budget._tokens)} {one.member}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    held, member = os.read(reading, 1000).decode().split(" ", 1)
+    os.close(reading)
+    os.close(writing)
+    assert held == "0"
+    assert member != one.member
+    assert len(budget._tokens) == 5
+
+
+def test_virtual_time_has_a_budget_of_its_own(courier):
+    """A test in virtual time neither sees nor spends what the fleet has."""
+    _, (budget,) = members(courier, 1, ratio=0.0, reserve=1.0, window=10.0)
+    with VirtualClock():
+        assert spend(budget) == 10
+    assert spend(budget) == 5
+
+
+def test_a_policy_takes_it(courier):
+    """It is a budget: retries are paid from it."""
+    _, (budget,) = members(courier, 1, ratio=0.0, reserve=0.2, window=10.0)
+    policy = abate.Policy(on=ConnectionError, attempts=5, backoff=[0.0], budget=budget)
+    calls = []
+
+    @policy
+    def fail():
+        calls.append(1)
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError) as raised:
+        fail()
+    assert (len(calls), abate.report(raised.value).reason) == (2, "budget")

@@ -1,0 +1,246 @@
+"""What a fleet knows of a dependency: who probes, and how the doors open."""
+
+import random
+from itertools import pairwise
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import abate
+from abate.stores import open_store
+from abate.stores.fleet import FleetShelter
+from abate.stores.fleet.offers import Sight
+from abate.stores.fleet.weather import FIRST, GROWTH, PLENTY, TURN, Known, Line, heard, seen
+from abate.testing import VirtualClock
+
+UP = Sight("orders", "calm", 5, 0, 0.0)
+DOWN = Sight("orders", "probing", 0, 5, 0.0)
+NOTHING = Sight("orders", "calm", 0, 0, 0.0)
+BACK = Sight("orders", "recovering", 3, 0, 0.0)
+
+
+class Fleet:
+    """Members that come to a store in virtual time."""
+
+    def __init__(self, store, clock, many):
+        self.store, self.clock = store, clock
+        self.names = [f"member-{number:03}" for number in range(many)]
+
+    def come(self, sight, names=None):
+        """Each tells the same: what each is told."""
+        return [self.store.trade(name, [sight])[0] for name in names or self.names]
+
+
+@pytest.fixture
+def clock():
+    return VirtualClock(start=1000.0)
+
+
+@pytest.fixture
+def fleet(clock):
+    with open_store("memory:", clock=clock) as store:
+        yield lambda many: Fleet(store, clock, many)
+
+
+def test_in_calm_nobody_is_held_back(fleet):
+    """Members that see answers, or nothing, are told of calm."""
+    told = fleet(5).come(UP)
+    assert {(one.state, one.closed, one.probe, one.limit) for one in told} == {("calm", 0.0, False, inf)}
+    assert told[-1].members == 5
+
+
+def test_in_a_storm_one_probes_for_all(fleet):
+    """However many see it fail, and however often they come."""
+    many = fleet(50)
+    for _ in range(5):
+        told = many.come(DOWN)
+        assert [one.state for one in told] == ["storm"] * 50
+        assert sum(one.probe for one in told) == 1
+        many.clock.advance(1.0)
+
+
+def test_one_whose_own_network_is_broken_closes_nobody_elses_door(fleet):
+    """It takes more who see failures than who see answers."""
+    many = fleet(10)
+    many.come(UP)
+    assert many.come(DOWN, many.names[:1])[0].state == "calm"
+    assert {one.state for one in many.come(UP, many.names[1:])} == {"calm"}
+    told = many.come(DOWN, many.names[1:6])
+    assert [one.state for one in told] == ["calm"] * 4 + ["storm"]
+
+
+def test_who_sees_nothing_has_no_say(fleet):
+    """Idle members neither make a storm nor keep it away."""
+    many = fleet(10)
+    many.come(NOTHING)
+    assert many.come(DOWN, many.names[:1])[0].state == "storm"
+    assert {one.state for one in many.come(NOTHING, many.names[1:])} == {"storm"}
+
+
+def test_a_prober_that_stays_away_is_replaced(fleet):
+    """When its turn is over, by the next one that comes and sees it fail."""
+    many = fleet(3)
+    assert [one.probe for one in many.come(DOWN)] == [True, False, False]
+    many.clock.advance(TURN)
+    assert many.come(NOTHING, many.names[2:])[0].probe is False
+    assert [one.probe for one in many.come(DOWN, many.names[1:])] == [True, False]
+
+
+def test_the_doors_open_one_after_the_other(fleet):
+    """After the first answer a few, then twice as many each second, until there is plenty for all."""
+    many = fleet(100)
+    many.come(DOWN)
+    assert many.come(BACK, many.names[:1])[0].state == "recovering"
+    opened = []
+    for _ in range(12):
+        told = many.come(BACK)
+        opened.append(sum(one.limit for one in told))
+        if told[-1].state == "calm":
+            break
+        many.clock.advance(1.0)
+    assert opened[0] == FIRST
+    assert opened[-1] == inf
+    for before, after in pairwise(opened[:-1]):
+        assert after <= before * GROWTH + 1e-9
+    assert len(opened) >= 8
+
+
+def test_failures_on_the_way_close_the_doors_again(fleet):
+    """One member that sees more failures than answers is enough while it recovers."""
+    many = fleet(10)
+    many.come(DOWN)
+    many.come(BACK)
+    told = many.come(Sight("orders", "probing", 1, 4, 0.0), many.names[3:4])[0]
+    assert (told.state, told.probe) == ("storm", True)
+
+
+def test_a_hint_closes_every_door(fleet):
+    """Until then, whoever was told."""
+    many = fleet(3)
+    many.come(Sight("orders", "probing", 0, 1, 30.0), many.names[:1])
+    many.clock.advance(10.0)
+    assert [one.closed for one in many.come(NOTHING)] == pytest.approx([20.0] * 3)
+    many.clock.advance(20.0)
+    assert [one.closed for one in many.come(NOTHING)] == [0.0] * 3
+
+
+def test_dependencies_are_apart(fleet):
+    """A storm over one is none over another."""
+    many = fleet(2)
+    many.come(DOWN)
+    assert {one.state for one in many.come(UP._replace(name="mails"))} == {"calm"}
+
+
+SIGHTS = st.builds(
+    Sight,
+    st.just("orders"),
+    st.sampled_from(["calm", "storm", "probing", "recovering"]),
+    st.integers(0, 5),
+    st.integers(0, 5),
+    st.sampled_from([0.0, 0.0, 0.0, 2.5]),
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(SIGHTS, st.integers(0, 7), st.floats(0, 2)), max_size=80))
+def test_whatever_members_tell_the_rules_hold(steps):
+    """One turn at a time, limits that grow step by step, nobody sent before a hint is over."""
+    known, now, views = Known(), 100.0, {}
+    turns: dict[str, float] = {}
+    for sight, who, pause in steps:
+        now += pause
+        member = f"m{who}"
+        views[member] = seen(sight)
+        line = Line(len(views), list(views.values()).count("good"), list(views.values()).count("bad"), who % len(views))
+        before = known
+        known, told = heard(known, sight, member, line, now)
+        assert told.closed == max(0.0, known.until - now)
+        assert known.until >= min(before.until, now)
+        if told.probe:
+            assert told.state == "storm"
+            others = [until for other, until in turns.items() if other != member]
+            if before.state == "storm":
+                assert all(now >= until for until in others), "two probe at once"
+            turns = {member: now + TURN}
+        if known.state != "storm":
+            turns = {}
+        if before.state == known.state == "recovering":
+            assert known.limit <= before.limit * GROWTH
+            assert known.limit < PLENTY * line.members
+        if told.state == "recovering":
+            assert told.limit in (0.0, 1.0) or told.limit == known.limit / line.members
+
+
+# -- the shelter that goes by it
+
+
+def shelters(courier, many):
+    couriers = [courier() for _ in range(many)]
+    return couriers, [FleetShelter(one, "orders", rng=random.Random(number)) for number, one in enumerate(couriers)]
+
+
+def fail(shelter, times=6):
+    """Let calls of a policy fail until its shelter has seen a storm."""
+    policy = abate.Policy(on=ConnectionError, attempts=1, shelter=shelter)
+
+    def down():
+        raise ConnectionError
+
+    for _ in range(times):
+        with pytest.raises((ConnectionError, abate.Refused)), abate.deadline(0.001):
+            policy.call(down)
+
+
+def test_a_storm_that_one_has_seen_holds_back_the_others(courier):
+    """They are told to send nothing, and only one of them probes."""
+    couriers, (first, second, third) = shelters(courier, 3)
+    fail(first)
+    assert first.state == "probing"
+    for one in couriers:
+        one.travel()
+    assert (second.state, third.state) == ("probing", "probing")
+    sent = []
+    for shelter in (second, third):
+        with pytest.raises(abate.Refused), abate.deadline(0.01):
+            abate.Policy(on=ConnectionError, shelter=shelter).call(lambda: sent.append(1))
+    assert sent == []
+
+
+def test_without_the_store_each_shelters_alone(courier, flaky):
+    """Nobody waits for a word that doesn't come."""
+    couriers, (first, second) = shelters(courier, 2)
+    fail(first)
+    for one in couriers:
+        one.travel()
+    flaky.error = ConnectionError("gone")
+    couriers[1].travel()
+    sent = []
+    abate.Policy(on=ConnectionError, shelter=second).call(lambda: sent.append(1))
+    assert sent == [1]
+    assert second.state == "recovering"
+
+
+def test_an_answer_of_the_prober_opens_the_doors(courier):
+    """Step by step: first itself, then those whose place in the line it is."""
+    couriers, (first, second) = shelters(courier, 2)
+    fail(first)
+    for one in couriers:
+        one.travel()
+    first._doors.main.weather.opens = 0.0
+    abate.Policy(on=ConnectionError, shelter=first).call(lambda: None)
+    assert first.state == "recovering"
+    for one in couriers:
+        one.travel()
+    sent = []
+    abate.Policy(on=ConnectionError, shelter=second).call(lambda: sent.append(1))
+    assert sent == [1]
+
+
+def test_a_shelter_in_need_makes_the_courier_hurry(courier):
+    """A storm is told as soon as may be, not with the next beat."""
+    (one,), (shelter,) = shelters(courier, 1)
+    assert one._hurry is False
+    fail(shelter)
+    assert one._hurry is True

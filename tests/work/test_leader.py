@@ -1,0 +1,125 @@
+"""One of many resyncs: who leads, and what happens when the leader is gone."""
+
+import asyncio
+
+import pytest
+
+import abate
+from abate.testing import VirtualClock
+from abate.work.leader import LEASE
+
+
+@pytest.fixture
+def store():
+    with abate.open_store("memory:") as store:
+        yield store
+
+
+def replicas(store, many, listed, seen):
+    """Processes of one controller, as objects."""
+
+    def replica(number):
+        def keys():
+            listed.append(number)
+            return [f"key-{key}" for key in range(5)]
+
+        async def reconcile(key):
+            seen.append((number, key))
+
+        return abate.controller(name="orders", store=store, resync=10.0, keys=keys, leader=True)(reconcile)
+
+    return [replica(number) for number in range(many)]
+
+
+def test_only_the_leader_resyncs_and_all_work(store):
+    """One lists the keys; whoever is free works on them."""
+    with VirtualClock() as clock:
+        listed, seen = [], []
+        controllers = replicas(store, 3, listed, seen)
+
+        async def main():
+            running = [asyncio.create_task(controller.arun()) for controller in controllers]
+            await clock.asleep(60.0)
+            for controller in controllers:
+                controller.stop()
+            await asyncio.gather(*running)
+
+        asyncio.run(main())
+        assert len(set(listed)) == 1
+        assert len(listed) >= 5
+        assert {key for _, key in seen} == {f"key-{key}" for key in range(5)}
+
+
+def test_another_leads_when_the_leader_ends(store):
+    """At once where it ends in order: its lease is given back."""
+    with VirtualClock() as clock:
+        listed, seen = [], []
+        controllers = replicas(store, 2, listed, seen)
+
+        async def main():
+            running = [asyncio.create_task(controller.arun()) for controller in controllers]
+            await clock.asleep(30.0)
+            leader = listed[-1]
+            controllers[leader].stop()
+            await running[leader]
+            await clock.asleep(2 * LEASE)
+            controllers[1 - leader].stop()
+            await running[1 - leader]
+            return leader
+
+        leader = asyncio.run(main())
+        assert listed[0] == leader
+        assert listed[-1] == 1 - leader
+
+
+def test_another_leads_when_the_lease_runs_out(store):
+    """A leader that is gone without a word is one as long as its lease lasts, and no longer."""
+    with VirtualClock() as clock:
+        queue = store.queue("orders.leader", lease=LEASE)
+        queue.add("leader")
+        assert queue.receive()  # by a process that is killed now
+        listed, seen = [], []
+        (controller,) = replicas(store, 1, listed, seen)
+
+        async def main():
+            running = asyncio.create_task(controller.arun())
+            await clock.asleep(LEASE * 0.9)
+            assert listed == []
+            await clock.asleep(LEASE)
+            controller.stop()
+            await running
+
+        asyncio.run(main())
+        assert listed
+
+
+def test_a_leader_that_lost_its_lease_stops(store):
+    """Two never resync at once: whoever is told that its lease is gone breaks off."""
+    with VirtualClock() as clock:
+        listed, seen = [], []
+        (controller,) = replicas(store, 1, listed, seen)
+
+        async def main():
+            running = asyncio.create_task(controller.arun())
+            await clock.asleep(1.0)
+            assert listed == [0]
+            # as if this process had been frozen past its lease, and another one leads by now
+            store.file.read("UPDATE item SET due = 0.0 WHERE queue = 'orders.leader' RETURNING id")
+            assert store.queue("orders.leader", lease=1000.0).receive()
+            await clock.asleep(LEASE)
+            before = len(listed)
+            await clock.asleep(100.0)
+            assert len(listed) == before
+            controller.stop()
+            await running
+
+        asyncio.run(main())
+
+
+def test_a_leader_needs_a_store_and_a_resync(store):
+    """A clear error, at construction or when it is known that there is no store."""
+    with pytest.raises(ValueError, match="leaders chosen, for a resync"):
+        abate.controller(leader=True)(lambda key: None)
+    controller = abate.controller(leader=True, resync=5.0)(lambda key: None)
+    with pytest.raises(ValueError, match="has no store by which a leader could be chosen"):
+        asyncio.run(controller.arun())
