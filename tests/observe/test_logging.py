@@ -35,6 +35,16 @@ LINES = [
         "WARNING",
         "orders: shop is probing, with 12 waiting and at most 1 in flight",
     ),
+    (
+        events.Worked("orders", "42", "retry", 0.25, 3, ERROR),
+        "DEBUG",
+        "orders: '42' is retry after 0.25 s (handed out 3 times): OSError('down')",
+    ),
+    (
+        events.Worked("orders", "42", "done", 0.25, 1, None),
+        "DEBUG",
+        "orders: '42' is done after 0.25 s (handed out 1 times)",
+    ),
     (events.Event("orders"), "INFO", "Event(policy='orders')"),
 ]
 
@@ -72,3 +82,22 @@ def test_installed_it_logs_calls(caplog):
     finally:
         abate.observe.remove(sink)
     assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        events.Buried("orders", "42", "permanent", "no"),
+        events.FuseBlown("orders", 30.0),
+        events.LeaseLost("orders", "42"),
+        events.SourceFailed("orders", "queue", ERROR, 1.0),
+        events.StoreDegraded("redis", True, ERROR),
+        events.WorkerCrashed("orders", "42", ERROR),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_what_is_logged_where_it_happens_is_not_logged_twice(caplog, event):
+    """Controllers, consumers and stores log their troubles by themselves."""
+    with caplog.at_level(logging.DEBUG):
+        LoggingSink()(event)
+    assert caplog.records == []

@@ -27,20 +27,21 @@ class LoggingSink:
         events.ShelterChanged: logging.WARNING,
         events.Worked: logging.DEBUG,
     }
-    LOGGED_AT_WORK = (
+    LOGGED_AT_HOME = (
         events.Buried,
         events.FuseBlown,
         events.LeaseLost,
         events.SourceFailed,
+        events.StoreDegraded,
         events.WorkerCrashed,
     )
-    """What controllers and consumers log by themselves, on ``abate.work``, whether there is a sink or not."""
+    """What controllers, consumers and stores log by themselves, whether there is a sink or not."""
 
     def __init__(self, logger: logging.Logger | str = "abate") -> None:
         self.logger = logging.getLogger(logger) if isinstance(logger, str) else logger
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, self.LOGGED_AT_WORK):
+        if isinstance(event, self.LOGGED_AT_HOME):
             return
         level = self.LEVELS.get(type(event), logging.INFO)
         if self.logger.isEnabledFor(level):
