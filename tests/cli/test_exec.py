@@ -79,6 +79,7 @@ def test_a_command_that_is_not_there_is_127_and_one_that_cannot_be_run_126(tmp_p
     """As in a shell; both at once, without a retry."""
     missing = abate_command("exec", "--", tmp_path / "nothing")
     assert (missing.returncode, missing.stderr) == (127, b"abate: nothing: no such command, which is not retried\n")
+    assert abate_command("exec", "--", "").returncode == 127
     (tmp_path / "text").write_text("no program")
     text = abate_command("exec", "--", tmp_path / "text")
     assert (text.returncode, b"can't be run" in text.stderr) == (126, True)

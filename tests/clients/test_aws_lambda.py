@@ -150,6 +150,29 @@ def test_an_error_that_on_does_not_name_is_fatal():
     assert handler.tally == {"buried": 1, "done": 1}
 
 
+@pytest.mark.parametrize("crash", [SystemExit(1), asyncio.CancelledError(), GeneratorExit()])
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_handler_that_crashes_fails_its_own_message_alone(crash, asynchronous):
+    """What was done before must not come again."""
+
+    def handle(message):
+        if message.body == "bad":
+            raise crash
+
+    async def ahandle(message):
+        handle(message)
+
+    handler = aws_lambda.consumer()(consumer(fuse=False)(ahandle if asynchronous else handle))
+    assert failed(handler({"Records": [record("done"), record("bad"), record("done")]}, None)) == ["bad"]
+    handler.close()
+
+
+def test_rules_that_fail_themselves_fail_their_message_alone():
+    """A predicate that can't read an error is no reason to have the batch again."""
+    handler = aws_lambda.consumer()(consumer(on=lambda error: error.code == 5)(obedient))
+    assert failed(handler({"Records": [record("done"), record("error"), record("done")]}, None)) == ["error"]
+
+
 def test_a_message_that_was_handed_out_too_often_is_not_handled():
     """It may be what kills the function."""
     handler = aws_lambda.consumer()(consumer(max_receives=3)(obedient))
@@ -331,6 +354,7 @@ def test_messages_that_are_bad_themselves_do_not_blow_it():
         ({"Records": [record("x") | {"eventSource": "aws:sns"}]}, "must be of an SQS queue"),
         ({"Records": [record("x", "orders")]}, "must be of an SQS queue"),
         ({"Records": [record("x"), record("y", ARN + "2")]}, "must be of one queue"),
+        ({"Records": [record("x") | {"messageAttributes": {"a": {}}}]}, "an attribute of SQS must have a dataType"),
     ],
 )
 def test_a_malformed_event_is_a_clear_error_and_nothing_is_touched(event, said):

@@ -133,6 +133,16 @@ def test_an_unknown_source_is_refused():
     """A source must keep the contract; a consumer without one can't run."""
     with pytest.raises(TypeError, match="a source must have receive, extend and settle"):
         abate.consumer(source=object())(lambda message: None)
+
+    class Half:
+        name, durable = "half", True
+
+        def receive(self, most, wait): ...
+        def extend(self, messages): ...
+        def settle(self, settlements): ...
+
+    with pytest.raises(TypeError, match="a source must say its lease"):
+        abate.consumer(source=Half())(lambda message: None)
     with pytest.raises(ValueError, match="handle has no source"):
 
         @abate.consumer()
@@ -224,6 +234,30 @@ def test_keys_added_before_the_store_was_known_go_there(store):
     assert controller.run(store, drain=True) == {"done": 1}
     assert seen == ["a"]
     assert store.queues()["orders"].ready == 0
+
+
+def test_everything_that_was_added_before_goes_to_the_store(store):
+    """Delays and priorities included."""
+    with VirtualClock() as clock:
+        controller = abate.controller(name="orders", workers=1)(lambda key: seen.append((clock.now(), key)))
+        controller.add("later", after=30.0)
+        controller.add("low")
+        controller.add("high", priority=3)
+        seen = []
+        assert controller.run(store, drain=True) == {"done": 2}
+        assert seen == [(0.0, "high"), (0.0, "low")]
+        assert store.queues()["orders"].delayed == 1
+
+
+def test_what_a_store_does_not_take_stays_where_it_was(store):
+    """Nothing is lost when the move breaks off."""
+    controller = abate.controller(name="orders", capacity=2)(lambda key: None)
+    controller.add("a")
+    controller.add(42)
+    with pytest.raises(TypeError, match="a key must be"):
+        controller.run(store, drain=True)
+    assert controller.waiting() == 1
+    assert store.queues()["orders"].ready == 1
 
 
 def test_a_controller_parks_keys_in_its_store(store):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from itertools import pairwise
 
@@ -454,14 +455,86 @@ def test_a_source_that_raises_is_started_again_and_reported(caplog):
         assert "watch failed, started again" in caplog.text
 
 
-@pytest.mark.parametrize("odd", [42, "keys", ["a"]])
+async def no_generator():
+    return ["a"]
+
+
+@pytest.mark.parametrize("odd", [42, "keys", ["a"], no_generator])
 def test_a_source_that_is_none_is_refused(odd):
     """A clear error when it is declared."""
     reconcile = abate.controller()(lambda key: None)
     with pytest.raises(TypeError, match="a source must be an async generator function or an async iterable"):
         reconcile.source(odd)
-    with pytest.raises(TypeError, match="a poller must be a function that returns keys"):
-        reconcile.poll(5.0)(odd)
+    if not callable(odd):
+        with pytest.raises(TypeError, match="a poller must be a function that returns keys"):
+            reconcile.poll(5.0)(odd)
+
+
+def test_what_is_no_key_is_left_out_and_said(caplog):
+    """One bad key neither hides those behind it nor makes the poller ask again."""
+    with VirtualClock() as clock:
+        seen, asked = [], []
+        reconcile = abate.controller()(looks(seen, clock))
+
+        @reconcile.poll(every=3600.0)
+        def listed():
+            asked.append(clock.now())
+            return ["a", ["no key"], "b"]
+
+        live(reconcile, 100.0)
+        assert asked == [0.0]
+        assert sorted(key for _, key in seen) == ["a", "b"]
+        assert "brought what is no key: a key must be hashable, not ['no key']" in caplog.text
+
+
+def test_a_source_that_brings_nothing_to_iterate_says_so(caplog):
+    """A function that is no generator is found out when it is called."""
+    with VirtualClock():
+        reconcile = abate.controller()(lambda key: None)
+        reconcile.source(lambda: ["a"])
+        live(reconcile, 5.0)
+        assert "a source must be an async generator function or an async iterable" in caplog.text
+
+
+def test_a_generator_that_fails_is_not_said_to_be_started_again(caplog):
+    """Its function could be; itself has ended."""
+    with VirtualClock() as clock:
+        seen = []
+        reconcile = abate.controller()(looks(seen, clock))
+
+        async def broken():
+            yield "a"
+            raise ConnectionError
+
+        reconcile.source(broken())
+        live(reconcile, 100.0)
+        assert [key for _, key in seen] == ["a"]
+        assert "can't be started again: give its function instead" in caplog.text
+        assert "started again in" not in caplog.text
+
+
+def test_a_poller_that_hangs_keeps_nobody_from_work():
+    """Feeds have threads of their own."""
+    hanging = threading.Event()
+    seen = []
+    reconcile = abate.controller(workers=1)(lambda key: seen.append(key))
+    for _ in range(5):
+        reconcile.poll(every=60.0)(lambda: hanging.wait(30.0) and ())
+
+    async def main():
+        running = asyncio.create_task(reconcile.arun())
+        await asyncio.sleep(0.05)
+        for key in range(10):
+            reconcile.add(key)
+        while len(seen) < 10:
+            await asyncio.sleep(0.001)
+        reconcile.stop()
+        await running
+
+    try:
+        asyncio.run(asyncio.wait_for(main(), 20.0))
+    finally:
+        hanging.set()
 
 
 # -- health
@@ -499,7 +572,8 @@ def test_health_tells_how_it_is():
         ({"workers": 0}, ValueError, "workers must be a whole number of at least 1, not 0"),
         ({"workers": "4"}, TypeError, "workers must be a whole number of at least 1, not '4'"),
         ({"capacity": 0}, ValueError, "capacity must be a whole number of at least 1, not 0"),
-        ({"resync": 0}, ValueError, "resync must be a number above 0, not 0"),
+        ({"resync": 0}, ValueError, "resync must be a number at least 0.001, not 0"),
+        ({"resync": 5.0, "keys": [1]}, TypeError, "keys must be a function that lists them, not \\[1\\]"),
         ({"slow": -1}, ValueError, "slow must be a number above 0, not -1"),
         ({"max_requeues": -1}, ValueError, "max_requeues must be a whole number of at least 0, not -1"),
         ({"timeout": 0}, ValueError, "timeout must be a number above 0, not 0"),
@@ -523,10 +597,40 @@ def test_something_that_is_no_function_is_refused():
 
 
 @pytest.mark.parametrize("key", [["a"], {}, None])
-def test_unhashable_keys_are_refused_where_they_are_added(key):
+@pytest.mark.parametrize("resync", [None, 60.0])
+def test_unhashable_keys_are_refused_where_they_are_added(key, resync):
     """The error names the key."""
     with pytest.raises(TypeError, match="a key must"):
-        abate.controller()(lambda key: None).add(key)
+        abate.controller(resync=resync)(lambda key: None).add(key)
+
+
+@pytest.mark.parametrize("after", [-5.0, float("nan"), "x"])
+def test_impossible_delays_are_refused_where_they_are_given(after):
+    """The error names the value."""
+    with pytest.raises((TypeError, ValueError), match="after must be a number at least 0"):
+        abate.controller()(lambda key: None).add("a", after=after)
+
+
+def test_what_is_kept_of_keys_goes_with_them():
+    """A priority is forgotten with a key that is discarded."""
+    reconcile = abate.controller()(lambda key: None)
+    for key in range(100):
+        reconcile.add(key, priority=1, after=60.0)
+        reconcile.discard(key)
+    assert reconcile._local._priorities == {}
+
+
+def test_a_signal_handler_of_the_program_is_back_after_the_run():
+    """`run` borrows the signals."""
+
+    def mine(number, frame): ...
+
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        abate.controller()(lambda key: None).run(drain=True)
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 # -- signals, in real processes

@@ -108,6 +108,13 @@ def test_nobody_comes_back_before_a_hint(seconds, receives, seed):
     assert judge.raised(Recoverable("later", after=seconds), receives).verdict.after >= seconds
 
 
+def test_a_server_that_asks_for_years_is_asked_again_within_hours():
+    """A hint without end is a mistake; what a handler says is taken as it is."""
+    judge = Judge(Backoff(0.5, 30.0))
+    assert judge.raised(Unavailable(999_999_999), 1).verdict.after <= 2 * 3600.0
+    assert judge.raised(Recoverable("next week", after=604_800.0), 1).verdict.after >= 604_800.0
+
+
 def test_recoverable_without_a_time_has_the_backoff():
     """Recoverable is an error like another."""
     assert Judge(PLAIN).raised(Recoverable("later"), 3).verdict == Back(4.0)

@@ -145,6 +145,34 @@ def test_groups_are_kept_in_order(batch, workers):
             assert source.verdicts[key] == Back(1.0, touched=False)
 
 
+def test_who_loses_its_lease_takes_its_group_along():
+    """It will be handed out again, and must come before those behind it."""
+    source = Tray(*(Message(number, group="g") for number in range(3)), lease=30.0)
+    source.lost = {0}
+    handled = []
+
+    async def handle(message):
+        handled.append(message.key)
+        await abate.clock.current().asleep(60.0)
+
+    work(handle, source, workers=3)
+    assert handled == [0]
+    assert source.verdicts == {1: Back(0.0, touched=False), 2: Back(0.0, touched=False)}
+
+
+def test_what_a_source_can_not_bury_holds_its_group():
+    """It will be handed out again."""
+    source = Tray(*(Message(number, group="g") for number in range(2)))
+    source.buries = False
+
+    def handle(message):
+        raise PermanentFailure("no")
+
+    work(handle, source, workers=2)
+    assert isinstance(source.verdicts[0], Bury)
+    assert source.verdicts[1] == Back(0.0, touched=False)
+
+
 def test_the_rest_of_a_group_goes_back_with_the_one_that_failed():
     """Those in hand behind a failure come back no earlier than it, untouched."""
     source = Tray(*(Message(number, group="g") for number in range(4)), Message("other", group="h"))
@@ -270,6 +298,63 @@ def test_one_that_cannot_be_settled_does_not_hold_up_the_others():
     assert len(source.settled) == 4
 
 
+def test_one_that_can_never_be_settled_is_left_to_its_lease(caplog):
+    """It holds no place for ever."""
+
+    class Deaf(Tray):
+        async def settle(self, settlements):
+            if any(message.key == "bad" for message, _ in settlements):
+                raise ValueError("no such dead-letter queue")
+            return await super().settle(settlements)
+
+    source = Deaf(*messages("bad", *range(5)), lease=30.0)
+    tally = work(lambda message: None, source, workers=1)
+    assert tally == {"done": 6, "unsettled": 1}
+    assert sorted(source.verdicts) == list(range(5))
+    assert "'bad' could not be settled" in caplog.text
+
+
+def test_a_source_that_does_not_wait_is_not_asked_without_a_pause():
+    """An empty answer before its time is followed by a pause."""
+
+    class Hasty(Tray):
+        async def receive(self, most, wait):
+            self.asked += 1
+            return []
+
+    with VirtualClock() as clock:
+
+        async def main():
+            source = Hasty()
+            await served(abate.consumer()(lambda message: None), source, lambda: clock.asleep(10.0))
+            return source.asked
+
+        assert asyncio.run(main()) <= 10.0 / 0.05 + 2
+
+
+def test_readiness_comes_back_with_the_source():
+    """One heartbeat that failed is forgotten with the next one that did not."""
+    with VirtualClock() as clock:
+
+        async def main():
+            source = Tray(*messages("a"), lease=30.0)
+            source.extend_errors.append(ConnectionError("gone"))
+
+            @abate.consumer(workers=1)
+            async def handle(message):
+                await clock.asleep(100.0)
+
+            async def body():
+                await clock.asleep(11.0)
+                assert handle.health().failing == "ConnectionError: gone"
+                await clock.asleep(10.0)
+                assert handle.health().ready
+
+            await served(handle, source, body)
+
+        asyncio.run(main())
+
+
 # -- crashes
 
 
@@ -302,6 +387,37 @@ def test_a_worker_that_crashes_is_replaced_and_reported(crash, asynchronous, vir
     assert "crashed on 'bad'" in caplog.text
 
 
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def complain(error):
+    raise AttributeError("code")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "reason"),
+    [
+        ({"on": complain}, KeyError("x"), "AttributeError: code (in the rules"),
+        ({"backoff": lambda retry: -1.0}, KeyError("x"), "(in the rules"),
+        ({"on": KeyError}, Unspeakable(), "Unspeakable: (it can't be told)"),
+        ({"max_receives": 1}, Unspeakable(), "Unspeakable: (it can't be told)"),
+    ],
+)
+def test_rules_that_fail_themselves_bury_the_message_and_block_nobody(settings, error, reason):
+    """There is always a verdict."""
+
+    def handle(message):
+        if message.key == "bad":
+            raise error
+
+    source = Tray(*messages("bad", "good"))
+    assert work(handle, source, **{"workers": 1, **settings}) == {"buried": 1, "done": 1}
+    assert source.verdicts["bad"].kind in ("fatal", "receives")
+    assert reason in source.verdicts["bad"].reason
+
+
 def test_stop_iteration_is_an_error_like_another():
     """Futures don't take a StopIteration, workers do."""
 
@@ -319,15 +435,24 @@ def test_a_message_that_kills_its_workers_is_buried_untouched():
     assert source.verdicts["poison"].kind == "receives"
 
 
-def test_a_plain_function_that_returns_an_awaitable_is_awaited():
-    """As an object with an async __call__ does."""
-    seen = []
+def test_an_object_with_an_async_call_is_a_coroutine_function():
+    """It is cut off when its time is over."""
 
     class Handler:
         async def __call__(self, message):
-            seen.append(message.key)
+            await abate.clock.current().asleep(100.0)
 
-    assert work(Handler(), Tray(*messages("a"))) == {"done": 1}
+    assert work(Handler(), Tray(*messages("a")), timeout=5.0) == {"retry": 1}
+
+
+def test_a_plain_function_that_returns_an_awaitable_is_awaited():
+    """As a lambda around a coroutine function does."""
+    seen = []
+
+    async def later(message):
+        seen.append(message.key)
+
+    assert work(lambda message: later(message), Tray(*messages("a"))) == {"done": 1}
     assert seen == ["a"]
 
 
@@ -407,7 +532,7 @@ def test_a_plain_function_that_hangs_does_not_hold_up_the_end(caplog):
             while not source.taken:
                 await asyncio.sleep(0.001)
 
-        await served(handle, source, until_taken, grace=0.01)
+        assert await served(handle, source, until_taken, grace=0.01) == {}
         assert source.settled == []
 
     try:
@@ -415,6 +540,7 @@ def test_a_plain_function_that_hangs_does_not_hold_up_the_end(caplog):
     finally:
         hanging.set()
     assert "['stuck'] not done within the grace" in caplog.text
+    assert "crashed" not in caplog.text
 
 
 def test_a_stop_gives_back_what_a_thread_still_brings():

@@ -221,16 +221,18 @@ class Door:
             rung = self._admit(now)
         self.ring(rung)
 
-    def heed(self, down: bool, barred: float, ceiling: float, by: str) -> None:
-        """Go by what others know: is it down, until when to send nothing, and how much may be in flight here."""
+    def heed(self, down: bool, barred: float, ceiling: float, peers: int = 1) -> None:
+        """Go by what others know: is it down, until when to send nothing, how much may be in flight here, and for how
+        many processes this one probes.
+        """
         with self._alone:
             now, before = self.clock.now(), self.weather.state
             self._barred, self._ceiling = barred, ceiling
             if down:
-                self.weather.warned(now)
+                self.weather.warned(now, peers)
             rung = self._admit(now)
         self.ring(rung)
-        self._tell(before, by)
+        self._tell(before, self._name)
 
     def finish(self) -> list[Waiter]:
         """Do what could not be done at once, with the lock: who is to be woken."""

@@ -151,6 +151,7 @@ class Weather:
         "limit",
         "look",
         "opens",
+        "peers",
         "state",
         "usual",
     )
@@ -165,6 +166,8 @@ class Weather:
         self.epoch = 0
         self.answers = self.failures = 0
         """How many were counted so far."""
+        self.peers = 1
+        """How many processes this one probes for: those of a fleet send its calls together."""
         self.failing = 0.0
         """The share of recent attempts that failed."""
         self.opens = self.hinted = self._paced = -inf
@@ -421,13 +424,18 @@ class Weather:
         self._pauses += 1
         self._shut(now + min(own, self._soonest(now) * (0.8 + 0.4 * self._rng.random())))
 
-    def warned(self, now: float) -> None:
-        """Others have seen all fail: nothing but a probe from now on, as if it had been seen here."""
+    def warned(self, now: float, peers: int) -> None:
+        """Others have seen all fail: nothing but a probe from now on, as if it had been seen here.
+
+        It is for so many processes that it is sent, and the sooner for that.
+        """
         if self.calm:
             self._wake(now)
         if self.state != "probing":
             self._since = self._worried = now
             self._shut(now)
+        self.peers = peers
+        self.opens = min(self.opens, now + self._soonest(now))
 
     def _shut(self, opens: float) -> None:
         self.state = "probing"
@@ -446,7 +454,7 @@ class Weather:
         return ceiling * (self._rng.random() if pause == 1 else PAUSE[0] + PAUSE[1] * self._rng.random())
 
     def _soonest(self, now: float) -> float:
-        rate = self._offered / max(SPAN, now - self._offered_since)
+        rate = self.peers * self._offered / max(SPAN, now - self._offered_since)
         return max(1 / (PROBES * rate) if rate else inf, (now - self._since) * OUTAGE_SHARE)
 
     def _wake(self, now: float) -> None:

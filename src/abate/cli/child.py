@@ -191,6 +191,8 @@ class _Child:
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
                 **group,  # type: ignore[arg-type]
             )
+        except ValueError:  # an empty name, or one with a NUL in it
+            raise CommandFailed.not_started(FileNotFoundError(errno.ENOENT, "no such command")) from None
         except OSError as error:
             raise CommandFailed.not_started(error) from None
 

@@ -222,14 +222,14 @@ class Handler:
     def _work(self, arn: str, batch: Batch, message: Message, left: float) -> None:
         judge, name, clock = self.consumer.judge, self.name, clocks.current()
         began = clock.now()
-        error: Exception | None = None
+        error: BaseException | None = None
         judgement = judge.hopeless(message.receives)
         if judgement is None:
             try:
                 judgement = judge.returned(self._handled(message, left))
-            except Exception as failure:
+            except BaseException as failure:  # an exit too: what was done before must not come again
                 error = failure
-                judgement = judge.raised(failure, message.receives)
+                judgement = judge.judged(failure, message.receives)
         self.tally[judgement.ending] += 1
         if events.sinks:
             seconds = clock.now() - began
@@ -308,7 +308,9 @@ def _message(record: Any) -> Message:
     return received(raw, record["eventSourceARN"].endswith(".fifo"), clocks.current().now(), inf)
 
 
-def _attribute(value: Mapping[str, Any]) -> dict[str, Any]:
+def _attribute(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not isinstance(value.get("dataType"), str):
+        raise ValueError(f"an attribute of SQS must have a dataType, not {_shown(value)}")
     if value.get("binaryValue") is not None:
         return {"DataType": value["dataType"], "BinaryValue": b64decode(value["binaryValue"])}
     return {"DataType": value["dataType"], "StringValue": value.get("stringValue", "")}

@@ -117,7 +117,7 @@ class Queue:
         self.name = _name(url)
         self.fifo = self.name.endswith(".fifo")
         self.lease: float | None = None if lease is None else ceil(number("lease", lease, above=0, most=LONGEST_LEASE))
-        self.patience = number("patience", patience, least=0, most=LONGEST_POLL)
+        self.patience = number("patience", patience, above=0, most=LONGEST_POLL)
         self._largest = whole("largest", largest, least=1)
         self._clock = clocks.given(clock)
         self._own = client is None
@@ -177,6 +177,11 @@ class Queue:
             (self._clock or clocks.current()).sleep(wait)
             found = self._poll(most, 0)
         return found
+
+    @property
+    def buries(self) -> bool:
+        """Is what is buried away from the queue? Otherwise it comes again, and its group must wait for it."""
+        return self._dead_letters is not None
 
     def extend(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Let the visibility timeouts begin anew; the answer is those that were lost."""

@@ -31,6 +31,9 @@ from abate.stores.ledger import StoreBudget, Terms
 from abate.values import Value
 from abate.work.source import Back, Bury, Done, LeaseLost, Message, Settlement, Verdict
 
+SHORTEST_LEASE = 0.001
+"""Seconds; a shorter one might be over before it has begun."""
+
 
 class StoreError(AbateError):
     """A store can't do its work: it is not there, broken, locked, full, or of another make. Nothing was changed.
@@ -96,7 +99,7 @@ class Queue(ABC):
 
     def __init__(self, name: str, lease: float, capacity: int | None) -> None:
         self.name = text("a queue's name", name, LONGEST_KEY, empty=False)
-        self._lease = number("lease", lease, above=0)
+        self._lease = number("lease", lease, least=SHORTEST_LEASE)
         self.lease: float | None = self._lease
         self.capacity = None if capacity is None else whole("capacity", capacity, least=1)
 

@@ -49,6 +49,9 @@ class Consumer(Service[P, T]):
         for method in ("receive", "extend", "settle"):
             if not callable(getattr(source, method, None)):
                 raise TypeError(f"a source must have receive, extend and settle (see abate.work.Source), not {given!r}")
+        for name in ("name", "lease", "durable"):
+            if not hasattr(source, name):
+                raise TypeError(f"a source must say its {name} (see abate.work.Source), and {given!r} doesn't")
         checked: Source = source
         return checked
 

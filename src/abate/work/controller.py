@@ -6,13 +6,16 @@ import asyncio
 import random
 from collections.abc import AsyncIterable, Callable, Hashable, Iterable
 from functools import partial
+from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
+from abate import clock as clocks
 from abate.admit.budget import Budget
 from abate.decide.rules import Matcher, rules
 from abate.errors import number, whole
 from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
 from abate.work import feeds
+from abate.work.crew import Crew
 from abate.work.judge import Judge
 from abate.work.keys import QueueFull
 from abate.work.leader import LEASE, led
@@ -25,7 +28,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 MOST_KNOWN = 1_000_000
 """Keys that a resync without `keys` remembers."""
-RESYNC = "resync"
+RESYNC, SHORTEST = "resync", 0.001
+"""The name of that feed, and its shortest period, in seconds."""
 FULL = 1.0
 """Seconds after which a feed looks again whether a store that was full has room."""
 
@@ -62,7 +66,9 @@ class Controller(Service[P, T]):
         if resync is not None:
             if keys is None:
                 self._known = {}
-            period = number("resync", resync, above=0)
+            elif not callable(keys):
+                raise TypeError(f"keys must be a function that lists them, not {keys!r}")
+            period = number("resync", resync, least=SHORTEST)
             self._feeds.append((RESYNC, partial(feeds.resynced, keys or self._remembered, period)))
         elif keys is not None or leader:
             raise ValueError("keys are listed, and leaders chosen, for a resync: give resync= the seconds of a period")
@@ -81,8 +87,8 @@ class Controller(Service[P, T]):
         looked at orders/42
         Counter({'done': 1})
         """
+        self._queue.add(key, priority=priority, after=number("after", after, least=0))
         self._remember(key)
-        self._queue.add(key, priority=priority, after=after)
 
     def discard(self, key: Any) -> None:
         """A key is gone: it is not planned any more, nor brought back by a resync. One in hand is let finish."""
@@ -134,7 +140,7 @@ class Controller(Service[P, T]):
         """
 
         def decorate(feed: Any) -> Any:
-            if not callable(feed) and not isinstance(feed, AsyncIterable):
+            if iscoroutinefunction(feed) or not (callable(feed) or isinstance(feed, AsyncIterable)):
                 raise TypeError(f"a source must be an async generator function or an async iterable, not {feed!r}")
             self._feeds.append((_named(feed), partial(feeds.watched, feed, keys)))
             return feed
@@ -167,8 +173,7 @@ class Controller(Service[P, T]):
         if given is not None:
             self._open = opened(given)
             queue = self._stored(self._open)
-            for key in self._local.taken():  # added before it was known where to
-                queue.add(key)
+            self._local.move(queue.add)  # what was added before it was known where to
             self._queue = queue
         if self._leader and self._in_memory:
             raise ValueError(f"{self.name} has no store by which a leader could be chosen: leader=True needs one")
@@ -187,18 +192,21 @@ class Controller(Service[P, T]):
         return self._one(message.key)
 
     async def _alongside(self, loop: Loop) -> None:
+        # threads of their own: a poller that hangs must not keep a lease from being extended
+        crew = Crew(len(self._feeds))
         kept = []
         for name, feed in self._feeds:
-            push = partial(self._push, loop, name != RESYNC)  # a resync is nobody who adds a parked key again
+            push = partial(self._push, crew, name != RESYNC)  # a resync is nobody who adds a parked key again
             if name == RESYNC and self._leader:
                 feed = self._led(feed)
-            kept.append(asyncio.create_task(feeds.kept_up(self.name, name, feed, push, loop.crew.run, self._chance)))
+            kept.append(asyncio.create_task(feeds.kept_up(self.name, name, feed, push, crew.run, self._chance)))
         try:
             await loop.stopping.wait()
         finally:
             for task in kept:
                 task.cancel()
             await asyncio.gather(*kept, return_exceptions=True)
+            crew.dismiss()
 
     def _led(self, feed: feeds.Feed) -> feeds.Feed:
         """A feed that goes on in one of the processes that share the store."""
@@ -209,7 +217,7 @@ class Controller(Service[P, T]):
 
         return while_leading
 
-    async def _push(self, loop: Loop, revive: bool, key: Any) -> None:
+    async def _push(self, crew: Crew, revive: bool, key: Any) -> None:
         """Add a key that a feed brings, and wait for room where there is none."""
         self._remember(key)
         if self._in_memory:
@@ -219,10 +227,10 @@ class Controller(Service[P, T]):
         add = partial(self._queue.add, key, revive=revive)
         while True:
             try:
-                await loop.crew.run(add)
+                await crew.run(add)
                 return
             except QueueFull:
-                await loop.clock.asleep(FULL)
+                await clocks.current().asleep(FULL)
 
     def _remember(self, key: Hashable) -> None:
         if self._known is not None and key not in self._known:

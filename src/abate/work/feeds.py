@@ -10,9 +10,10 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable
-from inspect import isawaitable
+from inspect import isasyncgen, isawaitable
+from math import inf
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any
 
 from abate import clock as clocks
 from abate import events
@@ -38,7 +39,9 @@ Feed = Callable[[Push, Run], Awaitable[None]]
 
 async def watched(source: Any, keys: Mapping | None, push: Push, run: Run) -> None:
     """Add a key, or those that an event concerns, for each thing that an async iterable brings."""
-    stream = cast("AsyncIterable[Any]", source() if callable(source) else source)
+    stream = source() if callable(source) else source
+    if not isinstance(stream, AsyncIterable):
+        raise TypeError(f"a source must be an async generator function or an async iterable, not one of {stream!r}")
     async for event in stream:
         for key in concerned(event, keys):
             await push(key)
@@ -104,7 +107,10 @@ async def kept_up(policy: str, name: str, feed: Feed, push: Push, run: Run, chan
 
     async def pushed(key: Any) -> None:
         nonlocal failures
-        await push(key)
+        try:
+            await push(key)
+        except (TypeError, ValueError) as error:  # of this key: the others are fine
+            log.error("%s: %s brought what is no key: %s", policy, name, error)
         failures = 0
 
     while True:
@@ -112,6 +118,10 @@ async def kept_up(policy: str, name: str, feed: Feed, push: Push, run: Run, chan
             await feed(pushed, run)
             return
         except Exception as error:
+            if isasyncgen(getattr(feed, "args", (None,))[0]):
+                log.exception("%s: %s has failed, and can't be started again: give its function instead", policy, name)
+                events.emit(events.SourceFailed(policy, name, error, inf))
+                return
             failures += 1
             delay = RESTART.delay(failures, chance)
             log.warning("%s: %s failed, started again in %.3g s: %r", policy, name, delay, error)

@@ -167,6 +167,20 @@ class Front(Lines[K]):
         self._ring(rung)
         return taken
 
+    def plans(self) -> list[tuple[K, float, int]]:
+        """What is to come later: each key, in how many seconds, with what priority.
+
+        >>> import abate
+        >>> with abate.testing.VirtualClock():
+        ...     queue = abate.WorkQueue()
+        ...     queue.add_after("a", 5.0, priority=1)
+        ...     queue.plans()
+        [('a', 5.0, 1)]
+        """
+        with self._lock:
+            now = self._now()
+            return [(key, max(0.0, at - now), priority) for at, _, key, priority in self._keys.later.values()]
+
     def shutdown(self) -> None:
         """Take no more keys: what is ready is still delivered, what was to come later is not."""
         with self._lock:

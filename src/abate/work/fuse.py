@@ -6,7 +6,7 @@ The rules:
   blows, and no message is taken for a while of about `pause` seconds, give or take half;
 * after that one message at a time is taken, on trial. One that succeeds mends the fuse; one that fails blows it again,
   for twice as long, up to `LONGEST` pauses;
-* what was in hand when it blew counts neither way, and a message that is buried for its own fault says nothing.
+* what ends while it is blown counts neither way, and a message that is buried for its own fault says nothing.
 """
 
 from __future__ import annotations

@@ -12,12 +12,13 @@ from abate.work.source import Message, Verdict
 class Work:
     """A message in hand: `task` is the worker that has it, `verdict` what was decided about it."""
 
-    __slots__ = ("broken_off", "lost", "message", "task", "verdict")
+    __slots__ = ("broken_off", "lost", "message", "task", "tries", "verdict")
 
     def __init__(self, message: Message) -> None:
         self.message = message
         self.task: Task[None] | None = None
         self.verdict: Verdict | None = None
+        self.tries = 0
         self.lost = False
         self.broken_off = False
 

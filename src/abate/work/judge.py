@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 from abate.admit.budget import Budget
 from abate.call.policy import OVERLOAD_BASE
 from abate.decide import http
-from abate.decide.outcome import Outcome, Ruling
+from abate.decide.outcome import BLIP, Outcome, Ruling
 from abate.decide.rules import Rules, nature
 from abate.schedule.backoff import Schedule, Uniform
 from abate.schedule.hints import LONGEST, after_hint
@@ -31,6 +31,9 @@ LONGEST_REASON = 1_000
 """Characters of a reason that are kept."""
 LONGEST_TRACE = 16_000
 """Characters of a traceback that are kept: its end, where the error is."""
+
+LONGEST_HINT = 3600.0
+"""Seconds; a server that asks for more is asked again after this long. What a handler says is taken as it is."""
 
 Ending = Literal["done", "again", "silent", "retry", "slow", "buried"]
 """How a piece of work has ended, in one word: the same in counts, events and metrics."""
@@ -113,11 +116,24 @@ class Judge:
         plan = self._overload_backoff if ruling.overloaded else self._backoff
         delay = plan.delay(receives, self._chance)
         if ruling.hint is not None:
-            delay = after_hint(min(ruling.hint, LONGEST), plan, receives, delay)
+            longest = LONGEST if isinstance(error, Recoverable) else LONGEST_HINT
+            delay = after_hint(min(ruling.hint, longest), plan, receives, delay)
         if self._budget is None or self._budget.try_withdraw():
             return Judgement(Back(delay), "retry", True)
         # half of it up or down, so that those who were refused together don't come back together
         return Judgement(Back(max(delay, self._slow * (0.5 + self._chance.random()))), "slow", True)
+
+    def judged(self, error: BaseException, receives: int) -> Judgement:
+        """The handler has raised, or ended by something that is no answer, which is a failure like another.
+
+        There is always a judgement: where the rules themselves fail (a predicate, a schedule), the message is buried.
+        """
+        try:
+            if isinstance(error, Exception):
+                return self.raised(error, receives)
+            return self.failed(error, receives, BLIP)
+        except Exception as broken:
+            return _buried("fatal", broken, " (in the rules that judge what handlers raise)")
 
     def _ruling(self, error: Exception) -> Ruling:
         if isinstance(error, Recoverable):
@@ -131,6 +147,13 @@ class Judge:
 
 
 def _buried(kind: str, error: BaseException, more: str = "", failed: bool | None = None) -> Judgement:
-    name = "" if isinstance(error, PermanentFailure) and str(error) else f"{type(error).__name__}: "
-    reason = f"{name}{error}"[:LONGEST_REASON] + more
+    name = "" if isinstance(error, PermanentFailure) and _words(error) else f"{type(error).__name__}: "
+    reason = f"{name}{_words(error)}"[:LONGEST_REASON] + more
     return Judgement(Bury(kind, reason, "".join(format_exception(error))[-LONGEST_TRACE:]), "buried", failed)
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(it can't be told)"

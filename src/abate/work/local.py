@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from abate.schedule.backoff import Uniform
@@ -54,19 +54,29 @@ class LocalKeys:
 
     def cancel(self, key: Hashable) -> None:
         """Forget what was planned for a key, and why it was parked."""
-        self.queue.cancel(key)
+        if self.queue.cancel(key):
+            self._priorities.pop(key, None)
         self.parked.pop(key, None)
 
     def waiting(self) -> int:
         """How many keys are ready, or to come later."""
         return len(self.queue) + self.queue.delayed
 
-    def taken(self) -> list[Hashable]:
-        """All that is ready, taken out for good."""
-        keys = self.queue.take(len(self.queue))
-        for key in keys:
-            self.queue.done(key)
-        return keys
+    def move(self, add: Callable[..., object]) -> None:
+        """Hand everything over to another queue, one by one: what can't be added there stays here."""
+        for key, after, priority in self.queue.plans():
+            add(key, priority=priority, after=after)
+            self.queue.cancel(key)
+        while keys := self.queue.take(1):
+            (key,) = keys
+            priority = self._priorities.pop(key, 0)
+            try:
+                add(key, priority=priority)
+            except BaseException:
+                self.add(key, priority)
+                raise
+            finally:
+                self.queue.done(key)
 
     async def receive(self, most: int, wait: float) -> Sequence[Message]:
         """The next keys."""

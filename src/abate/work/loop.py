@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from inspect import isawaitable
 from math import inf
 from typing import Any, cast
@@ -29,15 +30,14 @@ from typing import Any, cast
 from abate import clock as clocks
 from abate import events
 from abate.clock import Clock
-from abate.decide.outcome import BLIP
 from abate.errors import AttemptTimeout
-from abate.schedule.backoff import Backoff
-from abate.schedule.deadlines import deadline
+from abate.schedule.backoff import Backoff, Uniform
 from abate.work.crew import Crew
 from abate.work.fuse import Fuse
 from abate.work.hands import Hands, Work
 from abate.work.judge import Judge, Judgement
-from abate.work.source import Back, Done, Message, Settlement, Source, Verdict
+from abate.work.source import Back, Bury, Done, Message, Settlement, Source, Verdict
+from abate.work.worker import Handler, Worker
 
 log = logging.getLogger("abate.work")
 
@@ -45,14 +45,14 @@ BEATS = 3
 """Times that a lease is extended while it lasts."""
 PATIENCE = 1.0
 """Seconds that one receive waits for a message, unless the source has a `patience` of its own."""
-VIRTUAL_LOOK = 0.05
-"""Virtual seconds between two looks at a source that can't be awaited."""
+SHORTEST_LOOK = 0.05
+"""Seconds between two looks at a source that does not wait, or can't be waited for as the clock is virtual."""
 TROUBLE = Backoff(0.5, 30.0)
 """How long a source that fails is left alone."""
+TRIES = 8
+"""Times that a verdict is sent off by itself before its message is left to its lease."""
 LAST_WORDS = 5.0
 """Seconds for settling what is left when the grace is over."""
-
-Handler = Callable[[Message], object]
 
 
 class Loop:
@@ -69,22 +69,19 @@ class Loop:
         asynchronous: bool,
         fuse: Fuse | None = None,
         timeout: float | None = None,
-        rng: Any = None,
+        rng: Uniform | None = None,
     ) -> None:
         self.name = name
         self.source = source
-        self.handle = handle
-        self.judge = judge
         self.workers = workers
-        self.asynchronous = asynchronous
         self.fuse = fuse
-        self.timeout = timeout
-        self.chance = rng
+        self.chance: Uniform = rng or random
         self.crew = Crew(workers + 3)  # beside the workers: one who receives, one who extends, one who settles
+        self.tally: Counter[str] = Counter()
+        self.worker = Worker(name, handle, judge, asynchronous, timeout, self.crew, self.tally)
         self.clock: Clock = clocks.current()
         self.in_hand = Hands()
         self.outbox: list[Settlement] = []
-        self.tally: Counter[str] = Counter()
         self.failing: str | None = None
         """What the source's last error said; None while it answers."""
         self.stopping = asyncio.Event()
@@ -129,6 +126,7 @@ class Loop:
                 await self._change(self._pause())
                 continue
             ending = drain or self.stopping.is_set()
+            asked = self.clock.now()
             try:
                 messages = await self._receive(int(free), 0.0 if ending else patience)
             except Exception as error:
@@ -142,6 +140,8 @@ class Loop:
                 if not self.in_hand:
                     return
                 await self._change(None)  # what is in hand may bring something back
+            elif not messages and self.clock.now() < asked + SHORTEST_LOOK:
+                await self._change(SHORTEST_LOOK)  # a source that doesn't wait must not be asked without a pause
 
     def _room(self) -> float:
         """How many more the fuse allows."""
@@ -161,7 +161,7 @@ class Loop:
             # a plain function that waits on a virtual clock would move it past everybody else's instants
             messages = cast("Sequence[Message]", self.source.receive(most, 0.0))
             if not messages and wait:
-                await self._change(VIRTUAL_LOOK)
+                await self._change(SHORTEST_LOOK)
             return messages
         asking = asyncio.ensure_future(self._call(self.source.receive, most, wait))
         stopped = asyncio.ensure_future(self.stopping.wait())
@@ -192,6 +192,7 @@ class Loop:
             except Exception as error:
                 self._trouble(error, 1)
             else:
+                self.failing = None
                 for message in lost:
                     self._lose(message)
 
@@ -210,13 +211,28 @@ class Loop:
                 failures += 1
                 self.outbox = [*self.outbox[len(batch) :], *batch]
                 await self.clock.asleep(self._trouble(error, failures))
+                if len(batch) == 1:
+                    self._tried(batch[0])
                 continue
-            failures = 0
+            failures, self.failing = 0, None
             del self.outbox[: len(batch)]
             for message in lost:
                 self._lose(message)
             for message, _ in batch:
                 self._free(message)
+
+    def _tried(self, settlement: Settlement) -> None:
+        """A verdict could not be carried out, by itself: one that never can be must not hold a place for ever."""
+        message, verdict = settlement
+        work = self.in_hand.of(message)
+        if work is None:
+            return
+        work.tries += 1
+        if work.tries >= TRIES and self.source.lease is not None:
+            log.error("%s: %r could not be settled (%r): it is left to its lease", self.name, message.key, verdict)
+            self.tally["unsettled"] += 1
+            self.outbox.remove(settlement)
+            self._let_go(work)
 
     async def _finish(self, taking: asyncio.Task[None], grace: float) -> None:
         """Wait for what is in hand, and cancel what is not done in time."""
@@ -244,10 +260,11 @@ class Loop:
     def _break_off(self, work: Work, stuck: list[str]) -> None:
         if work.task is None:
             self._return(work, 0.0)
-        elif self.asynchronous:
+        elif self.worker.asynchronous:
             work.broken_off = True
             work.task.cancel()
-        else:
+        else:  # it goes on, for nobody
+            work.lost = True
             stuck.append(str(work.message.key))
             self.in_hand.free(work.message)
 
@@ -263,75 +280,25 @@ class Loop:
         if self.stopping.is_set() and self.source.durable:
             self._return(work, 0.0)
             return
-        hopeless = self.judge.hopeless(work.message.receives)
-        if hopeless is not None:
-            self._end(work, hopeless, 0.0, None)
-        else:
-            work.task = asyncio.create_task(self._work(work))
+        work.task = asyncio.create_task(self._work(work))
 
     async def _work(self, work: Work) -> None:
-        """A worker with a message."""
-        message, began = work.message, self.clock.now()
-        error: BaseException | None = None
-        try:
-            judgement = self.judge.returned(await self._handled(message))
-        except Exception as failure:
-            error = failure
-            judgement = self.judge.raised(failure, message.receives)
-        except BaseException as crash:
-            if work.lost:
-                self._free(message)
-                return
-            if work.broken_off:
-                self._return(work, 0.0)
-                return
-            error = crash
-            self._crashed(message, crash)
-            judgement = self.judge.failed(crash, message.receives, BLIP)
-        self._end(work, judgement, self.clock.now() - began, error)
+        judgement = await self.worker.work(work, self.clock)
+        if judgement is None and work.broken_off:
+            self._return(work, 0.0)
+        elif judgement is None:
+            self._let_go(work)
+        else:
+            self._tell_fuse(judgement)
+            self._deliver(work, judgement.verdict)
 
-    async def _handled(self, message: Message) -> object:
-        """Call the handler."""
-        if self.timeout is None:
-            return await self._answer(message)
-        with deadline(self.timeout):
-            if not self.asynchronous:
-                return await self._answer(message)
-            async with self.clock.within(self.timeout):
-                return await self._answer(message)
-
-    async def _answer(self, message: Message) -> object:
-        if self.asynchronous:
-            return await cast("Awaitable[object]", self.handle(message))
-        answer = await self.crew.run(self.handle, message)
-        return await answer if isawaitable(answer) else answer
-
-    def _crashed(self, message: Message, crash: BaseException) -> None:
-        self.tally["crashed"] += 1
-        log.error("%s: a worker crashed on %r and is replaced", self.name, message.key, exc_info=crash)
-        events.emit(events.WorkerCrashed(self.name, message.key, crash))
-
-    def _end(self, work: Work, judgement: Judgement, seconds: float, error: BaseException | None) -> None:
-        """A message has its verdict."""
-        message, verdict = work.message, judgement.verdict
-        if work.lost:
-            self._free(message)
+    def _tell_fuse(self, judgement: Judgement) -> None:
+        if self.fuse is None or judgement.failed is None:
             return
-        self.tally[judgement.ending] += 1
-        if events.sinks:
-            events.emit(events.Worked(self.name, message.key, judgement.ending, seconds, message.receives, error))
-        if judgement.ending == "buried":
-            self._tell_burial(message, verdict)
-        if self.fuse is not None and judgement.failed is not None:
-            pause = self.fuse.record(not judgement.failed, self.clock.now())
-            if pause:
-                log.warning("%s: most messages fail: none are taken for %.3g s", self.name, pause)
-                events.emit(events.FuseBlown(self.name, pause))
-        self._deliver(work, verdict)
-
-    def _tell_burial(self, message: Message, verdict: Any) -> None:
-        log.error("%s: %r is buried (%s): %s", self.name, message.key, verdict.kind, verdict.reason)
-        events.emit(events.Buried(self.name, message.key, verdict.kind, verdict.reason))
+        pause = self.fuse.record(not judgement.failed, self.clock.now())
+        if pause:
+            log.warning("%s: most messages fail: none are taken for %.3g s", self.name, pause)
+            events.emit(events.FuseBlown(self.name, pause))
 
     def _return(self, work: Work, after: float) -> None:
         """A message goes back as if it had not been touched."""
@@ -341,11 +308,22 @@ class Loop:
     def _deliver(self, work: Work, verdict: Verdict) -> None:
         work.verdict = verdict
         self.outbox.append((work.message, verdict))
-        after = verdict.again if isinstance(verdict, Done) else verdict.after if isinstance(verdict, Back) else None
-        if after is not None:
-            for behind in self.in_hand.behind(work)[:1]:  # which takes the next along
-                self._return(behind, after)
+        match verdict:
+            case Done(None):
+                pass
+            case Done(float() | int() as again):
+                self._return_behind(work, again)
+            case Back(after):
+                self._return_behind(work, after)
+            case Bury():
+                if not getattr(self.source, "buries", True):  # it will be handed out again
+                    self._return_behind(work, 0.0)
         self._changed.set()
+
+    def _return_behind(self, work: Work, after: float) -> None:
+        """What comes back holds its group: those of it that wait in hand go back as well."""
+        for behind in self.in_hand.behind(work)[:1]:  # which takes the next along
+            self._return(behind, after)
 
     def _lose(self, message: Message) -> None:
         """The lease has run out."""
@@ -356,10 +334,15 @@ class Loop:
         self.tally["lost"] += 1
         log.warning("%s: the lease of %r ran out", self.name, message.key)
         events.emit(events.LeaseLost(self.name, message.key))
-        if work.task is None:
-            self._free(message)
-        elif self.asynchronous:
+        if work.task is None or work.verdict is not None:
+            self._let_go(work)
+        elif self.worker.asynchronous:
             work.task.cancel()
+
+    def _let_go(self, work: Work) -> None:
+        """A message is not ours any more, and will come again: before those of its group that wait in hand."""
+        self._return_behind(work, 0.0)
+        self._free(work.message)
 
     def _free(self, message: Message) -> None:
         """The place of a message is free, and the next of its group has its turn."""
@@ -379,9 +362,7 @@ class Loop:
 
     def _trouble(self, error: Exception, failures: int) -> float:
         """The source has failed: seconds to leave it alone."""
-        import random
-
-        delay = TROUBLE.delay(failures, self.chance or random)
+        delay = TROUBLE.delay(failures, self.chance)
         self.failing = f"{type(error).__name__}: {error}"[:200]
         log.warning("%s: %s failed, next try in %.3g s: %r", self.name, self.source.name, delay, error)
         events.emit(events.SourceFailed(self.name, self.source.name, error, delay))

@@ -115,7 +115,7 @@ class Service(Generic[P, T]):
             self._handle,
             self._judge(),
             workers=self.workers if workers is None else whole("workers", workers, least=1),
-            asynchronous=iscoroutinefunction(self.function),
+            asynchronous=iscoroutinefunction(self.function) or iscoroutinefunction(type(self.function).__call__),
             fuse=self._fuse(),
             timeout=self.timeout,
         )
@@ -136,15 +136,16 @@ class Service(Generic[P, T]):
 
     def stop(self) -> None:
         """Take no more work, and end when what is in hand is done. Any thread may call it."""
-        if self._running is not None:
-            loop, running = self._running
-            loop.call_soon_threadsafe(running.stop)
+        running = self._running
+        if running is not None:
+            running[0].call_soon_threadsafe(running[1].stop)
 
     def health(self) -> Health:
         """How it is."""
-        if self._running is None:
+        running = self._running
+        if running is None:
             return Health(live=False, ready=False)
-        loop = self._running[1]
+        loop = running[1]
         ready = loop.failing is None and not loop.stopping.is_set()
         return Health(True, ready, len(loop.in_hand), loop.failing, dict(loop.tally))
 
@@ -166,12 +167,14 @@ class Signals:
     def __init__(self, stop: Callable[[], object], break_off: Callable[[], object]) -> None:
         self._next = [break_off, stop]
         self._heard = sys.platform != "win32" and threading.current_thread() is threading.main_thread()
+        self._before: dict[int, Any] = {}
         self.last: int | None = None
         """The number of the signal that came last."""
 
     def __enter__(self) -> Signals:
         if self._heard:
             for number in self.SIGNALS:
+                self._before[number] = signal.getsignal(number)
                 asyncio.get_running_loop().add_signal_handler(number, self._came, number)
         return self
 
@@ -179,6 +182,7 @@ class Signals:
         if self._heard:
             for number in self.SIGNALS:
                 asyncio.get_running_loop().remove_signal_handler(number)
+                signal.signal(number, self._before[number])
 
     def _came(self, number: int) -> None:
         self.last = number

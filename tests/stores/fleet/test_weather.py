@@ -89,7 +89,7 @@ def test_a_prober_that_stays_away_is_replaced(fleet):
 
 
 def test_the_doors_open_one_after_the_other(fleet):
-    """After the first answer a few, then twice as many each second, until there is plenty for all."""
+    """After the first answer a few, then more with every answer, until there is plenty for all."""
     many = fleet(100)
     many.come(DOWN)
     assert many.come(BACK, many.names[:1])[0].state == "recovering"
@@ -100,11 +100,11 @@ def test_the_doors_open_one_after_the_other(fleet):
         if told[-1].state == "calm":
             break
         many.clock.advance(1.0)
-    assert opened[0] == FIRST
+    assert opened[0] <= FIRST * GROWTH
     assert opened[-1] == inf
     for before, after in pairwise(opened[:-1]):
         assert after <= before * GROWTH + 1e-9
-    assert len(opened) >= 8
+    assert len(opened) >= 3
 
 
 def test_failures_on_the_way_close_the_doors_again(fleet):
@@ -167,7 +167,8 @@ def test_whatever_members_tell_the_rules_hold(steps):
         if known.state != "storm":
             turns = {}
         if before.state == known.state == "recovering":
-            assert known.limit <= before.limit * GROWTH
+            assert known.limit <= before.limit + sight.answered
+            assert known.limit <= known.base * GROWTH
             assert known.limit < PLENTY * line.members
         if told.state == "recovering":
             assert told.limit in (0.0, 1.0) or told.limit == known.limit / line.members

@@ -56,17 +56,17 @@ class FleetShelter(Shelter):
         closed = door.clock.now() + answer.closed if answer.closed else -inf
         match answer.state:
             case "storm":
-                door.heed(True, closed if answer.probe else until, inf, self.name)
+                door.heed(True, closed if answer.probe else until, inf, answer.members)
             case "recovering" if answer.limit < 1:
-                door.heed(False, until, inf, self.name)
+                door.heed(False, until, inf)
             case "recovering":
-                door.heed(False, closed, answer.limit, self.name)
+                door.heed(False, closed, answer.limit)
             case _:
-                door.heed(False, closed, inf, self.name)
+                door.heed(False, closed, inf)
 
     def unheard(self) -> None:
         """Shelter alone."""
-        self._doors.main.heed(False, -inf, inf, self.name)
+        self._doors.main.heed(False, -inf, inf)
 
     def after_fork(self) -> None:
         """A child goes by what it sees itself, until it is told more."""

@@ -1,16 +1,16 @@
 """What a fleet knows of one dependency: one probe for all, and doors that don't open all at once. Without I/O.
 
     calm ──► more members see failures than answers ──► storm ──► the prober has an answer ──► recovering ──► calm
-                                                          ▲                                        │ doubles each second
+                                                          ▲                                        │ more by the answer
                                                           └──────── failures again ◄───────────────┘
 
 * A member's sight counts for `LATELY` seconds: bad where its own shelter is in a storm or probing, good where it has
   had answers. One whose own network is broken does not close the doors of the others.
 * **storm**: one member probes, the one that came first; when it has not come for `TURN` seconds it is another's turn.
   The others send nothing.
-* **recovering**: the fleet may have `limit` in flight, at first `FIRST`; it doubles once a second while answers come
-  and no failures, and everybody may have its part. While that is less than one each, it is one for some: those whose
-  place in the line of members is below the limit. At `PLENTY` for each it is calm.
+* **recovering**: the fleet may have `limit` in flight, at first `FIRST`; it grows with every answer, up to `GROWTH`
+  times as much in a second, and everybody may have its part. While that is less than one each, it is one for some:
+  those whose place in the line of members is below the limit. At `PLENTY` for each it is calm.
 * A hint closes everybody's door until then.
 """
 
@@ -27,20 +27,21 @@ TURN = 3.0
 """Seconds for which a prober that stays away keeps its turn."""
 FIRST = 4.0
 """In flight, of all together, after the first answer."""
-GROWTH, EVERY = 2.0, 1.0
-"""How the limit grows while answers come: by this factor, once in so many seconds."""
-PLENTY = 8.0
+GROWTH, EVERY = 3.0, 1.0
+"""The limit grows by what was answered, and by no more than this factor in so many seconds."""
+PLENTY = 2.0
 """In flight for each member, at which there is no limit any more."""
 
 
 class Known(NamedTuple):
-    """What a store keeps of one dependency; instants are the store's."""
+    """What a store keeps of one dependency; instants are the store's. From `base`, at `grown`, the limit grows."""
 
     state: str = "calm"
     until: float = -inf
     prober: str = ""
     turn: float = -inf
     limit: float = 0.0
+    base: float = 0.0
     grown: float = -inf
 
 
@@ -84,7 +85,7 @@ def heard(known: Known, sight: Sight, member: str, line: Line, now: float) -> tu
 
 def _in_storm(known: Known, sight: Sight, member: str, now: float) -> Known:
     if sight.answered > sight.failed:
-        return known._replace(state="recovering", limit=FIRST, grown=now)
+        return known._replace(state="recovering", limit=FIRST, base=FIRST, grown=now)
     if known.prober == member or (now >= known.turn and seen(sight) == "bad"):
         return known._replace(prober=member, turn=now + TURN)
     return known
@@ -93,12 +94,12 @@ def _in_storm(known: Known, sight: Sight, member: str, now: float) -> Known:
 def _recovering(known: Known, sight: Sight, member: str, line: Line, now: float) -> Known:
     if sight.failed > sight.answered:
         return known._replace(state="storm", prober=member, turn=now + TURN)
-    if not sight.answered or now < known.grown + EVERY:
-        return known
-    limit = known.limit * GROWTH
+    if now >= known.grown + EVERY:
+        known = known._replace(base=known.limit, grown=now)
+    limit = min(known.limit + sight.answered, known.base * GROWTH)
     if limit >= PLENTY * line.members:
         return Known(until=known.until)
-    return known._replace(limit=limit, grown=now)
+    return known._replace(limit=limit)
 
 
 def _told(known: Known, member: str, line: Line, now: float) -> Forecast:

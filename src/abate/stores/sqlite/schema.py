@@ -106,6 +106,7 @@ SECOND = (
         prober TEXT NOT NULL,
         turn REAL NOT NULL,
         highest REAL NOT NULL,
+        base REAL NOT NULL,
         grown REAL NOT NULL
     ) WITHOUT ROWID
     """,

@@ -123,11 +123,11 @@ def _forecast(db: Connection, now: float, member: str, offer: Sight) -> Forecast
         {"scope": scope, "lately": now - weather.LATELY, "member": member},
     ).fetchone()
     row = db.execute(
-        "SELECT state, until, prober, turn, highest, grown FROM weather WHERE name = ?", (offer.name,)
+        "SELECT state, until, prober, turn, highest, base, grown FROM weather WHERE name = ?", (offer.name,)
     ).fetchone()
     known = weather.Known() if row is None else weather.Known(row[0].decode(), row[1], row[2].decode(), *row[3:])
     known, forecast = weather.heard(known, offer, member, weather.Line(members, good, bad, place), now)
     db.execute("DELETE FROM weather WHERE name = ?", (offer.name,))
     if known.state != "calm" or known.until > now:
-        db.execute("INSERT INTO weather VALUES (?, ?, ?, ?, ?, ?, ?)", (offer.name, *known))
+        db.execute("INSERT INTO weather VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (offer.name, *known))
     return forecast
