@@ -108,12 +108,26 @@ def test_the_doors_open_one_after_the_other(fleet):
 
 
 def test_failures_on_the_way_close_the_doors_again(fleet):
-    """One member that sees more failures than answers is enough while it recovers."""
+    """When more members see failures than answers, the first of them probes."""
     many = fleet(10)
     many.come(DOWN)
-    many.come(BACK)
-    told = many.come(Sight("orders", "probing", 1, 4, 0.0), many.names[3:4])[0]
+    many.come(BACK, many.names[:1])
+    told = many.come(DOWN, many.names[1:2])[0]
     assert (told.state, told.probe) == ("storm", True)
+
+
+def test_a_member_that_sees_failures_halves_the_limit_once_a_second(fleet):
+    """A server that turns some away has enough: less is sent, and what was won is not lost."""
+    many = fleet(100)
+    many.come(DOWN)
+    for _ in range(4):
+        many.clock.advance(1.0)
+        many.come(BACK)
+    before = sum(one.limit for one in many.come(BACK))
+    many.clock.advance(1.0)
+    told = many.come(DOWN, many.names[:5])
+    assert {one.state for one in told} == {"recovering"}
+    assert sum(one.limit for one in many.come(NOTHING)) == before / 2
 
 
 def test_a_hint_closes_every_door(fleet):
@@ -168,7 +182,7 @@ def test_whatever_members_tell_the_rules_hold(steps):
             turns = {}
         if before.state == known.state == "recovering":
             assert known.limit <= before.limit + sight.answered
-            assert known.limit <= known.base * GROWTH
+            assert FIRST <= known.limit <= known.base * GROWTH
             assert known.limit < PLENTY * line.members
         if told.state == "recovering":
             assert told.limit in (0.0, 1.0) or told.limit == known.limit / line.members

@@ -4,13 +4,14 @@
                                                           ▲                                        │ more by the answer
                                                           └──────── failures again ◄───────────────┘
 
-* A member's sight counts for `LATELY` seconds: bad where its own shelter is in a storm or probing, good where it has
-  had answers. One whose own network is broken does not close the doors of the others.
-* **storm**: one member probes, the one that came first; when it has not come for `TURN` seconds it is another's turn.
-  The others send nothing.
+* A member's sight counts for `LATELY` seconds: bad where more failed than was answered since the last time, good where
+  there were answers. One whose own network is broken does not close the doors of the others.
+* **storm**: one member probes, the one that came first; when it has not come for `TURN` seconds it is the turn of
+  another whose own shelter is not calm. The others send nothing.
 * **recovering**: the fleet may have `limit` in flight, at first `FIRST`; it grows with every answer, up to `GROWTH`
-  times as much in a second, and everybody may have its part. While that is less than one each, it is one for some:
-  those whose place in the line of members is below the limit. At `PLENTY` for each it is calm.
+  times as much in a second, and is halved, once a second, by a member that sees failures. Everybody has its part; while
+  that is less than one each, it is one for some: those whose place in the line of members is below the limit. At
+  `PLENTY` for each it is calm.
 * A hint closes everybody's door until then.
 """
 
@@ -27,9 +28,9 @@ TURN = 3.0
 """Seconds for which a prober that stays away keeps its turn."""
 FIRST = 4.0
 """In flight, of all together, after the first answer."""
-GROWTH, EVERY = 3.0, 1.0
+GROWTH, EVERY = 2.0, 1.0
 """The limit grows by what was answered, and by no more than this factor in so many seconds."""
-PLENTY = 2.0
+PLENTY = 8.0
 """In flight for each member, at which there is no limit any more."""
 
 
@@ -55,8 +56,8 @@ class Line(NamedTuple):
 
 
 def seen(sight: Sight) -> Literal["good", "bad", "nothing"]:
-    """What a member sees of a dependency, in one word."""
-    if sight.state in ("storm", "probing") or sight.failed > sight.answered:
+    """What a member has seen of a dependency since the last time, in one word."""
+    if sight.failed > sight.answered:
         return "bad"
     return "good" if sight.answered else "nothing"
 
@@ -86,17 +87,19 @@ def heard(known: Known, sight: Sight, member: str, line: Line, now: float) -> tu
 def _in_storm(known: Known, sight: Sight, member: str, now: float) -> Known:
     if sight.answered > sight.failed:
         return known._replace(state="recovering", limit=FIRST, base=FIRST, grown=now)
-    if known.prober == member or (now >= known.turn and seen(sight) == "bad"):
+    if known.prober == member or (now >= known.turn and sight.state != "calm"):
         return known._replace(prober=member, turn=now + TURN)
     return known
 
 
 def _recovering(known: Known, sight: Sight, member: str, line: Line, now: float) -> Known:
-    if sight.failed > sight.answered:
+    down = seen(sight) == "bad"
+    if down and line.bad > line.good:
         return known._replace(state="storm", prober=member, turn=now + TURN)
     if now >= known.grown + EVERY:
-        known = known._replace(base=known.limit, grown=now)
-    limit = min(known.limit + sight.answered, known.base * GROWTH)
+        base = max(FIRST, known.limit / 2) if down else known.limit
+        known = known._replace(limit=base, base=base, grown=now)
+    limit = known.limit if down else min(known.limit + sight.answered, known.base * GROWTH)
     if limit >= PLENTY * line.members:
         return Known(until=known.until)
     return known._replace(limit=limit)
