@@ -1,5 +1,7 @@
 """What type checkers must know about decorated functions; read by mypy and pyright, never run."""
 
+from collections import Counter
+from collections.abc import AsyncIterator
 from typing import assert_type
 
 import abate
@@ -73,3 +75,39 @@ load(1, stale=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue
 orders.call(load, "1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 abate.Policy(on="TimeoutError")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 abate.Backoff(jitter="some")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@abate.controller(workers=2, store="memory:")
+def reconcile(key: str) -> abate.Again | None:
+    return None if key else abate.Again(5.0)
+
+
+@reconcile.source
+async def watch() -> AsyncIterator[str]:
+    yield "orders/42"
+
+
+@reconcile.source(keys=lambda event: event["order"])
+async def events() -> AsyncIterator[dict[str, str]]:
+    yield {"order": "42"}
+
+
+@reconcile.poll(every=30.0)
+def unfinished() -> list[str]:
+    return []
+
+
+@abate.consumer(source=abate.open_store("memory:"))
+async def handle(message: abate.work.Message) -> None: ...
+
+
+assert_type(reconcile("orders/42"), abate.Again | None)
+assert_type(unfinished(), list[str])
+assert_type(reconcile.waiting(), int)
+assert_type(reconcile.run(drain=True), Counter[str])
+assert_type(handle.health().ready, bool)
+assert_type(abate.open_store("memory:").queue("orders").add("42"), bool)
+abate.Policy(on=OSError, budget=abate.open_store("memory:").budget("orders"))
+
+reconcile(42)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+abate.controller(store=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

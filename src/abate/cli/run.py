@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, cast
 
 from abate import observe
 from abate.cli.health import HealthServer
@@ -143,7 +143,9 @@ class Run:
                 port = await stack.enter_async_context(HealthServer(service.health, options.health))
                 log.info("%s: health on http://127.0.0.1:%d/healthz and /readyz", service.name, port)
             running = asyncio.ensure_future(
-                service.arun(self.source, workers=options.workers, grace=options.grace, drain=options.drain)
+                service.arun(
+                    cast("Any", self.source), workers=options.workers, grace=options.grace, drain=options.drain
+                )
             )
             signals = stack.enter_context(Signals(service.stop, running.cancel))
             showing = asyncio.ensure_future(self._show())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from abate.decide.rules import Matcher, rules
 from abate.errors import whole
@@ -13,6 +13,9 @@ from abate.work.judge import Judge
 from abate.work.service import P, Service, T, opened
 from abate.work.source import Message, Source
 
+if TYPE_CHECKING:
+    from abate.stores import Store
+
 
 class Consumer(Service[P, T]):
     """Brings messages to a function; made by `consumer`."""
@@ -21,7 +24,7 @@ class Consumer(Service[P, T]):
         self,
         function: Callable[P, T],
         *,
-        source: object,
+        source: Source | Store | str | None,
         name: str | None,
         workers: int,
         judge: Judge,
@@ -67,7 +70,7 @@ class Consumer(Service[P, T]):
 
 def consumer(
     *,
-    source: object = None,
+    source: Source | Store | str | None = None,
     workers: int = 4,
     on: Matcher | Iterable[Matcher] | None = None,
     backoff: Schedule | Callable[[int], float] | Iterable[float] | None = None,

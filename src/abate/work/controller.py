@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncIterable, Callable, Hashable, Iterable
 from functools import partial
 from inspect import iscoroutinefunction
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from abate import clock as clocks
 from abate.admit.budget import Budget
@@ -24,7 +24,11 @@ from abate.work.loop import Loop
 from abate.work.service import P, Service, T, opened
 from abate.work.source import Message, Source
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from abate.stores import Store
+
+F = TypeVar("F", bound="Callable[..., Any] | AsyncIterable[Any]")
+L = TypeVar("L", bound=Callable[[], Any])
 
 MOST_KNOWN = 1_000_000
 """Keys that a resync without `keys` remembers."""
@@ -44,7 +48,7 @@ class Controller(Service[P, T]):
         name: str | None,
         workers: int,
         capacity: int | None,
-        store: object,
+        store: Store | str | None,
         resync: float | None,
         keys: Callable[[], Any] | None,
         leader: bool,
@@ -125,6 +129,10 @@ class Controller(Service[P, T]):
 
     # -- what brings them
 
+    @overload
+    def source(self, feed: F, *, keys: feeds.Mapping | None = None) -> F: ...
+    @overload
+    def source(self, feed: None = None, *, keys: feeds.Mapping | None = None) -> Callable[[F], F]: ...
     def source(self, feed: Any = None, *, keys: feeds.Mapping | None = None) -> Any:
         """Add a key for each thing that an async iterable, or an async generator function, brings.
 
@@ -147,7 +155,7 @@ class Controller(Service[P, T]):
 
         return decorate if feed is None else decorate(feed)
 
-    def poll(self, every: float, *, keys: feeds.Mapping | None = None) -> Callable[[F], F]:
+    def poll(self, every: float, *, keys: feeds.Mapping | None = None) -> Callable[[L], L]:
         """Ask a function for keys (or for events, with `keys`) at the start, and then every so many seconds.
 
         >>> import abate
@@ -159,7 +167,7 @@ class Controller(Service[P, T]):
         """
         seconds = number("every", every, above=0)
 
-        def decorate(look: F) -> F:
+        def decorate(look: L) -> L:
             if not callable(look):
                 raise TypeError(f"a poller must be a function that returns keys, not {look!r}")
             self._feeds.append((_named(look), partial(feeds.polled, look, seconds, keys)))
@@ -251,7 +259,7 @@ def controller(
     *,
     workers: int = 4,
     capacity: int | None = 10_000,
-    store: object = None,
+    store: Store | str | None = None,
     resync: float | None = None,
     keys: Callable[[], Any] | None = None,
     leader: bool = False,

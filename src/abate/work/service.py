@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import update_wrapper
 from inspect import iscoroutinefunction
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from abate.errors import number, whole
 from abate.values import Value
@@ -18,6 +18,9 @@ from abate.work.fuse import Fuse
 from abate.work.judge import Judge
 from abate.work.loop import Loop
 from abate.work.source import Message, Source
+
+if TYPE_CHECKING:
+    from abate.stores import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -86,7 +89,12 @@ class Service(Generic[P, T]):
     # -- running
 
     def run(
-        self, source: object = None, *, workers: int | None = None, grace: float | None = None, drain: bool = False
+        self,
+        source: Source | Store | str | None = None,
+        *,
+        workers: int | None = None,
+        grace: float | None = None,
+        drain: bool = False,
     ) -> Counter[str]:
         """Work until `stop`, SIGTERM or SIGINT; with `drain`, until nothing is left to do. The answer is the tally.
 
@@ -104,7 +112,12 @@ class Service(Generic[P, T]):
             raise KeyboardInterrupt from None
 
     async def arun(
-        self, source: object = None, *, workers: int | None = None, grace: float | None = None, drain: bool = False
+        self,
+        source: Source | Store | str | None = None,
+        *,
+        workers: int | None = None,
+        grace: float | None = None,
+        drain: bool = False,
     ) -> Counter[str]:
         """The same in a task of your own event loop, which has its own signals."""
         if self._running is not None:
