@@ -45,27 +45,32 @@ class Server:
     def _workers(self, now: float) -> int:
         return WORKERS * 2 // 3 if UP <= now < WEAK else WORKERS
 
+    async def _place(self, loop: asyncio.AbstractEventLoop, now: float) -> bool:
+        """A worker, now or in turn: is there one?"""
+        if self.busy < self._workers(now):
+            self.busy += 1
+        elif len(self.waiting) < QUEUE:
+            turn = loop.create_future()
+            self.waiting.append(turn)
+            await turn
+        else:
+            self.shed += 1
+            return False
+        return True
+
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
         while await reader.readline():
             now = loop.time() - self.began
             self.arrivals[int(now * 10)] += 1
-            good = not DOWN <= now < UP
-            if good and self.busy >= self._workers(now):
-                if len(self.waiting) >= QUEUE:
-                    self.shed += 1
-                    good = False
-                else:
-                    turn = loop.create_future()
-                    self.waiting.append(turn)
-                    await turn
+            good = not DOWN <= now < UP and await self._place(loop, now)
             if good:
-                self.busy += 1
                 await asyncio.sleep(SERVICE)
                 self.busy -= 1
-                while self.waiting and self.busy < self._workers(loop.time() - self.began):
+                free = self._workers(loop.time() - self.began) - self.busy
+                for _ in range(min(free, len(self.waiting))):
+                    self.busy += 1
                     self.waiting.popleft().set_result(None)
-                    break
             writer.write(b"200\n" if good else b"503\n")
         writer.close()
 

@@ -8,10 +8,10 @@
   there were answers. One whose own network is broken does not close the doors of the others.
 * **storm**: one member probes, the one that came first; when it has not come for `TURN` seconds it is the turn of
   another whose own shelter is not calm. The others send nothing.
-* **recovering**: the fleet may have `limit` in flight, at first `FIRST`; it grows with every answer, up to `GROWTH`
-  times as much in a second, and is halved, once a second, by a member that sees failures. Everybody has its part; while
-  that is less than one each, it is one for some: those whose place in the line of members is below the limit. At
-  `PLENTY` for each it is calm.
+* **recovering**: the fleet may have `limit` in flight, at first an eighth of its members; it grows with every answer,
+  up to `GROWTH` times as much in a second, and `GENTLY` where everybody has one. A member of whose calls more than
+  `SHED` fail halves it, once a second. Everybody has its part; while that is less than one each, it is one for some: those
+  whose place in the line of members is below the limit. At `PLENTY` for each it is calm.
 * A hint closes everybody's door until then.
 """
 
@@ -26,10 +26,14 @@ LATELY = 3.0
 """Seconds for which a member's sight counts."""
 TURN = 3.0
 """Seconds for which a prober that stays away keeps its turn."""
-FIRST = 4.0
-"""In flight, of all together, after the first answer."""
+FIRST, EIGHTH = 4.0, 1 / 8
+"""In flight, of all together, after the first answer: this many, or this part of the members."""
 GROWTH, EVERY = 2.0, 1.0
 """The limit grows by what was answered, and by no more than this factor in so many seconds."""
+GENTLY = 1.1
+"""The same where everybody has one: the server's limit may be near."""
+SHED = 0.1
+"""The share of failures above which the server is taken to turn calls away."""
 PLENTY = 8.0
 """In flight for each member, at which there is no limit any more."""
 
@@ -78,28 +82,30 @@ def heard(known: Known, sight: Sight, member: str, line: Line, now: float) -> tu
         if line.bad > line.good and seen(sight) == "bad":
             known = known._replace(state="storm", prober=member, turn=now + TURN)
     elif known.state == "storm":
-        known = _in_storm(known, sight, member, now)
+        known = _in_storm(known, sight, member, line, now)
     else:
         known = _recovering(known, sight, member, line, now)
     return known, _told(known, member, line, now)
 
 
-def _in_storm(known: Known, sight: Sight, member: str, now: float) -> Known:
+def _in_storm(known: Known, sight: Sight, member: str, line: Line, now: float) -> Known:
     if sight.answered > sight.failed:
-        return known._replace(state="recovering", limit=FIRST, base=FIRST, grown=now)
+        first = max(FIRST, line.members * EIGHTH)
+        return known._replace(state="recovering", limit=first, base=first, grown=now)
     if known.prober == member or (now >= known.turn and sight.state != "calm"):
         return known._replace(prober=member, turn=now + TURN)
     return known
 
 
 def _recovering(known: Known, sight: Sight, member: str, line: Line, now: float) -> Known:
-    down = seen(sight) == "bad"
-    if down and line.bad > line.good:
+    if seen(sight) == "bad" and line.bad > line.good:
         return known._replace(state="storm", prober=member, turn=now + TURN)
+    turned_away = sight.failed > SHED * (sight.answered + sight.failed)
     if now >= known.grown + EVERY:
-        base = max(FIRST, known.limit / 2) if down else known.limit
+        base = max(FIRST, known.limit / 2) if turned_away else known.limit
         known = known._replace(limit=base, base=base, grown=now)
-    limit = known.limit if down else min(known.limit + sight.answered, known.base * GROWTH)
+    growth = GROWTH if known.base < line.members else GENTLY
+    limit = known.limit if turned_away else min(known.limit + sight.answered, known.base * growth)
     if limit >= PLENTY * line.members:
         return Known(until=known.until)
     return known._replace(limit=limit)
