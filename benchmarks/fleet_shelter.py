@@ -2,8 +2,9 @@
 
 python benchmarks/fleet_shelter.py [URL]      # by default a SQLite file
 
-A server process with ten workers (333 requests per second, a queue of 50 and then 503) answers 503 for five seconds, and
-has two thirds of its workers for two seconds more. Fifty processes send four calls per second each: 60 % of what it can do.
+A server process with ten workers (333 requests per second, a queue of 50 and then 503) answers 503 for five seconds,
+and has two thirds of its workers for two seconds more. Fifty processes send four calls per second each: 60 % of what it
+can do.
 """
 
 from __future__ import annotations
@@ -128,10 +129,10 @@ async def storm(url: str) -> None:
     during = sum(count for tenth, count in server.arrivals.items() if DOWN * 10 <= tenth < UP * 10)
     after = [count for tenth, count in server.arrivals.items() if UP * 10 <= tenth < (UP + 5) * 10]
     outage = [row for row in rows if DOWN <= row[0] < UP]
+    lost, lost_in_all = (sum(not good for *_, good in some) / len(some) for some in (outage, rows))
     print(
         f"{'own' if url == 'alone' else 'shared':>8}: arrivals in the outage {during:5}, peak per 100 ms after it"
-        f" {max(after):4}, shed {server.shed:5}, lost of the outage's calls"
-        f" {sum(not good for *_, good in outage) / len(outage):6.1%}, of all {sum(not row[2] for row in rows) / len(rows):6.1%}"
+        f" {max(after):4}, shed {server.shed:5}, lost of the outage's calls {lost:6.1%}, of all {lost_in_all:6.1%}"
     )
     listening.close()
 

@@ -10,8 +10,8 @@
   another whose own shelter is not calm. The others send nothing.
 * **recovering**: the fleet may have `limit` in flight, at first an eighth of its members; it grows with every answer,
   up to `GROWTH` times as much in a second, and `GENTLY` where everybody has one. A member of whose calls more than
-  `SHED` fail halves it, once a second. Everybody has its part; while that is less than one each, it is one for some: those
-  whose place in the line of members is below the limit. At `PLENTY` for each it is calm.
+  `SHED` fail halves it, once a second. Everybody has its part; while that is less than one each, it is one for some:
+  those whose place in the line of members is below the limit. At `PLENTY` for each it is calm.
 * A hint closes everybody's door until then.
 """
 
