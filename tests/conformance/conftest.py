@@ -4,10 +4,13 @@ import pytest
 
 from abate.stores import open_store
 from abate.testing import VirtualClock
+from tests.conformance import postgres_server, redis_server
 
 STORES = {
     "memory": lambda folder: "memory:",
     "sqlite": lambda folder: f"sqlite:///{folder}/work.db",
+    "redis": lambda folder: redis_server.empty_store(),
+    "postgres": lambda folder: postgres_server.empty_store(),
 }
 """By name: the URL of a new, empty store of that kind; `folder` is a new, empty one."""
 

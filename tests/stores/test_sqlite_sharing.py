@@ -10,36 +10,11 @@ import time
 
 import pytest
 
-from abate.stores import Depth, StoreError, open_store
-from abate.stores.sqlite import bells
+from abate.stores import Depth, StoreError, bells, open_store
 from abate.work.source import Done
+from tests.stores.threads import GUARD, Thread
 
-GUARD = 30.0
-"""Seconds after which something is taken to hang."""
 FOR_EVER = 3600.0
-
-
-class Thread(threading.Thread):
-    """A thread that calls a function once: what it returned, or raised."""
-
-    def __init__(self, function, *args):
-        super().__init__(daemon=True)
-        self._function, self._args = function, args
-        self._result = self._error = None
-        self.start()
-
-    def run(self):
-        try:
-            self._result = self._function(*self._args)
-        except Exception as error:
-            self._error = error
-
-    def answer(self):
-        self.join(GUARD)
-        assert not self.is_alive(), "a thread hangs"
-        if self._error is not None:
-            raise self._error
-        return self._result
 
 
 def until(condition):

@@ -3,6 +3,8 @@
     memory:                  this process alone; gone with it
     sqlite:///work.db        a file beside this process, shared by the processes of one machine
     sqlite:////var/work.db   the same, by its absolute path
+    redis://host:6379/0      a Redis or Valkey, shared by all who reach it; rediss:// over TLS, unix:///path.sock
+    postgresql://host/db     a PostgreSQL, shared by all who reach it
 
 The guarantees of a queue, whatever the store:
 
@@ -29,9 +31,20 @@ from abate.stores.ledger import StoreBudget, Terms
 
 __all__ = ["DeadLetter", "Depth", "Queue", "Store", "StoreBudget", "StoreError", "Terms", "open_store"]
 
-SCHEMES = {"memory": "abate.stores.sqlite", "sqlite": "abate.stores.sqlite"}
+SCHEMES = {
+    "memory": "abate.stores.sqlite",
+    "sqlite": "abate.stores.sqlite",
+    "redis": "abate.stores.redis",
+    "rediss": "abate.stores.redis",
+    "unix": "abate.stores.redis",
+    "postgresql": "abate.stores.postgres",
+    "postgres": "abate.stores.postgres",
+}
 """Where the stores of a scheme are opened: by the module's `open_url(scheme, rest, clock)`, of ``scheme:rest``."""
-EXPECTED = "'memory:', 'sqlite:///relative/path.db' or 'sqlite:////absolute/path.db'"
+EXPECTED = (
+    "'memory:', 'sqlite:///relative/path.db', 'sqlite:////absolute/path.db', 'redis://host:6379/0' "
+    "or 'postgresql://host:5432/database'"
+)
 
 
 def open_store(url: str, *, clock: Clock | Callable[[], float] | None = None) -> Store:
@@ -45,7 +58,7 @@ def open_store(url: str, *, clock: Clock | Callable[[], float] | None = None) ->
     (True, False)
     >>> open_store("mysql://user:secret@host/db")
     Traceback (most recent call last):
-    ValueError: there is no store 'mysql:': expected 'memory:', 'sqlite:///relative/path.db' or ...
+    ValueError: there is no store 'mysql:': expected 'memory:', 'sqlite:///relative/path.db', ...
     """
     if not isinstance(url, str):
         raise TypeError(f"a store's URL must be a string, {EXPECTED}, not {url!r}")

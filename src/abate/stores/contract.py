@@ -36,7 +36,9 @@ SHORTEST_LEASE = 0.001
 
 
 class StoreError(AbateError):
-    """A store can't do its work: it is not there, broken, locked, full, or of another make. Nothing was changed.
+    """A store can't do its work: it is not there, broken, locked, full, or of another make.
+
+    Nothing was changed, but for a server that stopped answering in the middle: what it was asked last may be done.
 
     >>> import abate.stores
     >>> abate.stores.open_store("sqlite:////")

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from abate import clock as clocks
 from abate.clock import Clock
+from abate.stores.bells import Bells
 from abate.stores.contract import Depth, Store
 from abate.stores.fleet.offers import Answer, Offer
 from abate.stores.ledger import Terms
 from abate.stores.sqlite import trade
-from abate.stores.sqlite.bells import Bells
 from abate.stores.sqlite.file import File
 from abate.stores.sqlite.queue import SqliteQueue, depths
 

@@ -41,7 +41,8 @@ def answer(db: Connection, now: float, member: str, offer: Offer) -> Answer:
 
 def _came(db: Connection, now: float, scope: str, member: str, wanted: float = 0.0, sees: str = "nothing") -> int:
     """A member has come; how many there are."""
-    db.execute("DELETE FROM member WHERE scope = ? AND (seen <= ? OR seen > ?)", (scope, now - GONE, now + GONE))
+    # of all that is shared, or what nobody shares any more would stay
+    db.execute("DELETE FROM member WHERE seen <= ? OR seen > ?", (now - GONE, now + GONE))
     db.execute(COME, (scope, member, now, wanted, sees))
     (members,) = db.execute("SELECT count(*) FROM member WHERE scope = ?", (scope,)).fetchone()
     return int(members)

@@ -1,4 +1,4 @@
-"""How those who wait for a message of a SQLite file are woken.
+"""How those who wait for a message of a store are woken.
 
 What this process adds rings at once. What others add is noticed by one of those who wait, who looks for all whether
 the file has changed, some thirty times a second; when it leaves, the next one looks. There is no background thread.

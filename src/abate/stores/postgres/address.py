@@ -1,0 +1,115 @@
+"""Where a store in PostgreSQL is, as its URL says: what goes to libpq, and what is abate's own."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl, quote, urlencode
+
+from psycopg import OperationalError, pq
+
+from abate.errors import number
+
+EXPECTED = "expected 'postgresql://user:password@host:port/database?schema=abate&timeout=5'"
+NAMES = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
+TIMEOUT = 5.0
+SCHEMA = "abate"
+DEFAULTS = {
+    "application_name": "abate",
+    "client_encoding": "UTF8",
+    # a peer that is gone without a word is noticed by the connection that only listens
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+}
+LIMITS = "-c statement_timeout={milliseconds} -c default_transaction_isolation=read\\ committed"
+"""The server gives up when we do, so that nothing is done that nobody waits for any more."""
+
+
+class Address:
+    """A database, a schema in it, and how long to wait; as text without user and password."""
+
+    def __init__(self, rest: str) -> None:
+        uri, _, query = rest.partition("?")
+        theirs: list[tuple[str, str]] = []
+        self.schema, self.timeout = SCHEMA, TIMEOUT
+        for name, value in parse_qsl(query, keep_blank_values=True):
+            match name:
+                case "schema":
+                    self.schema = _schema(value)
+                case "timeout":
+                    self.timeout = _seconds(value)
+                case _:
+                    theirs.append((name, value))
+        asked = _parsed(f"postgresql:{uri}" + (f"?{urlencode(theirs, quote_via=quote)}" if theirs else ""))
+        self._secrets = [secret for secret in (asked.get("password"), _password(uri)) if secret]
+        self.user = asked.get("user", "")
+        self._asked = {
+            **DEFAULTS,
+            "tcp_user_timeout": str(int(self.timeout * 1000)),
+            **asked,
+        }
+        where = asked.get("host") or asked.get("hostaddr") or "localhost"
+        port = f":{asked['port']}" if "port" in asked else ""
+        schema = "" if self.schema == SCHEMA else f"?schema={self.schema}"
+        self._shown = f"postgresql://{where}{port}/{asked.get('dbname', '')}{schema}"
+
+    def conninfo(self, limited: bool) -> bytes:
+        """What libpq is told; `limited` where the server itself is to end what takes too long."""
+        told = dict(self._asked)
+        if limited:
+            limits = LIMITS.format(milliseconds=int(self.timeout * 1000))
+            told["options"] = f"{limits} {told.get('options', '')}".strip()
+        return " ".join(f"{name}={_quoted(value)}" for name, value in told.items()).encode()
+
+    def without_password(self, said: str) -> str:
+        """What somebody said, in one line; whatever could be a password is taken out."""
+        for secret in self._secrets:
+            said = said.replace(secret, "***")
+        return said
+
+    def __str__(self) -> str:
+        return self._shown
+
+    __repr__ = __str__
+
+
+def _password(uri: str) -> str:
+    """The password as it is written in a URL."""
+    return uri.removeprefix("//").rpartition("@")[0].partition(":")[2]
+
+
+def _parsed(uri: str) -> dict[str, str]:
+    try:
+        options = pq.Conninfo.parse(uri.encode())
+    except OperationalError as error:  # its text may hold the URL
+        unknown = re.search(r'invalid URI query parameter: "(\w+)"', str(error))
+        if unknown:
+            raise ValueError(
+                f"a store in PostgreSQL has the options schema and timeout, and those of libpq, not {unknown[1]!r}"
+            ) from None
+        raise ValueError(f"this is no URL of a database in PostgreSQL: {EXPECTED}") from None
+    except UnicodeEncodeError:
+        raise ValueError(f"a URL must be text that can be written in UTF-8: {EXPECTED}") from None
+    return {option.keyword.decode(): option.val.decode() for option in options if option.val}
+
+
+def _schema(value: str) -> str:
+    if not NAMES.fullmatch(value):
+        raise ValueError(
+            "schema must be a name of at most 63 small letters, digits and underscores, "
+            f"that begins with no digit and not with pg_, not {value!r:.80}"
+        )
+    return value
+
+
+def _seconds(value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        raise ValueError(f"timeout must be a number of seconds, not {value!r:.80}") from None
+    return number("timeout", seconds, least=0.1, most=3600)
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

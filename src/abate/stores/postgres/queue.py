@@ -1,0 +1,212 @@
+"""A queue in PostgreSQL: what is asked of it is said in one statement each. The rules are in `rules`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, assert_never
+
+from abate.clock import MachineClock
+from abate.stores.contract import DeadLetter, Depth, Queue
+from abate.stores.postgres.letters import read, shown, unwrapped, wrapped, written
+from abate.stores.postgres.pool import Pool
+from abate.stores.postgres.session import Row
+from abate.work.keys import QueueFull
+from abate.work.source import Back, Bury, Done, Message, Settlement, Verdict
+
+if TYPE_CHECKING:
+    from abate.stores.postgres.store import PostgresStore
+
+SHORTEST_PAUSE = 1e-6
+"""Seconds; a shorter one might not move a clock that counts from 1970 at all."""
+MOST = 1000
+"""Messages that are taken by one statement."""
+
+# of one queue, or of all
+DEPTHS = """
+    SELECT
+        coalesce(queue.name, item.queue),
+        count(*) FILTER (WHERE state < 2 AND due <= now),
+        count(*) FILTER (WHERE state = 0 AND due > now),
+        count(*) FILTER (WHERE state = 1 AND due > now),
+        count(*) FILTER (WHERE state = 2),
+        max(now - due) FILTER (WHERE state < 2 AND due <= now)
+    FROM (SELECT @.instant($2) AS now) AS clock CROSS JOIN (
+        (SELECT * FROM @.queue WHERE $1::text IS NULL OR name = $1) AS queue
+        FULL JOIN (SELECT * FROM @.item WHERE $1::text IS NULL OR queue = $1) AS item ON item.queue = queue.name
+    ) GROUP BY 1 ORDER BY 1
+"""
+
+DEAD = """
+    SELECT key, body, attributes, kind, reason, trace, receives, due FROM @.item
+    WHERE queue = $1 AND state = 2 ORDER BY due DESC, id DESC LIMIT $2
+"""
+
+
+class PostgresQueue(Queue):
+    """The items of one queue in a store in PostgreSQL."""
+
+    durable = True
+
+    def __init__(self, store: PostgresStore, name: str, lease: float, capacity: int | None) -> None:
+        super().__init__(name, lease, capacity)
+        self._store = store
+        self._pool: Pool = store.pool
+        self._name = written(self.name)
+
+    # -- in
+
+    def _add(
+        self, key: str, body: str, priority: int, after: float, attributes: Mapping[str, str], revive: bool
+    ) -> bool:
+        ((answer,),) = self._pool.run(
+            "SELECT @.add($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+            self._name,
+            written(key),
+            written(body),
+            wrapped(attributes),
+            str(priority),
+            repr(after),
+            str(revive),
+            None if self.capacity is None else str(self.capacity),
+            self._store.now(),
+        )
+        if answer == b"full":
+            raise QueueFull(f"the queue {self.name!r} holds {self.capacity} messages, and no more")
+        return answer == b"new"
+
+    def _cancel(self, key: str) -> bool:
+        ((gone,),) = self._pool.run("SELECT @.cancel($1, $2, $3)", self._name, written(key), self._store.now())
+        return gone == b"t"
+
+    # -- out
+
+    def _receive(self, most: int, wait: float) -> list[Message]:
+        if not wait:
+            return self._take(most)[0]
+        clock = self._store.clock
+        real = isinstance(clock, MachineClock)
+        end = clock.now() + wait
+        with self._store.bells.line(self._name) as line:
+            while True:
+                seen = line.rung
+                messages, pause = self._take(most)
+                left = end - clock.now()
+                if messages or left <= 0:
+                    return messages
+                pause = left if pause is None else min(left, pause)
+                if not real:
+                    clock.sleep(max(SHORTEST_PAUSE, pause))
+                elif not self._store.ears.attend(self._name):
+                    self._store.bells.wait(line, seen, self._store.ears.patience(pause))
+
+    def _take(self, most: int) -> tuple[list[Message], float | None]:
+        """What is ready, up to so many; where nothing is, the seconds until something will be."""
+        messages: list[Message] = []
+        pause: float | None = None
+        while len(messages) < most:
+            many = min(most - len(messages), MOST)
+            rows = self._pool.run(
+                "SELECT * FROM @.receive($1, $2, $3, $4)", self._name, str(many), repr(self._lease), self._store.now()
+            )
+            if rows[0][0] is None:
+                pause = None if rows[0][5] is None else float(rows[0][5])
+                break
+            unreadable = self._read(rows, messages)
+            if unreadable:
+                self._settle(unreadable)
+            elif len(rows) < many:
+                break
+        return messages, pause
+
+    def _read(self, rows: Sequence[Row], messages: list[Message]) -> list[Settlement]:
+        """Read what was received; what can't be read is to be buried, as it is."""
+        unreadable: list[Settlement] = []
+        for key, body, attributes, receives, token, _ in rows:
+            message = Message(read(key), read(body), int(receives or 0), int(token or 0))
+            try:
+                message.attributes = unwrapped(attributes)
+            except ValueError as error:
+                unreadable.append((message, Bury("unreadable", f"its attributes are no JSON: {error}")))
+            else:
+                messages.append(message)
+        return unreadable
+
+    def _extend(self, messages: Sequence[Message]) -> list[Message]:
+        ordered = sorted(messages, key=_key)  # as in a settlement
+        held = json.dumps([[written(_key(message)), message.token] for message in ordered])
+        rows = self._pool.run(
+            "SELECT @.extend($1, $2, $3, $4)", self._name, held, repr(self._lease), self._store.now(), safe=True
+        )
+        return [ordered[int(place or 0)] for (place,) in rows]
+
+    def _settle(self, settlements: Sequence[Settlement]) -> list[Message]:
+        # rows are taken in the order of their keys, so that nobody waits for another in a circle
+        ordered = sorted(enumerate(settlements), key=lambda one: _key(one[1][0]))
+        verdicts = json.dumps([_verdict(message, verdict) for _, (message, verdict) in ordered])
+        rows = self._pool.run("SELECT @.settle($1, $2, $3)", self._name, verdicts, self._store.now())
+        lost = sorted(ordered[int(place or 0)][0] for (place,) in rows)
+        return [settlements[place][0] for place in lost]
+
+    # -- what there is
+
+    def depth(self) -> Depth:
+        return depths(self._pool, self._store.now(), self._name).get(self.name, Depth())
+
+    def _dead(self, limit: int) -> list[DeadLetter]:
+        return [
+            DeadLetter(
+                read(key),
+                read(body),
+                shown(attributes),
+                read(kind),
+                read(reason),
+                read(trace),
+                int(receives or 0),
+                float(died or 0),
+            )
+            for key, body, attributes, kind, reason, trace, receives, died in self._pool.run(
+                DEAD, self._name, str(limit), safe=True
+            )
+        ]
+
+    def _redrive(self, keys: Sequence[str] | None) -> int:
+        ((many,),) = self._pool.run("SELECT @.redrive($1, $2, $3)", self._name, _listed(keys), self._store.now())
+        return int(many or 0)
+
+    def _purge(self, keys: Sequence[str] | None) -> int:
+        ((many,),) = self._pool.run("SELECT @.purge($1, $2)", self._name, _listed(keys))
+        return int(many or 0)
+
+
+def depths(pool: Pool, now: str | None, name: str | None = None) -> dict[str, Depth]:
+    """How many messages there are in a queue, or in each queue."""
+    return {
+        read(queue): Depth(
+            int(ready or 0), int(delayed or 0), int(leased or 0), int(dead or 0), None if age is None else float(age)
+        )
+        for queue, ready, delayed, leased, dead, age in pool.run(DEPTHS, name, now, safe=True)
+    }
+
+
+def _key(message: Message) -> str:
+    return str(message.key)
+
+
+def _verdict(message: Message, verdict: Verdict) -> list[object]:
+    held = [written(str(message.key)), message.token]
+    match verdict:
+        case Done(None):
+            return [*held, "done"]
+        case Done(again):
+            return [*held, "again", again]
+        case Back(after, touched):
+            return [*held, "back", after, int(touched)]
+        case Bury(kind, reason, trace):
+            return [*held, "bury", None, None, written(kind), written(reason), written(trace)]
+        case other:
+            assert_never(other)
+
+
+def _listed(keys: Sequence[str] | None) -> str | None:
+    return None if keys is None else json.dumps([written(key) for key in keys])

@@ -1,0 +1,394 @@
+"""The rules of a queue (`abate.stores.contract`) in PL/pgSQL: each is one function, one round trip, one transaction.
+
+* No lock outlives a statement, so a worker that stands still or is cut off in the middle holds up nobody.
+* `receive` never waits for a row: what somebody else has in hand is passed over (``SKIP LOCKED``). Those that take
+  several rows and may have to wait for them take them in the order of their keys, so they can't wait for each other.
+* `p_now` is NULL where PostgreSQL's clock decides, which is read after a row was waited for; tests send their own.
+* A function says by which indexes it goes, as a plan that was made for a table of ten rows is kept for one of millions.
+* Who changes what waits holds the queue's bell, shared, until it has committed; who begins to listen takes it alone.
+  So either it finds what was added, or it is rung for.
+
+An item's lease holds while ``state = 1`` and its due lies ahead.
+"""
+
+from __future__ import annotations
+
+INDEXED = "SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off"
+
+INSTANT = """
+    CREATE FUNCTION @.instant(p_now float8) RETURNS float8 LANGUAGE sql VOLATILE AS $$
+        SELECT coalesce(p_now, extract(epoch FROM clock_timestamp())::float8)
+    $$
+"""
+
+# -- bells
+
+BELL = """
+    CREATE FUNCTION @.bell(p_queue text) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+        SELECT hashtextextended('abate @name bell ' || p_queue, 0)
+    $$
+"""
+
+# a notification makes all commits wait for each other, so it is spared where nobody listens
+RING = """
+    CREATE FUNCTION @.ring(p_queue text) RETURNS void LANGUAGE plpgsql AS $$
+    BEGIN
+        IF EXISTS (SELECT FROM @.listener WHERE queue = p_queue AND until > @.instant(NULL)) THEN
+            PERFORM pg_notify('@name', p_queue);
+        END IF;
+    END $$
+"""
+
+LISTEN = """
+    CREATE FUNCTION @.listen(p_queue text, p_seconds float8) RETURNS void LANGUAGE plpgsql AS $$
+    BEGIN
+        PERFORM pg_advisory_xact_lock(@.bell(p_queue));
+        INSERT INTO @.listener AS known VALUES (p_queue, @.instant(NULL) + p_seconds)
+            ON CONFLICT (queue) DO UPDATE SET until = greatest(known.until, excluded.until);
+    END $$
+"""
+
+# -- in
+
+# Is there room for one more that waits? To count them at every add would take longer the more there are: what was
+# counted is kept, with the newest id of then. Whatever has come since has an id of its own, so there are no more than
+# that. Nobody else needs to be kept out while there is room for as many as could be adding at this moment, each on a
+# connection of its own; twice, as others were adding while it was counted.
+FULL = f"""
+    CREATE FUNCTION @.full(p_queue text, p_capacity integer, p_now float8) RETURNS boolean LANGUAGE plpgsql
+    {INDEXED} AS $$
+    DECLARE
+        v_at_once bigint := 2 * current_setting('max_connections')::bigint;
+        v_newest bigint;
+        v_most bigint;
+    BEGIN
+        IF p_capacity IS NULL THEN
+            RETURN false;
+        END IF;
+        SELECT last_value INTO v_newest FROM @.item_id_seq;
+        SELECT counted + v_newest - counted_at INTO v_most FROM @.queue WHERE name = p_queue;
+        IF v_most + v_at_once <= p_capacity THEN
+            RETURN false;
+        END IF;
+        SELECT count(*) INTO v_most FROM (
+            SELECT FROM @.item WHERE queue = p_queue AND state < 2 LIMIT p_capacity
+        ) AS alive;
+        IF v_most + v_at_once <= p_capacity THEN
+            UPDATE @.queue SET counted = v_most, counted_at = v_newest WHERE name = p_queue;
+            RETURN false;
+        END IF;
+        PERFORM pg_advisory_xact_lock(hashtextextended('abate @name room ' || p_queue, 0));
+        PERFORM FROM @.item WHERE queue = p_queue AND state < 2 AND NOT (state = 1 AND due > @.instant(p_now))
+            OFFSET p_capacity - 1 LIMIT 1;
+        RETURN FOUND;
+    END $$
+"""
+
+ADD = """
+    CREATE FUNCTION @.add(
+        p_queue text, p_key text, p_body text, p_attributes text, p_priority integer, p_after float8,
+        p_revive boolean, p_capacity integer, p_now float8
+    ) RETURNS text LANGUAGE plpgsql AS $$
+    DECLARE
+        v_known record;
+        v_now float8;
+        v_new boolean := true;
+    BEGIN
+        PERFORM pg_advisory_xact_lock_shared(@.bell(p_queue));
+        LOOP
+            SELECT state, due, again_due INTO v_known FROM @.item WHERE queue = p_queue AND key = p_key FOR UPDATE;
+            v_now := @.instant(p_now);
+            IF v_known.state IS NULL THEN
+                IF @.full(p_queue, p_capacity, p_now) THEN
+                    RETURN 'full';
+                END IF;
+                INSERT INTO @.queue (name) VALUES (p_queue) ON CONFLICT DO NOTHING;
+                INSERT INTO @.item (queue, key, due, priority, attributes, body)
+                    VALUES (p_queue, p_key, v_now + p_after, p_priority, p_attributes, p_body) ON CONFLICT DO NOTHING;
+                CONTINUE WHEN NOT FOUND;  -- somebody else was first
+            ELSIF v_known.state = 2 THEN
+                IF NOT p_revive THEN
+                    RETURN 'known';
+                END IF;
+                IF @.full(p_queue, p_capacity, p_now) THEN
+                    RETURN 'full';
+                END IF;
+                UPDATE @.item SET
+                    id = DEFAULT, state = 0, due = v_now + p_after, priority = p_priority,
+                    attributes = p_attributes, body = p_body, receives = 0, kind = NULL, reason = NULL, trace = NULL
+                WHERE queue = p_queue AND key = p_key;
+            ELSIF v_known.state = 1 AND v_known.due > v_now THEN
+                -- what is added is kept beside what is in hand. The item's own priority counts when it comes back
+                -- without being done, and is the higher one then.
+                v_new := v_known.again_due IS NULL;
+                UPDATE @.item SET
+                    priority = greatest(priority, p_priority), again_due = least(again_due, v_now + p_after),
+                    again_priority = greatest(again_priority, p_priority), again_attributes = p_attributes,
+                    again_body = p_body
+                WHERE queue = p_queue AND key = p_key;
+            ELSE
+                -- the earlier instant, the higher priority, the newest body. A lease that ran out is over by this.
+                v_new := false;
+                UPDATE @.item SET
+                    state = 0, token = 0, due = least(due, v_now + p_after), priority = greatest(priority, p_priority),
+                    attributes = p_attributes, body = p_body,
+                    again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
+                WHERE queue = p_queue AND key = p_key;
+            END IF;
+            PERFORM @.ring(p_queue);
+            RETURN CASE WHEN v_new THEN 'new' ELSE 'known' END;
+        END LOOP;
+    END $$
+"""
+
+CANCEL = """
+    CREATE FUNCTION @.cancel(p_queue text, p_key text, p_now float8) RETURNS boolean LANGUAGE plpgsql AS $$
+    BEGIN
+        DELETE FROM @.item WHERE queue = p_queue AND key = p_key AND state = 0 AND due > @.instant(p_now);
+        IF FOUND THEN
+            RETURN true;
+        END IF;
+        UPDATE @.item SET again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
+        WHERE queue = p_queue AND key = p_key AND state = 1
+            AND due > @.instant(p_now) AND again_due > @.instant(p_now);
+        RETURN FOUND;
+    END $$
+"""
+
+# -- out
+
+# Since when there is anything in a lane, as far as is known, and whether that should be looked at anew. What was leased
+# leaves its place in the index behind, and until a vacuum comes everybody would have to step over all of these: so once
+# in two seconds one looks from the beginning, and the others begin where that one found the first. Nothing is written
+# with an earlier due than the instant of writing; a second is for those who write meanwhile. What comes later than
+# that, or is put there by another program, is found by the next look.
+BEGINS = """
+    CREATE FUNCTION @.begins(p_queue text, p_lane integer, p_now float8, OUT o_since float8, OUT o_look boolean)
+    LANGUAGE plpgsql AS $$
+    DECLARE
+        v_looked float8;
+    BEGIN
+        SELECT since, looked INTO o_since, v_looked FROM @.lane WHERE queue = p_queue AND priority = p_lane;
+        o_look := v_looked IS NULL OR o_since > p_now;
+        IF abs(p_now - v_looked) > 2 THEN
+            PERFORM FROM @.lane WHERE queue = p_queue AND priority = p_lane FOR UPDATE SKIP LOCKED;
+            o_look := FOUND;
+        END IF;
+        IF o_look THEN
+            o_since := '-infinity';
+        END IF;
+    END $$
+"""
+
+# A higher priority first, then those that have been ready for longest; one of eight turns is for the oldest. Turns are
+# counted where there is more than one priority; priorities are looked at one after the other, so they should be few.
+# Where nothing is ready the answer is one row without a key, and the seconds until something will be.
+RECEIVE = f"""
+    CREATE FUNCTION @.receive(p_queue text, p_most integer, p_lease float8, p_now float8)
+    RETURNS TABLE (o_key text, o_body text, o_attributes text, o_receives integer, o_token bigint, o_pause float8)
+    LANGUAGE plpgsql {INDEXED} AS $$
+    DECLARE
+        v_now float8 := @.instant(p_now);
+        v_lanes integer[] := '{{}}';
+        v_begins float8[] := '{{}}';  -- since when there is anything in each of them
+        v_place integer := 1;  -- in the lanes, from the highest priority down
+        v_lane integer;
+        v_turn integer;
+        v_since float8;
+        v_look boolean;
+        v_first float8;
+        v_next float8;
+        v_many integer;
+        v_got integer;
+        v_left integer := p_most;
+    BEGIN
+        SELECT max(priority) INTO v_lane FROM @.item WHERE queue = p_queue AND state < 2;
+        WHILE v_lane IS NOT NULL LOOP
+            SELECT * INTO v_since, v_look FROM @.begins(p_queue, v_lane, v_now);
+            SELECT due INTO v_first FROM @.item
+                WHERE queue = p_queue AND state < 2 AND priority = v_lane AND due >= v_since ORDER BY due, id LIMIT 1;
+            IF v_look THEN
+                v_since := least(v_first, v_now) - 1;
+                INSERT INTO @.lane VALUES (p_queue, v_lane, v_since, v_now)
+                    ON CONFLICT (queue, priority) DO UPDATE SET since = excluded.since, looked = excluded.looked;
+            END IF;
+            v_lanes := v_lanes || v_lane;
+            v_begins := v_begins || v_since;
+            v_next := least(v_next, v_first);
+            EXIT WHEN v_lane = 0;
+            SELECT max(priority) INTO v_lane FROM @.item WHERE queue = p_queue AND state < 2 AND priority < v_lane;
+        END LOOP;
+        IF v_next <= v_now AND cardinality(v_lanes) > 1 THEN
+            INSERT INTO @.queue (name) VALUES (p_queue) ON CONFLICT DO NOTHING;
+            SELECT turns INTO v_turn FROM @.queue WHERE name = p_queue FOR UPDATE;
+        END IF;
+        WHILE v_next <= v_now AND v_left > 0 AND v_place <= cardinality(v_lanes) LOOP
+            IF v_turn = 7 THEN
+                v_many := 1;
+                SELECT lane, since INTO v_lane, v_since FROM unnest(v_lanes, v_begins) AS lanes (lane, since), LATERAL (
+                    SELECT due, id FROM @.item
+                    WHERE queue = p_queue AND state < 2 AND priority = lane AND due >= since AND due <= v_now
+                    ORDER BY due, id LIMIT 1
+                ) AS oldest ORDER BY due, id LIMIT 1;
+            ELSE
+                v_many := least(v_left, coalesce(7 - v_turn, v_left));
+                v_lane := v_lanes[v_place];
+                v_since := v_begins[v_place];
+            END IF;
+            RETURN QUERY WITH picked AS (
+                SELECT key FROM @.item
+                WHERE queue = p_queue AND state < 2 AND priority = v_lane AND due >= v_since AND due <= v_now
+                ORDER BY due, id LIMIT v_many FOR UPDATE SKIP LOCKED
+            ), numbered AS (
+                SELECT key, nextval('@.token') AS token FROM picked
+            ), leased AS (
+                UPDATE @.item AS item SET
+                    state = 1, due = v_now + p_lease, token = numbered.token, receives = receives + 1,
+                    -- it may have been added while the lease was running that ran out since
+                    attributes = CASE WHEN again_due IS NULL THEN attributes ELSE again_attributes END,
+                    body = CASE WHEN again_due IS NULL THEN body ELSE again_body END,
+                    again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
+                FROM numbered WHERE item.queue = p_queue AND item.key = numbered.key
+                RETURNING item.key, item.body, item.attributes, item.receives, item.token
+            ) SELECT *, NULL::float8 FROM leased ORDER BY token;
+            GET DIAGNOSTICS v_got = ROW_COUNT;
+            v_left := v_left - v_got;
+            IF v_turn = 7 THEN
+                v_turn := 0;
+            ELSE
+                v_turn := v_turn + v_got;
+                IF v_got < v_many THEN
+                    v_place := v_place + 1;
+                END IF;
+            END IF;
+        END LOOP;
+        IF v_turn IS NOT NULL THEN
+            UPDATE @.queue SET turns = v_turn WHERE name = p_queue;
+        END IF;
+        IF v_left = p_most THEN
+            o_pause := v_next - v_now;
+            RETURN NEXT;
+        END IF;
+    END $$
+"""
+
+# the places of those that were lost
+EXTEND = """
+    CREATE FUNCTION @.extend(p_queue text, p_held json, p_lease float8, p_now float8) RETURNS SETOF integer
+    LANGUAGE plpgsql AS $$
+    DECLARE
+        v_held record;
+    BEGIN
+        FOR v_held IN SELECT value->>0 AS key, (value->>1)::bigint AS token, ordinality::integer - 1 AS place
+            FROM json_array_elements(p_held) WITH ORDINALITY
+        LOOP
+            UPDATE @.item SET due = @.instant(p_now) + p_lease
+            WHERE queue = p_queue AND key = v_held.key AND token = v_held.token
+                AND state = 1 AND due > @.instant(p_now);
+            IF NOT FOUND THEN
+                RETURN NEXT v_held.place;
+            END IF;
+        END LOOP;
+    END $$
+"""
+
+# A verdict is [key, token, what, seconds, touched, kind, reason, trace], with seconds for 'again' and 'back'; the
+# answer is the places of those that were lost. What was added meanwhile is what there is from then on; it could not be
+# ready before this instant.
+SETTLE = """
+    CREATE FUNCTION @.settle(p_queue text, p_verdicts json, p_now float8) RETURNS SETOF integer
+    LANGUAGE plpgsql AS $$
+    DECLARE
+        v record;
+        v_held record;
+        v_now float8;
+        v_ring boolean := false;
+    BEGIN
+        PERFORM pg_advisory_xact_lock_shared(@.bell(p_queue));
+        FOR v IN SELECT value->>0 AS key, (value->>1)::bigint AS token, value->>2 AS what,
+                (value->>3)::float8 AS seconds, value AS said, ordinality::integer - 1 AS place
+            FROM json_array_elements(p_verdicts) WITH ORDINALITY
+        LOOP
+            IF v.what = 'done' THEN
+                DELETE FROM @.item WHERE queue = p_queue AND key = v.key AND token = v.token
+                    AND state = 1 AND due > @.instant(p_now) AND again_due IS NULL;
+                CONTINUE WHEN FOUND;
+            END IF;
+            SELECT due, again_due INTO v_held FROM @.item
+                WHERE queue = p_queue AND key = v.key AND token = v.token AND state = 1 FOR UPDATE;
+            v_now := @.instant(p_now);
+            IF v_held.due > v_now THEN
+                UPDATE @.item SET
+                    attributes = CASE WHEN again_due IS NULL THEN attributes ELSE again_attributes END,
+                    body = CASE WHEN again_due IS NULL THEN body ELSE again_body END,
+                    again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL,
+                    token = 0,
+                    state = CASE WHEN v.what = 'bury' AND again_due IS NULL THEN 2 ELSE 0 END,
+                    due = CASE
+                        WHEN v.seconds IS NULL THEN greatest(v_now, again_due)
+                        WHEN again_due IS NULL THEN v_now + v.seconds
+                        ELSE least(v_now + v.seconds, greatest(v_now, again_due))
+                    END,
+                    priority = CASE WHEN v.seconds IS NULL THEN coalesce(again_priority, priority) ELSE priority END,
+                    receives = CASE
+                        WHEN v.what = 'back' THEN receives - (1 - (v.said->>4)::integer)
+                        WHEN v.what = 'bury' AND again_due IS NULL THEN receives
+                        ELSE 0
+                    END,
+                    kind = CASE WHEN again_due IS NULL THEN v.said->>5 END,
+                    reason = CASE WHEN again_due IS NULL THEN v.said->>6 END,
+                    trace = CASE WHEN again_due IS NULL THEN v.said->>7 END
+                WHERE queue = p_queue AND key = v.key;
+                v_ring := v_ring OR v.what <> 'bury' OR v_held.again_due IS NOT NULL;
+            ELSE
+                RETURN NEXT v.place;
+            END IF;
+        END LOOP;
+        IF v_ring THEN
+            PERFORM @.ring(p_queue);
+        END IF;
+    END $$
+"""
+
+# -- what there is
+
+# all, or those of the keys
+REDRIVE = """
+    CREATE FUNCTION @.redrive(p_queue text, p_keys json, p_now float8) RETURNS bigint LANGUAGE plpgsql AS $$
+    DECLARE
+        v_many bigint;
+    BEGIN
+        PERFORM pg_advisory_xact_lock_shared(@.bell(p_queue));
+        WITH picked AS (
+            SELECT key FROM @.item WHERE queue = p_queue AND state = 2
+                AND (p_keys IS NULL OR key IN (SELECT json_array_elements_text(p_keys)))
+            ORDER BY key FOR UPDATE
+        )
+        UPDATE @.item SET
+            id = DEFAULT, state = 0, due = @.instant(p_now), receives = 0, kind = NULL, reason = NULL, trace = NULL
+        WHERE queue = p_queue AND key IN (SELECT key FROM picked);
+        GET DIAGNOSTICS v_many = ROW_COUNT;
+        IF v_many > 0 THEN
+            PERFORM @.ring(p_queue);
+        END IF;
+        RETURN v_many;
+    END $$
+"""
+
+PURGE = """
+    CREATE FUNCTION @.purge(p_queue text, p_keys json) RETURNS bigint LANGUAGE plpgsql AS $$
+    DECLARE
+        v_many bigint;
+    BEGIN
+        WITH picked AS (
+            SELECT key FROM @.item WHERE queue = p_queue AND state = 2
+                AND (p_keys IS NULL OR key IN (SELECT json_array_elements_text(p_keys)))
+            ORDER BY key FOR UPDATE
+        )
+        DELETE FROM @.item WHERE queue = p_queue AND key IN (SELECT key FROM picked);
+        GET DIAGNOSTICS v_many = ROW_COUNT;
+        RETURN v_many;
+    END $$
+"""
+
+FUNCTIONS = (INSTANT, BELL, RING, LISTEN, FULL, ADD, CANCEL, BEGINS, RECEIVE, EXTEND, SETTLE, REDRIVE, PURGE)

@@ -1,0 +1,268 @@
+"""The rules of what a fleet shares, in PL/pgSQL: those of `abate.stores.ledger`, and of `rules` and `weather` in
+`abate.stores.fleet`, word for word. The conformance suite holds both to the same answers.
+
+* What one member brings is answered in one round trip. Members that come at once for the same thing go one after the
+  other; the locks for it are taken in one order.
+* It is not waited for the disk: what a crash of the server undoes is the last moments of a window of seconds.
+* Numbers that have to be exact are whole (numeric); floats are those of Python, operation by operation.
+* The rules' own numbers (`p_numbers`: how long a member is remembered, how fast a limit grows) come with the offers, so
+  they stand in one place, and a release that changes one needs no migration.
+"""
+
+from __future__ import annotations
+
+LOCK = """
+    CREATE FUNCTION @.hold(p_scopes text[]) RETURNS void LANGUAGE plpgsql AS $$
+    DECLARE
+        v_lock bigint;
+    BEGIN
+        PERFORM set_config('synchronous_commit', 'off', true);
+        FOR v_lock IN
+            SELECT DISTINCT hashtextextended('abate @name shared ' || scope, 0) AS lock FROM unnest(p_scopes) AS scope
+            ORDER BY lock
+        LOOP
+            PERFORM pg_advisory_xact_lock(v_lock);
+        END LOOP;
+    END $$
+"""
+
+# -- budgets
+
+# the first instant of the oldest slot that counts
+SINCE = """
+    CREATE FUNCTION @.since(p_window float8, p_now float8) RETURNS float8 LANGUAGE sql IMMUTABLE AS $$
+        SELECT (floor(p_now / (p_window / 50)) - 49) * (p_window / 50)
+    $$
+"""
+
+# Pay in, take back the newest withdrawals, and withdraw what the balance pays for: how many.
+# A slot that begins more than a window ahead was counted by a clock that has been set back since.
+DRAW = """
+    CREATE FUNCTION @.draw(
+        p_name text, p_window float8, p_one numeric, p_per_deposit numeric, p_reserved numeric,
+        p_deposits bigint, p_spent bigint, p_returned bigint, p_want bigint, p_members bigint, p_now float8
+    ) RETURNS bigint LANGUAGE plpgsql AS $$
+    DECLARE
+        v_width float8 := p_window / 50;
+        v_place float8 := floor(p_now / v_width);
+        v_since float8 := @.since(p_window, p_now);
+        v_returned bigint := p_returned;
+        v_slot record;
+        v_paid numeric;
+        v_drawn numeric;
+        v_left bigint;
+        v_granted bigint;
+    BEGIN
+        DELETE FROM @.slot WHERE budget = p_name AND (forgotten <= p_now OR begins > v_place * v_width + p_window);
+        -- and those of names that are not used any more, without waiting for anybody
+        DELETE FROM @.slot WHERE (budget, begins) IN (
+            SELECT budget, begins FROM @.slot WHERE forgotten <= p_now ORDER BY forgotten LIMIT 100
+            FOR UPDATE SKIP LOCKED
+        );
+        FOR v_slot IN
+            SELECT begins, withdrawals FROM @.slot
+            WHERE budget = p_name AND begins >= v_since AND withdrawals > 0 ORDER BY begins DESC
+        LOOP
+            EXIT WHEN v_returned = 0;
+            UPDATE @.slot SET withdrawals = withdrawals - least(v_returned, v_slot.withdrawals)
+                WHERE budget = p_name AND begins = v_slot.begins;
+            v_returned := v_returned - least(v_returned, v_slot.withdrawals);
+        END LOOP;
+        SELECT coalesce(sum(deposits), 0) + p_deposits, coalesce(sum(withdrawals), 0) + p_spent INTO v_paid, v_drawn
+            FROM @.slot WHERE budget = p_name AND begins >= v_since;
+        v_left := greatest(0, least(1000000000, div(p_reserved + p_per_deposit * v_paid - p_one * v_drawn, p_one)));
+        v_granted := least(p_want, (v_left + p_members - 1) / p_members);
+        IF p_deposits > 0 OR p_spent + v_granted > 0 THEN
+            INSERT INTO @.slot AS known (budget, begins, forgotten, deposits, withdrawals) VALUES (
+                p_name, v_place * v_width, (v_place + 51) * v_width,
+                least(p_deposits, 4294967295), least(p_spent + v_granted, 4294967295)
+            ) ON CONFLICT (budget, begins) DO UPDATE SET
+                forgotten = greatest(known.forgotten, excluded.forgotten),
+                deposits = known.deposits + excluded.deposits,
+                withdrawals = known.withdrawals + excluded.withdrawals;
+        END IF;
+        RETURN v_granted;
+    END $$
+"""
+
+EXCHANGE = """
+    CREATE FUNCTION @.exchange(
+        p_name text, p_window float8, p_one numeric, p_per_deposit numeric, p_reserved numeric,
+        p_deposits bigint, p_returned bigint, p_want bigint, p_now float8
+    ) RETURNS bigint LANGUAGE plpgsql AS $$
+    BEGIN
+        PERFORM @.hold(ARRAY['budget:' || p_name]);
+        RETURN @.draw(
+            p_name, p_window, p_one, p_per_deposit, p_reserved, p_deposits, 0, p_returned, p_want, 1, @.instant(p_now)
+        );
+    END $$
+"""
+
+# -- members
+
+# one has come; how many there are
+CAME = """
+    CREATE FUNCTION @.came(
+        p_scope text, p_member text, p_wanted float8, p_sees text, p_numbers json, p_now float8
+    ) RETURNS bigint LANGUAGE plpgsql AS $$
+    DECLARE
+        v_gone float8 := p_numbers->>'gone';
+    BEGIN
+        DELETE FROM @.member WHERE scope = p_scope AND (seen <= p_now - v_gone OR seen > p_now + v_gone);
+        INSERT INTO @.member (scope, member, seen, wanted, sees) VALUES (p_scope, p_member, p_now, p_wanted, p_sees)
+            ON CONFLICT (scope, member) DO UPDATE SET
+                seen = excluded.seen, wanted = excluded.wanted, sees = excluded.sees;
+        RETURN (SELECT count(*) FROM @.member WHERE scope = p_scope);
+    END $$
+"""
+
+# -- buckets
+
+# the part of a bucket's rate for one member, given what the others want, and the parts that they have
+SHARE = """
+    CREATE FUNCTION @.share(p_scope text, p_member text, p_wanted float8, p_numbers json) RETURNS float8
+    LANGUAGE plpgsql AS $$
+    DECLARE
+        v_idle float8 := p_numbers->>'idle';
+        v_kept float8 := p_numbers->>'kept';
+        v_least float8;
+        v_part float8;
+    BEGIN
+        SELECT v_idle * sum(wanted) / count(*) INTO v_least FROM @.member WHERE scope = p_scope;
+        v_least := CASE WHEN v_least = 0 THEN 1.0 ELSE v_least END;
+        SELECT greatest(0.0, least(
+            greatest(p_wanted, v_least) / sum(greatest(wanted, v_least)) * (1.0 - v_kept),
+            1.0 - coalesce(sum(part) FILTER (WHERE member <> p_member), 0.0)
+        )) INTO v_part FROM @.member WHERE scope = p_scope;
+        UPDATE @.member SET part = v_part WHERE scope = p_scope AND member = p_member;
+        RETURN v_part;
+    END $$
+"""
+
+# -- shelters
+
+# what is known after a member has told what it sees, and what it is told
+HEARD = """
+    CREATE FUNCTION @.heard(
+        p_offer json, p_member text, p_members bigint, p_numbers json, p_now float8,
+        OUT o_state text, OUT o_closed float8, OUT o_probe boolean, OUT o_limit float8
+    ) LANGUAGE plpgsql AS $$
+    DECLARE
+        v_name text := p_offer->>'name';
+        v_sees text := p_offer->>'sees';
+        v_answered float8 := p_offer->>'answered';
+        v_failed float8 := p_offer->>'failed';
+        v_lately float8 := p_now - (p_numbers->>'lately')::float8;
+        v_turn float8 := p_now + (p_numbers->>'turn')::float8;
+        v_turned_away boolean := v_failed > (p_numbers->>'shed')::float8 * (v_answered + v_failed);
+        v_first float8 := p_numbers->>'first';
+        v_growth float8;
+        v_good bigint;
+        v_bad bigint;
+        v_place bigint;
+        known @.weather;
+    BEGIN
+        SELECT count(*) FILTER (WHERE sees = 'good' AND seen > v_lately),
+            count(*) FILTER (WHERE sees = 'bad' AND seen > v_lately),
+            count(*) FILTER (WHERE member < p_member)
+            INTO v_good, v_bad, v_place FROM @.member WHERE scope = 'shelter:' || v_name;
+        SELECT * INTO known FROM @.weather WHERE name = v_name;
+        IF NOT FOUND THEN
+            known := (v_name, 'calm', '-infinity', '', '-infinity', 0.0, 0.0, '-infinity');
+        END IF;
+        IF (p_offer->>'closed')::float8 > 0 THEN
+            known.until := greatest(known.until, p_now + (p_offer->>'closed')::float8);
+        END IF;
+        CASE known.state
+            WHEN 'calm' THEN
+                IF v_bad > v_good AND v_sees = 'bad' THEN
+                    known.state := 'storm'; known.prober := p_member; known.turn := v_turn;
+                END IF;
+            WHEN 'storm' THEN
+                IF v_answered > v_failed THEN
+                    known.state := 'recovering';
+                    known.highest := greatest(v_first, p_members * (p_numbers->>'eighth')::float8);
+                    known.base := known.highest; known.grown := p_now;
+                ELSIF known.prober = p_member OR (p_now >= known.turn AND p_offer->>'state' <> 'calm') THEN
+                    known.prober := p_member; known.turn := v_turn;
+                END IF;
+            ELSE
+                IF v_sees = 'bad' AND v_bad > v_good THEN
+                    known.state := 'storm'; known.prober := p_member; known.turn := v_turn;
+                ELSE
+                    IF p_now >= known.grown + (p_numbers->>'every')::float8 THEN
+                        IF v_turned_away THEN
+                            known.highest := greatest(v_first, known.highest / 2);
+                        END IF;
+                        known.base := known.highest; known.grown := p_now;
+                    END IF;
+                    IF NOT v_turned_away THEN
+                        v_growth := p_numbers->>(CASE WHEN known.base < p_members THEN 'growth' ELSE 'gently' END);
+                        known.highest := least(known.highest + v_answered, known.base * v_growth);
+                    END IF;
+                    IF known.highest >= (p_numbers->>'plenty')::float8 * p_members THEN
+                        known := (v_name, 'calm', known.until, '', '-infinity', 0.0, 0.0, '-infinity');
+                    END IF;
+                END IF;
+        END CASE;
+        DELETE FROM @.weather WHERE name = v_name;
+        IF known.state <> 'calm' OR known.until > p_now THEN
+            INSERT INTO @.weather SELECT known.*;
+        END IF;
+        o_state := known.state;
+        o_closed := greatest(0.0, known.until - p_now);
+        o_probe := known.state = 'storm' AND known.prober = p_member;
+        o_limit := CASE
+            WHEN known.state = 'calm' THEN 'infinity'
+            WHEN known.state = 'storm' THEN 0.0
+            WHEN known.highest / p_members >= 1 THEN known.highest / p_members
+            WHEN v_place < known.highest THEN 1.0
+            ELSE 0.0
+        END;
+    END $$
+"""
+
+# An offer is an object with its `scope` (budget:a, bucket:b, shelter:c), its `name`, and what it says. Answers come in
+# the order of the offers; members that have not come for an hour are swept out now and then.
+TRADE = """
+    CREATE FUNCTION @.trade(p_member text, p_offers json, p_numbers json, p_now float8)
+    RETURNS TABLE (
+        o_members bigint, o_granted bigint, o_part float8, o_state text, o_closed float8, o_probe boolean,
+        o_limit float8
+    ) LANGUAGE plpgsql AS $$
+    DECLARE
+        v_now float8;
+        v json;
+    BEGIN
+        PERFORM @.hold(ARRAY(SELECT value->>'scope' FROM json_array_elements(p_offers)));
+        v_now := @.instant(p_now);
+        FOR v IN SELECT value FROM json_array_elements(p_offers) LOOP
+            o_granted := NULL; o_part := NULL; o_state := NULL; o_closed := NULL; o_probe := NULL; o_limit := NULL;
+            o_members := @.came(
+                v->>'scope', p_member, coalesce((v->>'wanted')::float8, 0), coalesce(v->>'sees', 'nothing'),
+                p_numbers, v_now
+            );
+            CASE split_part(v->>'scope', ':', 1)
+                WHEN 'budget' THEN
+                    o_granted := @.draw(
+                        v->>'name', (v->>'window')::float8, (v->>'one')::numeric, (v->>'per_deposit')::numeric,
+                        (v->>'reserved')::numeric, (v->>'earned')::bigint, (v->>'spent')::bigint,
+                        (v->>'held')::bigint, (v->>'want')::bigint, o_members, v_now
+                    );
+                WHEN 'bucket' THEN
+                    o_part := @.share(v->>'scope', p_member, (v->>'wanted')::float8, p_numbers);
+                ELSE
+                    SELECT * INTO o_state, o_closed, o_probe, o_limit
+                        FROM @.heard(v, p_member, o_members, p_numbers, v_now);
+            END CASE;
+            RETURN NEXT;
+        END LOOP;
+        IF random() < 0.01 THEN
+            DELETE FROM @.member WHERE (scope, member) IN (
+                SELECT scope, member FROM @.member WHERE seen <= v_now - 3600 LIMIT 1000 FOR UPDATE SKIP LOCKED
+            );
+        END IF;
+    END $$
+"""
+
+FUNCTIONS = (LOCK, SINCE, DRAW, EXCHANGE, CAME, SHARE, HEARD, TRADE)

@@ -1,0 +1,51 @@
+-- Add a message. 1: it is new here; 0: it is not; -1: the queue is full.
+local key, content, name = ARGV[2], ARGV[3], ARGV[8]
+local priority, due = tonumber(ARGV[4]), now + tonumber(ARGV[5])
+local revive, capacity = ARGV[6] == '1', tonumber(ARGV[7])
+local item = look_up(key)
+
+local function full()
+  return capacity and redis.call('ZCARD', LINE) - redis.call('ZCOUNT', LEASED, '(' .. exact(now), '+inf') >= capacity
+end
+
+local new = 0
+if not item then
+  if full() then return -1 end
+  local sequence = redis.call('HINCRBY', META, 'sequence', 1)
+  if sequence == 1 and LISTED then redis.call('SADD', LISTED, name) end
+  item = {
+    state = 'w', sequence = string.format('%015.0f', sequence), due = due, priority = priority, receives = 0, token = '0',
+  }
+  new = 1
+elseif item.state == 'd' then
+  if not revive then return 0 end
+  if full() then return -1 end
+  redis.call('ZREM', DEAD, item.sequence .. key)
+  redis.call('HDEL', ITEM, WHY .. key)
+  item.state, item.due, item.priority, item.receives = 'w', due, priority, 0
+  new = 1
+elseif held(item) then
+  -- what is added is kept beside what is in hand. The item's own priority counts when it comes back without being
+  -- done, and is the higher one then.
+  local again = item.state == 'a' and read_again(key)
+  leave_lane(key, item)
+  item.state, item.priority = 'a', math.max(item.priority, priority)
+  enter(key, item)
+  if again then
+    due, priority = math.min(due, again.due), math.max(priority, again.priority)
+  end
+  redis.call('HSET', ITEM, AGAIN .. key, exact(due) .. ' ' .. priority .. '\n' .. content)
+  return again and 0 or 1
+else
+  -- it waits, or its lease has run out, which is over by this
+  leave_lane(key, item)
+  if item.state ~= 'w' then
+    redis.call('ZREM', LEASED, item.sequence .. key)
+    redis.call('HDEL', ITEM, AGAIN .. key)
+  end
+  item.state, item.token = 'w', '0'
+  item.due, item.priority = math.min(item.due, due), math.max(item.priority, priority)
+end
+enter(key, item, content)
+ring(item.due, 1, item.due > now and watched())
+return new

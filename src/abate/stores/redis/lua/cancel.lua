@@ -1,0 +1,16 @@
+-- Forget a message that waits for its time, or the delayed add of one that is leased: 1 if there was one.
+local key = ARGV[2]
+local item = look_up(key)
+if not item or item.due <= now then return 0 end
+if item.state == 'w' then
+  leave_lane(key, item)
+  redis.call('ZREM', LINE, item.sequence .. key)
+  redis.call('HDEL', ITEM, RECORD .. key, CONTENT .. key)
+  return 1
+end
+local again = item.state == 'a' and read_again(key)
+if not again or again.due <= now then return 0 end
+redis.call('HDEL', ITEM, AGAIN .. key)
+item.state = 'l'
+write_down(key, item)
+return 1

@@ -1,0 +1,87 @@
+-- The counts of a budget: SLOT holds, by the first instant of a slot, "forgotten deposits withdrawals". The rules are
+-- those of abate.stores.ledger; what is a fraction there is a whole number and a rest here, as a product of large
+-- numbers would not be exact.
+local SLOT = KEYS[1]
+local window = tonumber(ARGV[2])
+local width = window / SLOTS
+local here = math.floor(now / width)
+local begins, since, forgotten = here * width, (here - SLOTS + 1) * width, (here + SLOTS + 1) * width
+
+local slots = {}
+local function read_slots()
+  local found = redis.call('HGETALL', SLOT)
+  for n = 1, #found, 2 do
+    local end_, deposits, withdrawals = string.match(found[n + 1], '^(%S+) (%d+) (%d+)$')
+    slots[#slots + 1] = {
+      name = found[n], begins = tonumber(found[n]), forgotten = tonumber(end_),
+      deposits = tonumber(deposits), withdrawals = tonumber(withdrawals),
+    }
+  end
+end
+
+local function counted()
+  local deposits, withdrawals = 0, 0
+  for _, slot in ipairs(slots) do
+    if slot.begins >= since then
+      deposits, withdrawals = deposits + slot.deposits, withdrawals + slot.withdrawals
+    end
+  end
+  return deposits, withdrawals
+end
+
+local function write_slot(slot)
+  redis.call('HSET', SLOT, slot.name, string.format(
+    '%s %.0f %.0f', exact(slot.forgotten), slot.deposits, slot.withdrawals))
+end
+
+-- Deposits and withdrawals in the window, after the newest withdrawals were taken back.
+local function settle_up(returned)
+  read_slots()
+  local kept = {}
+  for _, slot in ipairs(slots) do
+    -- one that begins more than a window ahead was counted by a clock that has been set back since
+    if slot.forgotten <= now or slot.begins > begins + window then
+      redis.call('HDEL', SLOT, slot.name)
+    else
+      kept[#kept + 1] = slot
+    end
+  end
+  slots = kept
+  table.sort(slots, function(one, other) return one.begins > other.begins end)
+  for _, slot in ipairs(slots) do
+    local back = slot.begins >= since and math.min(returned, slot.withdrawals) or 0
+    if back > 0 then
+      slot.withdrawals, returned = slot.withdrawals - back, returned - back
+      write_slot(slot)
+    end
+  end
+  return counted()
+end
+
+-- Count these in the slot of now, and let all of it go by itself when nobody comes any more.
+local function count(deposits, withdrawals)
+  local last, mine = forgotten, nil
+  for _, slot in ipairs(slots) do
+    last = math.max(last, slot.forgotten)
+    if slot.begins == begins then mine = slot end
+  end
+  if deposits > 0 or withdrawals > 0 then
+    mine = mine or {name = exact(begins), forgotten = forgotten, deposits = 0, withdrawals = 0}
+    mine.forgotten = math.max(mine.forgotten, forgotten)
+    mine.deposits = mine.deposits + math.min(deposits, MOST)
+    mine.withdrawals = mine.withdrawals + math.min(withdrawals, MOST)
+    write_slot(mine)
+  end
+  redis.call('EXPIRE', SLOT, math.ceil(last - now) + KEPT_FOR)
+end
+
+-- How many withdrawals are paid for: floor(reserved / share + earned / per * deposits) - withdrawals
+local function paid_for(deposits, withdrawals, earned, per, reserved, share)
+  local rest = deposits % per
+  local paid = (deposits - rest) / per * earned
+  local rest_paid = rest * earned % per
+  local rest_reserved = reserved % share
+  paid = paid + (rest * earned - rest_paid) / per + (reserved - rest_reserved) / share
+  if rest_paid * share + rest_reserved * per >= per * share then paid = paid + 1 end
+  return paid - withdrawals
+end

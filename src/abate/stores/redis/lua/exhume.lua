@@ -1,0 +1,30 @@
+-- Redrive or purge dead letters: those of the keys, or a batch of those that had died by an instant ('' for now). The
+-- answer: how many, how many were looked at, and that instant.
+local purge, died_by = ARGV[2] == 'purge', tonumber(ARGV[3]) or now
+local keys = {}
+if ARGV[4] then
+  for n = 4, #ARGV do keys[#keys + 1] = ARGV[n] end
+else
+  local members = redis.call('ZRANGE', DEAD, '-inf', exact(died_by), 'BYSCORE', 'LIMIT', 0, BATCH)
+  for n, member in ipairs(members) do
+    keys[n] = string.sub(member, 16)
+    redis.call('ZREM', DEAD, member)
+  end
+end
+local many = 0
+for _, key in ipairs(keys) do
+  local item = look_up(key)
+  if item and item.state == 'd' then
+    many = many + 1
+    redis.call('ZREM', DEAD, item.sequence .. key)
+    redis.call('HDEL', ITEM, WHY .. key)
+    if purge then
+      redis.call('HDEL', ITEM, RECORD .. key, CONTENT .. key)
+    else
+      item.state, item.due, item.receives = 'w', now, 0
+      enter(key, item)
+    end
+  end
+end
+if many > 0 and not purge then ring(now, many) end
+return {many, #keys, exact(died_by)}

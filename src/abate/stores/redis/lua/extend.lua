@@ -1,0 +1,15 @@
+-- Let leases begin anew, of pairs of a key and its token. The answer: the numbers of those that were lost.
+local lease = tonumber(ARGV[2])
+local lost = {}
+for n = 3, #ARGV, 2 do
+  local key, item = ARGV[n], look_up(ARGV[n])
+  if item and held(item) and item.token == ARGV[n + 1] then
+    leave_lane(key, item)
+    item.due = now + lease
+    redis.call('ZADD', LEASED, exact(item.due), item.sequence .. key)
+    enter(key, item)
+  else
+    lost[#lost + 1] = (n - 3) / 2
+  end
+end
+return lost

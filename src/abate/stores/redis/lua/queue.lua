@@ -1,0 +1,79 @@
+-- The keys of one queue, and what all scripts do to them; the layout is described in queue.py.
+local ITEM, LINE, LANE, LEASED, DEAD, META, BELL, TOKEN, LISTED = unpack(KEYS)
+
+-- The fields of a message in ITEM
+local RECORD, CONTENT, AGAIN, WHY = 'r', 'c', 'a', 'w'
+
+-- RECORD: "state sequence due priority receives token"
+local function read(record)
+  if not record then return nil end
+  local state, sequence, due, priority, receives, token =
+    string.match(record, '^(%a) (%d+) (%S+) (%d+) (%d+) (%d+)$')
+  if not tonumber(due) then return nil end
+  return {
+    state = state, sequence = sequence, due = tonumber(due), priority = tonumber(priority),
+    receives = tonumber(receives), token = token,
+  }
+end
+
+local function written(item)
+  return table.concat(
+    {item.state, item.sequence, exact(item.due), item.priority, item.receives, item.token}, ' ')
+end
+
+-- Is it in somebody's hands?
+local function held(item)
+  return (item.state == 'l' or item.state == 'a') and item.due > now
+end
+
+-- Where it stands in LANE: by priority, due and sequence, whose bytes sort as the numbers do.
+local function place(key, item)
+  return string.format('%010.0f', HIGHEST - item.priority) .. struct.pack('>d', item.due) .. item.sequence .. key
+end
+
+local function leave_lane(key, item)
+  if item.priority > 0 then redis.call('ZREM', LANE, place(key, item)) end
+end
+
+local function look_up(key)
+  return read(redis.call('HGET', ITEM, RECORD .. key))
+end
+
+local function write_down(key, item, content)
+  if content then
+    redis.call('HSET', ITEM, RECORD .. key, written(item), CONTENT .. key, content)
+  else
+    redis.call('HSET', ITEM, RECORD .. key, written(item))
+  end
+end
+
+-- Write down an item that has left its lane, at its due; the content where it is another.
+local function enter(key, item, content)
+  redis.call('ZADD', LINE, exact(item.due), item.sequence .. key)
+  if item.priority > 0 then redis.call('ZADD', LANE, 0, place(key, item)) end
+  write_down(key, item, content)
+end
+
+-- AGAIN: "due priority", a new line, and the content
+local function read_again(key)
+  local again = redis.call('HGET', ITEM, AGAIN .. key)
+  local line_end = again and string.find(again, '\n', 1, true)
+  if not line_end then return nil end
+  local due, priority = string.match(string.sub(again, 1, line_end - 1), '^(%S+) (%d+)$')
+  if not tonumber(due) then return nil end
+  return {due = tonumber(due), priority = tonumber(priority), content = string.sub(again, line_end + 1)}
+end
+
+-- The instant that one of those who wait watches for.
+local function watched()
+  return tonumber(redis.call('HGET', META, 'watch') or nil)
+end
+
+-- Something is ready, or will be at `due`: wake as many of those who wait, unless one of them watches for an earlier
+-- instant. Where the bell has rung already, nobody is waiting that has not been told.
+local function ring(due, times, watch)
+  if due > now and watch and watch <= due and watch + LATE >= now then return end
+  if redis.call('LLEN', BELL) == 0 then
+    for _ = 1, math.min(times, BATCH) do redis.call('RPUSH', BELL, '') end
+  end
+end

@@ -1,0 +1,120 @@
+-- Lease what is ready, up to so many. The answer: seconds until somebody should look again ('' for no such instant),
+-- how many strays were swept out, and for each message its key, content, receives and token.
+local most, lease = tonumber(ARGV[2]), tonumber(ARGV[3])
+local waiter, left = ARGV[4] or '', tonumber(ARGV[5] or 0)
+local known = redis.call('HMGET', META, 'turns', 'watch', 'watcher')
+local turns, watch, watching = tonumber(known[1] or 0), tonumber(known[2] or nil), known[3] == waiter
+local SEQUENCE = 15
+local PLACE = 18  -- bytes before the sequence in LANE
+
+local function oldest_first(count)
+  return redis.call('ZRANGE', LINE, '-inf', exact(now), 'BYSCORE', 'LIMIT', 0, count)
+end
+
+-- The first ones of the highest priority, then of the next one; what has no priority is what is left of the line.
+local function highest_first(lane)
+  local picked, taken, until_now = {}, {}, struct.pack('>d', now) .. '\255'
+  for _ = 1, LANES do
+    local priority = string.sub(lane, 1, 10)
+    local ready = redis.call(
+      'ZRANGE', LANE, '[' .. priority, '[' .. priority .. until_now, 'BYLEX', 'LIMIT', 0, most - #picked)
+    for _, stands in ipairs(ready) do
+      local member = string.sub(stands, PLACE + 1)
+      picked[#picked + 1] = member
+      taken[member] = stands
+    end
+    lane = redis.call('ZRANGE', LANE, '(' .. priority .. '\255', '+', 'BYLEX', 'LIMIT', 0, 1)[1]
+    if #picked >= most or not lane then break end
+  end
+  if #picked < most then
+    for _, member in ipairs(oldest_first(most)) do
+      if not taken[member] and #picked < most then picked[#picked + 1] = member end
+    end
+  end
+  return picked, taken
+end
+
+-- One of eight turns is for the oldest. Turns count only where there are priorities: otherwise the first is the oldest.
+local function pick()
+  local lane = redis.call('ZRANGE', LANE, '-', '+', 'BYLEX', 'LIMIT', 0, 1)[1]
+  if not lane then return oldest_first(most), {} end
+  local highest, places = highest_first(lane)
+  if #highest == 0 then return highest, places end
+  redis.call('HSET', META, 'turns', (turns + #highest) % TURNS)
+  if turns + #highest < TURNS then return highest, places end
+  local oldest, picked, taken = oldest_first(most), {}, {}
+  local at = {[highest] = 1, [oldest] = 1}
+  for turn = turns + 1, turns + #highest do
+    local line = turn % TURNS == 0 and oldest or highest
+    while taken[line[at[line]]] do at[line] = at[line] + 1 end
+    picked[#picked + 1] = line[at[line]]
+    taken[line[at[line]]] = true
+  end
+  return picked, places
+end
+
+local members, places = pick()
+local answer, strays = {}, 0
+
+if #members > 0 then
+  local keys, fields = {}, {}
+  for n, member in ipairs(members) do
+    keys[n] = string.sub(member, SEQUENCE + 1)
+    fields[2 * n - 1], fields[2 * n] = RECORD .. keys[n], CONTENT .. keys[n]
+  end
+  local found = redis.call('HMGET', ITEM, unpack(fields))
+  -- tokens grow with the clock as well, so that a store that was flushed, or a replica that was behind, hands out none
+  -- a second time
+  local token = math.max(tonumber(redis.call('GET', TOKEN) or 0), math.min(math.floor(now * 1e6), 2 ^ 52))
+  local due = exact(now + lease)
+  local dues, written_down = {}, {}
+  for n, key in ipairs(keys) do
+    local item, content = read(found[2 * n - 1]), found[2 * n]
+    if not item or item.sequence .. key ~= members[n] or item.state == 'd' then
+      strays = strays + 1  -- its item is gone: evicted, or deleted by somebody else
+      redis.call('ZREM', LINE, members[n])
+      redis.call('ZREM', LEASED, members[n])
+      if places[members[n]] then redis.call('ZREM', LANE, places[members[n]]) end
+    else
+      local again = item.state == 'a' and read_again(key)
+      if again then  -- it was added while the lease was running that ran out since
+        content = again.content
+        redis.call('HSET', ITEM, CONTENT .. key, content)
+        redis.call('HDEL', ITEM, AGAIN .. key)
+      end
+      leave_lane(key, item)
+      token = token + 1
+      item.state, item.due, item.receives, item.token = 'l', now + lease, item.receives + 1, string.format('%.0f', token)
+      if item.priority > 0 then redis.call('ZADD', LANE, 0, place(key, item)) end
+      dues[#dues + 1], dues[#dues + 2] = due, members[n]
+      written_down[#written_down + 1], written_down[#written_down + 2] = RECORD .. key, written(item)
+      for _, part in ipairs({key, content, item.receives, item.token}) do answer[#answer + 1] = part end
+    end
+  end
+  if #dues > 0 then
+    redis.call('ZADD', LINE, unpack(dues))
+    redis.call('ZADD', LEASED, unpack(dues))
+    redis.call('HSET', ITEM, unpack(written_down))
+    redis.call('SET', TOKEN, string.format('%.0f', token))
+  end
+end
+
+local pause = ''
+local head = tonumber(redis.call('ZRANGE', LINE, 0, 0, 'WITHSCORES')[2])
+if #answer > 0 or (watching and left <= 0) then
+  -- who leaves hands on the watch, and tells of what is ready besides
+  if watching then
+    redis.call('HDEL', META, 'watch', 'watcher')
+    watch = nil
+  end
+  if head then ring(head, 1, watch) end
+elseif left > 0 and strays == 0 then
+  if head and (watching or not watch or head < watch or watch + LATE < now) then
+    redis.call('HSET', META, 'watch', exact(head), 'watcher', waiter)
+    pause = exact(head - now)
+  elseif head then  -- another one watches; where it stays away others come, one after the other
+    pause = exact(head - now + LATE * (1 + tonumber(ARGV[6])))
+  end
+  redis.call('DEL', BELL)  -- nothing is ready, and somebody watches: who was woken now would come for nothing
+end
+return {pause, strays, unpack(answer)}

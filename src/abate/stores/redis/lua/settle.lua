@@ -1,0 +1,62 @@
+-- Carry out verdicts, each a key, its token, a word and what belongs to it. The answer: the numbers of those whose
+-- lease was lost.
+local lost, waiting, earliest = {}, 0, math.huge
+local gone_fields, gone_members = {}, {}
+local fields, records = {}, {}
+for n = 2, #ARGV, 4 do fields[#fields + 1] = RECORD .. ARGV[n] end
+for n, record in ipairs(redis.call('HMGET', ITEM, unpack(fields))) do records[ARGV[4 * n - 2]] = read(record) end
+
+-- Back among those who wait.
+local function wait(key, item, due, receives, content)
+  redis.call('ZREM', LEASED, item.sequence .. key)
+  item.state, item.token, item.due, item.receives = 'w', '0', due, receives
+  enter(key, item, content)
+  records[key] = nil
+  waiting, earliest = waiting + 1, math.min(earliest, due)
+end
+
+for n = 2, #ARGV, 4 do
+  local key, token, word, detail = ARGV[n], ARGV[n + 1], ARGV[n + 2], ARGV[n + 3]
+  local item = records[key]
+  if not item or not held(item) or item.token ~= token then
+    lost[#lost + 1] = (n - 2) / 4
+  elseif word == 'done' and item.state == 'l' then
+    leave_lane(key, item)
+    gone_fields[#gone_fields + 1], gone_fields[#gone_fields + 2] = RECORD .. key, CONTENT .. key
+    gone_members[#gone_members + 1] = item.sequence .. key
+    records[key] = nil
+  else
+    leave_lane(key, item)
+    local again = item.state == 'a' and read_again(key)
+    local added, content = math.huge, again and again.content
+    if again then  -- what was added meanwhile is what there is; it could not be ready before this instant
+      added = math.max(now, again.due)
+      redis.call('HDEL', ITEM, AGAIN .. key)
+    end
+    if word == 'bury' and not again then
+      redis.call('ZREM', LINE, item.sequence .. key)
+      redis.call('ZREM', LEASED, item.sequence .. key)
+      redis.call('ZADD', DEAD, exact(now), item.sequence .. key)
+      item.state, item.token, item.due = 'd', '0', now
+      redis.call('HSET', ITEM, RECORD .. key, written(item), WHY .. key, detail)
+      records[key] = nil
+    elseif (word == 'done' or word == 'bury') and again then  -- it begins anew as what was added
+      item.priority = again.priority
+      wait(key, item, added, 0, content)
+    elseif word == 'done' then  -- and what was added has been lost
+      wait(key, item, now, 0)
+    elseif word == 'again' then
+      wait(key, item, math.min(now + tonumber(detail), added), 0, content)
+    else
+      local receives = word == 'back' and item.receives or item.receives - 1
+      wait(key, item, math.min(now + tonumber(detail), added), receives, content)
+    end
+  end
+end
+if #gone_members > 0 then
+  redis.call('ZREM', LINE, unpack(gone_members))
+  redis.call('ZREM', LEASED, unpack(gone_members))
+  redis.call('HDEL', ITEM, unpack(gone_fields))
+end
+if waiting > 0 then ring(earliest, waiting, watched()) end
+return lost

@@ -1,0 +1,24 @@
+-- A bucket's answer to a Demand (see abate.stores.fleet.rules.part): the member's part, and how many share it.
+-- KEYS[1] holds, by member, "seen wanted part".
+local wanted, member = tonumber(ARGV[2]), ARGV[3]
+local found = redis.call('HGETALL', KEYS[1])
+local everybody, members, parts, total = {wanted}, 1, 0, wanted
+for n = 1, #found, 2 do
+  local seen, other, part = string.match(found[n + 1], '^(%S+) (%S+) (%S+)$')
+  seen = tonumber(seen)
+  if seen <= now - GONE or seen > now + GONE then
+    redis.call('HDEL', KEYS[1], found[n])
+  elseif found[n] ~= member then
+    members = members + 1
+    everybody[members] = tonumber(other)
+    parts, total = parts + tonumber(part), total + tonumber(other)
+  end
+end
+local least = IDLE * total / members
+if least == 0 then least = 1 end
+local whole = 0
+for _, one in ipairs(everybody) do whole = whole + math.max(one, least) end
+local part = math.max(0, math.min(math.max(wanted, least) / whole * (1 - KEPT), 1 - parts))
+redis.call('HSET', KEYS[1], member, exact(now) .. ' ' .. exact(wanted) .. ' ' .. exact(part))
+redis.call('EXPIRE', KEYS[1], KEPT_FOR)
+return {exact(part), members}

@@ -1,0 +1,50 @@
+-- The rules of abate.stores.fleet.weather, function by function.
+local NEVER = -math.huge
+
+local function storm(known, member)
+  known.state, known.prober, known.turn = 'storm', member, now + TURN
+end
+
+local function in_storm(known, sight, member, line)
+  if sight.answered > sight.failed then
+    local first = math.max(FIRST, line.members * EIGHTH)
+    known.state, known.limit, known.base, known.grown = 'recovering', first, first, now
+  elseif known.prober == member or (now >= known.turn and sight.state ~= 'calm') then
+    storm(known, member)
+  end
+end
+
+local function recovering(known, sight, member, line)
+  if sight.seen == 'bad' and line.bad > line.good then return storm(known, member) end
+  local turned_away = sight.failed > SHED * (sight.answered + sight.failed)
+  if now >= known.grown + EVERY then
+    local base = turned_away and math.max(FIRST, known.limit / 2) or known.limit
+    known.limit, known.base, known.grown = base, base, now
+  end
+  local growth = known.base < line.members and GROWTH or GENTLY
+  if not turned_away then known.limit = math.min(known.limit + sight.answered, known.base * growth) end
+  if known.limit >= PLENTY * line.members then
+    known.state, known.prober, known.turn, known.limit, known.base, known.grown = 'calm', '', NEVER, 0, 0, NEVER
+  end
+end
+
+local function heard(known, sight, member, line)
+  if sight.closed > 0 then known.closed_until = math.max(known.closed_until, now + sight.closed) end
+  if known.state == 'calm' then
+    if line.bad > line.good and sight.seen == 'bad' then storm(known, member) end
+  elseif known.state == 'storm' then
+    in_storm(known, sight, member, line)
+  else
+    recovering(known, sight, member, line)
+  end
+end
+
+-- state, seconds closed, probe, limit
+local function told(known, member, line)
+  local closed = exact(math.max(0, known.closed_until - now))
+  if known.state == 'calm' then return known.state, closed, 0, exact(math.huge) end
+  if known.state == 'storm' then return known.state, closed, known.prober == member and 1 or 0, '0' end
+  local each = known.limit / line.members
+  if each < 1 then each = line.place() < known.limit and 1 or 0 end
+  return known.state, closed, 0, exact(each)
+end

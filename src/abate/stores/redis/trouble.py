@@ -1,0 +1,82 @@
+"""What went wrong with a Redis, in words that say what to do; never with a password."""
+
+from __future__ import annotations
+
+from redis import exceptions
+
+from abate.stores.redis.address import Address
+
+NO_RIGHTS = "does not let this user do what is needed: expected the rights {rights}"
+RIGHTS = "~{prefix}:* +@read +@write +@scripting +time +blpop +info"
+BY_KIND: tuple[tuple[type[Exception], str], ...] = (
+    (exceptions.BusyLoadingError, "is still loading its data: ask again in a moment"),
+    (exceptions.ReadOnlyError, "is a replica, which can't be written to: name the primary, or wait for the failover"),
+    (exceptions.OutOfMemoryError, "has no memory left (maxmemory); nothing was changed"),
+    (exceptions.NoPermissionError, NO_RIGHTS),
+    (exceptions.AuthenticationError, "refuses the user and password of the URL"),
+)
+BY_TEXT = (
+    ("WRONGTYPE", "has something else under our keys: choose another ?prefix= than {prefix!r}"),
+    ("Authentication required", "wants a password: put it into the URL"),
+    ("WRONGPASS", "refuses the user and password of the URL"),
+    ("invalid password", "refuses the user and password of the URL"),
+    ("without any password configured", "has no password, and the URL has one"),
+    ("DB index is out of range", "has no database of that number"),
+    ("ACL failure", NO_RIGHTS),
+    ("Cluster mode is not enabled", "is not a cluster: take ?cluster=true out of the URL"),
+    ("MISCONF", "can't write to its disk, and takes no writes until it can"),
+    ("NOREPLICAS", "has too few replicas (min-replicas-to-write); nothing was changed"),
+    ("BUSY ", "is busy with a script"),
+    ("CLUSTERDOWN", "is a cluster without all of its slots: wait for the failover"),
+    (
+        "unknown command",
+        "lacks a command: expected Redis 6.2 or newer, or Valkey, with EVALSHA, EVAL and BLPOP allowed",
+    ),
+    ("max number of clients reached", "has too many clients (maxclients)"),
+)
+CONNECTING = (
+    ("Connection refused", "refuses connections: nothing listens there"),
+    ("Name or service not known", "is at no known host"),
+    ("nodename nor servname", "is at no known host"),
+    ("No address associated", "is at no known host"),
+    ("Temporary failure in name resolution", "is at a host whose name can't be resolved now"),
+    ("CERTIFICATE_VERIFY_FAILED", "shows a certificate that is not trusted here"),
+    ("SSL", "can't be spoken to over TLS: is it 'redis:' rather than 'rediss:'?"),
+    ("No such file or directory", "has no socket at that path"),
+)
+
+
+def explained(error: Exception, address: Address, timeout: float) -> str:
+    """What an error of redis-py means for a store.
+
+    >>> from abate.stores.redis.address import parsed
+    >>> explained(exceptions.TimeoutError("Timeout reading from socket"), parsed("redis", "//cache"), 5.0)
+    'redis://cache:6379/0 did not answer within 5 s'
+    """
+    said = str(error)
+    if isinstance(error, exceptions.TimeoutError):
+        doubt = ": does it speak TLS there?" if address.server.get("ssl") and "connecting" in said else ""
+        return f"{address.name} did not answer within {timeout:g} s{doubt}"
+    if (words := _words(error, said)) is None:
+        return f"{address.name} failed (the driver says: {_scrubbed(said, address)})"
+    rights = RIGHTS.format(prefix=address.prefix)
+    return f"{address.name} {words.format(prefix=address.prefix, rights=rights)}"
+
+
+def _words(error: Exception, said: str) -> str | None:
+    for text, words in BY_TEXT:
+        if text in said:
+            return words
+    for kind, words in BY_KIND:
+        if isinstance(error, kind):
+            return words
+    if isinstance(error, (exceptions.ConnectionError, exceptions.RedisClusterException)):
+        for text, words in CONNECTING:
+            if text in said:
+                return words
+    return None
+
+
+def _scrubbed(said: str, address: Address) -> str:
+    """What a server says may repeat what it was sent."""
+    return said.replace(address.password, "***") if address.password else said

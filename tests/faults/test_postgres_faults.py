@@ -1,0 +1,392 @@
+"""What a store in PostgreSQL promises when workers, servers and wires fail; with real processes.
+
+What was answered is on the server's disk (fsync and synchronous_commit are on, as they are by default), so that a
+crash of the server is no different from that of a worker: what was added is there, what was done does not come again,
+and no token is given twice.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from abate.stores import Depth, StoreError, open_store
+from abate.stores.postgres import bells
+from abate.work.source import LeaseLost
+from tests.conformance.postgres_server import empty_store, server
+from tests.faults.cutting import Proxy
+from tests.faults.killing import WORKER, WORKERS, Outcome
+from tests.stores.postgres_cluster import Cluster, until
+
+GUARD = 30.0
+MESSAGES = 300
+LEASE = 1.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    made = Cluster(tmp_path_factory.mktemp("cluster"), fsync="on", synchronous_commit="on")
+    yield made
+    made.stop()
+
+
+def eventually(function, *args):
+    """What a function answers when the store does."""
+    end = time.monotonic() + GUARD
+    while True:
+        try:
+            return function(*args)
+        except StoreError:
+            assert time.monotonic() < end, "the store does not come back"
+            time.sleep(random.uniform(0.01, 0.05))
+
+
+# ── Workers ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_killed_workers_lose_nothing_and_share_nothing(tmp_path):
+    """Four workers, one killed every moment: every message is handled, a second time only after its lease ran out,
+    and never again once somebody was done with it."""
+    url, log = empty_store(), tmp_path / "log"
+    log.touch()
+    command = [sys.executable, str(WORKER), url, str(log), str(LEASE), "0.02"]
+    with open_store(url) as store:
+        queue = store.queue("work")
+        for n in range(MESSAGES):
+            queue.add(f"key-{n}")
+        workers = [subprocess.Popen(command) for _ in range(WORKERS)]
+        begun, kills, size = time.monotonic(), 0, 0
+        try:
+            while (depth := queue.depth()).waiting + depth.leased:
+                assert time.monotonic() < begun + 2 * GUARD, f"it does not end: {depth}"
+                time.sleep(random.uniform(0.1, 0.2))
+                if log.stat().st_size == size:
+                    continue  # on a busy machine, let them begin before the next one dies
+                size = log.stat().st_size
+                place = random.randrange(WORKERS)
+                workers[place].kill()
+                workers[place].wait()
+                kills += 1
+                workers[place] = subprocess.Popen(command)
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+    outcome = Outcome(log.read_text().splitlines(), LEASE)
+    assert set(outcome.handlings) == {f"key-{n}" for n in range(MESSAGES)}
+    assert outcome.too_early == []
+    assert outcome.after_done == []
+    assert kills > 3
+
+
+SLOW = """if True:
+    import sys
+    from abate.stores import open_store
+    from abate.work.source import LeaseLost
+
+    queue = open_store(sys.argv[1]).queue("work", lease=0.5)
+    (message,) = queue.receive(wait=30.0)
+    print("got", message.token, flush=True)
+    sys.stdin.readline()
+    try:
+        queue.done(message)
+        print("done")
+    except LeaseLost:
+        print("lost")
+"""
+
+
+@pytest.mark.parametrize("meanwhile", ["in hand", "done", "added again"])
+def test_a_worker_that_stood_still_past_its_lease_is_refused(meanwhile):
+    """On waking it learns that the message is not its own any more; whoever has it now is not disturbed."""
+    url = empty_store()
+    with open_store(url) as store:
+        queue = store.queue("work")
+        queue.add("a")
+        worker = subprocess.Popen(
+            [sys.executable, "-c", SLOW, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            token = int(worker.stdout.readline().split()[1])
+            worker.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, worker.pid, os.WSTOPPED | os.WNOWAIT)
+            (message,) = queue.receive(wait=GUARD)
+            assert (message.key, message.receives) == ("a", 2)
+            assert message.token > token
+            if meanwhile != "in hand":
+                queue.done(message)
+            if meanwhile == "added again":
+                queue.add("a")
+            worker.stdin.write("go on\n")
+            worker.stdin.flush()
+            worker.send_signal(signal.SIGCONT)
+            assert worker.communicate(timeout=GUARD)[0] == "lost\n"
+        finally:
+            worker.send_signal(signal.SIGCONT)
+            worker.kill()
+            worker.communicate()
+        if meanwhile == "in hand":
+            queue.done(message)
+        left = queue.depth()
+        assert (left.ready, left.delayed, left.leased, left.dead) == (meanwhile == "added again", 0, 0, 0)
+
+
+OFF_BY = """if True:
+    import sys, time
+    machine = time.time
+    time.time = lambda: machine() + float(sys.argv[2])
+    from abate.stores import open_store
+
+    queue = open_store(sys.argv[1]).queue("work", lease=600.0)
+    (message,) = queue.receive()
+    queue.add("later", after=600.0)
+    queue.add("now")
+    print(queue.depth(), queue.depth().age < 60)
+    sys.stdin.readline()
+    queue.done(message)
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("off", [3600.0, -3600.0])
+def test_a_worker_whose_clock_is_wrong_changes_nothing(off):
+    """Leases and delays are the server's: an hour ahead or behind, its messages are neither early nor late, and its
+    lease is neither over nor endless."""
+    url = empty_store()
+    with open_store(url) as store:
+        queue = store.queue("work")
+        queue.add("a")
+        worker = subprocess.Popen(
+            [sys.executable, "-c", OFF_BY, url, str(off)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert "ready=1, delayed=1, leased=1, dead=0" in (said := worker.stdout.readline())
+            assert said.endswith("True\n")
+            assert [message.key for message in queue.receive(10)] == ["now"]
+            assert worker.communicate("go on\n", timeout=GUARD)[0] == "done\n"
+        finally:
+            worker.kill()
+            worker.communicate()
+        depth = queue.depth()
+        assert (depth.ready, depth.delayed, depth.leased) == (0, 1, 1)
+
+
+# ── Servers ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Traffic:
+    """Threads that add and work off while something happens to the server: what was answered, in order."""
+
+    def __init__(self, url):
+        self.store = open_store(url)
+        self.queue = self.store.queue("work", lease=LEASE)
+        self.added, self.handled, self.done = [], {}, {}
+        self.unsure = set()  # keys of which something was not answered, so that it may have been done
+        self.end = threading.Event()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._add, self._work)]
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.end.set()
+        for thread in self._threads:
+            thread.join(GUARD)
+        self.store.close()
+
+    def _add(self):
+        n = 0
+        while not self.end.is_set():
+            try:
+                self.queue.add(f"key-{n}")
+                self.added.append(f"key-{n}")
+                n += 1
+            except StoreError:
+                self.unsure.add(f"key-{n}")
+                time.sleep(0.01)
+
+    def _work(self):
+        while not self.end.is_set():
+            try:
+                for message in self.queue.receive(5, wait=0.1):
+                    self.handled.setdefault(message.key, []).append(message.token)
+                    try:
+                        self.queue.done(message)
+                        self.done.setdefault(message.key, []).append(message.token)
+                    except LeaseLost:
+                        pass
+                    except StoreError:
+                        self.unsure.add(message.key)
+            except StoreError:
+                time.sleep(0.01)
+
+
+def crash_of_a_backend(cluster):
+    os.kill(cluster.backends()[0], signal.SIGKILL)
+
+
+def restart(sign):
+    def happens(cluster):
+        cluster.stop(sign)
+        cluster.start()
+
+    return happens
+
+
+def death(cluster):
+    cluster.kill()
+    cluster.start()
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        pytest.param(restart(signal.SIGINT), id="a fast restart"),
+        pytest.param(restart(signal.SIGQUIT), id="an immediate restart"),
+        pytest.param(death, id="kill -9 of the postmaster"),
+        pytest.param(crash_of_a_backend, id="kill -9 of a backend"),
+    ],
+)
+def test_a_server_that_comes_back_has_what_it_answered(cluster, happens):
+    """Restarted fast, at once, killed, or one of its processes killed: whatever was added is handled, what was done is
+    not handed out again, tokens grow, and those who use it go on by themselves."""
+    url = f"{cluster.url}?schema=faults_{time.monotonic_ns()}"
+    with Traffic(url) as traffic:
+        until(lambda: len(traffic.done) > 50)
+        before, newest = len(traffic.done), max(max(tokens) for tokens in traffic.done.values())
+        happens(cluster)
+        until(lambda: len(traffic.done) > before + 50)
+    with open_store(url) as store:
+        queue = store.queue("work")
+        while (depth := eventually(queue.depth)).waiting + depth.leased:
+            for message in queue.receive(100, wait=2.0):
+                traffic.handled.setdefault(message.key, []).append(message.token)
+                queue.done(message)
+    assert set(traffic.added) <= set(traffic.handled)
+    assert len(traffic.unsure) < len(traffic.added) / 2
+    for key, tokens in traffic.done.items():
+        assert traffic.handled[key] == sorted(traffic.handled[key])
+        assert key in traffic.unsure or tokens == traffic.handled[key][-1:]
+    assert max(max(tokens) for tokens in traffic.handled.values()) > newest
+    every = [token for tokens in traffic.handled.values() for token in tokens]
+    assert len(every) == len(set(every))
+
+
+def test_a_server_that_stands_still_holds_up_nobody(cluster):
+    """Every operation ends in time with a `StoreError`, on old connections and on new ones; a fleet's budgets go by
+    local limits at once and heal by themselves; and a lease that ran out meanwhile is over."""
+    url = f"{cluster.url}?schema=still&timeout=0.3"
+    with open_store(url) as store:
+        queue = store.queue("work", lease=0.5)
+        queue.add("a")
+        (message,) = queue.receive()
+        budget = store.budget("calls", ratio=0.0, reserve=10.0)
+        assert budget.try_withdraw()
+        until(lambda: store.courier.journeys > 0)
+        others, found = store.queue("others"), []
+        waiting = threading.Thread(target=lambda: found.extend(eventually(others.receive, 1, GUARD)), daemon=True)
+        waiting.start()
+        until(lambda: store.ears.listening)
+        with cluster.frozen():
+            for call in (
+                lambda: queue.add("b"),
+                queue.receive,
+                lambda: queue.extend([message]),
+                lambda: queue.done(message),
+                queue.depth,
+                lambda: open_store(url),
+                lambda: store.trade("me", []),
+            ):
+                with pytest.raises(StoreError, match=r"does not answer within 0\.3 s"):
+                    call()
+            until(lambda: store.courier.degraded)
+            assert budget.try_withdraw()
+        with pytest.raises(LeaseLost):
+            eventually(queue.done, message)
+        until(lambda: not store.courier.degraded)
+        others.add("c")
+        waiting.join(GUARD)
+        assert [message.key for message in found] == ["c"]
+        # those that got no answer may have been carried out
+        assert {"a"} <= {message.key for message in queue.receive(10, wait=GUARD)} <= {"a", "b"}
+
+
+# ── Wires ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def proxy():
+    with Proxy(server().port) as between:
+        yield between
+
+
+def through(proxy, url):
+    return url.replace(f":{server().port}/", f":{proxy.port}/")
+
+
+def test_a_cut_between_two_calls_is_not_noticed(proxy):
+    """A connection that was found dead has had nothing sent over it: another one is opened, whatever is asked."""
+    with open_store(through(proxy, empty_store())) as store:
+        queue = store.queue("work")
+        for n in range(5):
+            assert queue.add(f"key {n}") is True
+            proxy.cut()
+            time.sleep(0.05)  # so that the end of the connection has arrived
+        (message, *_) = queue.receive(5)
+        proxy.cut()
+        time.sleep(0.05)
+        queue.done(message)
+        assert queue.depth() == Depth(leased=4)
+
+
+def test_a_cut_while_one_waits_makes_nobody_miss_anything(proxy, monkeypatch):
+    """Who waits listens again."""
+    monkeypatch.setattr(bells, "AGAIN", 0.1)
+    url, found = empty_store(), []
+    with open_store(through(proxy, url)) as store, open_store(url) as other:
+        queue = store.queue("work")
+        thread = threading.Thread(target=lambda: found.extend(eventually(queue.receive, 1, GUARD)), daemon=True)
+        thread.start()
+        until(lambda: store.ears.listening)
+        proxy.cut()
+        until(lambda: not store.ears.listening)
+        other.queue("work").add("a")
+        thread.join(GUARD)
+        assert [message.key for message in found] == ["a"]
+
+
+def test_a_wire_that_swallows_everything_costs_no_more_than_the_timeout(proxy):
+    """Then it is a `StoreError`, that says that it is not known whether anything was done; afterwards all is well."""
+    with open_store(through(proxy, empty_store()) + "&timeout=0.5") as store:
+        queue = store.queue("work")
+        queue.add("a")
+        proxy.swallow = True
+        for call in (lambda: queue.add("b"), queue.depth):
+            with pytest.raises(StoreError, match=r"does not answer within 0\.5 s; it is not known whether"):
+                call()
+        proxy.swallow = False
+        proxy.cut()
+        assert queue.depth().ready == 1
+        assert queue.add("b") is True
+
+
+def test_a_statement_that_nobody_waits_for_any_more_is_ended_by_the_server(proxy):
+    """So that it does not do later what the caller was told had failed."""
+    url = empty_store()
+    with open_store(through(proxy, url) + "&timeout=0.5") as store, server().connect() as admin:
+        queue = store.queue("work")
+        queue.add("a")
+        schema = url.rpartition("=")[2]
+        with admin.transaction():
+            admin.execute(f"LOCK TABLE {schema}.item IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(StoreError):
+                queue.add("b")
+            until(lambda: not server().run("SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
+        assert queue.depth().ready == 1
