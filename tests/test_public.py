@@ -33,7 +33,7 @@ NAMES = {
         Again AsyncWorkQueue Back Bury Done Fuse KeyQueue LeaseLost Message PermanentFailure QueueFull Recoverable
         ShutDown SilentSuccess Source WorkQueue
     """,
-    "abate.stores": "DeadLetter Depth Queue Store StoreBudget StoreError Terms open_store",
+    "abate.stores": "DeadLetter Depth Queue Store StoreBudget StoreError StoreUnreachable Terms open_store",
     "abate.observe": "LoggingSink Sink install remove",
     "abate.testing": "Recorder Script VirtualClock after off",
 }

@@ -58,7 +58,11 @@ class Proxy:
 
     def _accept(self):
         one, _ = self._listener.accept()
-        other = socket.create_connection(("127.0.0.1", self._target))
+        try:
+            other = socket.create_connection(("127.0.0.1", self._target))
+        except OSError:  # nobody is there
+            one.close()
+            return
         self._pairs[one], self._pairs[other] = other, one
         for end in (one, other):
             self._selector.register(end, selectors.EVENT_READ)

@@ -19,7 +19,7 @@ from abate.work.source import Back, Done
 from tests.clients.valkey_server import Valkey
 from tests.faults.killing import WORKER, Outcome
 from tests.faults.test_killing import SLOW
-from tests.stores.test_sqlite_sharing import Thread
+from tests.stores.sharing import Thread
 
 GUARD = 30.0
 LEASE = 0.8

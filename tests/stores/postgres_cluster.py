@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.clients.databases.servers import Server, start_postgres
 from tests.conformance.postgres_server import connection
-from tests.stores.threads import Thread
+from tests.stores.sharing import Thread
 
 FOR_EVER = 3600.0
 LIMIT = 30.0

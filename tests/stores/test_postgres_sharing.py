@@ -14,7 +14,7 @@ from abate.work import QueueFull
 from abate.work.source import Done
 from tests.conformance.postgres_server import connection, empty_store, new_store
 from tests.stores.postgres_cluster import sessions, waiting
-from tests.stores.test_sqlite_sharing import GUARD, Thread, forks, in_child, keys, until
+from tests.stores.sharing import GUARD, Thread, forks, in_child, keys, until
 
 
 @pytest.fixture

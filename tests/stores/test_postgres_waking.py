@@ -13,7 +13,7 @@ from abate.stores.postgres import bells, pool
 from abate.stores.postgres.session import Session, Unreachable
 from tests.conformance.postgres_server import connection, empty_store
 from tests.stores.postgres_cluster import FOR_EVER, sessions, waiting
-from tests.stores.test_sqlite_sharing import GUARD, Thread, keys, until
+from tests.stores.sharing import GUARD, Thread, keys, until
 
 
 @pytest.fixture

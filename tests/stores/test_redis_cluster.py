@@ -9,7 +9,7 @@ from abate.stores.ledger import Terms
 from abate.testing import VirtualClock
 from abate.work.source import Done
 from tests.clients.valkey_server import Valkey, eventually, free_port
-from tests.stores.test_sqlite_sharing import GUARD, Thread, keys
+from tests.stores.sharing import GUARD, Thread, keys
 
 NAMES = [f"queue {n}" for n in range(12)]
 

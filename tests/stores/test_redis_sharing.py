@@ -16,7 +16,7 @@ from abate.stores.ledger import Terms
 from abate.stores.redis.server import LONGEST_LOOK
 from abate.work.source import Back, Done
 from tests.conformance import redis_server
-from tests.stores.test_sqlite_sharing import FOR_EVER, GUARD, Thread, forks, in_child, keys, output, python, until
+from tests.stores.sharing import FOR_EVER, GUARD, Thread, forks, in_child, keys, output, python, until
 
 
 @pytest.fixture

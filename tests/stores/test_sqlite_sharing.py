@@ -12,16 +12,7 @@ import pytest
 
 from abate.stores import Depth, StoreError, bells, open_store
 from abate.work.source import Done
-from tests.stores.threads import GUARD, Thread
-
-FOR_EVER = 3600.0
-
-
-def until(condition):
-    end = time.monotonic() + GUARD
-    while not condition():
-        assert time.monotonic() < end, "it does not come to this"
-        time.sleep(0.001)
+from tests.stores.sharing import FOR_EVER, GUARD, Thread, forks, in_child, keys, output, python, until
 
 
 @pytest.fixture(params=["memory:", "file"])
@@ -43,10 +34,6 @@ def waiting(store, queue, seconds=FOR_EVER):
     thread = Thread(queue.receive, 1, seconds)
     until(lambda: queue.name in store.bells._lines and store.bells._lines[queue.name].waiters > before)
     return thread
-
-
-def keys(messages):
-    return [message.key for message in messages]
 
 
 # ── Threads ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -158,17 +145,6 @@ def test_nobody_is_left_in_line(store):
 # ── Processes ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def python(code, *args):
-    """A process of its own."""
-    return subprocess.Popen([sys.executable, "-c", code, *args], stdout=subprocess.PIPE, text=True)
-
-
-def output(process):
-    out, _ = process.communicate(timeout=GUARD)
-    assert process.returncode == 0
-    return out.split()
-
-
 def test_what_another_process_adds_is_noticed(url):
     """By all who wait; one of them looks at the file for all, whichever queue it waits for."""
     with open_store(url) as store:
@@ -250,26 +226,6 @@ def test_a_budget_is_shared_by_processes(url):
 
 
 # ── Fork ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-forks = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-
-
-def in_child(function):
-    """What a function returns in a forked child, as text; the child ends as Python ends."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            os.write(writing, str(function()).encode())
-        except BaseException as error:
-            os.write(writing, repr(error).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as file:
-        answer = file.read()
-    os.waitpid(pid, 0)
-    return answer
 
 
 @forks

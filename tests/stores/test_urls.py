@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from abate.stores import open_store
+from abate.stores import StoreUnreachable, open_store
+from tests.clients.valkey_server import free_port
 
 
 def test_a_relative_path_is_relative_and_an_absolute_one_absolute(tmp_path, monkeypatch):
@@ -63,3 +64,17 @@ def test_no_driver_is_imported_before_a_url_asks_for_it():
     code = "import sys, abate.stores; print(*{'sqlite3', 'abate.stores.sqlite'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("scheme", ["redis", "postgresql"])
+def test_a_server_that_is_not_there_is_an_error_unless_it_is_not_required(scheme):
+    """Without it each process has limits of its own, and a queue says so when it is used."""
+    url = f"{scheme}://127.0.0.1:{free_port()}/0"
+    with pytest.raises(StoreUnreachable, match="127.0.0.1"):
+        open_store(url)
+    with open_store(url, required=False) as store:
+        budget = store.budget("orders", ratio=0.0, reserve=1.0, window=10.0)
+        assert sum(budget.try_withdraw() for _ in range(20)) == 10
+        assert store.courier.degraded
+        with pytest.raises(StoreUnreachable):
+            store.queue("orders").add("a")

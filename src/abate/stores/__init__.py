@@ -26,10 +26,20 @@ import importlib
 from collections.abc import Callable
 
 from abate.clock import Clock, given
-from abate.stores.contract import DeadLetter, Depth, Queue, Store, StoreError
+from abate.stores.contract import DeadLetter, Depth, Queue, Store, StoreError, StoreUnreachable
 from abate.stores.ledger import StoreBudget, Terms
 
-__all__ = ["DeadLetter", "Depth", "Queue", "Store", "StoreBudget", "StoreError", "Terms", "open_store"]
+__all__ = [
+    "DeadLetter",
+    "Depth",
+    "Queue",
+    "Store",
+    "StoreBudget",
+    "StoreError",
+    "StoreUnreachable",
+    "Terms",
+    "open_store",
+]
 
 SCHEMES = {
     "memory": "abate.stores.sqlite",
@@ -40,15 +50,19 @@ SCHEMES = {
     "postgresql": "abate.stores.postgres",
     "postgres": "abate.stores.postgres",
 }
-"""Where the stores of a scheme are opened: by the module's `open_url(scheme, rest, clock)`, of ``scheme:rest``."""
+"""Where the stores of a scheme are opened: by `open_url(scheme, rest, clock, required)` of that module."""
 EXPECTED = (
     "'memory:', 'sqlite:///relative/path.db', 'sqlite:////absolute/path.db', 'redis://host:6379/0' "
     "or 'postgresql://host:5432/database'"
 )
 
 
-def open_store(url: str, *, clock: Clock | Callable[[], float] | None = None) -> Store:
+def open_store(url: str, *, clock: Clock | Callable[[], float] | None = None, required: bool = True) -> Store:
     """Open the store that a URL names; it is made where it is not there yet.
+
+    What is wrong with it is said now: a wrong password, a file of another program, a server too old. A server that
+    can't be reached is an error too, unless it is not `required`: then budgets, buckets and shelters go by this
+    process's own limits until it can be, and queues raise as long as it can't.
 
     >>> with open_store("memory:") as store:
     ...     queue = store.queue("orders")
@@ -67,5 +81,5 @@ def open_store(url: str, *, clock: Clock | Callable[[], float] | None = None) ->
         raise ValueError(f"a store's URL begins with a scheme and a colon: expected {EXPECTED}")
     if scheme not in SCHEMES:  # what follows the colon may hold a password
         raise ValueError(f"there is no store {scheme + ':'!r}: expected {EXPECTED}")
-    store: Store = importlib.import_module(SCHEMES[scheme]).open_url(scheme, rest, given(clock))
+    store: Store = importlib.import_module(SCHEMES[scheme]).open_url(scheme, rest, given(clock), required)
     return store

@@ -47,6 +47,14 @@ class StoreError(AbateError):
     """
 
 
+class StoreUnreachable(StoreError):
+    """A store's server can't be reached, or doesn't answer: later it may be.
+
+    >>> issubclass(StoreUnreachable, StoreError)
+    True
+    """
+
+
 class Depth(Value):
     """How many messages a queue holds, by what they wait for, and for how long the oldest has been ready.
 

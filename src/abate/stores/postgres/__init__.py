@@ -29,8 +29,8 @@ from abate.stores.postgres.address import EXPECTED, Address
 from abate.stores.postgres.store import PostgresStore
 
 
-def open_url(scheme: str, rest: str, clock: Clock | None) -> PostgresStore:
+def open_url(scheme: str, rest: str, clock: Clock | None, required: bool) -> PostgresStore:
     """The store of ``scheme:rest``."""
     if not rest.startswith("//"):  # what follows may hold a password
         raise ValueError(f"'{scheme}:' is followed by two slashes: {EXPECTED}")
-    return PostgresStore(Address(rest), clock)
+    return PostgresStore(Address(rest), clock, required)

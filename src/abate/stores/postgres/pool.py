@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from functools import partial
 from threading import BoundedSemaphore, Lock
@@ -20,11 +21,13 @@ from time import monotonic, sleep
 
 from abate.admit.timeline import keep_through_forks
 from abate.schedule.backoff import Uniform
-from abate.stores.contract import StoreError
+from abate.stores.contract import StoreError, StoreUnreachable
 from abate.stores.postgres.address import Address
 from abate.stores.postgres.schema import Foreign, migrate, spelled
 from abate.stores.postgres.session import Failed, Lost, Row, Session, Trouble, Unreachable
 from abate.stores.postgres.words import explained
+
+log = logging.getLogger("abate.stores")
 
 MOST = 4
 IDLE = 30.0
@@ -45,7 +48,7 @@ POOLER = "unsupported startup parameter"
 class Pool:
     """Runs statements; any thread may."""
 
-    def __init__(self, address: Address, rng: Uniform = random) -> None:
+    def __init__(self, address: Address, required: bool = True, rng: Uniform = random) -> None:
         self.address = address
         self._rng = rng
         self._limited = True
@@ -53,7 +56,12 @@ class Pool:
         self._closed = False
         self.after_fork()
         keep_through_forks(self)
-        self.run("SELECT 1", safe=True)  # so what is wrong with the database is said now
+        try:
+            self.run("SELECT 1", safe=True)  # so what is wrong with the database is said now
+        except StoreUnreachable as error:
+            if required:
+                raise
+            log.warning("%s: it is asked again when it is needed", error)
 
     def after_fork(self) -> None:
         """In the child: nothing is in use, and nothing of the parent's is touched."""

@@ -30,10 +30,10 @@ COUNTED = """
 class PostgresStore(Store):
     """Queues and budgets in one schema of a database."""
 
-    def __init__(self, address: Address, clock: Clock | None) -> None:
+    def __init__(self, address: Address, clock: Clock | None, required: bool = True) -> None:
         super().__init__(str(address))
         self._clock = clock
-        self.pool = Pool(address)
+        self.pool = Pool(address, required)
         self.bells = Bells(None)
         self.ears = Ears(self.pool, self.bells)
 

@@ -6,9 +6,20 @@ as it is.
 
 from __future__ import annotations
 
-from abate.stores.contract import StoreError
+from abate.stores.contract import StoreError, StoreUnreachable
 from abate.stores.postgres.address import Address
 from abate.stores.postgres.session import Failed, Late, Lost, Trouble, Unreachable
+
+AWAY = (
+    "could not translate host name",
+    "Connection refused",
+    "Network is unreachable",
+    "No such file or directory",
+    "the database system is",
+    "too many clients",
+    "remaining connection slots",
+)
+"""Of what is said while connecting: what may be over by itself."""
 
 CONNECTING = {
     "password authentication failed": "does not take this password: check the user and the password in the URL",
@@ -64,4 +75,7 @@ def explained(trouble: Trouble, address: Address, limit: float, preparing: bool 
             )
         case _:
             why = "failed"
-    return StoreError(f"{address} {why}{said}")
+    away = isinstance(trouble, (Late, Lost)) or (
+        isinstance(trouble, Unreachable) and any(phrase in trouble.said for phrase in AWAY)
+    )
+    return (StoreUnreachable if away else StoreError)(f"{address} {why}{said}")

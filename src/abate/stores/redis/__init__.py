@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from abate.stores.redis.store import RedisStore
 
 
-def open_url(scheme: str, rest: str, clock: Clock | None) -> RedisStore:
+def open_url(scheme: str, rest: str, clock: Clock | None, required: bool) -> RedisStore:
     """The store of ``scheme:rest``."""
     address = parsed(scheme, rest)
     try:
@@ -39,4 +39,4 @@ def open_url(scheme: str, rest: str, clock: Clock | None) -> RedisStore:
     from abate.stores.redis.server import Server
     from abate.stores.redis.store import RedisStore
 
-    return RedisStore(Server(address), clock)
+    return RedisStore(Server(address, required), clock)

@@ -26,7 +26,7 @@ from redis.cluster import RedisCluster
 from redis.retry import Retry
 
 from abate.admit.timeline import keep_through_forks
-from abate.stores.contract import StoreError
+from abate.stores.contract import StoreError, StoreUnreachable
 from abate.stores.redis.address import Address
 from abate.stores.redis.scripts import Script
 from abate.stores.redis.trouble import explained
@@ -53,7 +53,7 @@ SHORTEST_WAIT = 0.001
 class Server:
     """A Redis, or a cluster of them."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, required: bool = True) -> None:
         self.address = address
         self._timeouts: dict[Use, float] = {
             "work": address.timeout,
@@ -65,7 +65,12 @@ class Server:
         self._clients: dict[Use, Any] = {}
         self._lock = Lock()
         keep_through_forks(self)
-        self._look_over()  # so what is wrong with the server is said now
+        try:
+            self._look_over()  # so what is wrong with the server is said now
+        except StoreUnreachable as error:
+            if required:
+                raise
+            log.warning("%s: it is asked again when it is needed", error)
 
     def after_fork(self) -> None:
         """In the child: connections of its own."""
@@ -117,8 +122,12 @@ class Server:
             return StoreError(f"{self.address.name} is closed")
         if not isinstance(error, ERRORS):
             return error
-        broken = isinstance(error, exceptions.ConnectionError) and _was_there(error)
-        return (Broken if broken else StoreError)(explained(error, self.address, self._timeouts[use]))
+        words = explained(error, self.address, self._timeouts[use])
+        if isinstance(error, exceptions.ConnectionError) and _was_there(error):
+            return Broken(words)
+        away = isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError))
+        refused = isinstance(error, exceptions.AuthenticationError)
+        return StoreUnreachable(words) if away and not refused else StoreError(words)
 
     # -- connections
 
@@ -177,7 +186,7 @@ class Server:
             client.close()
 
 
-class Broken(StoreError):
+class Broken(StoreUnreachable):
     """The connection broke while a call was under way."""
 
 

@@ -23,8 +23,8 @@ TIMEOUT = 10.0
 EXPECTED = "expected 'sqlite:///relative/path.db' or 'sqlite:////absolute/path.db'"
 
 
-def open_url(scheme: str, rest: str, clock: Clock | None) -> SqliteStore:
-    """The store of ``scheme:rest``."""
+def open_url(scheme: str, rest: str, clock: Clock | None, required: bool) -> SqliteStore:
+    """The store of ``scheme:rest``; a file is always there, or what is wrong with it is said."""
     if scheme == "memory":
         if rest:
             raise ValueError(f"'memory:' is the whole URL of a store in memory; nothing may follow, not {rest!r:.80}")

@@ -1,0 +1,81 @@
+"""What tests of shared stores have in common: threads, children, programs, and that none of them may hang."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+GUARD = 30.0
+"""Seconds after which something is taken to hang."""
+
+
+class Thread(threading.Thread):
+    """A thread that calls a function once: what it returned, or raised."""
+
+    def __init__(self, function, *args):
+        super().__init__(daemon=True)
+        self._function, self._args = function, args
+        self._result = self._error = None
+        self.start()
+
+    def run(self):
+        try:
+            self._result = self._function(*self._args)
+        except Exception as error:
+            self._error = error
+
+    def answer(self):
+        self.join(GUARD)
+        assert not self.is_alive(), "a thread hangs"
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+FOR_EVER = 3600.0
+
+
+def until(condition):
+    end = time.monotonic() + GUARD
+    while not condition():
+        assert time.monotonic() < end, "it does not come to this"
+        time.sleep(0.001)
+
+
+def keys(messages):
+    return [message.key for message in messages]
+
+
+def python(code, *args):
+    """A process of its own."""
+    return subprocess.Popen([sys.executable, "-c", code, *args], stdout=subprocess.PIPE, text=True)
+
+
+def output(process):
+    out, _ = process.communicate(timeout=GUARD)
+    assert process.returncode == 0
+    return out.split()
+
+
+forks = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+
+
+def in_child(function):
+    """What a function returns in a forked child, as text; the child ends as Python ends."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.write(writing, str(function()).encode())
+        except BaseException as error:
+            os.write(writing, repr(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        answer = file.read()
+    os.waitpid(pid, 0)
+    return answer
