@@ -1,6 +1,6 @@
 """What a budget costs that eight processes share, and how well it keeps to its terms; with its store, and without.
 
-python benchmarks/fleet.py [URL ...]      # by default a SQLite file; every URL must name an empty store
+python benchmarks/fleet.py [URL ...]      # by default a SQLite file and a Valkey; every URL must name an empty store
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from timing import loop, measure
 
 import abate
+from tests.clients.valkey_server import Valkey
 
 PROCESSES = 8
 CALLS = 100_000
@@ -75,13 +77,17 @@ def member(url: str, seed: int) -> dict[str, Any]:
     }
 
 
-def together(url: str) -> list[dict[str, Any]]:
-    """All of them at once, each in a process of its own."""
+def together(url: str, store: Valkey | None = None) -> list[dict[str, Any]]:
+    """All of them at once, each in a process of its own; a store that is given is frozen after a third of the time."""
     processes = [
         subprocess.Popen([sys.executable, __file__, "--member", url, str(seed)], stdout=subprocess.PIPE, text=True)
         for seed in range(PROCESSES)
     ]
-    return [json.loads(process.communicate()[0]) for process in processes]
+    if store is None:
+        return [json.loads(process.communicate()[0]) for process in processes]
+    time.sleep(SECONDS / 3)
+    with store.stopped():
+        return [json.loads(process.communicate()[0]) for process in processes]
 
 
 def allowance(rows: list[dict[str, Any]], reserves: float = 1.0) -> float:
@@ -120,7 +126,27 @@ def report(name: str, url: str) -> None:
     print(f"round trips per 1,000 calls           {1000 * trips / CALLS:8.2f}")
     print(f"retries over one budget's allowance   {retries / allowance(rows):8.1%}   (bar 105 %)")
     print(f"success path over a budget of its own {success_path(url):8.2f}   (bar 1.1)")
-    print(f"slowest call, p99, ms                 {1000 * max(row['p99'] for row in rows):8.3f}")
+    print(f"a call, worst p99 of a process, ms    {p99(rows):8.3f}")
+
+
+def p99(rows: list[dict[str, Any]]) -> float:
+    """Milliseconds of a call, in the process that has the worst."""
+    return 1000 * max(float(row["p99"]) for row in rows)
+
+
+def report_frozen() -> None:
+    """What happens when the store stands still for two thirds of the time."""
+    with tempfile.TemporaryDirectory() as folder:
+        valkey = Valkey(folder).start()
+        try:
+            healthy, frozen = together(f"{valkey.url}/0?prefix=a"), together(f"{valkey.url}/0?prefix=b", valkey)
+        finally:
+            valkey.kill()
+    allowed = allowance(frozen, reserves=2.0)
+    retries = sum(row["retries"] for row in frozen)
+    print("\nredis, frozen for two thirds of the time\n")
+    print(f"retries over the allowance and the parts of one reserve   {retries / allowed:8.1%}   (bar 100 %)")
+    print(f"a call, worst p99, ms: with it {p99(healthy):.3f}, without {p99(frozen):.3f}   (bar: 5 more)")
 
 
 if __name__ == "__main__":
@@ -132,3 +158,9 @@ if __name__ == "__main__":
     else:
         with tempfile.TemporaryDirectory() as folder:
             report("sqlite", f"sqlite:///{folder}/fleet.db")
+            valkey = Valkey(folder).start()
+            try:
+                report("redis", f"{valkey.url}/0")
+            finally:
+                valkey.kill()
+        report_frozen()
