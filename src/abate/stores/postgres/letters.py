@@ -1,15 +1,10 @@
-"""How keys, bodies and attributes are written in PostgreSQL.
+"""How keys and bodies are written in PostgreSQL.
 
 They are text, so that they can be read and written by SQL. Its text holds every character but U+0000; that one is
 written as U+0001 U+0002, and U+0001 as itself twice.
 """
 
 from __future__ import annotations
-
-import json
-from collections.abc import Mapping
-
-from abate.work.source import NOTHING
 
 
 def written(text: str) -> str:
@@ -29,29 +24,3 @@ def read(kept: bytes | None) -> str:
     if "\1" in text:
         return "\1".join(part.replace("\1\2", "\0") for part in text.split("\1\1"))
     return text
-
-
-def wrapped(attributes: Mapping[str, str]) -> str | None:
-    """Attributes as JSON, in which no character needs to be written otherwise; None for none."""
-    return json.dumps(dict(attributes), ensure_ascii=False) if attributes else None
-
-
-def unwrapped(kept: bytes | None) -> Mapping[str, str]:
-    """Attributes that were kept; another program may have written what are none."""
-    if kept is None:
-        return NOTHING
-    try:
-        found = json.loads(kept)
-    except RecursionError:
-        raise ValueError("attributes are nested too deeply") from None
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise ValueError("attributes must be strings by name")
-    return found
-
-
-def shown(kept: bytes | None) -> Mapping[str, str]:
-    """The attributes of a dead letter; none where they can't be read."""
-    try:
-        return unwrapped(kept)
-    except ValueError:
-        return NOTHING

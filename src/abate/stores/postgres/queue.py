@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, assert_never
 
 from abate.clock import MachineClock
 from abate.stores.contract import DeadLetter, Depth, Queue
-from abate.stores.postgres.letters import read, shown, unwrapped, wrapped, written
+from abate.stores.envelope import shown, unwrapped, wrapped
+from abate.stores.postgres.letters import read, written
 from abate.stores.postgres.pool import Pool
 from abate.stores.postgres.session import Row
 from abate.work.keys import QueueFull

@@ -5,10 +5,9 @@ No line of JSON has an end of line in it, so the first one is where the body beg
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
-from abate.work.source import NOTHING
+from abate.stores import envelope
 
 
 def wrapped(body: str, attributes: Mapping[str, str]) -> str:
@@ -17,7 +16,7 @@ def wrapped(body: str, attributes: Mapping[str, str]) -> str:
     >>> wrapped("hello", {"from": "me"})
     '{"from": "me"}\\nhello'
     """
-    return (json.dumps(dict(attributes), ensure_ascii=False) if attributes else "") + "\n" + body
+    return f"{envelope.wrapped(attributes) or ''}\n{body}"
 
 
 def unwrapped(content: bytes | None) -> tuple[str, Mapping[str, str]]:
@@ -31,26 +30,10 @@ def unwrapped(content: bytes | None) -> tuple[str, Mapping[str, str]]:
     line, end, body = content.partition(b"\n")
     if not end:
         raise ValueError("it has no line of attributes")
-    return body.decode(), _attributes(line)
+    return body.decode(), envelope.unwrapped(line)
 
 
 def shown(content: bytes | None) -> tuple[str, Mapping[str, str]]:
     """The same of a dead letter: what can't be read is shown as it is, or left out."""
     line, _, body = (content or b"").partition(b"\n")
-    try:
-        attributes = _attributes(line)
-    except ValueError:
-        attributes = NOTHING
-    return body.decode(errors="backslashreplace"), attributes
-
-
-def _attributes(line: bytes) -> Mapping[str, str]:
-    if not line:
-        return NOTHING
-    try:
-        found = json.loads(line)
-    except RecursionError:
-        raise ValueError("attributes are nested too deeply") from None
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise ValueError("attributes must be strings by name")
-    return found
+    return body.decode(errors="backslashreplace"), envelope.shown(line)

@@ -6,18 +6,18 @@ which may have taken a while: a lease begins when it is written down.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from sqlite3 import Connection
 from typing import TYPE_CHECKING, Any
 
 from abate.clock import MachineClock
 from abate.stores.contract import DeadLetter, Depth, Queue
+from abate.stores.envelope import shown, unwrapped, wrapped
 from abate.stores.sqlite import statements as sql
 from abate.stores.sqlite.pick import pick
 from abate.stores.sqlite.schema import DEAD, LEASED
 from abate.work.keys import QueueFull
-from abate.work.source import NOTHING, Back, Bury, Done, Message, Settlement
+from abate.work.source import Back, Bury, Done, Message, Settlement
 
 if TYPE_CHECKING:
     from abate.stores.sqlite.file import File
@@ -42,7 +42,7 @@ class SqliteQueue(Queue):
     def _add(
         self, key: str, body: str, priority: int, after: float, attributes: Mapping[str, str], revive: bool
     ) -> bool:
-        wrapped = _wrapped(attributes)
+        written = wrapped(attributes)
         with self._file.transaction() as db:
             now = self._store.clock.wall()
             due = now + after
@@ -51,7 +51,7 @@ class SqliteQueue(Queue):
             ).fetchone()
             if known is None:
                 self._room(db, now)
-                db.execute(sql.INSERT, (self.name, key, due, priority, wrapped, body))
+                db.execute(sql.INSERT, (self.name, key, due, priority, written, body))
                 new = True
             else:
                 id, state, known_due, again_due = known
@@ -59,13 +59,13 @@ class SqliteQueue(Queue):
                     return False
                 if state == DEAD:
                     self._room(db, now)
-                    db.execute(sql.LIVE, (due, priority, wrapped, body, id))
+                    db.execute(sql.LIVE, (due, priority, written, body, id))
                     new = True
                 elif state == LEASED and known_due > now:
-                    db.execute(sql.AGAIN, (priority, due, priority, wrapped, body, id))
+                    db.execute(sql.AGAIN, (priority, due, priority, written, body, id))
                     new = again_due is None
                 else:
-                    db.execute(sql.COALESCE, (due, priority, wrapped, body, id))
+                    db.execute(sql.COALESCE, (due, priority, written, body, id))
                     new = False
         self._store.bells.ring(self.name)
         return new
@@ -136,7 +136,7 @@ class SqliteQueue(Queue):
             attributes, body = again_attributes, again_body
             db.execute(sql.MERGE, (id,))
         try:
-            message = Message(key.decode(), body.decode(), receives + 1, token, _unwrapped(attributes))
+            message = Message(key.decode(), body.decode(), receives + 1, token, unwrapped(attributes))
         except ValueError as error:
             db.execute(
                 sql.BURY, (now, "unreadable", f"it is not UTF-8, or its attributes are no JSON: {error}", "", id)
@@ -201,7 +201,7 @@ class SqliteQueue(Queue):
             DeadLetter(
                 _shown(key),
                 _shown(body),
-                _envelope(attributes),
+                shown(attributes),
                 _shown(kind),
                 _shown(reason),
                 _shown(trace),
@@ -243,33 +243,6 @@ def _each(db: Connection, statement: str, keys: Sequence[str] | None, *args: Any
     if keys is None:
         return db.execute(statement, args).rowcount
     return sum(db.execute(statement + " AND key = ?", (*args, key)).rowcount for key in keys)
-
-
-# ── Envelopes ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _wrapped(attributes: Mapping[str, str]) -> str | None:
-    return json.dumps(dict(attributes), ensure_ascii=False) if attributes else None
-
-
-def _unwrapped(attributes: bytes | None) -> Mapping[str, str]:
-    if attributes is None:
-        return NOTHING
-    try:
-        found = json.loads(attributes)
-    except RecursionError:
-        raise ValueError("attributes are nested too deeply") from None
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise ValueError("attributes must be strings by name")
-    return found
-
-
-def _envelope(attributes: bytes | None) -> Mapping[str, str]:
-    """The attributes of a dead letter; none where they can't be read."""
-    try:
-        return _unwrapped(attributes)
-    except ValueError:
-        return NOTHING
 
 
 def _shown(words: Any) -> str:
