@@ -76,7 +76,8 @@ class Model:
         self.coalesced += waiting
 
     def add(self, key, now, priority):
-        if not self.closed:
+        # an add that changes nothing looks at nothing: what has come due is made ready by whoever looks next
+        if not self.closed and (priority or not self.find(self.ready, key)):
             self.ripen(now)
         self.count(key)
         known = self.find(self.ready, key)

@@ -55,6 +55,7 @@ REFUSED_NUMBERS = frozenset({2002, 2003, 2005})
 LOST_TEXTS = (
     "connection is closed",
     "connection is lost",
+    "connection socket closed",
     "connection already closed",
     "closed the connection unexpectedly",
     "connection has been closed unexpectedly",

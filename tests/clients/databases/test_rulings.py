@@ -296,3 +296,12 @@ def test_an_error_raised_after_a_conflict_is_not_one():
             raise LookupError("no order")  # noqa: B904
     except LookupError as error:
         assert rulings(error) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "text", ["connection socket closed", "the connection is lost", "server closed the connection unexpectedly"]
+)
+def test_what_drivers_say_without_a_code_of_a_connection_that_broke(text):
+    """Which of these it is depends on who notices first, so not every run meets all of them."""
+    ruling = connection_lost.judge(Outcome(error=psycopg.OperationalError(text)))
+    assert (ruling.retry, ruling.reached) == (True, True)
