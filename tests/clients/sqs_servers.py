@@ -17,6 +17,7 @@ from collections import defaultdict, deque
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 
+from abate.clients.sqs import Queue
 from abate.clients.sqs_api import client_for
 
 KINDS = ("moto", "ministack")
@@ -66,6 +67,11 @@ class Sqs:
         if dead is not None:
             attributes["RedrivePolicy"] = json.dumps({"deadLetterTargetArn": self.arn(dead), "maxReceiveCount": 100})
         return self.client.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"]
+
+    def opened(self, *, fifo=False, client=None, **settings):
+        """A new queue as a source, and the URL of the queue for its dead letters."""
+        dead = self.create(fifo=fifo)
+        return Queue(self.create(fifo=fifo, dead=dead), client=client or self.client, **settings), dead
 
     def arn(self, url):
         """The ARN of a queue."""

@@ -24,13 +24,6 @@ def sqs(request, tmp_path_factory):
         yield server
 
 
-def opened(sqs, **settings):
-    """A queue with a dead-letter queue, as a source."""
-    fifo = settings.pop("fifo", False)
-    dead = sqs.create(fifo=fifo)
-    return Queue(sqs.create(fifo=fifo, dead=dead), client=sqs.client, **settings), dead
-
-
 def one(queue):
     """The one message that a queue has."""
     (message,) = queue.receive(1, 0)
@@ -42,7 +35,7 @@ def one(queue):
 
 def test_a_message_has_its_id_its_count_and_its_attributes(sqs):
     """What SQS says about a message is where the contract has it."""
-    queue, _ = opened(sqs)
+    queue, _ = sqs.opened()
     sqs.client.send_message(
         QueueUrl=queue.url,
         MessageBody="ünïcode",
@@ -62,7 +55,7 @@ def test_a_message_has_its_id_its_count_and_its_attributes(sqs):
 
 def test_no_more_than_asked_for_and_no_more_than_ten(sqs):
     """A batch of SQS holds ten messages at most."""
-    queue, _ = opened(sqs)
+    queue, _ = sqs.opened()
     for place in range(15):
         queue.send(str(place))
     assert len(queue.receive(3, 0)) == 3
@@ -72,7 +65,7 @@ def test_no_more_than_asked_for_and_no_more_than_ten(sqs):
 @pytest.mark.parametrize(("wait", "asked"), [(0, 0), (0.9, 0), (1, 1), (3.7, 3), (20, 20), (300, 20)])
 def test_a_poll_is_never_longer_than_asked(sqs, wait, asked):
     """SQS waits for whole seconds, twenty at most."""
-    queue, _ = opened(sqs)
+    queue, _ = sqs.opened()
     queue.send("here")
     with sqs.watched("ReceiveMessage") as seen:
         assert queue.receive(1, wait)
@@ -82,7 +75,7 @@ def test_a_poll_is_never_longer_than_asked(sqs, wait, asked):
 def test_a_wait_below_a_second_is_slept_and_then_asked_again(sqs):
     """Nobody polls in a tight loop for asking for half a second."""
     clock = VirtualClock()
-    queue, _ = opened(sqs, clock=clock)
+    queue, _ = sqs.opened(clock=clock)
     with sqs.watched("ReceiveMessage") as seen:
         assert queue.receive(1, 0.5) == []
     assert (len(seen), clock.waits) == (2, [0.5])
@@ -107,7 +100,7 @@ def test_a_short_read_timeout_shortens_the_poll(sqs, timeout, asked):
 
 def test_done_deletes(sqs):
     """Twelve done messages are gone, in two batches."""
-    queue, dead = opened(sqs)
+    queue, dead = sqs.opened()
     for place in range(12):
         queue.send(str(place))
     messages = [*queue.receive(10, 0), *queue.receive(10, 0)]
@@ -121,7 +114,7 @@ def test_done_deletes(sqs):
 @given(after=st.floats(0, 10_000, allow_nan=False) | st.integers(0, 1_000), again=st.booleans())
 def test_back_is_in_whole_seconds_and_at_most_900(sqs, after, again):
     """A delay is never cut short but by the cap; a done message that comes again is treated alike."""
-    queue, _ = opened(sqs)
+    queue, _ = sqs.opened()
     queue.send("x")
     message = one(queue)
     with sqs.watched("ChangeMessageVisibilityBatch") as seen:
@@ -135,7 +128,7 @@ def test_back_is_in_whole_seconds_and_at_most_900(sqs, after, again):
 
 def test_back_stays_away_for_its_delay(sqs):
     """One comes after a second, the other one doesn't."""
-    queue, _ = opened(sqs)
+    queue, _ = sqs.opened()
     delays = {"soon": Back(1), "later": Back(600)}
     for body in delays:
         queue.send(body)
@@ -146,7 +139,7 @@ def test_back_stays_away_for_its_delay(sqs):
 
 def test_one_settle_carries_out_all_kinds_of_verdicts(sqs):
     """Done, back and buried together; nothing is lost."""
-    queue, dead = opened(sqs)
+    queue, dead = sqs.opened()
     for body in ("done", "back", "again", "buried"):
         queue.send(body)
     verdicts = {"done": Done(), "back": Back(0), "again": Done(again=0), "buried": NO_ADDRESS}
@@ -172,7 +165,7 @@ def test_the_lease_is_the_queues_own_visibility_timeout(sqs):
 def test_a_lease_that_runs_out_brings_the_message_back_unless_it_is_extended(sqs):
     """Whoever was to settle it may be dead."""
     clock = VirtualClock()
-    queue, _ = opened(sqs, lease=1, clock=clock)
+    queue, _ = sqs.opened(lease=1, clock=clock)
     patient = Queue(queue.url, client=sqs.client, lease=600, clock=clock)
     for body in ("forgotten", "extended"):
         queue.send(body)
@@ -187,7 +180,7 @@ def test_a_lease_that_runs_out_brings_the_message_back_unless_it_is_extended(sqs
 def test_a_verdict_after_the_lease_is_refused(sqs):
     """Somebody else may have the message: it is neither deleted, nor changed, nor buried."""
     clock = VirtualClock()
-    queue, dead = opened(sqs, lease=30, clock=clock)
+    queue, dead = sqs.opened(lease=30, clock=clock)
     for body in "abcd":
         queue.send(body)
     messages = queue.receive(4, 0)
@@ -203,7 +196,7 @@ def test_a_verdict_after_the_lease_is_refused(sqs):
 def test_an_extended_lease_is_kept_to_the_second(sqs):
     """The new lease counts from when it was asked for."""
     clock = VirtualClock()
-    queue, _ = opened(sqs, lease=30, clock=clock)
+    queue, _ = sqs.opened(lease=30, clock=clock)
     queue.send("x")
     message = one(queue)
     clock.advance(20.0)
@@ -215,7 +208,7 @@ def test_an_extended_lease_is_kept_to_the_second(sqs):
 def test_twelve_hours_after_it_was_received_a_message_is_lost(sqs):
     """The lease is cut to what is left of them, and then there is none."""
     clock = VirtualClock()
-    queue, _ = opened(sqs, lease=40_000, clock=clock)
+    queue, _ = sqs.opened(lease=40_000, clock=clock)
     queue.send("x")
     message = one(queue)
     with sqs.watched("ChangeMessageVisibilityBatch") as seen:
@@ -228,7 +221,7 @@ def test_twelve_hours_after_it_was_received_a_message_is_lost(sqs):
 
 def test_a_receipt_that_sqs_does_not_know_means_lost(sqs):
     """Of a batch, those alone; the others are carried out."""
-    queue, _ = opened(sqs)
+    queue, _ = sqs.opened()
     for body in ("fine", "lost"):
         queue.send(body)
     fine, lost = sorted(queue.receive(2, 0), key=lambda message: message.body)
@@ -242,7 +235,7 @@ def test_a_message_that_somebody_else_has_by_now_is_lost(sqs):
     """The receipt of an earlier receive settles nothing."""
     if sqs.kind == "moto":
         pytest.skip("moto takes an old receipt for a new one")
-    queue, _ = opened(sqs)
+    queue, _ = sqs.opened()
     queue.send("x")
     mine = one(queue)
     sqs.client.change_message_visibility(QueueUrl=queue.url, ReceiptHandle=mine.handle.handle, VisibilityTimeout=0)
@@ -253,7 +246,7 @@ def test_a_message_that_somebody_else_has_by_now_is_lost(sqs):
 
 def test_what_is_settled_is_not_extended(sqs):
     """A heartbeat that comes late doesn't take away what has just come back."""
-    queue, _ = opened(sqs)
+    queue, _ = sqs.opened()
     queue.send("x")
     message = one(queue)
     queue.settle([(message, Back(0))])
@@ -265,7 +258,7 @@ def test_what_is_settled_is_not_extended(sqs):
 
 def test_a_message_from_elsewhere_is_refused(sqs):
     """Only what was received here can be settled here."""
-    queue, _ = opened(sqs)
+    queue, _ = sqs.opened()
     with pytest.raises(TypeError, match="was not received from SQS"):
         queue.settle([(Message("orders/42"), Done())])
 
@@ -275,7 +268,7 @@ def test_a_message_from_elsewhere_is_refused(sqs):
 
 def test_a_buried_message_is_a_dead_letter_with_its_reason(sqs):
     """The reason, in what queue, and all that its sender wrote; and it is gone from the queue."""
-    queue, dead = opened(sqs)
+    queue, dead = sqs.opened()
     attributes = {"bytes": {"DataType": "Binary", "BinaryValue": b"\x00\xff"}}
     sqs.client.send_message(QueueUrl=queue.url, MessageBody='{"order": 42}', MessageAttributes=attributes)
     assert queue.settle([(one(queue), NO_ADDRESS)]) == []
@@ -327,7 +320,7 @@ def test_without_dead_letters_a_buried_message_stays(sqs, caplog):
 
 def test_nothing_is_deleted_before_its_dead_letter_is_sent(sqs):
     """The dead-letter queue is gone: an error, the message stays, and the others are settled all the same."""
-    queue, dead = opened(sqs)
+    queue, dead = sqs.opened()
     for body in ("buried", "done"):
         queue.send(body)
     verdicts = {"buried": NO_ADDRESS, "done": Done()}
@@ -343,7 +336,7 @@ def test_nothing_is_deleted_before_its_dead_letter_is_sent(sqs):
 
 def test_a_message_that_failed_holds_its_group_back(sqs):
     """What is behind it in its group doesn't come before it; other groups do."""
-    queue, _ = opened(sqs, fifo=True)
+    queue, _ = sqs.opened(fifo=True)
     for body in ("a1", "a2", "b1"):
         queue.send(body, group=body[0])
     first = one(queue)
@@ -357,7 +350,7 @@ def test_a_message_that_failed_holds_its_group_back(sqs):
 
 def test_dead_letters_of_a_fifo_queue_keep_group_and_order(sqs):
     """Two with the same content are two, and in their order."""
-    queue, dead = opened(sqs, fifo=True)
+    queue, dead = sqs.opened(fifo=True)
     for place, body in enumerate(("same", "same", "last")):
         queue.send(body, group="a", deduplication=str(place))
     queue.settle([(message, NO_ADDRESS) for message in queue.receive(10, 0)])
@@ -369,7 +362,7 @@ def test_dead_letters_of_a_fifo_queue_keep_group_and_order(sqs):
 
 def test_a_fifo_queue_deduplicates_as_told(sqs):
     """By the id given; where the queue does so by itself, by content; and else what is sent twice is there twice."""
-    queue, _ = opened(sqs, fifo=True)
+    queue, _ = sqs.opened(fifo=True)
     for _ in range(2):
         queue.send("named", group="a", deduplication="n")
         queue.send("unnamed", group="b")

@@ -41,13 +41,6 @@ def sqs(request, tmp_path_factory):
         yield server
 
 
-def opened(sqs, **settings):
-    """A queue with a dead-letter queue, as a source."""
-    fifo = settings.pop("fifo", False)
-    dead = sqs.create(fifo=fifo)
-    return Queue(sqs.create(fifo=fifo, dead=dead), client=sqs.client, **settings), dead
-
-
 def worked_off(handle, queue, sqs):
     """Run a consumer until its queue is empty: how the messages ended."""
     tally = Counter()
@@ -62,7 +55,7 @@ def worked_off(handle, queue, sqs):
 
 def test_every_answer_has_its_effect(sqs):
     """Done and silent are deleted, what is recoverable comes back, what fails for good is a dead letter."""
-    queue, dead = opened(sqs)
+    queue, dead = sqs.opened()
     tries = Counter()
 
     @consumer(backoff=[0.0], workers=2)
@@ -86,7 +79,7 @@ def test_every_answer_has_its_effect(sqs):
 
 def test_a_message_that_was_handed_out_too_often_is_a_dead_letter(sqs):
     """With what its last error said."""
-    queue, dead = opened(sqs)
+    queue, dead = sqs.opened()
 
     @consumer(backoff=[0.0], max_receives=3, fuse=False)
     def handle(message):
@@ -101,7 +94,7 @@ def test_a_message_that_was_handed_out_too_often_is_a_dead_letter(sqs):
 
 def test_the_heartbeat_keeps_the_message_of_a_slow_handler(sqs):
     """It takes longer than its lease, and nobody else is given the message meanwhile."""
-    queue, _ = opened(sqs, lease=2)
+    queue, _ = sqs.opened(lease=2)
     other_queue = Queue(queue.url, client=sqs.client)
     began, elsewhere = threading.Event(), []
     calls = []
@@ -133,7 +126,7 @@ def test_the_heartbeat_keeps_the_message_of_a_slow_handler(sqs):
 
 def test_a_killed_consumers_message_comes_back(sqs):
     """After its visibility timeout; kill -9 loses nothing."""
-    queue, _ = opened(sqs)
+    queue, _ = sqs.opened()
     queue.send("precious")
     process = subprocess.Popen([sys.executable, "-c", DOOMED, queue.url], stdout=subprocess.PIPE, text=True)
     try:
@@ -176,7 +169,7 @@ def test_a_consumer_outlives_an_sqs_that_fails_for_a_while(sqs):
 )
 def test_groups_stay_in_order_over_failures(sqs, groups, workers, asynchronous):
     """Each message fails so many times first; those of its group are done in the order in which they were sent."""
-    queue, _ = opened(sqs, fifo=True)
+    queue, _ = sqs.opened(fifo=True)
     failures = {}
     for place in range(max(map(len, groups))):
         for group, plan in enumerate(groups):
@@ -218,7 +211,7 @@ def test_groups_stay_in_order_over_failures(sqs, groups, workers, asynchronous):
 
 def test_a_consumer_polls_for_as_long_as_the_queue_has_patience(sqs):
     """Who has less than a second waits here, as SQS waits for whole ones."""
-    queue, _ = opened(sqs, patience=0.2)
+    queue, _ = sqs.opened(patience=0.2)
 
     @consumer(source=queue)
     def handle(message):

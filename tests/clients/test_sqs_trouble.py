@@ -9,7 +9,6 @@ import pytest
 from botocore.exceptions import ClientError, ConnectionClosedError
 
 import abate
-from abate.clients.sqs import Queue
 from abate.clients.sqs_api import Unanswered
 from abate.testing import VirtualClock
 from abate.work.source import Back, Bury, Done
@@ -39,10 +38,7 @@ def front(request, tmp_path_factory):
 
 def opened(front, **settings):
     """A queue behind the front, with a dead-letter queue."""
-    fifo = settings.pop("fifo", False)
-    dead = front.sqs.create(fifo=fifo)
-    url = front.sqs.create(fifo=fifo, dead=dead)
-    return Queue(url, client=front.client, clock=VirtualClock(), **settings), dead
+    return front.sqs.opened(client=front.client, clock=VirtualClock(), **settings)
 
 
 def in_hand(queue, *bodies):

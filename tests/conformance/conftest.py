@@ -13,6 +13,8 @@ STORES = {
     "postgres": lambda folder: postgres_server.empty_store(),
 }
 """By name: the URL of a new, empty store of that kind; `folder` is a new, empty one."""
+SHARED = [kind for kind in STORES if kind != "memory"]
+"""Those that several processes can have in common."""
 
 
 @pytest.fixture(params=STORES)

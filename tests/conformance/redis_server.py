@@ -5,6 +5,8 @@ import functools
 import itertools
 import tempfile
 
+import redis
+
 from tests.clients.valkey_server import Valkey
 
 numbers = itertools.count()
@@ -18,6 +20,14 @@ def server():
     atexit.register(folder.cleanup)
     atexit.register(valkey.kill)
     return valkey
+
+
+@functools.cache
+def connection():
+    """The tests' own."""
+    opened = redis.Redis.from_url(server().url)
+    atexit.register(opened.close)
+    return opened
 
 
 def empty_store():

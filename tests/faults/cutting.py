@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that can cut its connections, or swallow what goes through them."""
+"""A TCP proxy on loopback that can cut its connections, drop an answer, or swallow all that goes through them."""
 
 import contextlib
 import selectors
@@ -16,10 +16,13 @@ class Proxy:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._pairs = {}
+        self._answering = set()
         self._lock = threading.Lock()
         self._end = threading.Event()
         self.swallow = False
         """Is everything lost on the way, without a word to either side?"""
+        self.drops_next_answer = False
+        """Is the next thing that the server says lost, and the connection with it?"""
 
     def __enter__(self):
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -43,6 +46,7 @@ class Proxy:
         other = self._pairs.pop(one, None)
         if other is not None:
             self._pairs.pop(other, None)
+            self._answering -= {one, other}
             for end in (one, other):
                 self._selector.unregister(end)
                 end.close()
@@ -64,6 +68,7 @@ class Proxy:
             one.close()
             return
         self._pairs[one], self._pairs[other] = other, one
+        self._answering.add(other)
         for end in (one, other):
             self._selector.register(end, selectors.EVENT_READ)
 
@@ -71,6 +76,8 @@ class Proxy:
         other = self._pairs[one]
         try:
             data = one.recv(65536)
+            if data and self.drops_next_answer and one in self._answering:
+                self.drops_next_answer, data = False, b""
             if data and not self.swallow:
                 other.sendall(data)
         except OSError:

@@ -1,6 +1,12 @@
-"""Workers that are killed (SIGKILL) while they work off a queue, and what their log says about it."""
+"""Workers that are killed (SIGKILL) while they work off a queue, and what their log says about it.
 
+And processes that stand still, and how to call a store that has to come back.
+"""
+
+import contextlib
+import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -8,7 +14,8 @@ from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
-from abate.stores import open_store
+from abate.stores import StoreError, open_store
+from tests.stores.sharing import GUARD
 
 WORKER = Path(__file__).with_name("worker.py")
 WORKERS = 4
@@ -38,12 +45,13 @@ class Outcome:
         self.again = sum(len(handlings) - 1 for handlings in self.handlings.values())
 
 
-def work_off(folder, messages, lease, pause, guard, rng=random):
+def work_off(folder, messages, lease, pause, guard, rng=random, url=None):
     """Add so many messages, and let workers handle them while one after the other is killed.
 
-    Returns the outcome, the kills, and the seconds that it took.
+    The log lies in the folder, and so does the store if no other is named. Returns the outcome, the kills, and the
+    seconds that it took.
     """
-    url, log = f"sqlite:///{folder}/work.db", Path(folder) / "log"
+    url, log = url or f"sqlite:///{folder}/work.db", Path(folder) / "log"
     log.touch()
     command = [sys.executable, str(WORKER), url, str(log), str(lease), str(pause)]
     with open_store(url) as store:
@@ -59,7 +67,7 @@ def work_off(folder, messages, lease, pause, guard, rng=random):
                 if log.stat().st_size == written:
                     continue  # on a busy machine, let them begin before the next one dies
                 written = log.stat().st_size
-                place = rng.randrange(WORKERS)
+                place = kills % WORKERS  # the one that lives the longest: it has had the time to start
                 workers[place].kill()
                 workers[place].wait()
                 kills += 1
@@ -69,3 +77,25 @@ def work_off(folder, messages, lease, pause, guard, rng=random):
                 worker.kill()
                 worker.wait()
         return Outcome(log.read_text().splitlines(), lease), kills, time.monotonic() - begun
+
+
+@contextlib.contextmanager
+def stopped(pid):
+    """A process that stands still for the block; it has stopped when the block begins."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def patiently(call, *args):
+    """What a call answers as soon as the store does."""
+    end = time.monotonic() + GUARD
+    while True:
+        try:
+            return call(*args)
+        except StoreError:
+            assert time.monotonic() < end, "the store does not come back"
+            time.sleep(random.uniform(0.01, 0.05))

@@ -1,24 +1,58 @@
-"""Workers that die, and workers that stand still: nothing is lost, and nothing is in two hands."""
+"""Workers that die, stand still or have a wrong clock: nothing is lost, and nothing is in two hands.
 
-import signal
-import subprocess
-import sys
+For every store that processes share.
+"""
 
 import pytest
 
 from abate.stores import open_store
-from tests.faults.killing import work_off
+from tests.conformance.conftest import SHARED, STORES
+from tests.faults.killing import stopped, work_off
+from tests.stores.sharing import GUARD, keys, output, python, tell
 
-GUARD = 60.0
-MESSAGES = 1000
 LEASE = 1.0
+MESSAGES = {"sqlite": 1000, "redis": 250, "postgres": 250}
+PAUSE = {"sqlite": 0.01, "redis": 0.02, "postgres": 0.02}
+"""Seconds that a worker takes for a message at most; so long that there is time for some kills."""
 
 
-def test_killed_workers_lose_nothing_and_share_nothing(tmp_path):
+@pytest.fixture(params=SHARED)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def url(kind, tmp_path):
+    return STORES[kind](tmp_path)
+
+
+@pytest.fixture
+def queue(url):
+    with open_store(url) as store:
+        yield store.queue("work")
+
+
+@pytest.fixture
+def start(url):
+    """Starts a program on the store, that ends with the test at the latest."""
+    started = []
+
+    def program(code, *args):
+        started.append(python(code, url, *args))
+        return started[-1]
+
+    yield program
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_killed_workers_lose_nothing_and_share_nothing(kind, url, tmp_path):
     """Four workers, one killed every moment: every message is handled, a second time only after its lease ran out,
     and never again once somebody was done with it."""
-    outcome, kills, _ = work_off(tmp_path, MESSAGES, LEASE, pause=0.01, guard=GUARD)
-    assert set(outcome.handlings) == {f"key-{n}" for n in range(MESSAGES)}
+    many = MESSAGES[kind]
+    outcome, kills, _ = work_off(tmp_path, many, LEASE, PAUSE[kind], guard=2 * GUARD, url=url)
+    assert set(outcome.handlings) == {f"key-{n}" for n in range(many)}
     assert outcome.too_early == []
     assert outcome.after_done == []
     assert kills > 5
@@ -43,34 +77,58 @@ SLOW = """if True:
 
 
 @pytest.mark.parametrize("meanwhile", ["in hand", "done", "added again"])
-def test_a_worker_that_stood_still_past_its_lease_is_refused(tmp_path, meanwhile):
+def test_a_worker_that_stood_still_past_its_lease_is_refused(queue, start, meanwhile):
     """On waking it learns that the message is not its own any more; whoever has it now is not disturbed."""
-    url = f"sqlite:///{tmp_path}/work.db"
-    with open_store(url) as store:
-        queue = store.queue("work")
-        queue.add("a")
-        worker = subprocess.Popen(
-            [sys.executable, "-c", SLOW, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        try:
-            token = int(worker.stdout.readline().split()[1])
-            worker.send_signal(signal.SIGSTOP)
-            (message,) = queue.receive(wait=30.0)
-            assert (message.key, message.receives) == ("a", 2)
-            assert message.token > token
-            if meanwhile != "in hand":
-                queue.done(message)
-            if meanwhile == "added again":
-                queue.add("a")
-            worker.stdin.write("go on\n")
-            worker.stdin.flush()
-            worker.send_signal(signal.SIGCONT)
-            assert worker.communicate(timeout=GUARD)[0] == "lost\n"
-        finally:
-            worker.send_signal(signal.SIGCONT)
-            worker.kill()
-            worker.communicate()
-        if meanwhile == "in hand":
+    queue.add("a")
+    worker = start(SLOW)
+    token = int(worker.stdout.readline().split()[1])
+    with stopped(worker.pid):
+        (message,) = queue.receive(wait=GUARD)
+        assert (message.key, message.receives) == ("a", 2)
+        assert message.token > token
+        if meanwhile != "in hand":
             queue.done(message)
-        left = queue.depth()
-        assert (left.ready, left.delayed, left.leased, left.dead) == (meanwhile == "added again", 0, 0, 0)
+        if meanwhile == "added again":
+            queue.add("a")
+        tell(worker, "go on")
+    assert output(worker) == ["lost"]
+    if meanwhile == "in hand":
+        queue.done(message)
+    left = queue.depth()
+    assert (left.ready, left.delayed, left.leased, left.dead) == (meanwhile == "added again", 0, 0, 0)
+
+
+OFF_BY = """if True:
+    import sys, time
+    machine = time.time
+    time.time = lambda: machine() + float(sys.argv[2])
+    from abate.stores import open_store
+
+    queue = open_store(sys.argv[1]).queue("work", lease=600.0)
+    (message,) = queue.receive(10)
+    queue.add("later", after=600.0)
+    queue.add("now")
+    print(message.key, queue.depth(), queue.depth().age < 60, flush=True)
+    sys.stdin.readline()
+    queue.done(message)
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("kind", ["redis", "postgres"], indirect=True)
+@pytest.mark.parametrize("off", ["3600", "-3600"])
+def test_a_worker_whose_clock_is_wrong_changes_nothing(queue, start, off):
+    """Leases and delays are the server's: an hour ahead or behind, it takes nothing before its time, its messages are
+    neither early nor late, and its lease is neither over nor endless."""
+    queue.add("a")
+    queue.add("much later", after=1800.0)
+    worker = start(OFF_BY, off)
+    said = worker.stdout.readline()
+    assert said.startswith("a ")
+    assert "ready=1, delayed=2, leased=1, dead=0" in said
+    assert said.endswith("True\n")
+    assert keys(queue.receive(10)) == ["now"]
+    tell(worker, "go on")
+    assert output(worker) == ["done"]
+    depth = queue.depth()
+    assert (depth.ready, depth.delayed, depth.leased) == (0, 2, 1)

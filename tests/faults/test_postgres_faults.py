@@ -1,4 +1,4 @@
-"""What a store in PostgreSQL promises when workers, servers and wires fail; with real processes.
+"""What a store in PostgreSQL promises when servers and wires fail; with real processes.
 
 What was answered is on the server's disk (fsync and synchronous_commit are on, as they are by default), so that a
 crash of the server is no different from that of a worker: what was added is there, what was done does not come again,
@@ -6,10 +6,7 @@ and no token is given twice.
 """
 
 import os
-import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -20,11 +17,10 @@ from abate.stores.postgres import bells
 from abate.work.source import LeaseLost
 from tests.conformance.postgres_server import empty_store, server
 from tests.faults.cutting import Proxy
-from tests.faults.killing import WORKER, WORKERS, Outcome
-from tests.stores.postgres_cluster import Cluster, until
+from tests.faults.killing import patiently
+from tests.stores.postgres_cluster import Cluster
+from tests.stores.sharing import GUARD, Thread, keys, until
 
-GUARD = 30.0
-MESSAGES = 300
 LEASE = 1.0
 
 
@@ -33,147 +29,6 @@ def cluster(tmp_path_factory):
     made = Cluster(tmp_path_factory.mktemp("cluster"), fsync="on", synchronous_commit="on")
     yield made
     made.stop()
-
-
-def eventually(function, *args):
-    """What a function answers when the store does."""
-    end = time.monotonic() + GUARD
-    while True:
-        try:
-            return function(*args)
-        except StoreError:
-            assert time.monotonic() < end, "the store does not come back"
-            time.sleep(random.uniform(0.01, 0.05))
-
-
-# ── Workers ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_killed_workers_lose_nothing_and_share_nothing(tmp_path):
-    """Four workers, one killed every moment: every message is handled, a second time only after its lease ran out,
-    and never again once somebody was done with it."""
-    url, log = empty_store(), tmp_path / "log"
-    log.touch()
-    command = [sys.executable, str(WORKER), url, str(log), str(LEASE), "0.02"]
-    with open_store(url) as store:
-        queue = store.queue("work")
-        for n in range(MESSAGES):
-            queue.add(f"key-{n}")
-        workers = [subprocess.Popen(command) for _ in range(WORKERS)]
-        begun, kills, size = time.monotonic(), 0, 0
-        try:
-            while (depth := queue.depth()).waiting + depth.leased:
-                assert time.monotonic() < begun + 2 * GUARD, f"it does not end: {depth}"
-                time.sleep(random.uniform(0.1, 0.2))
-                if log.stat().st_size == size:
-                    continue  # on a busy machine, let them begin before the next one dies
-                size = log.stat().st_size
-                place = random.randrange(WORKERS)
-                workers[place].kill()
-                workers[place].wait()
-                kills += 1
-                workers[place] = subprocess.Popen(command)
-        finally:
-            for worker in workers:
-                worker.kill()
-                worker.wait()
-    outcome = Outcome(log.read_text().splitlines(), LEASE)
-    assert set(outcome.handlings) == {f"key-{n}" for n in range(MESSAGES)}
-    assert outcome.too_early == []
-    assert outcome.after_done == []
-    assert kills > 3
-
-
-SLOW = """if True:
-    import sys
-    from abate.stores import open_store
-    from abate.work.source import LeaseLost
-
-    queue = open_store(sys.argv[1]).queue("work", lease=0.5)
-    (message,) = queue.receive(wait=30.0)
-    print("got", message.token, flush=True)
-    sys.stdin.readline()
-    try:
-        queue.done(message)
-        print("done")
-    except LeaseLost:
-        print("lost")
-"""
-
-
-@pytest.mark.parametrize("meanwhile", ["in hand", "done", "added again"])
-def test_a_worker_that_stood_still_past_its_lease_is_refused(meanwhile):
-    """On waking it learns that the message is not its own any more; whoever has it now is not disturbed."""
-    url = empty_store()
-    with open_store(url) as store:
-        queue = store.queue("work")
-        queue.add("a")
-        worker = subprocess.Popen(
-            [sys.executable, "-c", SLOW, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        try:
-            token = int(worker.stdout.readline().split()[1])
-            worker.send_signal(signal.SIGSTOP)
-            os.waitid(os.P_PID, worker.pid, os.WSTOPPED | os.WNOWAIT)
-            (message,) = queue.receive(wait=GUARD)
-            assert (message.key, message.receives) == ("a", 2)
-            assert message.token > token
-            if meanwhile != "in hand":
-                queue.done(message)
-            if meanwhile == "added again":
-                queue.add("a")
-            worker.stdin.write("go on\n")
-            worker.stdin.flush()
-            worker.send_signal(signal.SIGCONT)
-            assert worker.communicate(timeout=GUARD)[0] == "lost\n"
-        finally:
-            worker.send_signal(signal.SIGCONT)
-            worker.kill()
-            worker.communicate()
-        if meanwhile == "in hand":
-            queue.done(message)
-        left = queue.depth()
-        assert (left.ready, left.delayed, left.leased, left.dead) == (meanwhile == "added again", 0, 0, 0)
-
-
-OFF_BY = """if True:
-    import sys, time
-    machine = time.time
-    time.time = lambda: machine() + float(sys.argv[2])
-    from abate.stores import open_store
-
-    queue = open_store(sys.argv[1]).queue("work", lease=600.0)
-    (message,) = queue.receive()
-    queue.add("later", after=600.0)
-    queue.add("now")
-    print(queue.depth(), queue.depth().age < 60)
-    sys.stdin.readline()
-    queue.done(message)
-    print("done")
-"""
-
-
-@pytest.mark.parametrize("off", [3600.0, -3600.0])
-def test_a_worker_whose_clock_is_wrong_changes_nothing(off):
-    """Leases and delays are the server's: an hour ahead or behind, its messages are neither early nor late, and its
-    lease is neither over nor endless."""
-    url = empty_store()
-    with open_store(url) as store:
-        queue = store.queue("work")
-        queue.add("a")
-        worker = subprocess.Popen(
-            [sys.executable, "-c", OFF_BY, url, str(off)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert "ready=1, delayed=1, leased=1, dead=0" in (said := worker.stdout.readline())
-            assert said.endswith("True\n")
-            assert [message.key for message in queue.receive(10)] == ["now"]
-            assert worker.communicate("go on\n", timeout=GUARD)[0] == "done\n"
-        finally:
-            worker.kill()
-            worker.communicate()
-        depth = queue.depth()
-        assert (depth.ready, depth.delayed, depth.leased) == (0, 1, 1)
 
 
 # ── Servers ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -265,7 +120,7 @@ def test_a_server_that_comes_back_has_what_it_answered(cluster, happens):
         until(lambda: len(traffic.done) > before + 50)
     with open_store(url) as store:
         queue = store.queue("work")
-        while (depth := eventually(queue.depth)).waiting + depth.leased:
+        while (depth := patiently(queue.depth)).waiting + depth.leased:
             for message in queue.receive(100, wait=2.0):
                 traffic.handled.setdefault(message.key, []).append(message.token)
                 queue.done(message)
@@ -290,9 +145,8 @@ def test_a_server_that_stands_still_holds_up_nobody(cluster):
         budget = store.budget("calls", ratio=0.0, reserve=10.0)
         assert budget.try_withdraw()
         until(lambda: store.courier.journeys > 0)
-        others, found = store.queue("others"), []
-        waiting = threading.Thread(target=lambda: found.extend(eventually(others.receive, 1, GUARD)), daemon=True)
-        waiting.start()
+        others = store.queue("others")
+        waiting = Thread(patiently, others.receive, 1, GUARD)
         until(lambda: store.ears.listening)
         with cluster.frozen():
             for call in (
@@ -309,11 +163,10 @@ def test_a_server_that_stands_still_holds_up_nobody(cluster):
             until(lambda: store.courier.degraded)
             assert budget.try_withdraw()
         with pytest.raises(LeaseLost):
-            eventually(queue.done, message)
+            patiently(queue.done, message)
         until(lambda: not store.courier.degraded)
         others.add("c")
-        waiting.join(GUARD)
-        assert [message.key for message in found] == ["c"]
+        assert keys(waiting.answer()) == ["c"]
         # those that got no answer may have been carried out
         assert {"a"} <= {message.key for message in queue.receive(10, wait=GUARD)} <= {"a", "b"}
 
@@ -349,17 +202,15 @@ def test_a_cut_between_two_calls_is_not_noticed(proxy):
 def test_a_cut_while_one_waits_makes_nobody_miss_anything(proxy, monkeypatch):
     """Who waits listens again."""
     monkeypatch.setattr(bells, "AGAIN", 0.1)
-    url, found = empty_store(), []
+    url = empty_store()
     with open_store(through(proxy, url)) as store, open_store(url) as other:
         queue = store.queue("work")
-        thread = threading.Thread(target=lambda: found.extend(eventually(queue.receive, 1, GUARD)), daemon=True)
-        thread.start()
+        thread = Thread(patiently, queue.receive, 1, GUARD)
         until(lambda: store.ears.listening)
         proxy.cut()
         until(lambda: not store.ears.listening)
         other.queue("work").add("a")
-        thread.join(GUARD)
-        assert [message.key for message in found] == ["a"]
+        assert keys(thread.answer()) == ["a"]
 
 
 def test_a_wire_that_swallows_everything_costs_no_more_than_the_timeout(proxy):

@@ -1,13 +1,5 @@
-"""A Redis that is killed, stopped, flushed or cut off, and workers that are: what is promised, on real processes."""
+"""A Redis that is killed, stopped, flushed or cut off: what is promised, on real processes."""
 
-import contextlib
-import os
-import random
-import select
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 
@@ -17,14 +9,11 @@ import redis as driver
 from abate.stores import StoreError, open_store
 from abate.work.source import Back, Done
 from tests.clients.valkey_server import Valkey
-from tests.faults.killing import WORKER, Outcome
-from tests.faults.test_killing import SLOW
-from tests.stores.sharing import Thread
+from tests.faults.cutting import Proxy
+from tests.faults.killing import patiently, stopped
+from tests.stores.sharing import GUARD, Thread, keys, until
 
-GUARD = 30.0
 LEASE = 0.8
-WORKERS = 3
-MESSAGES = 250
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
 
@@ -36,146 +25,9 @@ def valkey(tmp_path):
     server.kill()
 
 
-@contextlib.contextmanager
-def stopped(pid):
-    """A process that stands still for the block; it has stopped when the block begins."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
-def workers_on(url, log):
-    log.touch()
-    command = [sys.executable, str(WORKER), url, str(log), str(LEASE), "0.01"]
-    return lambda: subprocess.Popen(command, stderr=subprocess.DEVNULL)
-
-
-def within(condition, what):
-    end = time.monotonic() + GUARD
-    while not condition():
-        assert time.monotonic() < end, f"it does not come to this: {what}"
-        time.sleep(0.02)
-
-
-def patiently(call, *args):
-    """What a call answers as soon as the store does."""
-    end = time.monotonic() + GUARD
-    while True:
-        try:
-            return call(*args)
-        except StoreError:
-            assert time.monotonic() < end, "the store does not come back"
-            time.sleep(0.05)
-
-
 def left(queue):
     depth = patiently(queue.depth)
     return depth.waiting + depth.leased
-
-
-# ── Workers ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_killed_workers_lose_nothing_and_share_nothing(valkey, tmp_path):
-    """One of three is killed every moment: every message is handled, a second time only after its lease ran out, and
-    never again once somebody was done with it."""
-    log, rng, kills, written = tmp_path / "log", random.Random(7), 0, 0
-    with open_store(valkey.url) as store:
-        queue = store.queue("work")
-        for n in range(MESSAGES):
-            queue.add(f"key-{n}")
-        start = workers_on(valkey.url, log)
-        workers = [start() for _ in range(WORKERS)]
-        try:
-            end = time.monotonic() + GUARD
-            while left(queue):
-                assert time.monotonic() < end, f"it does not end: {queue.depth()}"
-                time.sleep(rng.uniform(0.02, 0.1))
-                if log.stat().st_size > written:  # on a busy machine, let them begin before the next one dies
-                    written = log.stat().st_size
-                    place = rng.randrange(WORKERS)
-                    workers[place].kill()
-                    workers[place].wait()
-                    workers[place] = start()
-                    kills += 1
-        finally:
-            for worker in workers:
-                worker.kill()
-                worker.wait()
-    outcome = Outcome(log.read_text().splitlines(), LEASE)
-    assert set(outcome.handlings) == {f"key-{n}" for n in range(MESSAGES)}
-    assert (outcome.too_early, outcome.after_done) == ([], [])
-    assert kills > 3
-
-
-@pytest.mark.parametrize("meanwhile", ["in hand", "done", "added again"])
-def test_a_worker_that_stood_still_past_its_lease_is_refused(valkey, meanwhile):
-    """On waking it learns that the message is not its own any more; whoever has it now is not disturbed."""
-    with open_store(valkey.url) as store:
-        queue = store.queue("work")
-        queue.add("a")
-        worker = subprocess.Popen(
-            [sys.executable, "-c", SLOW, valkey.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        try:
-            token = int(worker.stdout.readline().split()[1])
-            with stopped(worker.pid):
-                (message,) = queue.receive(wait=GUARD)
-                assert (message.key, message.receives) == ("a", 2)
-                assert message.token > token
-                if meanwhile != "in hand":
-                    queue.done(message)
-                if meanwhile == "added again":
-                    queue.add("a")
-                worker.stdin.write("go on\n")
-                worker.stdin.flush()
-            assert worker.communicate(timeout=GUARD)[0] == "lost\n"
-        finally:
-            worker.kill()
-            worker.communicate()
-        if meanwhile == "in hand":
-            queue.done(message)
-        depth = queue.depth()
-        assert (depth.ready, depth.delayed, depth.leased, depth.dead) == (meanwhile == "added again", 0, 0, 0)
-
-
-WRONG_CLOCK = """if True:
-    import sys
-    import abate.clock
-    from abate.stores import open_store
-
-    hours = float(sys.argv[2])
-    abate.clock.MachineClock.wall = staticmethod(lambda real=abate.clock.MachineClock.wall: real() + hours * 3600.0)
-    queue = open_store(sys.argv[1]).queue("work", lease=30.0)
-    print(*sorted(message.key for message in queue.receive(10)), flush=True)
-    sys.stdin.readline()
-"""
-
-
-@pytest.mark.parametrize("hours", [-1.0, 1.0])
-def test_a_worker_whose_clock_is_an_hour_off_changes_nothing(valkey, hours):
-    """The server's clock decides: it takes nothing before its time, and its leases end neither early nor late."""
-    with open_store(valkey.url) as store:
-        queue = store.queue("work")
-        queue.add("now")
-        queue.add("later", after=1800.0)
-        worker = subprocess.Popen(
-            [sys.executable, "-c", WRONG_CLOCK, valkey.url, str(hours)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert worker.stdout.readline() == "now\n"
-            depth = queue.depth()
-            assert (depth.ready, depth.delayed, depth.leased) == (0, 1, 1)
-            assert queue.receive(10) == []
-        finally:
-            worker.kill()
-            worker.communicate()
 
 
 # ── The server ───────────────────────────────────────────────────────────────────────────────────────────
@@ -223,7 +75,7 @@ def test_workers_live_through_restarts_of_the_server(valkey):
             if n % 30 == 29:
                 valkey.kill()
                 valkey.start(*DURABLE)
-        within(lambda: left(queue) == 0, "all is worked off")
+        until(lambda: left(queue) == 0)
         end.set()
         for thread in threads:
             thread.answer()
@@ -249,7 +101,7 @@ def test_a_server_that_stands_still_is_given_up_and_leases_run_out(valkey):
             with pytest.raises(StoreError, match="did not answer within"):
                 waiting.answer()
         # what was sent while it stood still is carried out now; a timeout is not a failure
-        within(lambda: queue.settle([(held, Back(0.0))]) == [held], "the lease is lost")
+        until(lambda: queue.settle([(held, Back(0.0))]) == [held])
         tokens = {}
         while "a" not in tokens:
             tokens |= {message.key: message.token for message in queue.receive(10, GUARD)}
@@ -275,9 +127,9 @@ def test_a_flush_crashes_nobody(valkey):
         assert ledger.try_withdraw()
         waiting = Thread(queue.receive, 1, GUARD)
         queue.add("c")
-        assert [message.key for message in waiting.answer()] == ["c"]
+        assert keys(waiting.answer()) == ["c"]
         assert list(store.queues()) == ["work"]
-        within(lambda: admin.exists("abate:{budget:y}:members"), "the member has come again")
+        until(lambda: admin.exists("abate:{budget:y}:members"))
         assert budget.try_withdraw()
         assert not store.courier.degraded
 
@@ -285,60 +137,10 @@ def test_a_flush_crashes_nobody(valkey):
 # ── The way to it ────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Proxy:
-    """Passes bytes on to a server, until it is told to cut every connection, or to drop an answer."""
-
-    def __init__(self, port):
-        self._port = port
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port = self._server.getsockname()[1]
-        self.drops_next_answer = False
-        self._pairs = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        while True:
-            try:
-                client, _ = self._server.accept()
-                server = socket.create_connection(("127.0.0.1", self._port))
-            except OSError:
-                return
-            self._pairs.append((client, server))
-            threading.Thread(target=self._pass, args=(client, server), daemon=True).start()
-
-    def _pass(self, client, server):
-        other = {client: server, server: client}
-        with contextlib.suppress(OSError, ValueError):
-            while True:
-                for ready in select.select([client, server], [], [])[0]:
-                    data = ready.recv(65536)
-                    if not data:
-                        raise OSError
-                    if self.drops_next_answer and ready is server:
-                        self.drops_next_answer = False
-                        raise OSError  # the connection is lost with it
-                    other[ready].sendall(data)
-        client.close()
-        server.close()
-
-    def cut(self):
-        """End every connection."""
-        for client, server in self._pairs:
-            for end in (client, server):
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
-        self._pairs.clear()
-
-    def close(self):
-        self._server.close()
-        self.cut()
-
-
 @pytest.fixture
 def proxy(valkey):
-    made = Proxy(valkey.port)
-    yield made
-    made.close()
+    with Proxy(valkey.port) as between:
+        yield between
 
 
 def test_cut_connections_are_made_anew(valkey, proxy):
@@ -351,12 +153,12 @@ def test_cut_connections_are_made_anew(valkey, proxy):
         for n in range(5):
             assert queue.add(f"key-{n}") is True
             proxy.cut()
-            within(lambda: admin.info("clients")["connected_clients"] == 1, "it is cut")
+            until(lambda: admin.info("clients")["connected_clients"] == 1)
         waiting = Thread(store.queue("others").receive, 1, GUARD)
-        within(lambda: admin.info("clients")["blocked_clients"] == 1, "it waits")
+        until(lambda: admin.info("clients")["blocked_clients"] == 1)
         proxy.cut()
         store.queue("others").add("b")
-        assert [message.key for message in waiting.answer()] == ["b"]
+        assert keys(waiting.answer()) == ["b"]
         assert len(queue.receive(10)) == 5
 
 
@@ -388,8 +190,8 @@ def test_a_fleet_that_is_cut_off_goes_by_itself_and_heals(valkey, proxy):
     with open_store(f"redis://127.0.0.1:{proxy.port}") as store:
         budget = store.budget("x", ratio=0.0, reserve=10.0)
         with stopped(valkey.process.pid):
-            within(lambda: store.courier.degraded, "it is said that the store does not answer")
+            until(lambda: store.courier.degraded)
             assert budget.try_withdraw()
         proxy.cut()
-        within(lambda: not store.courier.degraded, "it is healed")
+        until(lambda: not store.courier.degraded)
         assert budget.try_withdraw()

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from tests.clients.databases.servers import Server, start_postgres
 from tests.conformance.postgres_server import connection
-from tests.stores.sharing import Thread
+from tests.stores.sharing import until
 
-FOR_EVER = 3600.0
 LIMIT = 30.0
 """Seconds; nothing here takes as long, it only keeps a broken test from hanging."""
 
@@ -18,13 +17,6 @@ LIMIT = 30.0
 def children(pid):
     """The processes that a process has started."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def until(condition):
-    end = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < end, "it does not come to this"
-        time.sleep(0.005)
 
 
 def standing_still(pid):
@@ -88,20 +80,7 @@ class Cluster:
         return [pid for (pid,) in self.server.run(query)]
 
 
-# ── Stores of the tests' common server ───────────────────────────────────────────────────────────────────
-
-
-def waiting(store, queue, seconds=FOR_EVER):
-    """A thread that waits for a message; this returns when what is added to the queue rings."""
-    line = store.bells._lines.get(queue._name)
-    before = line.waiters if line else 0
-    thread = Thread(queue.receive, 1, seconds)
-    until(lambda: queue._name in store.bells._lines and store.bells._lines[queue._name].waiters > before)
-    until(lambda: queue._name in store.ears._announced)
-    return thread
-
-
 def sessions(url):
-    """Those of this store's processes."""
+    """Those of the processes of a store on the tests' common server."""
     query = "SELECT pid, query FROM pg_stat_activity WHERE application_name = %s"
     return connection().execute(query, (url.rpartition("=")[2],)).fetchall()

@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from tests.conformance import redis_server
+
 GUARD = 30.0
 """Seconds after which something is taken to hang."""
 
@@ -49,9 +51,35 @@ def keys(messages):
     return [message.key for message in messages]
 
 
+def waiting(store, queue, seconds=FOR_EVER):
+    """A thread that waits for a message; this returns when it is woken by what comes, wherever that comes from."""
+    before = in_line(store, queue)
+    thread = Thread(queue.receive, 1, seconds)
+    until(lambda: in_line(store, queue) > before)
+    if hasattr(store, "ears"):
+        until(lambda: queue.name in store.ears._announced)
+    elif hasattr(store, "file") and store.file.path is not None:
+        until(lambda: store.bells._looking)
+    return thread
+
+
+def in_line(store, queue):
+    """How many wait for a queue; of a store in Redis, the server knows it, of all queues together."""
+    if not hasattr(store, "bells"):
+        return redis_server.connection().info("clients")["blocked_clients"]
+    line = store.bells._lines.get(queue.name)
+    return line.waiters if line else 0
+
+
 def python(code, *args):
     """A process of its own."""
-    return subprocess.Popen([sys.executable, "-c", code, *args], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", code, *args]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def tell(process, line):
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
 
 
 def output(process):

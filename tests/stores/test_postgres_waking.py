@@ -1,8 +1,6 @@
 """How those who wait for a message of PostgreSQL are woken, and what they do when they can't be."""
 
 import random
-import subprocess
-import sys
 import threading
 import time
 
@@ -11,82 +9,17 @@ import pytest
 from abate.stores import StoreError, open_store
 from abate.stores.postgres import bells, pool
 from abate.stores.postgres.session import Session, Unreachable
-from tests.conformance.postgres_server import connection, empty_store
-from tests.stores.postgres_cluster import FOR_EVER, sessions, waiting
-from tests.stores.sharing import GUARD, Thread, keys, until
+from tests.conformance.postgres_server import connection
+from tests.stores.postgres_cluster import sessions
+from tests.stores.sharing import FOR_EVER, GUARD, Thread, keys, until, waiting
 
-
-@pytest.fixture
-def url():
-    return empty_store()
-
-
-@pytest.fixture
-def store(url):
-    with open_store(url) as opened:
-        yield opened
+KIND = "postgres"
 
 
 @pytest.fixture
 def patient(monkeypatch):
     """Who waits does not look by itself in the time that a test takes: it has to be woken."""
     monkeypatch.setattr(bells, "SLOWLY", FOR_EVER)
-
-
-def test_an_add_wakes_one_who_waits(store, patient):
-    """Whichever queue object it came through."""
-    first, second = store.queue("orders"), store.queue("others")
-    threads = [waiting(store, first), waiting(store, second)]
-    store.queue("others").add("b")
-    assert keys(threads[1].answer()) == ["b"]
-    store.queue("orders").add("a")
-    assert keys(threads[0].answer()) == ["a"]
-
-
-@pytest.mark.parametrize("how", ["back", "again", "redrive", "added meanwhile"])
-def test_what_comes_back_wakes_one_who_waits(store, patient, how):
-    """Whatever brings it back."""
-    queue = store.queue("orders")
-    queue.add("a")
-    (message,) = queue.receive()
-    if how == "redrive":
-        queue.bury(message, "bad")
-    thread = waiting(store, queue)
-    match how:
-        case "back":
-            queue.back(message, 0.0)
-        case "again":
-            queue.done(message, again=0.0)
-        case "redrive":
-            queue.redrive()
-        case "added meanwhile":
-            queue.add("a")
-            queue.done(message)
-    assert keys(thread.answer()) == ["a"]
-
-
-def test_what_becomes_due_wakes_one_who_waits(store, patient):
-    """A delayed one, and one whose lease ran out."""
-    queue = store.queue("orders", lease=0.3)
-    thread = waiting(store, queue)
-    queue.add("a", after=0.2)
-    assert keys(thread.answer()) == ["a"]
-    assert keys(waiting(store, queue).answer()) == ["a"]
-
-
-def test_what_another_process_adds_wakes_all_who_wait(store, url, patient):
-    """One thread hears for all."""
-    orders, others = store.queue("orders"), store.queue("others")
-    threads = [waiting(store, others), waiting(store, others), waiting(store, orders)]
-    code = """if True:
-        import abate.stores, sys
-        with abate.stores.open_store(sys.argv[1]) as store:
-            for name, key in (("others", "a"), ("others", "b"), ("orders", "c")):
-                store.queue(name).add(key)
-    """
-    subprocess.run([sys.executable, "-c", code, url], check=True, timeout=GUARD)
-    assert sorted(key for thread in threads for key in keys(thread.answer())) == ["a", "b", "c"]
-    assert sum(thread.name == "abate-ears" for thread in threading.enumerate()) == 1
 
 
 def test_adds_that_race_with_who_begins_to_wait_are_never_missed(url, patient):
@@ -117,23 +50,16 @@ def test_nothing_is_notified_that_nobody_waits_for(store, url):
         listening.execute(f"UNLISTEN {schema}")
 
 
-def test_closing_wakes_all_who_wait(url, patient):
-    """They are told why, and nothing is left open."""
-    store = open_store(url)
-    queue = store.queue("orders")
-    threads = [waiting(store, queue), waiting(store, queue)]
+def test_one_thread_hears_for_all_and_ends_with_the_store(store, url, patient):
+    """Nothing is left open."""
+    threads = [waiting(store, store.queue("orders")), waiting(store, store.queue("others"))]
+    assert sum(thread.name == "abate-ears" for thread in threading.enumerate()) == 1
     store.close()
     for thread in threads:
         with pytest.raises(StoreError, match="is closed"):
             thread.answer()
     until(lambda: sessions(url) == [])
     assert not any(thread.name == "abate-ears" for thread in threading.enumerate())
-
-
-def test_nobody_is_left_in_line(store):
-    """What is kept for those who wait goes with them."""
-    assert store.queue("orders").receive(wait=0.01) == []
-    assert store.bells._lines == {}
 
 
 def test_who_waits_does_not_storm_the_server(store, monkeypatch):

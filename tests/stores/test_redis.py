@@ -15,24 +15,8 @@ from abate.work.source import Done
 from tests.clients.valkey_server import Valkey, free_port
 from tests.conformance import redis_server
 
+KIND = "redis"
 GUARD = 30.0
-
-
-@pytest.fixture
-def url():
-    return redis_server.empty_store()
-
-
-@pytest.fixture
-def store(url):
-    with open_store(url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def admin():
-    with driver.Redis.from_url(redis_server.server().url) as client:
-        yield client
 
 
 def prefix(url):
