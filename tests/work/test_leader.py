@@ -6,7 +6,7 @@ import pytest
 
 import abate
 from abate.testing import VirtualClock
-from abate.work.leader import LEASE
+from abate.work.leader import LEASE, led
 
 
 @pytest.fixture
@@ -70,6 +70,53 @@ def test_another_leads_when_the_leader_ends(store):
         leader = asyncio.run(main())
         assert listed[0] == leader
         assert listed[-1] == 1 - leader
+
+
+def test_somebody_leads_again_after_the_store_was_flushed(store):
+    """The key of the leader is there again when it is asked for."""
+    with VirtualClock() as clock:
+        listed, seen = [], []
+        (controller,) = replicas(store, 1, listed, seen)
+
+        async def main():
+            running = asyncio.create_task(controller.arun())
+            await clock.asleep(20.0)
+            store.file.read("DELETE FROM item RETURNING id")
+            await clock.asleep(2 * LEASE)
+            listed.clear()
+            await clock.asleep(60.0)
+            controller.stop()
+            await running
+
+        asyncio.run(main())
+        assert listed
+
+
+def test_a_leader_that_can_not_extend_in_time_stops_before_its_lease_is_over(store):
+    """By its own clock, from when it asked: no two lead at once."""
+    with VirtualClock() as clock:
+        queue = store.queue("orders.leader", lease=LEASE)
+        led_until = []
+
+        async def work():
+            try:
+                await clock.asleep(1000.0)
+            finally:
+                led_until.append(clock.now())
+
+        async def run(function, *args):
+            if function.__name__ == "extend":
+                await clock.asleep(100.0)
+            return function(*args)
+
+        async def main():
+            leading = asyncio.create_task(led("orders", queue, run, work))
+            await clock.asleep(60.0)
+            leading.cancel()
+            await asyncio.wait({leading})
+
+        asyncio.run(main())
+        assert led_until[0] <= LEASE
 
 
 def test_another_leads_when_the_lease_runs_out(store):

@@ -320,5 +320,6 @@ class Door:
         self.unfinished.clear()
         self._room = Room(self._room.capacity)
         self._leader = None
+        self._barred, self._ceiling = -inf, inf  # said to the parent
         self.weather.in_flight = 0
         self.weather.epoch += 1  # an attempt that goes on in the child is not counted there

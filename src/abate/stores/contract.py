@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import TracebackType
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from abate.admit.budget import FundedBy
 from abate.errors import AbateError, number, whole
@@ -30,6 +32,8 @@ from abate.stores.input import HIGHEST, LONGEST_BODY, LONGEST_KEY, bounded, enve
 from abate.stores.ledger import StoreBudget, Terms
 from abate.values import Value
 from abate.work.source import Back, Bury, Done, LeaseLost, Message, Settlement, Verdict
+
+S = TypeVar("S")
 
 SHORTEST_LEASE = 0.001
 """Seconds; a shorter one might be over before it has begun."""
@@ -259,6 +263,7 @@ class Store(ABC):
         self.name = name
         """What it is called in logs and events: without a password."""
         self._courier: Courier | None = None
+        self._shared: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
 
     @abstractmethod
     def queue(self, name: str, *, lease: float = 30.0, capacity: int | None = None) -> Queue:
@@ -282,7 +287,9 @@ class Store(ABC):
         >>> store = abate.open_store("memory:")
         >>> policy = abate.Policy(on=ConnectionError, budget=store.budget("orders", ratio=0.1))
         """
-        return FleetBudget(self.courier, self._named("budget", name), Terms(ratio, reserve, window), funded_by)
+        terms = Terms(ratio, reserve, window)
+        key = ("budget", self._named("budget", name), terms, funded_by)
+        return self._one_of(key, lambda: FleetBudget(self.courier, name, terms, funded_by))
 
     def ledger(self, name: str, ratio: float = 0.2, reserve: float = 10.0, window: float = 10.0) -> StoreBudget:
         """The same budget, asked each time: for a process that doesn't live long enough to hold anything."""
@@ -294,7 +301,8 @@ class Store(ABC):
         >>> import abate
         >>> policy = abate.Policy(on=ConnectionError, gate=abate.open_store("memory:").bucket("mails", rate=50.0))
         """
-        return FleetBucket(self.courier, self._named("bucket", name), rate, burst)
+        key = ("bucket", self._named("bucket", name), rate, burst)
+        return self._one_of(key, lambda: FleetBucket(self.courier, name, rate, burst))
 
     def shelter(self, name: str, capacity: int = 1000, patience: float = 10.0) -> FleetShelter:
         """The shelter of that dependency: one process probes for all, and the doors open one after the other.
@@ -302,7 +310,15 @@ class Store(ABC):
         >>> import abate
         >>> policy = abate.Policy(on=ConnectionError, shelter=abate.open_store("memory:").shelter("orders"))
         """
-        return FleetShelter(self.courier, self._named("shelter", name), capacity, patience)
+        key = ("shelter", self._named("shelter", name), capacity, patience)
+        return self._one_of(key, lambda: FleetShelter(self.courier, name, capacity, patience))
+
+    def _one_of(self, key: Hashable, make: Callable[[], S]) -> S:
+        """The one of that name and those terms that this process has: two would share the reserve twice."""
+        found: S | None = self._shared.get(key)
+        if found is None:
+            found = self._shared.setdefault(key, make())
+        return found
 
     def _named(self, what: str, name: str) -> str:
         return text(f"a {what}'s name", name, LONGEST_KEY, empty=False)

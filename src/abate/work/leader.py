@@ -30,34 +30,43 @@ Run = Callable[..., Awaitable[Any]]
 async def led(name: str, queue: Any, run: Run, work: Callable[[], Awaitable[None]]) -> None:
     """Do the work while this process leads, until it is done or this is cancelled."""
     clock = clocks.current()
-    await run(queue.add, KEY)
     while True:
+        await run(queue.add, KEY)  # each time: a store that was flushed has forgotten it
+        asked = clock.now()
         messages = await run(queue.receive, 1, 0.0)
-        if messages and await _leading(name, queue, run, work, messages[0]):
+        if messages and await _leading(name, queue, run, work, messages[0], asked + queue.lease):
             return
         await clock.asleep(queue.lease / BEATS * (0.75 + 0.5 * random.random()))
 
 
-async def _leading(name: str, queue: Any, run: Run, work: Callable[[], Awaitable[None]], lease: Message) -> bool:
-    """Lead as long as the lease holds: is the work done?"""
+async def _leading(
+    name: str, queue: Any, run: Run, work: Callable[[], Awaitable[None]], lease: Message, until: float
+) -> bool:
+    """Lead until that instant, and longer as the lease is extended: is the work done?
+
+    A lease begins at the latest when it was asked for, so that by this clock it ends before it does in the store.
+    """
     log.info("%s: this process leads", name)
     clock = clocks.current()
     working = asyncio.ensure_future(work())
     try:
-        until = clock.now() + queue.lease
         while not working.done():
             try:
-                async with clock.within(queue.lease / BEATS):
+                async with clock.within(max(0.0, min(queue.lease / BEATS, until - clock.now()))):
                     await asyncio.wait({working})
             except AttemptTimeout:
                 pass
+            asked = clock.now()
             try:
-                if await run(queue.extend, [lease]):
-                    return False
-                until = clock.now() + queue.lease
+                async with clock.within(max(0.0, until - asked)):
+                    if await run(queue.extend, [lease]):
+                        return False
+                until = asked + queue.lease
+            except AttemptTimeout:
+                return False
             except Exception as error:
                 log.warning("%s: the leader can't extend its lease: %r", name, error)
-                if clock.now() + queue.lease / BEATS >= until:
+                if clock.now() >= until:
                     return False
         await working
         return True

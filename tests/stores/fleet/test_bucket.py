@@ -81,6 +81,19 @@ def test_without_the_store_everybody_has_an_equal_part(courier, flaky):
         assert bucket.rate == 25.0
 
 
+def test_a_newcomer_without_a_part_waits_no_longer_than_by_a_tenth_of_an_equal_one(courier):
+    """Until those who were there have given way."""
+    couriers, buckets = members(courier, 4, rate=10.0, burst=1)
+    newest = buckets[-1]
+    newest.try_acquire()
+    assert newest.rate >= 10.0 * 0.1 / 4
+    for _ in range(10):
+        for one in couriers:
+            one.travel()
+    newest.try_acquire()
+    assert newest.rate >= 10.0 * 0.1 / 4
+
+
 def test_more_than_the_part_of_the_burst_can_be_had_with_patience(courier):
     """A claim of the whole burst is no error for a member with a small part."""
     couriers, buckets = members(courier, 4, rate=1e6, burst=20)

@@ -1,6 +1,7 @@
 """A budget that a fleet shares: what all together may spend, and what each does without the store."""
 
 import os
+import time
 from math import floor
 
 import pytest
@@ -142,25 +143,13 @@ def test_what_was_spent_with_the_store_is_spent_without_it(courier, flaky):
     assert spend(budget) == 5
 
 
-def test_a_journey_that_fails_keeps_what_is_held(courier, flaky):
-    """Tokens are good until their time is over, whether the courier comes back or not."""
+def test_a_journey_that_fails_leaves_nothing_held(courier, flaky):
+    """The store may have taken back what was handed in: each goes by its own limits at once."""
     (one,), (budget,) = members(courier, 1, ratio=0.0, reserve=1.0, window=10.0)
     flaky.error = ConnectionError("gone")
     one.travel()
-    assert spend(budget) == 5
-
-
-def test_what_was_spent_on_credit_is_told_again_after_a_failure(courier, flaky, store):
-    """A journey that failed has told nobody."""
-    (one,), (budget,) = members(courier, 1, ratio=1.0, reserve=0.0)
-    for _ in range(10):
-        budget.deposit()
-    assert spend(budget, 4) == 4
-    flaky.error = ConnectionError("gone")
-    one.travel()
-    flaky.error = None
-    one.travel()
-    assert store.balance("orders", Terms(1.0, 0.0)) == -4.0, "what was earned may be known: it is not told twice"
+    assert len(budget._tokens) == 0
+    assert spend(budget) == 10
 
 
 def test_the_store_coming_and_going_is_said_once_each(courier, flaky, caplog):
@@ -204,6 +193,66 @@ def test_closing_hands_in_what_is_held(still):
         courier.close()
         assert store.balance("orders", Terms(0.0, 1.0, 10.0)) == 10.0
         del budget
+
+
+def test_what_was_handed_in_at_the_end_is_not_spent(still):
+    """After closing it is a budget of its own."""
+    with open_store("memory:") as store:
+        courier = Courier(store, "fleet")
+        budget = FleetBudget(courier, "orders", Terms(0.0, 1.0, 10.0))
+        assert spend(budget, 3) == 3
+        courier._thread = object()
+        courier.close()
+        assert len(budget._tokens) == 0
+        assert spend(budget) == 7
+
+
+def test_one_name_is_one_budget(store):
+    """Two objects of one name would have the reserve twice without the store."""
+    assert store.budget("a", 0.1) is store.budget("a", 0.1)
+    assert store.budget("a", 0.1) is not store.budget("b", 0.1)
+    assert store.bucket("a", 5.0) is store.bucket("a", 5.0)
+    assert store.shelter("a") is store.shelter("a")
+
+
+def test_a_refund_in_virtual_time_makes_no_token(courier):
+    """Nor does one of a withdrawal that no token stood for."""
+    _, (budget,) = members(courier, 1, ratio=0.0, reserve=1.0, window=10.0)
+    with VirtualClock():
+        assert spend(budget, 3) == 3
+        for _ in range(3):
+            budget.refund()
+    assert len(budget._tokens) == 5
+    budget.refund()
+    assert len(budget._tokens) == 5
+
+
+def test_a_child_joins_the_fleet(tmp_path):
+    """Its courier goes when it is needed, so that forked servers share one budget."""
+    url = f"sqlite:///{tmp_path}/fleet.db"
+    with open_store(url) as store:
+        budget = store.budget("orders", ratio=0.0, reserve=1.0, window=1000.0)
+        reading, writing = os.pipe()
+        children = []
+        for _ in range(3):
+            child = os.fork()
+            if not child:
+                end = time.monotonic() + 20.0
+                spent = 0
+                while store.courier.journeys < 4 and time.monotonic() < end:
+                    spent += budget.try_withdraw()
+                    time.sleep(0.001)
+                os.write(writing, f"{spent} {budget._members}\n".encode())
+                os._exit(0)
+            children.append(child)
+        for child in children:
+            os.waitpid(child, 0)
+        rows = [line.split() for line in os.read(reading, 1000).decode().splitlines()]
+        os.close(reading)
+        os.close(writing)
+    assert len(rows) == 3
+    assert max(int(known) for _, known in rows) >= 3
+    assert sum(int(spent) for spent, _ in rows) <= 1000
 
 
 def test_a_childs_tokens_are_its_own(courier):

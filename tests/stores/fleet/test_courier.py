@@ -74,6 +74,26 @@ def test_withdrawing_never_waits_for_a_store_that_hangs():
         courier.close()
 
 
+def test_something_that_breaks_on_the_way_does_not_end_the_journeys(caplog):
+    """One party's mistake is logged, and the courier goes on."""
+
+    class Broken:
+        def offer(self, now):
+            raise ZeroDivisionError
+
+        def closed(self): ...
+
+    with open_store("memory:") as store:
+        budget = store.budget("orders")
+        broken = Broken()
+        store.courier._parties.add(broken)
+        eventually(lambda: "a journey has failed" in caplog.text)
+        store.courier._parties.discard(broken)
+        before = store.courier.journeys
+        eventually(lambda: store.courier.journeys > before)
+        del budget
+
+
 def test_closing_ends_the_thread():
     """Nothing stays behind."""
     store = open_store("memory:")

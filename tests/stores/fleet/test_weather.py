@@ -12,7 +12,7 @@ import abate
 from abate.stores import open_store
 from abate.stores.fleet import FleetShelter
 from abate.stores.fleet.offers import Sight
-from abate.stores.fleet.weather import EIGHTH, FIRST, GROWTH, PLENTY, TURN, Known, Line, heard, seen
+from abate.stores.fleet.weather import EIGHTH, FIRST, GROWTH, PLENTY, STALE, TURN, Known, Line, heard, seen
 from abate.testing import VirtualClock
 
 UP = Sight("orders", "calm", 5, 0, 0.0)
@@ -77,6 +77,48 @@ def test_who_sees_nothing_has_no_say(fleet):
     many.come(NOTHING)
     assert many.come(DOWN, many.names[:1])[0].state == "storm"
     assert {one.state for one in many.come(NOTHING, many.names[1:])} == {"storm"}
+
+
+def test_whoever_probes_does_so_for_a_turn(fleet):
+    """One who is idle, or cut off by itself, must not shut out the others: the next with calls waiting has its turn."""
+    many = fleet(3)
+    many.come(DOWN)
+    probers = []
+    for _ in range(4):
+        many.clock.advance(TURN)
+        probers += [name for name in reversed(many.names) if many.come(DOWN, [name])[0].probe]
+        many.clock.advance(TURN)
+        many.come(NOTHING, many.names[2:])
+        probers += [name for name in many.names if many.come(DOWN, [name])[0].probe]
+    assert set(probers) == {many.names[0], many.names[2]}
+
+
+def test_a_storm_that_nobody_has_calls_for_is_forgotten(fleet):
+    """A fleet that was replaced, or went quiet, leaves none behind."""
+    many = fleet(2)
+    many.come(DOWN)
+    many.clock.advance(TURN + STALE)
+    assert [one.state for one in many.come(NOTHING)] == ["calm", "calm"]
+
+
+def test_everybody_has_a_turn_while_the_doors_open(fleet):
+    """Those first in line may be idle: the line moves on."""
+    many = fleet(50)
+    many.come(DOWN)
+    many.come(BACK, many.names[:1])
+    opened = set()
+    for _ in range(60):
+        many.clock.advance(1.0)
+        opened |= {name for name, one in zip(many.names, many.come(NOTHING), strict=True) if one.limit >= 1}
+    assert opened == set(many.names)
+
+
+def test_a_clock_that_is_set_back_closes_no_door():
+    """Instants that lie too far ahead are none."""
+    known = Known("storm", until=10_000.0, prober="a", turn=10_003.0)
+    known, told = heard(known, DOWN, "b", Line(2, 0, 1, 1), now=1_000.0)
+    assert told.closed <= 3600.0
+    assert heard(known, DOWN, "b", Line(2, 0, 1, 1), now=1_000.0 + TURN)[1].probe
 
 
 def test_a_prober_that_stays_away_is_replaced(fleet):
@@ -177,7 +219,7 @@ def test_whatever_members_tell_the_rules_hold(steps):
             others = [until for other, until in turns.items() if other != member]
             if before.state == "storm":
                 assert all(now >= until for until in others), "two probe at once"
-            turns = {member: now + TURN}
+            turns = {member: known.turn}
         if known.state != "storm":
             turns = {}
         if before.state == known.state == "recovering":

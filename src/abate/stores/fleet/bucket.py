@@ -13,8 +13,8 @@ from abate.clock import MACHINE
 from abate.stores.fleet.courier import Courier
 from abate.stores.fleet.offers import Demand, Share
 
-LEAST = 1e-3
-"""The part of who has none yet: a rate of 0 would be a wait without end."""
+LEAST = 0.1
+"""Of an equal part: what those have who have none yet, as they come newly. A rate of 0 would be a wait without end."""
 
 
 class FleetBucket(TokenBucket):
@@ -53,8 +53,11 @@ class FleetBucket(TokenBucket):
         return super()._claim(level, n, timeout)
 
     def _refill(self, level: Level, n: int) -> float:
-        part = self._part if MACHINE.now() < self._fresh else 1.0 / self._members
-        self.rate = self.whole_rate * max(part, LEAST)
+        part = self._part
+        if MACHINE.now() >= self._fresh:
+            part = 1.0 / self._members
+            self._courier.start()  # in a child it has not begun yet
+        self.rate = self.whole_rate * max(part, LEAST / self._members)
         return super()._refill(level, n)
 
     def _ceiling(self, n: int) -> float:
@@ -76,4 +79,7 @@ class FleetBucket(TokenBucket):
         self._part, self._members, self._fresh = answer.part, answer.members, until
 
     def unheard(self) -> None:
-        """Nothing is owed."""
+        """An equal part for each, from now on."""
+        self._fresh = -inf
+
+    closed = unheard

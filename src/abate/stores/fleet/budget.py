@@ -22,6 +22,8 @@ from abate.stores.ledger import Terms
 
 AHEAD = 1.5
 """Tokens are asked for by what was needed since the last time, times this."""
+SOON = 1.0
+"""Seconds within which the first news should be there."""
 QUIET = 0.5
 """The part of the reserve that is held by all together in quiet times."""
 
@@ -45,9 +47,9 @@ class FleetBudget(Budget):
         "_earning",
         "_fresh",
         "_held",
+        "_lent",
         "_members",
         "_needed",
-        "_reported",
         "_spent",
         "_tokens",
     )
@@ -65,16 +67,21 @@ class FleetBudget(Budget):
         """In a child nothing is held, and what the parent earned is the parent's to report."""
         self._tokens: deque[None] = deque()
         self._held = 0  # tokens when the courier left
-        self._fresh = -inf
+        # a child waits for its first news before it takes a reserve for its own: they are many, and don't know it
+        self._fresh = MACHINE.now() + SOON
+        self._lent = 0  # withdrawals that a refund may give back as a token
         self._earned = self.timeline.main.earned  # deposits that the store knows of
-        self._spent = self._reported = 0  # withdrawals that no token stood for: since the last journey, and before it
+        self._spent = 0  # withdrawals that no token stood for, since the last journey
         self._needed = 0  # withdrawals asked for since the last journey
 
     # -- for calls
 
     def try_withdraw(self, now: float | None = None) -> bool:
         """Spend one retry, if a token is there or one was earned here; it never waits for the store."""
-        if MACHINE.now() >= self._fresh or (switch.virtual and self.timeline.here() is not self.timeline.main):
+        if self._elsewhere():
+            return super().try_withdraw(now)
+        if MACHINE.now() >= self._fresh:
+            self._courier.start()  # in a child it has not begun yet
             return super().try_withdraw(now)
         self._needed += 1
         try:
@@ -83,18 +90,24 @@ class FleetBudget(Budget):
             if not self._on_credit():
                 self._courier.hurry()
                 return False
+        self._lent += 1
         super().try_withdraw(now)  # so that a store that goes away leaves no full budget behind
         return True
 
     def refund(self) -> None:
         """Take the newest withdrawal back: its retry was not made."""
-        if MACHINE.now() < self._fresh:
+        if self._lent > 0 and not self._elsewhere() and MACHINE.now() < self._fresh:
+            self._lent -= 1
             self._tokens.append(None)
         super().refund()
 
+    def _elsewhere(self) -> bool:
+        """Is this a virtual time, which has a budget of its own?"""
+        return switch.virtual and self.timeline.here() is not self.timeline.main
+
     def balance(self) -> float:
         """How many retries this process could make now."""
-        if MACHINE.now() >= self._fresh:
+        if self._elsewhere() or MACHINE.now() >= self._fresh:
             return super().balance()
         ledger = self.timeline.main
         with ledger.lock:
@@ -121,23 +134,22 @@ class FleetBudget(Budget):
         with ledger.lock:
             ledger.fold(ledger.now())
             if now >= self._fresh:  # what was done alone is over: it is neither owed nor owned
-                self._earned, self._spent = ledger.earned, 0
+                self._earned, self._spent, self._lent = ledger.earned, 0, 0
                 self._tokens.clear()
             earned, self._earned = ledger.earned - self._earned, ledger.earned
-            self._reported, self._spent = self._spent, 0
+            spent, self._spent = self._spent, 0
         needed, self._needed = self._needed, 0
         self._held = len(self._tokens)
         # where there are more members than tokens nobody holds any in quiet times, or those would be out of reach
         quiet = int(QUIET * self.reserve * self.window / self._members)
         want = max(quiet, ceil(AHEAD * needed))
-        return Accounts(self.name, self._asked, earned, self._reported, self._held, want)
+        return Accounts(self.name, self._asked, earned, spent, self._held, want)
 
     def take(self, answer: Tokens, until: float) -> None:
         """Hold what was granted, less what was used while the courier was on its way."""
         self._agree(answer.members)
         self._fresh = until
-        used = self._held - len(self._tokens)
-        change = answer.granted - used - len(self._tokens)
+        change = answer.granted - self._held
         if change > 0:
             self._tokens.extend([None] * change)
         for _ in range(-change):
@@ -148,10 +160,11 @@ class FleetBudget(Budget):
                     self._spent += 1
 
     def unheard(self) -> None:
-        """The store has not answered: what was spent is to be told again. What was earned may be known by now."""
-        with self.timeline.main.lock:
-            self._spent += self._reported
-            self._reported = 0
+        """The store has not answered: it may have taken back what was handed in. On its own from now on."""
+        self._fresh = -inf
+        self._tokens.clear()
+
+    closed = unheard
 
     def _agree(self, members: int) -> None:
         """So many share the reserve, from now on also without the store."""

@@ -48,6 +48,9 @@ class Party(Protocol):
     def unheard(self) -> None:
         """The store has not answered."""
 
+    def closed(self) -> None:
+        """There will be no more news."""
+
     def after_fork(self) -> None:
         """In a child: what it was given is the parent's."""
 
@@ -71,16 +74,17 @@ class Courier:
         self._failures = 0
         self.degraded = False
         """Has the store failed, so that everybody here is on its own?"""
-        self.journeys = 0
         self._reset()
         keep_through_forks(self)
 
     def _reset(self) -> None:
         self._lock = Lock()
+        self._journey = Lock()
         self._news = Condition(self._lock)
         self._thread: Thread | None = None
         self._hurry = False
         self._closed = False
+        self.journeys = 0
         self.member = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
 
     def after_fork(self) -> None:
@@ -98,6 +102,8 @@ class Courier:
 
     def start(self) -> None:
         """Have a thread that goes again and again."""
+        if self._thread is not None or self._closed:
+            return
         with self._lock:
             if self._thread is None and not self._closed:
                 self._thread = Thread(target=_go, args=(ref(self),), name="abate-courier", daemon=True)
@@ -109,21 +115,29 @@ class Courier:
             with self._lock:
                 self._hurry = True
                 self._news.notify()
-        if self._thread is None:
-            self.start()
+        self.start()
 
     def close(self) -> None:
         """Go once more, to hand in what is held, and then no more."""
         with self._lock:
             going, self._closed = not self._closed and self._thread is not None, True
             self._news.notify()
-        if going:
-            offers = [party.offer(MACHINE.now()) for party in tuple(self._parties)]
+        if not going:
+            return
+        with self._journey:
+            parties = self._all()
+            offers = [party.offer(MACHINE.now()) for party in parties]
             last = [offer._replace(want=0) if isinstance(offer, Accounts) else offer for offer in offers]
+            for party in parties:
+                party.closed()  # before it is handed in: nobody must use it any more
             try:
                 self._store.trade(self.member, last)
             except Exception as error:
                 log.debug("%s did not hear the last word of %s: %r", self.name, self.member, error)
+
+    def _all(self) -> tuple[Any, ...]:
+        with self._lock:
+            return tuple(self._parties)
 
     def wait(self) -> bool:
         """Wait for the next journey: is there one?"""
@@ -139,12 +153,18 @@ class Courier:
                     break
                 self._news.wait(left)
             self._hurry = False
-            return not self._closed and bool(self._parties)
+            if self._closed or not self._parties:
+                self._thread = None
+                return False
+            return True
 
     def travel(self) -> None:
-        """One journey: offers to the store, answers back."""
-        parties = tuple(self._parties)
-        began = MACHINE.now()
+        """One journey: offers to the store, answers back; never two at once."""
+        with self._journey:
+            self._travel()
+
+    def _travel(self) -> None:
+        parties, began = self._all(), MACHINE.now()
         offers = [party.offer(began) for party in parties]
         self.journeys += 1
         try:
@@ -153,7 +173,8 @@ class Courier:
             self._failures += 1
             for party in parties:
                 party.unheard()
-            self._say(error)
+            if not self._closed:
+                self._say(error)
             return
         self._failures = 0
         self._say(None)
@@ -173,12 +194,15 @@ class Courier:
 
 
 def _go(courier: ref[Courier]) -> None:
-    """The thread; it does not keep its courier alive."""
+    """The thread; it does not keep its courier alive. In a child it goes at once: others count on what it holds."""
     while True:
         here = courier()
-        if here is None or not here.wait():
-            if here is not None:
-                here._thread = None
+        if here is None:
             return
-        here.travel()
+        try:
+            if here.journeys and not here.wait():
+                return
+            here.travel()
+        except Exception:
+            log.exception("%s: a journey has failed, and the next one follows", here.name)
         del here

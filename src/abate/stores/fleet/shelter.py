@@ -48,7 +48,10 @@ class FleetShelter(Shelter):
         weather = self._doors.main.weather
         answered, self._answers = weather.answers - self._answers, weather.answers
         failed, self._failures = weather.failures - self._failures, weather.failures
-        return Sight(self.name, weather.state, answered, failed, max(0.0, weather.hinted - now))
+        # who has no calls for it must not be the one who probes
+        concerned = failed or answered or self._doors.main.waiters
+        state = weather.state if concerned else "calm"
+        return Sight(self.name, state, answered, failed, max(0.0, weather.hinted - now))
 
     def take(self, answer: Forecast, until: float) -> None:
         """Go by the forecast until the next."""
@@ -68,6 +71,9 @@ class FleetShelter(Shelter):
         """Shelter alone."""
         self._doors.main.heed(False, -inf, inf)
 
-    def after_fork(self) -> None:
-        """A child goes by what it sees itself, until it is told more."""
+    def closed(self) -> None:
+        """Shelter alone from now on."""
         self.unheard()
+
+    def after_fork(self) -> None:
+        """A child goes by what it sees itself until it is told more: its door sees to that."""

@@ -6,18 +6,20 @@
 
 * A member's sight counts for `LATELY` seconds: bad where more failed than was answered since the last time, good where
   there were answers. One whose own network is broken does not close the doors of the others.
-* **storm**: one member probes, the one that came first; when it has not come for `TURN` seconds it is the turn of
-  another whose own shelter is not calm. The others send nothing.
+* **storm**: one member probes for `TURN` seconds, then it is the turn of the next that comes and has calls waiting, so
+  that none who is idle or cut off keeps it. The others send nothing. When nobody has calls for it for `STALE` seconds
+  the storm is forgotten.
 * **recovering**: the fleet may have `limit` in flight, at first an eighth of its members; it grows with every answer,
   up to `GROWTH` times as much in a second, and `GENTLY` where everybody has one. A member of whose calls more than
   `SHED` fail halves it, once a second. Everybody has its part; while that is less than one each, it is one for some:
-  those whose place in the line of members is below the limit. At `PLENTY` for each it is calm.
+  those whose place in the line of members, which moves on by one each second, is below the limit. At `PLENTY` for each
+  it is calm.
 * A hint closes everybody's door until then.
 """
 
 from __future__ import annotations
 
-from math import inf
+from math import floor, inf
 from typing import Literal, NamedTuple
 
 from abate.stores.fleet.offers import Forecast, Sight
@@ -25,7 +27,11 @@ from abate.stores.fleet.offers import Forecast, Sight
 LATELY = 3.0
 """Seconds for which a member's sight counts."""
 TURN = 3.0
-"""Seconds for which a prober that stays away keeps its turn."""
+"""Seconds for which one member probes."""
+STALE = 30.0
+"""Seconds after which a storm that nobody has calls for is forgotten."""
+LONGEST = 3600.0
+"""Seconds; a hint of more is taken as this much."""
 FIRST, EIGHTH = 4.0, 1 / 8
 """In flight, of all together, after the first answer: this many, or this part of the members."""
 GROWTH, EVERY = 2.0, 1.0
@@ -76,6 +82,7 @@ def heard(known: Known, sight: Sight, member: str, line: Line, now: float) -> tu
     >>> heard(known, down, "b", line._replace(bad=2, place=1), now=10.1)[1].probe
     False
     """
+    known = _current(known, now)
     if sight.closed > 0:
         known = known._replace(until=max(known.until, now + sight.closed))
     if known.state == "calm":
@@ -88,11 +95,20 @@ def heard(known: Known, sight: Sight, member: str, line: Line, now: float) -> tu
     return known, _told(known, member, line, now)
 
 
+def _current(known: Known, now: float) -> Known:
+    """What is known, less what is over: a storm that nobody asks about, and instants of a clock that was set back."""
+    if known.state != "calm" and now >= max(known.turn, known.grown) + STALE:
+        known = Known(until=known.until)
+    return known._replace(
+        until=min(known.until, now + LONGEST), turn=min(known.turn, now + TURN), grown=min(known.grown, now)
+    )
+
+
 def _in_storm(known: Known, sight: Sight, member: str, line: Line, now: float) -> Known:
     if sight.answered > sight.failed:
         first = max(FIRST, line.members * EIGHTH)
         return known._replace(state="recovering", limit=first, base=first, grown=now)
-    if known.prober == member or (now >= known.turn and sight.state != "calm"):
+    if now >= known.turn and sight.state != "calm":
         return known._replace(prober=member, turn=now + TURN)
     return known
 
@@ -118,4 +134,6 @@ def _told(known: Known, member: str, line: Line, now: float) -> Forecast:
     if known.state == "storm":
         return Forecast("storm", closed, known.prober == member, 0.0, line.members)
     each = known.limit / line.members
-    return Forecast("recovering", closed, False, each if each >= 1 else float(line.place < known.limit), line.members)
+    if each < 1:
+        each = float((line.place + floor(now / EVERY)) % line.members < known.limit)
+    return Forecast("recovering", closed, False, each, line.members)

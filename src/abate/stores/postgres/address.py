@@ -30,6 +30,7 @@ class Address:
 
     def __init__(self, rest: str) -> None:
         uri, _, query = rest.partition("?")
+        _refuse_unescaped(uri, query)
         theirs: list[tuple[str, str]] = []
         self.schema, self.timeout = SCHEMA, TIMEOUT
         for name, value in parse_qsl(query, keep_blank_values=True):
@@ -71,6 +72,17 @@ class Address:
         return self._shown
 
     __repr__ = __str__
+
+
+def _refuse_unescaped(uri: str, query: str) -> None:
+    """A password with one of these characters would be taken for a host, a port or an option, and shown as that."""
+    authority, _, path = uri.removeprefix("//").partition("/")
+    hosts = authority.rpartition("@")[2].split(",")
+    ports = [host.rpartition(":")[2] for host in hosts if ":" in host and not host.endswith("]")]
+    if authority.count("@") > 1 or "@" in path or "@" in query or not all(port.isdigit() or not port for port in ports):
+        raise ValueError(
+            f"this URL can't be read: in a user or password : / ? # @ are written as %3A %2F %3F %23 %40; {EXPECTED}"
+        )
 
 
 def _password(uri: str) -> str:

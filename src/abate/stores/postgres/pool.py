@@ -141,7 +141,9 @@ class Pool:
 
     def _prepare(self, session: Session, deadline: float) -> None:
         """See to it that there are the tables that this version needs."""
-        limit = max(0.0, deadline - monotonic())
+        # making the tables takes many round trips, and is done once: it has all the time that the URL gives
+        limit = max(deadline - monotonic(), self.address.timeout)
+        deadline = monotonic() + limit
         try:
             if session.version < OLDEST:
                 raise Foreign(f"is PostgreSQL {session.version // 10000}: expected {OLDEST // 10000} or newer")

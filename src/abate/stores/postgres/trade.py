@@ -27,6 +27,8 @@ NUMBERS = json.dumps(
         "every": weather.EVERY,
         "shed": weather.SHED,
         "plenty": weather.PLENTY,
+        "stale": weather.STALE,
+        "longest": weather.LONGEST,
     }
 )
 """The numbers of the rules."""

@@ -170,6 +170,12 @@ HEARD = """
         IF NOT FOUND THEN
             known := (v_name, 'calm', '-infinity', '', '-infinity', 0.0, 0.0, '-infinity');
         END IF;
+        IF known.state <> 'calm' AND p_now >= greatest(known.turn, known.grown) + (p_numbers->>'stale')::float8 THEN
+            known := (v_name, 'calm', known.until, '', '-infinity', 0.0, 0.0, '-infinity');
+        END IF;
+        known.until := least(known.until, p_now + (p_numbers->>'longest')::float8);
+        known.turn := least(known.turn, v_turn);
+        known.grown := least(known.grown, p_now);
         IF (p_offer->>'closed')::float8 > 0 THEN
             known.until := greatest(known.until, p_now + (p_offer->>'closed')::float8);
         END IF;
@@ -183,7 +189,7 @@ HEARD = """
                     known.state := 'recovering';
                     known.highest := greatest(v_first, p_members * (p_numbers->>'eighth')::float8);
                     known.base := known.highest; known.grown := p_now;
-                ELSIF known.prober = p_member OR (p_now >= known.turn AND p_offer->>'state' <> 'calm') THEN
+                ELSIF p_now >= known.turn AND p_offer->>'state' <> 'calm' THEN
                     known.prober := p_member; known.turn := v_turn;
                 END IF;
             ELSE
@@ -216,7 +222,7 @@ HEARD = """
             WHEN known.state = 'calm' THEN 'infinity'
             WHEN known.state = 'storm' THEN 0.0
             WHEN known.highest / p_members >= 1 THEN known.highest / p_members
-            WHEN v_place < known.highest THEN 1.0
+            WHEN (v_place + floor(p_now / (p_numbers->>'every')::float8)::bigint) % p_members < known.highest THEN 1.0
             ELSE 0.0
         END;
     END $$

@@ -16,6 +16,7 @@ AWAY = (
     "Network is unreachable",
     "No such file or directory",
     "the database system is",
+    "server closed the connection",
     "too many clients",
     "remaining connection slots",
 )

@@ -77,4 +77,6 @@ FORECAST = Script(
     GENTLY=weather.GENTLY,
     SHED=weather.SHED,
     PLENTY=weather.PLENTY,
+    STALE=weather.STALE,
+    LONGEST=weather.LONGEST,
 )

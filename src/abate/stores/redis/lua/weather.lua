@@ -9,7 +9,7 @@ local function in_storm(known, sight, member, line)
   if sight.answered > sight.failed then
     local first = math.max(FIRST, line.members * EIGHTH)
     known.state, known.limit, known.base, known.grown = 'recovering', first, first, now
-  elseif known.prober == member or (now >= known.turn and sight.state ~= 'calm') then
+  elseif now >= known.turn and sight.state ~= 'calm' then
     storm(known, member)
   end
 end
@@ -28,7 +28,16 @@ local function recovering(known, sight, member, line)
   end
 end
 
+local function current(known)
+  if known.state ~= 'calm' and now >= math.max(known.turn, known.grown) + STALE then
+    known.state, known.prober, known.turn, known.limit, known.base, known.grown = 'calm', '', NEVER, 0, 0, NEVER
+  end
+  known.closed_until = math.min(known.closed_until, now + LONGEST)
+  known.turn, known.grown = math.min(known.turn, now + TURN), math.min(known.grown, now)
+end
+
 local function heard(known, sight, member, line)
+  current(known)
   if sight.closed > 0 then known.closed_until = math.max(known.closed_until, now + sight.closed) end
   if known.state == 'calm' then
     if line.bad > line.good and sight.seen == 'bad' then storm(known, member) end
@@ -45,6 +54,8 @@ local function told(known, member, line)
   if known.state == 'calm' then return known.state, closed, 0, exact(math.huge) end
   if known.state == 'storm' then return known.state, closed, known.prober == member and 1 or 0, '0' end
   local each = known.limit / line.members
-  if each < 1 then each = line.place() < known.limit and 1 or 0 end
+  if each < 1 then
+    each = (line.place() + math.floor(now / EVERY)) % line.members < known.limit and 1 or 0
+  end
   return known.state, closed, 0, exact(each)
 end
