@@ -315,10 +315,11 @@ class Store(ABC):
 
     def _one_of(self, key: Hashable, make: Callable[[], S]) -> S:
         """The one of that name and those terms that this process has: two would share the reserve twice."""
-        found: S | None = self._shared.get(key)
+        found: Any = self._shared.get(key)
         if found is None:
             found = self._shared.setdefault(key, make())
-        return found
+        the_one: S = found
+        return the_one
 
     def _named(self, what: str, name: str) -> str:
         return text(f"a {what}'s name", name, LONGEST_KEY, empty=False)
