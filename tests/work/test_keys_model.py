@@ -97,6 +97,8 @@ class Model:
 
     def add_after(self, key, seconds, now, priority):
         if seconds <= 0:
+            if not self.closed:
+                self.ripen(now)
             self.add(key, now, priority)
             return
         self.count(key)
