@@ -75,6 +75,6 @@ def test_a_server_that_is_not_there_is_an_error_unless_it_is_not_required(scheme
     with open_store(url, required=False) as store:
         budget = store.budget("orders", ratio=0.0, reserve=1.0, window=10.0)
         assert sum(budget.try_withdraw() for _ in range(20)) == 10
-        assert store.courier.degraded
+        assert store.degraded
         with pytest.raises(StoreUnreachable):
             store.queue("orders").add("a")

@@ -470,6 +470,24 @@ def test_a_source_that_is_none_is_refused(odd):
             reconcile.poll(5.0)(odd)
 
 
+def test_a_poller_may_be_called_resync():
+    """A name is for logs: what it brings is added as by any other, parked keys too."""
+    with VirtualClock() as clock:
+        seen = []
+
+        @abate.controller()
+        async def reconcile(key):
+            seen.append(clock.now())
+            raise PermanentFailure("no")
+
+        @reconcile.poll(every=30.0)
+        def resync():
+            return ["a"]
+
+        live(reconcile, 70.0)
+        assert seen == [0.0, 30.0, 60.0]
+
+
 def test_what_is_no_key_is_left_out_and_said(caplog):
     """One bad key neither hides those behind it nor makes the poller ask again."""
     with VirtualClock() as clock:

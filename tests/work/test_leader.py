@@ -1,6 +1,8 @@
 """One of many resyncs: who leads, and what happens when the leader is gone."""
 
 import asyncio
+import threading
+import time
 
 import pytest
 
@@ -117,6 +119,35 @@ def test_a_leader_that_can_not_extend_in_time_stops_before_its_lease_is_over(sto
 
         asyncio.run(main())
         assert led_until[0] <= LEASE
+
+
+def test_a_lister_that_takes_long_does_not_cost_the_lead(tmp_path, monkeypatch):
+    """The leader's lease is extended while the keys are listed, in real threads."""
+    monkeypatch.setattr("abate.work.controller.LEASE", 0.3)
+    listed = threading.Event()
+
+    def keys():
+        time.sleep(1.0)
+        listed.set()
+        return ["a"]
+
+    url = f"sqlite:///{tmp_path}/work.db"
+    controller = abate.controller(name="orders", store=url, resync=3600.0, keys=keys, leader=True)(lambda key: None)
+
+    async def main():
+        running = asyncio.create_task(controller.arun())
+        queue = controller.store.queue("orders.leader", lease=0.3)
+        while not queue.depth().leased:
+            await asyncio.sleep(0.005)
+        taken = []
+        while not listed.is_set():
+            taken += queue.receive()
+            await asyncio.sleep(0.02)
+        controller.stop()
+        await running
+        return taken
+
+    assert asyncio.run(main()) == []
 
 
 def test_another_leads_when_the_lease_runs_out(store):

@@ -244,6 +244,42 @@ def test_a_lease_that_is_found_lost_when_settling_is_reported():
     assert [event for event in seen if isinstance(event, events.LeaseLost)] == [events.LeaseLost("<lambda>", "late")]
 
 
+def test_what_is_on_its_way_to_be_settled_is_not_taken_for_lost():
+    """A heartbeat that comes to the source after the verdict finds nothing, and that is no loss."""
+
+    class Slow(Tray):
+        async def settle(self, settlements):
+            self.lost |= {message.key for message, _ in settlements}  # as of now a heartbeat finds none of them
+            await abate.clock.current().asleep(15.0)
+            self.settled += [(message.key, verdict) for message, verdict in settlements]
+            return ()
+
+    source = Slow(*messages("a", "b"), lease=30.0)
+    assert work(lambda message: None, source) == {"done": 2}
+    assert source.settled == [("a", Done()), ("b", Done())]
+
+
+def test_a_heartbeat_that_was_under_way_first_does_not_lose_what_is_settled():
+    """Neither does one that left before the verdict and arrives after it."""
+
+    class Late(Tray):
+        async def extend(self, messages):
+            await abate.clock.current().asleep(5.0)
+            return [message for message in messages if message.key in self.lost]
+
+        async def settle(self, settlements):
+            self.lost |= {message.key for message, _ in settlements}
+            await abate.clock.current().asleep(5.0)
+            self.settled += [(message.key, verdict) for message, verdict in settlements]
+            return ()
+
+    async def handle(message):
+        await abate.clock.current().asleep(12.0)  # the heartbeat leaves at 10
+
+    source = Late(*messages("a"), lease=30.0)
+    assert work(handle, source) == {"done": 1}
+
+
 def test_a_heartbeat_that_fails_is_tried_again():
     """A source that hiccups loses no lease by itself."""
     source = Tray(*messages("a"), lease=30.0)

@@ -21,7 +21,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from abate.admit.budget import FundedBy
@@ -315,11 +315,8 @@ class Store(ABC):
 
     def _one_of(self, key: Hashable, make: Callable[[], S]) -> S:
         """The one of that name and those terms that this process has: two would share the reserve twice."""
-        found: Any = self._shared.get(key)
-        if found is None:
-            found = self._shared.setdefault(key, make())
-        the_one: S = found
-        return the_one
+        found = self._shared.get(key)
+        return cast("S", self._shared.setdefault(key, make()) if found is None else found)
 
     def _named(self, what: str, name: str) -> str:
         return text(f"a {what}'s name", name, LONGEST_KEY, empty=False)
@@ -330,6 +327,16 @@ class Store(ABC):
         if self._courier is None:
             self._courier = Courier(self, self.name)
         return self._courier
+
+    @property
+    def degraded(self) -> bool:
+        """Does the store not answer, so that this process goes by limits of its own? For a gauge.
+
+        >>> import abate
+        >>> abate.open_store("memory:").degraded
+        False
+        """
+        return self._courier is not None and self._courier.degraded
 
     def leave(self) -> None:
         """Hand in what this process holds of what is shared."""
@@ -351,7 +358,7 @@ class Store(ABC):
         3
         """
         return self._exchange(
-            text("a budget's name", name, LONGEST_KEY, empty=False),
+            self._named("budget", name),
             terms,
             whole("deposits", deposits, least=0),
             whole("want", want, least=0),

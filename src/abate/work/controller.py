@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterable, Callable, Hashable, Iterable
 from functools import partial
-from inspect import iscoroutinefunction
+from inspect import isasyncgen, iscoroutinefunction
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from abate import clock as clocks
@@ -32,8 +32,8 @@ L = TypeVar("L", bound=Callable[[], Any])
 
 MOST_KNOWN = 1_000_000
 """Keys that a resync without `keys` remembers."""
-RESYNC, SHORTEST = "resync", 0.001
-"""The name of that feed, and its shortest period, in seconds."""
+SHORTEST = 0.001
+"""Seconds; the shortest period of a resync."""
 FULL = 1.0
 """Seconds after which a feed looks again whether a store that was full has room."""
 
@@ -61,19 +61,19 @@ class Controller(Service[P, T]):
         self.store = opened(store)
         self._capacity = capacity
         self._local = LocalKeys(self.name, capacity, rng)
-        self._open: Any = self.store
         self._queue: Any = self._local if self.store is None else self._stored(self.store)
         self._verdicts = judge
         self._chance: Uniform = rng or random
-        self._feeds: list[tuple[str, feeds.Feed]] = []
+        self._feeds: list[feeds.Feed] = []
         self._known: dict[Hashable, None] | None = None
         if resync is not None:
             if keys is None:
                 self._known = {}
             elif not callable(keys):
                 raise TypeError(f"keys must be a function that lists them, not {keys!r}")
-            period = number("resync", resync, least=SHORTEST)
-            self._feeds.append((RESYNC, partial(feeds.resynced, keys or self._remembered, period)))
+            bring = partial(feeds.resynced, keys or self._remembered, number("resync", resync, least=SHORTEST))
+            # a resync is nobody who adds a parked key again
+            self._feeds.append(feeds.Feed("resync", self._led(bring) if leader else bring, revives=False))
         elif keys is not None or leader:
             raise ValueError("keys are listed, and leaders chosen, for a resync: give resync= the seconds of a period")
         self._leader = leader
@@ -150,7 +150,8 @@ class Controller(Service[P, T]):
         def decorate(feed: Any) -> Any:
             if iscoroutinefunction(feed) or not (callable(feed) or isinstance(feed, AsyncIterable)):
                 raise TypeError(f"a source must be an async generator function or an async iterable, not {feed!r}")
-            self._feeds.append((_named(feed), partial(feeds.watched, feed, keys)))
+            bring = partial(feeds.watched, feed, keys)
+            self._feeds.append(feeds.Feed(_named(feed), bring, lasting=not isasyncgen(feed)))
             return feed
 
         return decorate if feed is None else decorate(feed)
@@ -170,7 +171,7 @@ class Controller(Service[P, T]):
         def decorate(look: L) -> L:
             if not callable(look):
                 raise TypeError(f"a poller must be a function that returns keys, not {look!r}")
-            self._feeds.append((_named(look), partial(feeds.polled, look, seconds, keys)))
+            self._feeds.append(feeds.Feed(_named(look), partial(feeds.polled, look, seconds, keys)))
             return look
 
         return decorate
@@ -179,8 +180,8 @@ class Controller(Service[P, T]):
 
     def _source(self, given: object) -> Source:
         if given is not None:
-            self._open = opened(given)
-            queue = self._stored(self._open)
+            self.store = opened(given)
+            queue = self._stored(self.store)
             self._local.move(queue.add)  # what was added before it was known where to
             self._queue = queue
         if self._leader and self._in_memory:
@@ -200,14 +201,12 @@ class Controller(Service[P, T]):
         return self._one(message.key)
 
     async def _alongside(self, loop: Loop) -> None:
-        # threads of their own: a poller that hangs must not keep a lease from being extended
-        crew = Crew(len(self._feeds))
+        # threads of their own, as a poller that hangs must not keep a lease from being extended; one for the leader's
+        crew = Crew(len(self._feeds) + 1)
         kept = []
-        for name, feed in self._feeds:
-            push = partial(self._push, crew, name != RESYNC)  # a resync is nobody who adds a parked key again
-            if name == RESYNC and self._leader:
-                feed = self._led(feed)
-            kept.append(asyncio.create_task(feeds.kept_up(self.name, name, feed, push, crew.run, self._chance)))
+        for feed in self._feeds:
+            push = partial(self._push, crew, feed.revives)
+            kept.append(asyncio.create_task(feeds.kept_up(self.name, feed, push, crew.run, self._chance)))
         try:
             await loop.stopping.wait()
         finally:
@@ -216,12 +215,12 @@ class Controller(Service[P, T]):
             await asyncio.gather(*kept, return_exceptions=True)
             crew.dismiss()
 
-    def _led(self, feed: feeds.Feed) -> feeds.Feed:
-        """A feed that goes on in one of the processes that share the store."""
+    def _led(self, bring: feeds.Bring) -> feeds.Bring:
+        """What one of the processes that share the store does for all."""
 
         async def while_leading(push: feeds.Push, run: feeds.Run) -> None:
-            queue = self._open.queue(f"{self.name}.leader", lease=LEASE)
-            await led(self.name, queue, run, lambda: feed(push, run))
+            queue = self.store.queue(f"{self.name}.leader", lease=LEASE)
+            await led(self.name, queue, run, lambda: bring(push, run))
 
         return while_leading
 

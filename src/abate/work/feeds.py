@@ -10,10 +10,10 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable
-from inspect import isasyncgen, isawaitable
+from inspect import isawaitable
 from math import inf
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from abate import clock as clocks
 from abate import events
@@ -33,8 +33,20 @@ Mapping = Callable[[Any], Any]
 """From an event to the keys that it concerns: one key, several, or None."""
 Run = Callable[..., Awaitable[Any]]
 """Runs a plain function in a thread."""
-Feed = Callable[[Push, Run], Awaitable[None]]
+Bring = Callable[[Push, Run], Awaitable[None]]
 """Brings keys until it ends."""
+
+
+class Feed(NamedTuple):
+    """Something that brings keys, by its name in logs.
+
+    `revives`: does a key that is parked come back to life by it? `lasting`: can it be started again when it has failed?
+    """
+
+    name: str
+    bring: Bring
+    revives: bool = True
+    lasting: bool = True
 
 
 async def watched(source: Any, keys: Mapping | None, push: Push, run: Run) -> None:
@@ -101,9 +113,9 @@ async def listed(look: Callable[[], Any], run: Run) -> list[Any]:
     return list(found)
 
 
-async def kept_up(policy: str, name: str, feed: Feed, push: Push, run: Run, chance: Uniform) -> None:
+async def kept_up(policy: str, feed: Feed, push: Push, run: Run, chance: Uniform) -> None:
     """Run a feed, and start it again when it fails."""
-    failures = 0
+    failures, name = 0, feed.name
 
     async def pushed(key: Any) -> None:
         nonlocal failures
@@ -115,10 +127,10 @@ async def kept_up(policy: str, name: str, feed: Feed, push: Push, run: Run, chan
 
     while True:
         try:
-            await feed(pushed, run)
+            await feed.bring(pushed, run)
             return
         except Exception as error:
-            if isasyncgen(getattr(feed, "args", (None,))[0]):
+            if not feed.lasting:
                 log.exception("%s: %s has failed, and can't be started again: give its function instead", policy, name)
                 events.emit(events.SourceFailed(policy, name, error, inf))
                 return

@@ -44,7 +44,7 @@ async def _leading(
 ) -> bool:
     """Lead until that instant, and longer as the lease is extended: is the work done?
 
-    A lease begins at the latest when it was asked for, so that by this clock it ends before it does in the store.
+    In the store a lease begins when it was asked for, or later; counted from then it ends here before it does there.
     """
     log.info("%s: this process leads", name)
     clock = clocks.current()

@@ -31,7 +31,7 @@ from abate import clock as clocks
 from abate import events
 from abate.clock import Clock
 from abate.errors import AttemptTimeout
-from abate.schedule.backoff import Backoff, Uniform
+from abate.schedule.backoff import Backoff
 from abate.work.crew import Crew
 from abate.work.fuse import Fuse
 from abate.work.hands import Hands, Work
@@ -69,19 +69,19 @@ class Loop:
         asynchronous: bool,
         fuse: Fuse | None = None,
         timeout: float | None = None,
-        rng: Uniform | None = None,
     ) -> None:
         self.name = name
         self.source = source
         self.workers = workers
         self.fuse = fuse
-        self.chance: Uniform = rng or random
         self.crew = Crew(workers + 3)  # beside the workers: one who receives, one who extends, one who settles
         self.tally: Counter[str] = Counter()
         self.worker = Worker(name, handle, judge, asynchronous, timeout, self.crew, self.tally)
         self.clock: Clock = clocks.current()
         self.in_hand = Hands()
         self.outbox: list[Settlement] = []
+        self._settling: frozenset[Message] = frozenset()
+        """On the way to the source: what it says of their leases meanwhile may be said after they were settled."""
         self.failing: str | None = None
         """What the source's last error said; None while it answers."""
         self.stopping = asyncio.Event()
@@ -184,7 +184,7 @@ class Loop:
         assert self.source.lease is not None
         while True:
             await self.clock.asleep(self.source.lease / BEATS)
-            messages = [work.message for work in self.in_hand if not work.lost]
+            messages = [work.message for work in self.in_hand if not work.lost and work.message not in self._settling]
             if not messages:
                 continue
             try:
@@ -194,7 +194,8 @@ class Loop:
             else:
                 self.failing = None
                 for message in lost:
-                    self._lose(message)
+                    if message not in self._settling:
+                        self._lose(message)
 
     async def _settle(self) -> None:
         """Send off the verdicts, together where there are several."""
@@ -205,15 +206,18 @@ class Loop:
                 continue
             # after a failure one by one, so that one that can't be settled doesn't hold up the others
             batch = self.outbox[:1] if failures else self.outbox[:]
+            self._settling = frozenset(message for message, _ in batch)
             try:
                 lost = await self._call(self.source.settle, batch)
             except Exception as error:
+                self._settling = frozenset()
                 failures += 1
                 self.outbox = [*self.outbox[len(batch) :], *batch]
                 await self.clock.asleep(self._trouble(error, failures))
                 if len(batch) == 1:
                     self._tried(batch[0])
                 continue
+            self._settling = frozenset()
             failures, self.failing = 0, None
             del self.outbox[: len(batch)]
             for message in lost:
@@ -362,7 +366,7 @@ class Loop:
 
     def _trouble(self, error: Exception, failures: int) -> float:
         """The source has failed: seconds to leave it alone."""
-        delay = TROUBLE.delay(failures, self.chance)
+        delay = TROUBLE.delay(failures, random)
         self.failing = f"{type(error).__name__}: {error}"[:200]
         log.warning("%s: %s failed, next try in %.3g s: %r", self.name, self.source.name, delay, error)
         events.emit(events.SourceFailed(self.name, self.source.name, error, delay))
