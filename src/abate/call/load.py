@@ -57,15 +57,16 @@ def load_policies(path: str | Path) -> dict[str, Policy]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not TOML: {error}") from error
     found: dict[str, Policy] = {}
-    shelters = _shelters(file, document.pop(SHELTERS, {}))
+    shelters = shelters_of(file, document.pop(SHELTERS, {}))
     for place, name, table in _tables(file, document):
         if name in found:
             raise ValueError(f"{file}: [{place}] is the second policy called {name!r}")
-        found[name] = _policy(f"{file}: [{place}]", name, table, shelters)
+        found[name] = policy_of(f"{file}: [{place}]", name, table, shelters)
     return found
 
 
-def _shelters(file: Path, tables: object) -> dict[str, Shelter]:
+def shelters_of(file: Path | str, tables: object) -> dict[str, Shelter]:
+    """The shelters in the tables below ``shelters``, by name."""
     if not isinstance(tables, dict):
         raise ValueError(f"{file}: {SHELTERS} = {tables!r} stands outside a table; expected [{SHELTERS}.NAME]")
     made: dict[str, Shelter] = {}
@@ -90,7 +91,13 @@ def _tables(file: Path, document: Mapping[str, Any]) -> list[tuple[str, str, Map
     return found
 
 
-def _policy(place: str, name: str, table: Mapping[str, Any], shelters: dict[str, Shelter]) -> Policy:
+def policy_of(place: str, name: str, table: Mapping[str, Any], shelters: dict[str, Shelter]) -> Policy:
+    """The policy in one table; `place` says in errors where it stands.
+
+    >>> policy_of("app.toml: [orders]", "orders", {"on": "OSError", "attempts": 0}, {})
+    Traceback (most recent call last):
+    ValueError: app.toml: [orders]: attempts must be a whole number of at least 1, not 0
+    """
     _only(place, table, KEYS)
     if "on" not in table:
         raise ValueError(f"{place} has no `on`: name the errors to retry")

@@ -1,0 +1,108 @@
+"""When clients call: an open stream, or each client after its own result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from abate.schedule.beat import consistent_jitter
+from abate.sim.agenda import Agenda
+from abate.sim.chance import Chance
+from abate.sim.pace import Pace
+from abate.sim.world import Clients, World
+
+Begin = Callable[[int], object]
+"""Told which client begins a call, at the instant it does."""
+
+
+class Arrivals:
+    """Lets clients begin their calls; of serial ones it is told when a call is over (`finished`)."""
+
+    __slots__ = ("_agenda", "_begin", "_clients", "_count", "_horizon", "_pace", "_period", "_uniform", "serial")
+
+    def __init__(self, world: World, agenda: Agenda, chance: Chance, begin: Begin) -> None:
+        clients = world.clients
+        assert isinstance(clients, Clients)
+        self._agenda = agenda
+        self._begin = begin
+        self._clients = clients
+        self._count = clients.count
+        self._horizon = world.horizon
+        self._period = 1.0 / clients.rate
+        self._uniform = chance.stream("arrivals").random
+        self.serial = clients.kind == "serial" and clients.arrivals != "once"
+        # in units of one client's calls where each has its own time, of all clients' where they are one stream
+        self._pace = Pace(
+            clients.rate if self.serial or clients.arrivals != "poisson" else clients.offered, world.spikes
+        )
+        if clients.arrivals == "once":
+            self._once()
+        elif clients.arrivals == "periodic":
+            self._periodic()
+        elif self.serial:
+            for client in range(clients.count):
+                self._think(client, clients.start)
+        else:
+            agenda.at(self._pace.after(clients.start, self._gap()), self._arrive, None)
+
+    def _gap(self) -> float:
+        return -math.log(1.0 - self._uniform())
+
+    def _arrive(self, _: None) -> None:
+        """A call of the stream that all clients make together: whose it is, is chance."""
+        agenda = self._agenda
+        agenda.at(self._pace.after(agenda.time, self._gap()), self._arrive, None)
+        self._begin(int(self._uniform() * self._count))
+
+    def _think(self, client: int, now: float) -> None:
+        pause = 1.0 if self._clients.arrivals == "periodic" else self._gap()
+        self._agenda.at(self._pace.after(now, pause), self._begin, client)
+
+    def finished(self, client: int) -> None:
+        """A serial client has its result, and goes on after a while."""
+        if self.serial:
+            self._think(client, self._agenda.time)
+
+    # -- those that keep to a grid
+
+    def _once(self) -> None:
+        clients, at = self._clients, self._agenda.at
+        if clients.offset == "none" or not clients.spread:
+            at(clients.start, self._all, None)
+            return
+        for client in range(clients.count):
+            at(clients.start + self._offset(client, clients.spread), self._begin, client)
+
+    def _periodic(self) -> None:
+        clients = self._clients
+        if self.serial or clients.offset == "consistent":
+            for client in range(clients.count):
+                first = clients.start + self._offset(client, self._period)
+                self._agenda.at(first, self._begin if self.serial else self._beat, client)
+        else:
+            self._agenda.at(clients.start, self._round, clients.start)
+
+    def _offset(self, client: int, width: float) -> float:
+        offset = self._clients.offset
+        if offset == "none":
+            return 0.0
+        return self._uniform() * width if offset == "random" else consistent_jitter(f"client-{client}", width)
+
+    def _beat(self, client: int) -> None:
+        """A client that keeps to its own offset."""
+        self._agenda.at(self._pace.after(self._agenda.time, 1.0), self._beat, client)
+        self._begin(client)
+
+    def _round(self, due: float) -> None:
+        """A period begins: all clients call in it, at once or each by chance."""
+        following = self._pace.after(due, 1.0)
+        self._agenda.at(following, self._round, following)
+        if self._clients.offset == "none":
+            self._all(None)
+            return
+        for client in range(self._count):
+            self._agenda.at(due + self._uniform() * (following - due), self._begin, client)
+
+    def _all(self, _: None) -> None:
+        for client in range(self._count):
+            self._begin(client)

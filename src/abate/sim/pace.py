@@ -1,0 +1,56 @@
+"""How fast time counts: rates that change at known instants, and what is done by when."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import pairwise
+from math import inf
+
+
+class Pace:
+    """A rate that is `usual`, times a factor within each of the given spans; where spans overlap, all count.
+
+    >>> half = Pace(1.0, [(10.0, 20.0, 0.5)])
+    >>> half.after(5.0, 4.0), half.after(5.0, 6.0), half.after(0.0, 20.0)
+    (9.0, 12.0, 25.0)
+    >>> Pace(1.0, [(10.0, 20.0, 0.0)]).after(9.0, 1.5)
+    20.5
+    """
+
+    __slots__ = ("_rates", "_starts", "steady", "usual")
+
+    def __init__(self, usual: float, spans: Iterable[tuple[float, float, float]] = ()) -> None:
+        changes = tuple(spans)
+        edges = sorted({-inf, inf, *(edge for start, end, _ in changes for edge in (start, end))})
+        self.usual = usual
+        self._starts = edges
+        self._rates = [self._rate(changes, start) for start, _ in pairwise(edges)]
+        self.steady = all(rate == usual for rate in self._rates)
+        """Does it never change?"""
+
+    def _rate(self, changes: tuple[tuple[float, float, float], ...], at: float) -> float:
+        rate = self.usual
+        for start, end, factor in changes:
+            if start <= at < end:
+                rate *= factor
+        return rate
+
+    def at(self, now: float) -> float:
+        """The rate at an instant."""
+        return self._rates[bisect_right(self._starts, now) - 1]
+
+    def after(self, now: float, amount: float) -> float:
+        """The instant by which so much is done, from now on; never, if the rate stays 0."""
+        if self.steady:
+            return now + amount / self.usual if self.usual else inf
+        place = bisect_right(self._starts, now) - 1
+        while True:
+            rate, end = self._rates[place], self._starts[place + 1]
+            done = rate * (end - now) if rate else 0.0
+            if done > amount or (end == inf and rate):
+                return now + amount / rate
+            if end == inf:
+                return inf
+            amount -= done
+            now, place = end, place + 1
