@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from abate import clock as clocks
 from abate.admit.bells import awaiting, wait
 from abate.call.machine import Call, Hold, Send, Stop, Wait
+from abate.call.tally import watch
 from abate.schedule.deadlines import deadline, shorter
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Attempts:
 class _Block:
     """One call in block form: what the loop and its attempts share."""
 
-    __slots__ = ("clock", "entered", "last", "machine", "over", "wait")
+    __slots__ = ("clock", "entered", "last", "machine", "over", "tally", "wait")
 
     def __init__(self, policy: Policy) -> None:
         self.clock = policy.clock or clocks.current()
@@ -90,6 +91,9 @@ class _Block:
         self.wait: Wait | None = None
         self.entered = True
         self.over = False
+        self.tally = policy.tally if watch.on else None
+        if self.tally is not None:
+            self.tally.begun.add()
 
     def check_used(self) -> None:
         if not self.entered:
@@ -116,7 +120,7 @@ class _Block:
         return deadline(self.machine.allowance(self.clock.now()))
 
     def succeed(self) -> None:
-        self._end()
+        self._end(good=True)
         self.machine.succeeded()
 
     def fail(self, error: Exception) -> Exception | None:
@@ -132,7 +136,9 @@ class _Block:
         self._end()
         self.machine.broken_off(error)
 
-    def _end(self) -> None:
+    def _end(self, good: bool = False) -> None:
+        if self.tally is not None and not self.over:
+            (self.tally.good if good else self.tally.bad).add()
         self.over = True
         self.last = None  # its traceback holds the loop's frame, which holds this: don't hold it back
 

@@ -6,12 +6,14 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, overload
 
+from abate import census
 from abate.admit.budget import Budget
 from abate.admit.gate import Gate
 from abate.admit.shelter import Shelter
 from abate.call import tasks, threads
 from abate.call.block import Attempts
 from abate.call.describe import WorstCase, worst_case
+from abate.call.tally import Tally, acounted, counted, watch
 from abate.call.wrap import wrap
 from abate.clock import Clock, given
 from abate.decide.outcome import Ruling
@@ -78,6 +80,7 @@ class Policy:
     """
 
     __slots__ = (
+        "__weakref__",
         "_given",
         "attempt_timeout",
         "backoff",
@@ -100,6 +103,7 @@ class Policy:
         "rng",
         "rules",
         "shelter",
+        "tally",
         "timeout",
         "ungated",
     )
@@ -127,6 +131,7 @@ class Policy:
     reads_results: bool
     plain: bool
     ungated: bool
+    tally: Tally
     _given: tuple[tuple[Matcher, ...], tuple[Matcher, ...]]
 
     def __init__(
@@ -179,6 +184,9 @@ class Policy:
         put("reads_results", self.rules.reads_results)
         put("plain", self._is_plain())
         put("ungated", gate is None and shelter is None)
+        put("tally", Tally())
+        if clock is None:
+            census.policies.note(self)
 
     def _is_plain(self) -> bool:
         """Does a call that succeeds need nothing but its deposit?"""
@@ -212,6 +220,8 @@ class Policy:
         >>> Policy(on=ConnectionError).call(divmod, 7, 2)
         (3, 1)
         """
+        if watch.on:
+            return counted(self.tally, threads.call, self, function, args, kwargs)
         return threads.call(self, function, args, kwargs)
 
     async def acall(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -222,6 +232,8 @@ class Policy:
         >>> asyncio.run(Policy(on=ConnectionError).acall(load, 42))
         'order 42'
         """
+        if watch.on:
+            return await acounted(self.tally, tasks.call, self, function, args, kwargs)
         return await tasks.call(self, function, args, kwargs)
 
     def attempts(self) -> Attempts:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from abate.call import tasks, threads
 from abate.call.giveup import give_ups
+from abate.call.tally import acounted, aended, counted, ended, watch
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
@@ -24,15 +25,15 @@ CO_VARARGS, CO_VARKEYWORDS, CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR = 0x4
 
 SOURCE = """\
 {async_}def stand_in({parameters}):
-{guard}    _a_since = _a_give_ups.last
+{begun}{guard}    _a_since = _a_give_ups.last
     try:
         _a_result = {await_}_a_function({arguments})
     except _a_Exception as _a_error:
         _a_failure = _a_error
-    else:
-{deposit}        return _a_result
+{broken}    else:
+{good}{deposit}        return _a_result
     try:
-        return {await_}_a_drive(_a_policy, _a_failure, _a_since, _a_function, ({positional}), {{{named}}})
+        return {await_}{drive}(_a_policy, _a_failure, _a_since, _a_function, ({positional}), {{{named}}})
     finally:
         del _a_failure
 """
@@ -47,12 +48,21 @@ DEPOSIT = """\
 # in calm a shelter need not be asked; now and then it wants a look at how long an answer takes
 GUARD = """\
     if not _a_shelter.calm:
-        return {await_}_a_drive(_a_policy, None, 0, _a_function, ({positional}), {{{named}}})
+        return {await_}{drive}(_a_policy, None, 0, _a_function, ({positional}), {{{named}}})
 """
 
 OWN_CLOCK_DEPOSIT = """\
         _a_deposit()
 """
+
+# while somebody watches: what the driver takes over, it counts to its end
+PLAIN = {"begun": "", "broken": "", "good": "", "drive": "_a_drive"}
+COUNTED = {
+    "begun": "    _a_begun()\n",
+    "broken": "    except _a_BaseException:\n        _a_bad()\n        raise\n",
+    "good": "        _a_good()\n",
+    "drive": "_a_counted_drive",
+}
 
 
 def wrap(policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,11 +87,15 @@ def _full(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> C
     if asynchronous:
 
         async def arun(*args: Any, **kwargs: Any) -> Any:
+            if watch.on:
+                return await acounted(policy.tally, tasks.drive, policy, None, 0, function, args, kwargs)
             return await tasks.drive(policy, None, 0, function, args, kwargs)
 
         return arun
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        if watch.on:
+            return counted(policy.tally, threads.drive, policy, None, 0, function, args, kwargs)
         return threads.drive(policy, None, 0, function, args, kwargs)
 
     return run
@@ -101,6 +115,11 @@ def _plain(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> 
         "_a_look": policy.budget.look,
         "_a_deposit": policy.budget.deposit,
         "_a_Exception": Exception,
+        "_a_BaseException": BaseException,
+        "_a_begun": policy.tally.begun.add,
+        "_a_good": policy.tally.good.add,
+        "_a_bad": policy.tally.bad.add,
+        "_a_counted_drive": aended(policy.tally, tasks.drive) if asynchronous else ended(policy.tally, threads.drive),
     }
     shelter, guard = policy.shelter, ""
     if shelter is not None:
@@ -111,8 +130,12 @@ def _plain(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> 
             shelter.sample()
 
         names |= {"_a_shelter": shelter, "_a_look": look_around}
-    exec(_compiled(signature, guard, deposit, asynchronous), names)
+    for counts in (True, False):
+        exec(_compiled(signature, guard, deposit, asynchronous, counts), names)
+        names.setdefault("_a_counted", names["stand_in"])
     stand_in: Any = names["stand_in"]
+    names["_a_versions"] = (stand_in.__code__, names.pop("_a_counted").__code__)
+    watch.keep(stand_in)
     if isinstance(function, FunctionType):
         stand_in.__defaults__ = function.__defaults__
         stand_in.__kwdefaults__ = function.__kwdefaults__
@@ -153,9 +176,10 @@ class _Signature(tuple[str, str, str, str]):
 
 
 @functools.lru_cache(maxsize=1024)
-def _compiled(signature: _Signature, guard: str, deposit: str, asynchronous: bool) -> CodeType:
+def _compiled(signature: _Signature, guard: str, deposit: str, asynchronous: bool, counts: bool) -> CodeType:
     parameters, arguments, positional, named = signature
     await_ = "await " if asynchronous else ""
+    pieces = COUNTED if counts else PLAIN
     source = SOURCE.format(
         async_="async " if asynchronous else "",
         await_=await_,
@@ -163,8 +187,9 @@ def _compiled(signature: _Signature, guard: str, deposit: str, asynchronous: boo
         arguments=arguments,
         positional=positional,
         named=named,
-        guard=guard.format(await_=await_, positional=positional, named=named),
+        guard=guard.format(await_=await_, positional=positional, named=named, drive=pieces["drive"]),
         deposit=deposit,
+        **pieces,
     )
     return compile(source, "<abate stand-in>", "exec")
 

@@ -1,0 +1,151 @@
+"""How many calls a policy has in flight, and how many were good: counted while somebody watches, and not before.
+
+A call that succeeds makes no event, and must not: it would pay for those who are not interested. While a sink that
+`counts` is installed, the stand-ins of decorated functions run a second version of their code, with two counts in it;
+the first version knows nothing of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from itertools import count
+from threading import Lock
+from types import CodeType, FunctionType
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+T = TypeVar("T")
+
+
+class Tick:
+    """A count that many may add to without a lock: taking the next item of an iterator is atomic.
+
+    >>> tick = Tick()
+    >>> [tick.add(), tick.add()]
+    [0, 1]
+    >>> tick.read(), tick.read()
+    (2, 2)
+    """
+
+    __slots__ = ("_lock", "_looks", "add")
+
+    def __init__(self) -> None:
+        self.add: Callable[[], int] = count().__next__
+        self._lock = Lock()
+        self._looks = 0
+
+    def read(self) -> int:
+        """How many so far. Looking takes an item as well, which does not count."""
+        with self._lock:
+            seen = self.add() - self._looks
+            self._looks += 1
+            return seen
+
+
+class Tally:
+    """The calls of one policy.
+
+    >>> tally = Tally()
+    >>> tally.begun.add(); tally.begun.add(); tally.good.add()
+    0
+    1
+    0
+    >>> tally.in_flight
+    1
+    """
+
+    __slots__ = ("bad", "begun", "good")
+
+    def __init__(self) -> None:
+        self.begun, self.good, self.bad = Tick(), Tick(), Tick()
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that have begun and not ended."""
+        ended = self.good.read() + self.bad.read()  # before those that have begun, so that it is never below 0
+        return self.begun.read() - ended
+
+
+class Watch:
+    """Does somebody count?"""
+
+    __slots__ = ("_lock", "_stand_ins", "_watchers", "on")
+
+    def __init__(self) -> None:
+        self.on = False
+        self._lock = Lock()
+        self._watchers = 0
+        self._stand_ins: WeakSet[Any] = WeakSet()
+
+    def keep(self, stand_in: FunctionType) -> None:
+        """A stand-in that has two versions of its code."""
+        with self._lock:
+            self._stand_ins.add(stand_in)
+            _swap(stand_in, self.on)
+
+    def come(self) -> None:
+        """Somebody wants calls to be counted."""
+        self._change(1)
+
+    def go(self) -> None:
+        """And does no more."""
+        self._change(-1)
+
+    def _change(self, by: int) -> None:
+        with self._lock:
+            self._watchers = max(0, self._watchers + by)
+            if self.on == bool(self._watchers):
+                return
+            self.on = bool(self._watchers)
+            for stand_in in list(self._stand_ins):
+                _swap(stand_in, self.on)
+
+
+def _swap(stand_in: Any, counted: bool) -> None:
+    versions: tuple[CodeType, CodeType] = stand_in.__globals__["_a_versions"]
+    stand_in.__code__ = versions[counted]
+
+
+watch = Watch()
+
+
+def ended(tally: Tally, function: Callable[..., T]) -> Callable[..., T]:
+    """The function, with its end counted: the call has begun elsewhere."""
+
+    def count_end(*args: Any) -> T:
+        try:
+            result = function(*args)
+        except BaseException:
+            tally.bad.add()
+            raise
+        tally.good.add()
+        return result
+
+    return count_end
+
+
+def aended(tally: Tally, function: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+    """The same for a coroutine function."""
+
+    async def count_end(*args: Any) -> T:
+        try:
+            result = await function(*args)
+        except BaseException:
+            tally.bad.add()
+            raise
+        tally.good.add()
+        return result
+
+    return count_end
+
+
+def counted(tally: Tally, function: Callable[..., T], *args: Any) -> T:
+    """Make a call, counted from its beginning to its end."""
+    tally.begun.add()
+    return ended(tally, function)(*args)
+
+
+async def acounted(tally: Tally, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """The same for a coroutine function."""
+    tally.begun.add()
+    return await aended(tally, function)(*args)
