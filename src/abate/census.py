@@ -6,7 +6,7 @@ They are kept weakly, and noted once, when they are made: what they do costs not
 from __future__ import annotations
 
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import ref
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class Census(Generic[T]):
             return [thing for known in self._things.values() if (thing := known()) is not None]
 
 
-policies: Census[object] = Census()
-services: Census[object] = Census()
+policies: Census[Any] = Census()
+services: Census[Any] = Census()
 """Controllers and consumers."""
-stores: Census[object] = Census()
+stores: Census[Any] = Census()

@@ -139,6 +139,14 @@ class Ledger:
             self.fold(self.now())
             return self._units() / self._terms.one
 
+    def share(self) -> float:
+        """How much of what the window allows is left."""
+        with self.lock:
+            self.fold(self.now())
+            left = max(0, self._units())
+            allowed = left + self._terms.one * self.withdrawals.total
+            return left / allowed if allowed else 0.0
+
     def fold(self, now: float) -> None:
         """Enter what was taken into the slot that was open then, and open the slot of `now`; needs the lock."""
         self._prepay(self._settle(now), self._units())
@@ -326,6 +334,15 @@ class Budget(Gate):
     def balance(self) -> float:
         """How many retries could be made now."""
         return math.inf if self.boundless else self.timeline.here().balance()
+
+    def share(self) -> float:
+        """How much is left of what the window allows: 1 where nothing was spent, 0 where all is, for a gauge.
+
+        >>> budget = Budget(ratio=0.0, reserve=1.0, window=4.0)
+        >>> budget.try_withdraw(), budget.share()
+        (True, 0.75)
+        """
+        return 1.0 if self.boundless else self.timeline.here().share()
 
     def enter(self, retry: bool) -> Gate | None:
         """Retries are paid for; a first attempt is free (and pays in, if funded by requests)."""

@@ -1,9 +1,10 @@
-"""What is happening: sinks that turn events into logs, one file per sink.
+"""What is happening: sinks that turn events into metrics, traces and logs, one file per sink; and the live page.
 
 abate.observe.install(abate.observe.LoggingSink())
 """
 
-from abate.events import Sink, install, remove
+from abate.observe.installing import Sink, install, remove
 from abate.observe.logging import LoggingSink
+from abate.observe.snapshot import Snapshot, snapshot
 
-__all__ = ["LoggingSink", "Sink", "install", "remove"]
+__all__ = ["LoggingSink", "Sink", "Snapshot", "install", "remove", "snapshot"]

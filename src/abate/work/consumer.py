@@ -14,7 +14,7 @@ from abate.work.service import P, Service, T, opened
 from abate.work.source import Message, Source
 
 if TYPE_CHECKING:
-    from abate.stores import Store
+    from abate.stores import Depth, Store
 
 
 class Consumer(Service[P, T]):
@@ -57,6 +57,12 @@ class Consumer(Service[P, T]):
                 raise TypeError(f"a source must say its {name} (see abate.work.Source), and {given!r} doesn't")
         checked: Source = source
         return checked
+
+    def depth(self) -> Depth | None:
+        """What waits, is in hand and was buried; None where the source can't tell, as SQS can't for nothing."""
+        look = getattr(self.source, "depth", None)
+        depth: Depth | None = None if look is None else look()
+        return depth
 
     def _judge(self) -> Judge:
         return self.judge

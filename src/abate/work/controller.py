@@ -25,7 +25,7 @@ from abate.work.service import P, Service, T, opened
 from abate.work.source import Message, Source
 
 if TYPE_CHECKING:
-    from abate.stores import Store
+    from abate.stores import Depth, Store
 
 F = TypeVar("F", bound="Callable[..., Any] | AsyncIterable[Any]")
 L = TypeVar("L", bound=Callable[[], Any])
@@ -122,6 +122,35 @@ class Controller(Service[P, T]):
             return self._local.waiting()
         depth = self._queue.depth()
         return int(depth.ready + depth.delayed)
+
+    def depth(self) -> Depth:
+        """What waits, is in hand and is parked.
+
+        >>> import abate
+        >>> @abate.controller()
+        ... def reconcile(key): ...
+        >>> reconcile.add("orders/42")
+        >>> reconcile.depth().ready
+        1
+        """
+        from abate.stores import Depth
+
+        if not self._in_memory:
+            depth: Depth = self._queue.depth()
+            return depth
+        queue = self._local.queue
+        ready = len(queue)
+        return Depth(ready, queue.delayed, queue.in_hand, len(self._local.parked), queue.age() if ready else None)
+
+    @property
+    def adds(self) -> int | None:
+        """Adds of keys in memory so far; None where a store has them."""
+        return self._local.queue.adds if self._in_memory else None
+
+    @property
+    def coalesced(self) -> int | None:
+        """Those among them that changed nothing, as their key was waiting already."""
+        return self._local.queue.coalesced if self._in_memory else None
 
     @property
     def _in_memory(self) -> bool:

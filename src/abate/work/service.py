@@ -12,6 +12,7 @@ from functools import update_wrapper
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
+from abate import census
 from abate.errors import number, whole
 from abate.values import Value
 from abate.work.fuse import Fuse
@@ -20,7 +21,7 @@ from abate.work.loop import Loop
 from abate.work.source import Message, Source
 
 if TYPE_CHECKING:
-    from abate.stores import Store
+    from abate.stores import Depth, Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,6 +63,7 @@ class Service(Generic[P, T]):
         self._running: tuple[asyncio.AbstractEventLoop, Loop] | None = None
         self._one = cast("Callable[[Any], object]", function)
         update_wrapper(cast("Callable[..., Any]", self), function)
+        census.services.note(self)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.function(*args, **kwargs)
@@ -161,6 +163,10 @@ class Service(Generic[P, T]):
         loop = running[1]
         ready = loop.failing is None and not loop.stopping.is_set()
         return Health(True, ready, len(loop.in_hand), loop.failing, dict(loop.tally))
+
+    def depth(self) -> Depth | None:
+        """What waits, is in hand and was buried; None where the source can't tell. A store is asked, which takes time."""
+        return None
 
 
 def opened(store: object) -> Any:

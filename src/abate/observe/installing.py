@@ -1,0 +1,33 @@
+"""Installs sinks; while one is there that counts calls, calls are counted."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from abate import events
+from abate.call.tally import watch
+from abate.events import Sink
+
+S = TypeVar("S", bound=Sink)
+
+
+def install(sink: S) -> S:
+    """Send every event of this process to `sink`, until it raises or is removed.
+
+    A sink that has ``counts = True`` wants the calls that succeed to be counted as well (see `snapshot`).
+
+    >>> from abate.observe import LoggingSink
+    >>> sink = install(LoggingSink())
+    >>> remove(sink)
+    """
+    events.install(sink)
+    if getattr(sink, "counts", False):
+        watch.come()
+    return sink
+
+
+def remove(sink: Sink) -> None:
+    """Stop sending events to `sink`; nothing happens if it is not installed."""
+    if sink in events.sinks and getattr(sink, "counts", False):
+        watch.go()
+    events.remove(sink)

@@ -1,0 +1,159 @@
+"""How everything is at this moment: read when somebody looks, so that calls pay nothing for it.
+
+What bears the same name is shown as one: counts and balances are added up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from abate import census
+from abate.admit.shelter import Shelter
+from abate.errors import AbateError
+from abate.values import Value
+
+if TYPE_CHECKING:
+    from abate.call.policy import Policy
+
+MOST = 500
+"""Policies, queues, shelters and stores that are shown, each; what comes after that is left out."""
+LONGEST_NAME = 120
+"""Characters of a name."""
+
+
+class PolicyView(Value):
+    """One policy, or all of one name: calls so far (only while somebody counts), its budget, its shelter.
+
+    `balance` is how many retries could be made now; `share` how much that is of what the window allows.
+    """
+
+    name: str
+    begun: int
+    good: int
+    bad: int
+    balance: float
+    share: float
+    shelter: str | None
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that have begun and not ended."""
+        return max(0, self.begun - self.good - self.bad)
+
+
+class ShelterView(Value):
+    """A shelter: calm, storm, probing or recovering; how many calls wait, and how many may be in flight."""
+
+    name: str
+    state: str
+    waiters: int
+    limit: float
+
+
+class QueueView(Value):
+    """A controller or consumer and its queue; what its source can't tell is None."""
+
+    name: str
+    live: bool
+    workers: int
+    in_hand: int
+    ready: int | None
+    delayed: int | None
+    dead: int | None
+    age: float | None
+    adds: int | None
+    coalesced: int | None
+    failing: str | None
+
+
+class StoreView(Value):
+    """A store: does it answer?"""
+
+    name: str
+    degraded: bool
+
+
+class Snapshot(Value):
+    """Everything at once.
+
+    >>> import abate
+    >>> policy = abate.Policy(name="orders", on=OSError)
+    >>> "orders" in [view.name for view in snapshot().policies]
+    True
+    """
+
+    policies: tuple[PolicyView, ...]
+    shelters: tuple[ShelterView, ...]
+    queues: tuple[QueueView, ...]
+    stores: tuple[StoreView, ...]
+
+
+def snapshot() -> Snapshot:
+    """How everything is now."""
+    policies = [policy for policy in census.policies.alive() if policy.name]
+    shelters = {id(policy.shelter): policy.shelter for policy in policies if policy.shelter is not None}
+    return Snapshot(
+        policies=tuple(_policy(name, group) for name, group in _named(policies)),
+        shelters=tuple(_shelter(name, group) for name, group in _named(shelters.values())),
+        queues=tuple(_queue(name, group[0]) for name, group in _named(census.services.alive())),
+        stores=tuple(
+            StoreView(name, any(store.degraded for store in group)) for name, group in _named(census.stores.alive())
+        ),
+    )
+
+
+def _named(things: Iterable[Any]) -> list[tuple[str, list[Any]]]:
+    """Things by name, a bounded number of names."""
+    groups: dict[str, list[Any]] = {}
+    for thing in things:
+        name = str(thing.name)[:LONGEST_NAME]
+        if name in groups or len(groups) < MOST:
+            groups.setdefault(name, []).append(thing)
+    return list(groups.items())
+
+
+def _policy(name: str, policies: Sequence[Policy]) -> PolicyView:
+    # copies of one policy share its budget, which is counted once
+    budgets = list({id(policy.budget): policy.budget for policy in policies}.values())
+    shelters = [policy.shelter.name for policy in policies if policy.shelter is not None]
+    tallies = [policy.tally for policy in policies]
+    # what has ended is read before what has begun, so that nothing is in flight less than once
+    good, bad = sum(tally.good.read() for tally in tallies), sum(tally.bad.read() for tally in tallies)
+    return PolicyView(
+        name=name,
+        begun=sum(tally.begun.read() for tally in tallies),
+        good=good,
+        bad=bad,
+        balance=math.fsum(budget.balance() for budget in budgets),
+        share=min(budget.share() for budget in budgets),
+        shelter=shelters[0] if shelters else None,
+    )
+
+
+def _shelter(name: str, shelters: Sequence[Shelter]) -> ShelterView:
+    worst = max(shelters, key=lambda shelter: ("calm", "recovering", "storm", "probing").index(shelter.state))
+    return ShelterView(name, worst.state, sum(shelter.waiters for shelter in shelters), worst.limit)
+
+
+def _queue(name: str, service: Any) -> QueueView:
+    health = service.health()
+    failing = health.failing
+    try:
+        depth = service.depth()
+    except (AbateError, OSError) as error:  # a store that does not answer
+        depth, failing = None, failing or f"{type(error).__name__}: {error}"[:200]
+    return QueueView(
+        name=name,
+        live=health.live,
+        workers=service.workers,
+        in_hand=health.in_hand,
+        ready=None if depth is None else depth.ready,
+        delayed=None if depth is None else depth.delayed,
+        dead=None if depth is None else depth.dead,
+        age=None if depth is None else depth.age or 0.0,
+        adds=getattr(service, "adds", None),
+        coalesced=getattr(service, "coalesced", None),
+        failing=failing,
+    )
