@@ -34,7 +34,9 @@ NAMES = {
         ShutDown SilentSuccess Source WorkQueue
     """,
     "abate.stores": "DeadLetter Depth Queue Store StoreBudget StoreError StoreUnreachable Terms open_store",
-    "abate.observe": "LoggingSink Sink install remove",
+    "abate.observe": """
+        Detached LoggingSink OpenTelemetrySink PrometheusSink Sink Snapshot StructlogSink install remove snapshot
+    """,
     "abate.testing": "Recorder Script VirtualClock after off",
 }
 

@@ -5,6 +5,7 @@ They are kept weakly, and noted once, when they are made: what they do costs not
 
 from __future__ import annotations
 
+import os
 from threading import Lock
 from typing import Any, Generic, TypeVar
 from weakref import ref
@@ -28,6 +29,10 @@ class Census(Generic[T]):
         self._lock = Lock()
         self._things: dict[int, ref[T]] = {}
 
+    def after_fork(self) -> None:
+        """Who held the lock is not in the child."""
+        self._lock = Lock()
+
     def note(self, thing: T) -> None:
         """Somebody has come."""
         # by identity: policies are equal when their settings are
@@ -47,6 +52,17 @@ class Census(Generic[T]):
 
 
 policies: Census[Any] = Census()
+tallies: Census[Any] = Census()
+"""What policies have counted; copies of one policy have one."""
 services: Census[Any] = Census()
 """Controllers and consumers."""
 stores: Census[Any] = Census()
+
+
+def _mend_in_child() -> None:
+    for census in (policies, tallies, services, stores):
+        census.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_mend_in_child)

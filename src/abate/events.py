@@ -74,6 +74,12 @@ class ShelterChanged(Event):
     limit: float
 
 
+class Waited(Event):
+    """Somebody has waited for `seconds` until a bucket had its tokens. The `policy` is the bucket's name."""
+
+    seconds: float
+
+
 class Worked(Event):
     """A piece of work has ended after `seconds`: done, again, silent, retry, slow or buried."""
 
@@ -132,6 +138,8 @@ class StoreDegraded(Event):
 Sink: TypeAlias = Callable[[Event], object]
 
 _lock = Lock()
+removing: list[Callable[[Sink], object]] = []
+"""Called with each sink that is removed or cut off."""
 sinks: tuple[Sink, ...] = ()
 """The installed sinks. Whoever makes events looks here first, so that nobody listening costs nothing."""
 
@@ -149,7 +157,8 @@ def install(sink: Sink) -> Sink:
     if not callable(sink):
         raise TypeError(f"a sink must be a function of one event, not {sink!r}")
     with _lock:
-        sinks = (*sinks, sink)
+        if sink not in sinks:
+            sinks = (*sinks, sink)
     return sink
 
 
@@ -158,7 +167,11 @@ def remove(sink: Sink) -> None:
     global sinks
     with _lock:
         # equality, not identity: a bound method is a new object each time it is looked up
-        sinks = tuple(other for other in sinks if other != sink)
+        left = tuple(other for other in sinks if other != sink)
+        gone, sinks = len(left) < len(sinks), left
+    if gone:
+        for tell in removing:
+            tell(sink)
 
 
 def emit(event: Event) -> None:

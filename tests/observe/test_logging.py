@@ -1,12 +1,19 @@
 """The logging sink."""
 
 import logging
+import pickle
+import subprocess
+import sys
+from queue import SimpleQueue
+from weakref import ref
 
 import pytest
 
 import abate
 from abate import events
-from abate.observe import LoggingSink
+from abate.observe import LoggingSink, words
+from abate.observe.lines import Lines, flush_all
+from tests.stores.sharing import forks, in_child
 
 ERROR = OSError("down")
 
@@ -45,17 +52,60 @@ LINES = [
         "DEBUG",
         "orders: '42' is done after 0.25 s (handed out 1 times)",
     ),
-    (events.Event("orders"), "INFO", "Event(policy='orders')"),
+    (events.Event("orders"), "INFO", "orders: Event(policy='orders')"),
 ]
 
 
 @pytest.mark.parametrize(("event", "level", "line"), LINES, ids=lambda value: type(value).__name__)
 def test_every_event_is_a_line(caplog, event, level, line):
-    """Each event has its level and its sentence, and comes along as `abate` in the record."""
+    """With `every`, each event has its level and its sentence; its facts come along as `abate` in the record."""
     with caplog.at_level(logging.DEBUG, logger="abate"):
-        LoggingSink()(event)
+        LoggingSink(every=True)(event)
     (record,) = caplog.records
-    assert (record.levelname, record.getMessage(), record.abate) == (level, line, event)
+    assert (record.levelname, record.getMessage()) == (level, line)
+    assert record.abate == {"event": words.name(event), **words.facts(event)}
+
+
+def test_facts_are_plain_values():
+    """An event as a dictionary that any formatter can write: errors and keys as text, numbers as they are."""
+    event = events.Worked("orders", ("a", 1), "retry", 0.25, 3, ERROR)
+    assert words.facts(event) == {
+        "policy": "orders",
+        "key": "('a', 1)",
+        "ending": "retry",
+        "seconds": 0.25,
+        "receives": 3,
+        "error_type": "OSError",
+        "error": "OSError('down')",
+    }
+    assert words.facts(events.StoreDegraded("redis", False, None)) == {
+        "policy": "redis",
+        "degraded": False,
+        "error": None,
+    }
+
+
+def test_a_record_does_not_hold_on_to_the_error():
+    """Handlers that keep their records keep no error of a megabyte, and no frames."""
+    records = []
+
+    class Keeps(logging.Handler):
+        def emit(self, record):
+            records.append(record)
+
+    logger = logging.Logger("kept")
+    logger.addHandler(Keeps())
+    sink = LoggingSink(logger)
+
+    class Large(Exception):
+        pass
+
+    error = Large("x" * 1_000_000)
+    gone = ref(error)
+    sink(events.GaveUp("orders", "attempts", 3, 1.5, error))
+    del error
+    assert gone() is None
+    assert len(pickle.dumps(records[0].__dict__)) < 5_000
 
 
 def test_a_logger_may_be_given_by_name_or_itself(caplog):
@@ -70,18 +120,161 @@ def test_a_line_that_nobody_reads_is_not_made(caplog):
     """Below the logger's level nothing is recorded."""
     with caplog.at_level(logging.ERROR, logger="abate"):
         LoggingSink()(events.Recovered("orders", 2, 0.5))
+        LoggingSink(every=True)(events.Recovered("orders", 2, 0.5))
     assert caplog.records == []
 
 
-def test_installed_it_logs_calls(caplog):
-    """From a call to a line, through the installed sink."""
-    sink = abate.observe.install(LoggingSink())
-    try:
-        with caplog.at_level(logging.INFO, logger="abate"), abate.testing.VirtualClock():
-            abate.Policy(name="orders", on=OSError, backoff=[1.0]).call(abate.testing.Script(ERROR, "fine"))
-    finally:
+@pytest.fixture
+def installed():
+    """Installs sinks for one test."""
+    sinks = []
+
+    def install(sink):
+        sinks.append(abate.observe.install(sink))
+        return sink
+
+    yield install
+    for sink in sinks:
         abate.observe.remove(sink)
-    assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
+
+
+def test_installed_it_logs_calls(caplog, installed):
+    """From a call to lines, through the installed sink: that it failed, and that it is well again."""
+    installed(LoggingSink())
+    with caplog.at_level(logging.DEBUG, logger="abate"), abate.testing.VirtualClock():
+        abate.Policy(name="orders", on=OSError, backoff=[1.0]).call(abate.testing.Script(ERROR, "fine"))
+    assert [(record.levelname, record.abate["event"]) for record in caplog.records] == [
+        ("WARNING", "failing"),
+        ("INFO", "recovered"),
+    ]
+
+
+def test_with_every_each_attempt_is_a_line(caplog, installed):
+    """The retry itself is told as well."""
+    installed(LoggingSink(every=True))
+    with caplog.at_level(logging.INFO, logger="abate"), abate.testing.VirtualClock():
+        abate.Policy(name="orders", on=OSError, backoff=[1.0]).call(abate.testing.Script(ERROR, "fine"))
+    assert [record.abate["event"] for record in caplog.records] == ["retry", "recovered"]
+
+
+def test_a_storm_of_calls_is_a_few_lines(caplog, installed):
+    """A thousand calls that fail in a minute of virtual time: a burst of each kind, and a summary of each."""
+    installed(LoggingSink(burst=2, window=60.0))
+    policy = abate.Policy(name="orders", on=OSError, attempts=2, backoff=[0.0], budget=abate.Budget(0.0, 1_000.0))
+    with caplog.at_level(logging.INFO, logger="abate"), abate.testing.VirtualClock() as clock:
+        for _ in range(1_001):
+            with pytest.raises(OSError):
+                policy.call(abate.testing.Script(ERROR, ERROR))
+            clock.advance(0.06)
+    told = [(record.abate["event"], record.abate.get("more")) for record in caplog.records]
+    assert told == [("failing", None), ("gave_up", None)] * 2 + [("failing", 998), ("gave_up", 998)]
+    assert caplog.records[-1].getMessage() == "orders: … and 998 more calls gave up (attempts) in the last 60 s"
+
+
+def test_time_that_is_virtual_does_not_disturb_the_real_one(caplog):
+    """Each clock has its own episodes."""
+    sink, event = LoggingSink(burst=1), events.Recovered("orders", 2, 0.5)
+    with caplog.at_level(logging.INFO, logger="abate"):
+        with abate.testing.VirtualClock(start=1e12):
+            sink(event)
+        sink(event)
+        sink(event)
+    assert len(caplog.records) == 2
+
+
+def test_a_summary_comes_by_itself():
+    """When a storm ends and nothing else happens, the summary is written all the same."""
+    written = SimpleQueue()
+    lines = Lines(written.put, burst=1, window=1.0)
+    for _ in range(5):
+        lines(events.Recovered("orders", 2, 0.5))
+    told = [written.get(timeout=30.0)]
+    while sum(line.more + (line.event is not None) for line in told) < 5:
+        told.append(written.get(timeout=30.0))
+    while not told[-1].over:
+        told.append(written.get(timeout=30.0))
+
+
+def test_a_summary_that_cannot_be_written_is_logged():
+    """The thread that brings it reports, and does not die of it."""
+    logged, logger = SimpleQueue(), logging.getLogger("abate")
+
+    class Hands(logging.Handler):
+        def emit(self, record):
+            logged.put(record.getMessage())
+
+    def write(line):
+        if line.event is None:
+            raise OSError("no disk")
+
+    handler = Hands()
+    logger.addHandler(handler)
+    try:
+        lines = Lines(write, burst=1, window=1.0)
+        lines(events.Recovered("orders", 2, 0.5))
+        lines(events.Recovered("orders", 2, 0.5))
+        assert logged.get(timeout=30.0) == "a summary could not be written"
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_the_end_of_the_program_tells_the_rest():
+    """What was counted is written at exit, before logging shuts down."""
+    program = """
+import logging
+from abate import events, observe
+logging.basicConfig(level="INFO", format="%(message)s")
+sink = observe.install(observe.LoggingSink(burst=1))
+for _ in range(10):
+    events.emit(events.Recovered("orders", 2, 0.5))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    first, last = ended.stderr.splitlines()
+    assert first == "orders: succeeded on attempt 2 after 0.5 s of waiting"
+    assert last.startswith("orders: … and 9 more calls succeeded after a retry in the last ")
+
+
+@forks
+def test_a_child_tells_what_is_its_own():
+    """After a fork the child begins anew: its first is a line, and its summaries come by themselves."""
+    written = SimpleQueue()
+    lines = Lines(written.put, burst=1, window=1.0)
+    for _ in range(3):
+        lines(events.Recovered("orders", 2, 0.5))
+
+    def child():
+        mine = SimpleQueue()
+        lines._write = mine.put
+        for _ in range(3):
+            lines(events.Recovered("orders", 2, 0.5))
+        told = [mine.get(timeout=30.0)]
+        while sum(line.more + (line.event is not None) for line in told) < 3:
+            told.append(mine.get(timeout=30.0))
+        return [line.event is not None for line in told]
+
+    assert in_child(child) == "[True, False]"
+
+
+def test_a_failing_writer_does_not_keep_others_from_the_rest(caplog):
+    """At exit one that raises is logged."""
+
+    def broken(line):
+        if line.event is None:
+            raise OSError("no disk")
+
+    lines = Lines(broken, burst=1)
+    for _ in range(2):
+        lines(events.Recovered("orders", 2, 0.5))
+    flush_all()
+    assert "the last lines could not be written" in caplog.text
+
+
+def test_bad_settings_are_refused():
+    """At construction, naming the value."""
+    with pytest.raises(ValueError, match="burst must be a whole number of at least 1, not 0"):
+        LoggingSink(burst=0)
+    with pytest.raises(ValueError, match="window must be a number above 0, not -1"):
+        LoggingSink(window=-1)
 
 
 @pytest.mark.parametrize(
@@ -100,4 +293,5 @@ def test_what_is_logged_where_it_happens_is_not_logged_twice(caplog, event):
     """Controllers, consumers and stores log their troubles by themselves."""
     with caplog.at_level(logging.DEBUG):
         LoggingSink()(event)
+        LoggingSink(every=True)(event)
     assert caplog.records == []

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from threading import Lock
 
+from abate import events
 from abate.admit.gate import Gate
 from abate.admit.timeline import Timeline
 from abate.clock import Clock
@@ -104,6 +105,7 @@ class TokenBucket(Gate):
             except BaseException:
                 self._break_off(level, claim)
                 raise
+            self._tell(wait)
 
     async def aacquire(self, n: int = 1, *, timeout: float | None = None) -> None:
         """Take `n` tokens, waiting for them in this task; see `acquire`."""
@@ -115,6 +117,11 @@ class TokenBucket(Gate):
             except BaseException:
                 self._break_off(level, claim)
                 raise
+            self._tell(wait)
+
+    def _tell(self, wait: float) -> None:
+        if events.sinks:
+            events.emit(events.Waited(self.name, wait))
 
     def _refill(self, level: Level, n: int) -> float:
         if not 1 <= n <= self.burst:

@@ -184,9 +184,10 @@ class Policy:
         put("reads_results", self.rules.reads_results)
         put("plain", self._is_plain())
         put("ungated", gate is None and shelter is None)
-        put("tally", Tally())
+        put("tally", Tally(name))
         if clock is None:
             census.policies.note(self)
+            census.tallies.note(self.tally)
 
     def _is_plain(self) -> bool:
         """Does a call that succeeds need nothing but its deposit?"""
@@ -221,7 +222,8 @@ class Policy:
         (3, 1)
         """
         if watch.on:
-            return counted(self.tally, threads.call, self, function, args, kwargs)
+            result: T = counted(self.tally, threads.call, self, function, args, kwargs)
+            return result
         return threads.call(self, function, args, kwargs)
 
     async def acall(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -267,7 +269,10 @@ class Policy:
         unknown = changes.keys() - set(SETTINGS)
         if unknown:
             raise TypeError(f"a Policy has no setting {_listed(unknown)}; it has {', '.join(SETTINGS)}")
-        return Policy(**{**self._settings(), **changes})
+        copy = Policy(**{**self._settings(), **changes})
+        if copy.name == self.name and copy.clock is self.clock:
+            object.__setattr__(copy, "tally", self.tally)  # the calls of one name are counted as one
+        return copy
 
     def also(self, *on: Matcher, before: tuple[Matcher, ...] = ()) -> Policy:
         """The same policy, which asks these as well, behind or `before` what it asks by itself.

@@ -14,6 +14,8 @@ from types import CodeType, FunctionType
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from abate.admit.timeline import keep_through_forks
+
 T = TypeVar("T")
 
 
@@ -33,6 +35,10 @@ class Tick:
         self.add: Callable[[], int] = count().__next__
         self._lock = Lock()
         self._looks = 0
+
+    def after_fork(self) -> None:
+        """Who held the lock is not in the child."""
+        self._lock = Lock()
 
     def read(self) -> int:
         """How many so far. Looking takes an item as well, which does not count."""
@@ -54,10 +60,17 @@ class Tally:
     1
     """
 
-    __slots__ = ("bad", "begun", "good")
+    __slots__ = ("__weakref__", "bad", "begun", "good", "name")
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self.name = name
         self.begun, self.good, self.bad = Tick(), Tick(), Tick()
+        keep_through_forks(self)
+
+    def after_fork(self) -> None:
+        """Who held a lock is not in the child."""
+        for tick in (self.begun, self.good, self.bad):
+            tick.after_fork()
 
     @property
     def in_flight(self) -> int:
@@ -69,13 +82,17 @@ class Tally:
 class Watch:
     """Does somebody count?"""
 
-    __slots__ = ("_lock", "_stand_ins", "_watchers", "on")
+    __slots__ = ("__weakref__", "_lock", "_stand_ins", "_watchers", "on")
 
     def __init__(self) -> None:
         self.on = False
         self._lock = Lock()
         self._watchers = 0
         self._stand_ins: WeakSet[Any] = WeakSet()
+
+    def after_fork(self) -> None:
+        """Who held the lock is not in the child."""
+        self._lock = Lock()
 
     def keep(self, stand_in: FunctionType) -> None:
         """A stand-in that has two versions of its code."""
@@ -107,6 +124,7 @@ def _swap(stand_in: Any, counted: bool) -> None:
 
 
 watch = Watch()
+keep_through_forks(watch)
 
 
 def ended(tally: Tally, function: Callable[..., T]) -> Callable[..., T]:

@@ -130,11 +130,12 @@ def _plain(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> 
             shelter.sample()
 
         names |= {"_a_shelter": shelter, "_a_look": look_around}
-    for counts in (True, False):
+    versions: list[Any] = []
+    for counts in (False, True):
         exec(_compiled(signature, guard, deposit, asynchronous, counts), names)
-        names.setdefault("_a_counted", names["stand_in"])
-    stand_in: Any = names["stand_in"]
-    names["_a_versions"] = (stand_in.__code__, names.pop("_a_counted").__code__)
+        versions.append(names["stand_in"])
+    stand_in = versions[0]
+    names["_a_versions"] = tuple(version.__code__ for version in versions)
     watch.keep(stand_in)
     if isinstance(function, FunctionType):
         stand_in.__defaults__ = function.__defaults__

@@ -43,7 +43,7 @@ from aiohttp import (
 from aiohttp.http import HttpProcessingError
 from aiohttp.payload import BytesPayload, IOBasePayload
 
-from abate.call import tasks
+from abate.call import tally, tasks
 from abate.call.policy import Policy
 from abate.clients.exchange import Plan, Stopwatch, Timeouts, new_key, travelling
 from abate.decide import http
@@ -97,7 +97,10 @@ def middleware(
         if idempotency_key and not http.repeatable(request.method, request.headers):
             request.headers[http.KEY_HEADER] = new_key()
         fitting = plan.for_request(request.method, request.headers, replayable=_replayable(request.body))
-        return await _Exchange(request, handler, fitting, timeouts).run()
+        exchange = _Exchange(request, handler, fitting, timeouts)
+        if tally.watch.on:
+            return await tally.acounted(plan.policy.tally, exchange.run)
+        return await exchange.run()
 
     return retrying
 

@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
 from abate import clock as clocks
-from abate.call import tasks, threads
+from abate.call import tally, tasks, threads
 from abate.call.giveup import give_ups, report
 from abate.call.policy import Policy
 from abate.clients.exchange import ATTEMPT, EXHAUSTED, JudgeError, Plan, Stopwatch, Timeouts, new_key, travelling
@@ -78,6 +78,8 @@ class _Around:
         self.inner = inner
         self.library = _library(inner)
         self.name: str = policy.name or self.library.__name__
+        self.policy = policy if policy.name else policy.replace(name=self.name)
+        """The policy as it was given, under its name: it has the tally, which is seen from outside."""
         self.wraps = policy.raises == "exhausted"
         # a final response has no other way to bring its report than inside an error, which is taken off it again
         clock = _Waiting(policy.clock, lets_go=policy.gate is None)
@@ -311,6 +313,9 @@ class Transport(_Around, httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request, again where that is worth it."""
+        return tally.counted(self.policy.tally, self._handle, request) if tally.watch.on else self._handle(request)
+
+    def _handle(self, request: httpx.Request) -> httpx.Response:
         replayable = type(request.stream) is self.bytes or _replays(request.stream)
         since, made, failure = give_ups.last, None, None
         if self._quick and remaining() is None and not self.short_of_key(request):
@@ -370,6 +375,11 @@ class AsyncTransport(_Around, httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request, again where that is worth it."""
+        if tally.watch.on:
+            return await tally.acounted(self.policy.tally, self._handle, request)
+        return await self._handle(request)
+
+    async def _handle(self, request: httpx.Request) -> httpx.Response:
         replayable = type(request.stream) is self.bytes or _replays(request.stream)
         since, made, failure = give_ups.last, None, None
         if self._quick and remaining() is None and not self.short_of_key(request):

@@ -35,7 +35,7 @@ from urllib3.exceptions import (
     ReadTimeoutError,
 )
 
-from abate.call import threads
+from abate.call import tally, threads
 from abate.call.policy import Policy
 from abate.clients.exchange import (
     JudgeError,
@@ -216,6 +216,9 @@ class Sender(Generic[R]):
             return held
 
         try:
+            if tally.watch.on:
+                response: R = tally.counted(self._plan.policy.tally, threads.drive, policy, None, 0, attempt, (), {})
+                return response
             return threads.drive(policy, None, 0, attempt, (), {})
         except RetryExhausted:
             raise  # it carries the response

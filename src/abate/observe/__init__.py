@@ -3,8 +3,40 @@
 abate.observe.install(abate.observe.LoggingSink())
 """
 
-from abate.observe.installing import Sink, install, remove
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from abate.events import Sink
+from abate.observe.detached import Detached
+from abate.observe.installing import install, remove
 from abate.observe.logging import LoggingSink
 from abate.observe.snapshot import Snapshot, snapshot
 
-__all__ = ["LoggingSink", "Sink", "Snapshot", "install", "remove", "snapshot"]
+if TYPE_CHECKING:
+    from abate.observe.otel import OpenTelemetrySink
+    from abate.observe.prometheus import PrometheusSink
+    from abate.observe.structlog import StructlogSink
+
+__all__ = [
+    "Detached",
+    "LoggingSink",
+    "OpenTelemetrySink",
+    "PrometheusSink",
+    "Sink",
+    "Snapshot",
+    "StructlogSink",
+    "install",
+    "remove",
+    "snapshot",
+]
+
+_ELSEWHERE = {"OpenTelemetrySink": "otel", "PrometheusSink": "prometheus", "StructlogSink": "structlog"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a sink, and the library that it needs, when somebody asks for it."""
+    if name in _ELSEWHERE:
+        return getattr(importlib.import_module(f"abate.observe.{_ELSEWHERE[name]}"), name)
+    if name == "page":
+        return importlib.import_module("abate.observe.page")
+    raise AttributeError(f"module 'abate.observe' has no attribute {name!r}")

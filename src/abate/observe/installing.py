@@ -20,14 +20,21 @@ def install(sink: S) -> S:
     >>> sink = install(LoggingSink())
     >>> remove(sink)
     """
-    events.install(sink)
-    if getattr(sink, "counts", False):
-        watch.come()
+    if sink not in events.sinks:
+        events.install(sink)
+        if getattr(sink, "counts", False):
+            watch.come()
     return sink
 
 
 def remove(sink: Sink) -> None:
     """Stop sending events to `sink`; nothing happens if it is not installed."""
-    if sink in events.sinks and getattr(sink, "counts", False):
-        watch.go()
     events.remove(sink)
+
+
+def _count_no_more(sink: Sink) -> None:
+    if getattr(sink, "counts", False):
+        watch.go()
+
+
+events.removing.append(_count_no_more)

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import logging
-from typing import ClassVar
+from collections.abc import Callable
 
 from abate import events
+from abate.clock import Clock
 from abate.events import Event
+from abate.observe.lines import Lines
+from abate.observe.transitions import Line
+from abate.observe.words import facts, level, name, sentence
+
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 class LoggingSink:
-    """Logs each event on one logger, with its facts as ``extra`` under the name ``abate``.
+    """Logs what is worth a line on one logger, with its facts as a dictionary in ``extra``, under the name ``abate``.
+
+    The first events of a kind are a line each, those that follow are counted and told once in a `window`; see
+    `abate.observe.transitions`. With ``every=True`` each event is a line.
+
+    The event itself does not come along: it would carry an error of any size, and the frames that it was raised in,
+    to handlers that keep their records.
 
     >>> from abate import observe
     >>> sink = observe.install(LoggingSink())
     >>> observe.remove(sink)
     """
 
-    LEVELS: ClassVar[dict[type[Event], int]] = {
-        events.FirstFailure: logging.DEBUG,
-        events.Retry: logging.INFO,
-        events.Recovered: logging.INFO,
-        events.BudgetRefused: logging.WARNING,
-        events.GaveUp: logging.WARNING,
-        events.LayeredRetry: logging.WARNING,
-        events.ShelterChanged: logging.WARNING,
-        events.Worked: logging.DEBUG,
-    }
     LOGGED_AT_HOME = (
         events.Buried,
         events.FuseBlown,
@@ -37,44 +39,27 @@ class LoggingSink:
     )
     """What controllers, consumers and stores log by themselves, whether there is a sink or not."""
 
-    def __init__(self, logger: logging.Logger | str = "abate") -> None:
+    def __init__(
+        self,
+        logger: logging.Logger | str = "abate",
+        every: bool = False,
+        burst: int = 3,
+        window: float = 60.0,
+        clock: Clock | Callable[[], float] | None = None,
+    ) -> None:
         self.logger = logging.getLogger(logger) if isinstance(logger, str) else logger
+        self._take = self._write_event if every else Lines(self._write, burst, window, clock)
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, self.LOGGED_AT_HOME):
-            return
-        level = self.LEVELS.get(type(event), logging.INFO)
-        if self.logger.isEnabledFor(level):
-            self.logger.log(level, "%s", _Line(event), extra={"abate": event})
+        if not isinstance(event, self.LOGGED_AT_HOME):
+            self._take(event)
 
+    def _write_event(self, event: Event) -> None:
+        number = LEVELS[level(event)]
+        if self.logger.isEnabledFor(number):
+            self.logger.log(number, "%s", sentence(event), extra={"abate": {"event": name(event), **facts(event)}})
 
-class _Line:
-    """The text of an event, made only if somebody reads it."""
-
-    __slots__ = ("event",)
-
-    def __init__(self, event: Event) -> None:
-        self.event = event
-
-    def __str__(self) -> str:
-        match self.event:
-            case events.FirstFailure(policy, reason, error):
-                return f"{policy}: first failure ({reason}): {error!r}"
-            case events.Retry(policy, attempt, delay, reason, hint, error):
-                asked = "" if hint is None else f", asked for {hint:.3g} s"
-                return f"{policy}: attempt {attempt} failed ({reason}{asked}), next in {delay:.3g} s: {error!r}"
-            case events.BudgetRefused(policy, gate, attempt):
-                return f"{policy}: {gate} refused attempt {attempt + 1}"
-            case events.GaveUp(policy, reason, attempts, waited, error):
-                return f"{policy}: gave up after {attempts} attempts and {waited:.3g} s ({reason}): {error!r}"
-            case events.Recovered(policy, attempts, waited):
-                return f"{policy}: succeeded on attempt {attempts} after {waited:.3g} s of waiting"
-            case events.LayeredRetry(policy, inner):
-                return f"{policy}: did not retry what {inner} had given up on"
-            case events.ShelterChanged(policy, shelter, state, waiters, limit):
-                return f"{policy}: {shelter} is {state}, with {waiters} waiting and at most {limit:.3g} in flight"
-            case events.Worked(policy, key, ending, seconds, receives, error):
-                failed = "" if error is None else f": {error!r}"
-                return f"{policy}: {key!r} is {ending} after {seconds:.3g} s (handed out {receives} times){failed}"
-            case other:
-                return repr(other)
+    def _write(self, line: Line) -> None:
+        number = LEVELS[line.level]
+        if self.logger.isEnabledFor(number):
+            self.logger.log(number, "%s", line.text, extra={"abate": {"event": line.kind, **line.facts}})

@@ -118,7 +118,7 @@ def _policy(name: str, policies: Sequence[Policy]) -> PolicyView:
     # copies of one policy share its budget, which is counted once
     budgets = list({id(policy.budget): policy.budget for policy in policies}.values())
     shelters = [policy.shelter.name for policy in policies if policy.shelter is not None]
-    tallies = [policy.tally for policy in policies]
+    tallies = list({id(policy.tally): policy.tally for policy in policies}.values())
     # what has ended is read before what has begun, so that nothing is in flight less than once
     good, bad = sum(tally.good.read() for tally in tallies), sum(tally.bad.read() for tally in tallies)
     return PolicyView(

@@ -165,7 +165,7 @@ class Service(Generic[P, T]):
         return Health(True, ready, len(loop.in_hand), loop.failing, dict(loop.tally))
 
     def depth(self) -> Depth | None:
-        """What waits, is in hand and was buried; None where the source can't tell. A store is asked, which takes time."""
+        """What waits, is in hand and was buried; None where the source can't tell. Asking a store takes time."""
         return None
 
 

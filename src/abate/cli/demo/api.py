@@ -1,0 +1,171 @@
+"""The API: a process that serves so many requests at once, and has an outage when it is told to.
+
+    GET /objects/7      ->  the last version of object 7 that was written
+    PUT /objects/7/3    ->  write version 3, which must be the next; once more does no harm
+
+It says its port. Told to begin, it is up for `calm` seconds. Then it sneezes: it drops every connection, as a process
+that is restarted does, and answers 503 to whatever comes for `outage` seconds. After each tenth of a second it says
+what has arrived in it, the most that had arrived in the last 100 ms at any instant of it, and how many versions have
+been written so far. Tenths are numbered from the sneeze.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import resource
+import sys
+from collections import Counter, deque
+from heapq import heapreplace
+from math import floor, inf
+from typing import Any
+
+from abate.cli.demo.children import listen, say
+from abate.cli.demo.scenario import BAR, PLACES, SERVICE, WORKERS
+
+REQUEST = re.compile(r"(?:GET|PUT) /objects/(?P<name>[0-9]{1,9})(?:/(?P<version>[0-9]{1,9}))?")
+LONGEST_REQUEST = 4096
+"""Bytes."""
+BACKLOG = 2048
+"""Connections that may be there, or wait to be accepted: after the sneeze all come at once."""
+
+
+class Api:
+    """What is written, what arrives, who is served."""
+
+    def __init__(self, calm: float, outage: float) -> None:
+        self._calm = calm
+        self._outage = outage
+        self._loop = asyncio.get_running_loop()
+        self._sneeze = inf
+        self._free = [0.0] * WORKERS  # when each worker has done what it was given
+        self._versions: Counter[str] = Counter()
+        self._arrivals: Counter[int] = Counter()
+        self._peaks: Counter[int] = Counter()
+        self._lately: deque[float] = deque()
+        self.connections: set[Connection] = set()
+
+    def begin(self, _: str) -> None:
+        """Be up for a while, then sneeze."""
+        self._sneeze = self._loop.time() + self._calm
+        self._loop.call_at(self._sneeze, self._drop)
+        self._say_tenth(floor(-self._calm / BAR))
+
+    def arrived(self, request: str, connection: Connection) -> None:
+        """Serve a request, or refuse it."""
+        now = self._loop.time()
+        self._count(now)
+        start = max(now, self._free[0])
+        down = 0 <= now - self._sneeze < self._outage
+        if down or start - now > PLACES * SERVICE / WORKERS:
+            connection.answer("503 Service Unavailable")
+            return
+        # by when a worker should have been done, so that timers that are late don't lower the capacity
+        heapreplace(self._free, start + SERVICE)
+        self._loop.call_at(start + SERVICE, self._serve, request, connection)
+
+    def _serve(self, request: str, connection: Connection) -> None:
+        if connection.closed:  # dropped meanwhile: nothing is written, and nobody is told
+            return
+        found = REQUEST.fullmatch(request)
+        if found is None:
+            connection.answer("400 Bad Request")
+            return
+        name, version = found["name"], int(found["version"] or 0)
+        if version > self._versions[name] + 1:
+            connection.answer("409 Conflict")
+            return
+        self._versions[name] = max(version, self._versions[name])
+        connection.answer("200 OK", str(self._versions[name]))
+
+    def _count(self, now: float) -> None:
+        if self._sneeze == inf:
+            return
+        tenth = self._tenth(now)
+        self._arrivals[tenth] += 1
+        self._lately.append(now)
+        while self._lately[0] <= now - BAR:
+            self._lately.popleft()
+        self._peaks[tenth] = max(self._peaks[tenth], len(self._lately))
+
+    def _drop(self) -> None:
+        for connection in list(self.connections):
+            connection.drop()
+
+    def _tenth(self, now: float) -> int:
+        return floor((now - self._sneeze) / BAR)
+
+    def _say_tenth(self, tenth: int) -> None:
+        """Say all tenths that are over, beginning with this one."""
+        over = self._tenth(self._loop.time())
+        for number in range(tenth, over):
+            say(
+                {
+                    "tenth": number,
+                    "arrivals": self._arrivals.pop(number, 0),
+                    "peak": self._peaks.pop(number, 0),
+                    "written": self._versions.total(),
+                }
+            )
+        following = max(tenth, over)
+        self._loop.call_at(self._sneeze + (following + 1) * BAR, self._say_tenth, following)
+
+
+class Connection(asyncio.Protocol):
+    """One connection: requests without a body, one after the other."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._read = b""
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport: asyncio.Transport = transport
+        self._api.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._api.connections.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._read += data
+        if len(self._read) > LONGEST_REQUEST:
+            self.drop()
+        elif self._read.endswith(b"\r\n\r\n"):
+            request = self._read.partition(b" HTTP/1.1\r\n")[0]
+            self._read = b""
+            self._api.arrived(request.decode("latin-1"), self)
+
+    def answer(self, status: str, body: str = "") -> None:
+        """Answer the request that was read last."""
+        self._transport.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+
+    @property
+    def closed(self) -> bool:
+        """Is nobody there any more?"""
+        return self._transport.is_closing()
+
+    def drop(self) -> None:
+        """Cut it off."""
+        self._transport.abort()
+
+
+def allow(files: int) -> None:
+    """Have so many files open at a time, if that is allowed: on some systems it is 256 unless one asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        most = files if hard == resource.RLIM_INFINITY else min(files, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+async def serve(calm: float, outage: float) -> None:
+    """Serve until the parent is gone."""
+    allow(BACKLOG)
+    api = Api(calm, outage)
+    server = await asyncio.get_running_loop().create_server(lambda: Connection(api), "127.0.0.1", 0, backlog=BACKLOG)
+    listen(api.begin)
+    say(server.sockets[0].getsockname()[1])
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(**json.loads(sys.argv[1])))

@@ -1,0 +1,38 @@
+"""What a word such as ``app:reconcile`` on the command line names."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+from abate.errors import AbateError
+
+
+def imported(target: str) -> Any:
+    """The thing that a target names, or the module where it names no thing; those of the current directory come first.
+
+    >>> imported("abate.errors:AbateError").__name__
+    'AbateError'
+    >>> imported("abate.errors:Nothing")
+    Traceback (most recent call last):
+    abate.errors.AbateError: abate.errors has no 'Nothing'
+    """
+    module, colon, path = target.partition(":")
+    if (colon and not path) or not all(part.isidentifier() for part in module.split(".")):
+        raise AbateError(f"expected a module and a name in it, such as app:reconcile, not {target!r}")
+    if sys.path[0] != os.getcwd():
+        sys.path.insert(0, os.getcwd())
+    try:
+        thing: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # of something that the module imports
+        raise AbateError(f"there is no module {error.name!r} in {os.getcwd()} or on Python's path") from None
+    for name in path.split(".") if path else ():
+        try:
+            thing = getattr(thing, name)
+        except AttributeError:
+            raise AbateError(f"{module} has no {path!r}") from None
+    return thing

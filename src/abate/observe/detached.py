@@ -1,0 +1,153 @@
+"""For sinks that may block: events are handed over to a thread, and what does not fit is dropped and counted.
+
+Handing over takes no lock, so that a call is never held up, whatever the sink does; nor is the end of the program,
+which waits for `grace` seconds at most. The thread runs the sink in the context of the event: with its clock, its span.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import time
+from contextvars import Context, copy_context
+from queue import SimpleQueue
+from threading import Event as Flag
+from threading import Lock, Thread
+from weakref import WeakSet, finalize
+
+from abate import events
+from abate.admit.timeline import keep_through_forks
+from abate.call.tally import Tick
+from abate.errors import number, whole
+from abate.events import Event, Sink
+from abate.observe.installing import remove
+
+log = logging.getLogger("abate")
+
+Handed = tuple[Context, Event] | Flag | None
+"""An event with its context; a flag to be set when everything before it is done; nothing, to end."""
+
+
+class Detached:
+    """Hands events over to `sink` in a thread of its own; `dropped` counts those that found no room.
+
+    A sink that raises is cut off and logged, as any other.
+
+    >>> from abate import events
+    >>> seen = []
+    >>> sink = Detached(seen.append, capacity=100)
+    >>> sink(events.Recovered("orders", attempts=2, waited=0.1))
+    >>> sink.flush(timeout=30.0), len(seen), sink.dropped
+    (True, 1, 0)
+    """
+
+    def __init__(self, sink: Sink, capacity: int = 10_000, grace: float = 2.0) -> None:
+        if not callable(sink):
+            raise TypeError(f"a sink must be a function of one event, not {sink!r}")
+        self.sink = sink
+        self.capacity = whole("capacity", capacity, least=1)
+        self.grace = number("grace", grace, least=0)
+        self.counts = bool(getattr(sink, "counts", False))
+        self.after_fork()
+        keep_through_forks(self)
+        _open.add(self)
+
+    def after_fork(self) -> None:
+        """A child has no thread yet; what the parent has waiting or has dropped is the parent's."""
+        self._dropped = Tick()
+        self._handed: SimpleQueue[Handed] = SimpleQueue()
+        self._starting = Lock()
+        self._worker: Worker | None = None
+
+    @property
+    def dropped(self) -> int:
+        """Events that nobody will see: there was no room, or the sink had been cut off."""
+        return self._dropped.read()
+
+    @property
+    def waiting(self) -> int:
+        """Events that were handed over and not taken yet."""
+        return self._handed.qsize()
+
+    def __call__(self, event: Event) -> None:
+        worker = self._worker
+        # threads that come at the same time may be one too many each: it is bounded all the same
+        if self._handed.qsize() >= self.capacity or (worker is not None and worker.failed):
+            self._dropped.add()
+            return
+        self._handed.put((copy_context(), event))
+        if worker is None:
+            self._start()
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until the sink has seen what was handed over so far, for so many seconds at most: has it?"""
+        patience = number("timeout", timeout, least=0)
+        if self._worker is None and not self._handed.qsize():
+            return True
+        if self._handed.qsize() > self.capacity:
+            return False  # full, of others who wait for the same as well
+        done = Flag()
+        self._handed.put(done)
+        self._start()
+        return done.wait(patience)
+
+    def _start(self) -> None:
+        if self._worker is not None or not self._starting.acquire(blocking=False):
+            return  # somebody else starts it
+        try:
+            worker = Worker(self.sink, self._handed, self._dropped)
+            worker.start()
+            finalize(self, self._handed.put, None).atexit = False
+            self._worker = worker
+        except RuntimeError:
+            pass  # no thread to be had: the next event tries again
+        finally:
+            self._starting.release()
+
+
+class Worker(Thread):
+    """Brings events to a sink, one after another. It does not hold on to who hands them over."""
+
+    def __init__(self, sink: Sink, handed: SimpleQueue[Handed], dropped: Tick) -> None:
+        super().__init__(name="abate-sink", daemon=True)
+        self._sink = sink
+        self._handed = handed
+        self._dropped = dropped
+        self._told = False
+        self.failed = False
+
+    def run(self) -> None:
+        while (handed := self._handed.get()) is not None:
+            if isinstance(handed, Flag):
+                handed.set()
+            elif self.failed:
+                self._dropped.add()
+            else:
+                self._bring(*handed)
+            del handed  # it holds on to an error, and that to its frames
+
+    def _bring(self, context: Context, event: Event) -> None:
+        try:
+            context.run(self._sink, event)
+        except Exception:
+            self.failed = True
+            log.exception("the sink %r failed and was cut off", self._sink)
+            for sink in events.sinks:
+                if isinstance(sink, Detached) and sink.sink is self._sink:
+                    remove(sink)
+        if not self._told and self._dropped.read():
+            self._told = True
+            log.warning("the sink %r is too slow: events are dropped, which its `dropped` counts", self._sink)
+
+
+_open: WeakSet[Detached] = WeakSet()
+
+
+def flush_all() -> None:
+    """Give every sink the rest of its grace: the program ends."""
+    began = time.monotonic()
+    for sink in list(_open):
+        sink.flush(max(0.0, began + sink.grace - time.monotonic()))
+
+
+atexit.register(flush_all)

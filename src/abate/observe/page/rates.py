@@ -1,0 +1,57 @@
+"""Numbers that only grow, as lines of a chart: how much each has grown per second, for the last minutes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+
+POINTS = 240
+"""Points of a line: four minutes, at one a second."""
+
+
+class Rates:
+    """Lines of one chart.
+
+    >>> rates = Rates()
+    >>> rates.note((100, 0), 1.0), rates.note((110, 3), 2.0)
+    ((0, 0), (5, 1.5))
+    >>> rates.lines()
+    [[0, 5], [0, 1.5]]
+    """
+
+    __slots__ = ("_lines", "_totals")
+
+    def __init__(self) -> None:
+        self._totals: Sequence[float] | None = None
+        self._lines: list[deque[float]] = []
+
+    def note(self, totals: Sequence[float], seconds: float, *levels: float) -> tuple[float, ...]:
+        """What the totals are, so many seconds after the last time: the new points. `levels` are points as they are."""
+        before = totals if self._totals is None else self._totals
+        grown = (max(0.0, new - old) / seconds for new, old in zip(totals, before, strict=True))
+        points = tuple(short(value) for value in (*grown, *levels))
+        self._totals = totals
+        if not self._lines:
+            self._lines = [deque(maxlen=POINTS) for _ in points]
+        for line, point in zip(self._lines, points, strict=True):
+            line.append(point)
+        return points
+
+    def lately(self, line: int, points: int) -> float:
+        """The sum of a line's last points."""
+        return sum(islice(reversed(self._lines[line]), points)) if self._lines else 0.0
+
+    def lines(self) -> list[list[float]]:
+        """The lines, each with its oldest point first."""
+        return [list(line) for line in self._lines]
+
+
+def short(value: float) -> float:
+    """A number with no more digits than a chart shows.
+
+    >>> short(3.0), short(0.123456), short(1234.56)
+    (3, 0.12, 1235)
+    """
+    rounded = round(value, 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0)
+    return int(rounded) if rounded == int(rounded) else rounded

@@ -1,0 +1,106 @@
+"""The page as an ASGI app: one document, its script and its style, and the stream of events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from weakref import finalize
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from abate import clock as clocks
+from abate.clock import Clock
+from abate.errors import number, whole
+from abate.observe.installing import install, remove
+from abate.observe.page.board import Board
+from abate.observe.page.guard import LONGEST_TOKEN, Guard
+from abate.observe.page.recent import Recent
+from abate.observe.page.stream import Stream
+
+ASSETS = {
+    "": ("page.html", "text/html"),
+    "page.css": ("page.css", "text/css"),
+    "page.js": ("page.js", "text/javascript"),
+    "charts.js": ("charts.js", "text/javascript"),
+    "uPlot.css": ("uPlot.min.css", "text/css"),
+    "uPlot.js": ("uPlot.iife.min.js", "text/javascript"),
+    "favicon.svg": ("favicon.svg", "image/svg+xml"),
+}
+"""By the last part of the address: the file, and its type. All addresses are relative, so the app can be mounted."""
+
+
+def app(
+    token: str | None = None,
+    *,
+    every: float = 1.0,
+    visitors: int = 50,
+    patience: float = 15.0,
+    clock: Clock | Callable[[], float] | None = None,
+) -> Starlette:
+    """The live page, to be mounted in an app of yours or given to a server of ASGI apps under asyncio.
+
+    * `token`: who may read. Without one, only who asks from this machine, and not through a proxy.
+    * `every`: seconds between two updates.
+    * `visitors`: so many browsers are served at once; one more is answered 503.
+    * `patience`: seconds after which a browser that does not read is dropped.
+
+    Calls are counted from now on, and for as long as the app is there. Charts begin when it starts; mounted in
+    another app, at the first visit. A server waits for open streams when it ends, unless it is told not to:
+    uvicorn by ``--timeout-graceful-shutdown 1``.
+
+    >>> from starlette.applications import Starlette
+    >>> from starlette.routing import Mount
+    >>> mine = Starlette(routes=[Mount("/abate", app(token="a long secret"))])
+    """
+    _check(token)
+    ruling = clocks.given(clock) or clocks.current()
+    recent = Recent(ruling)
+    stream = Stream(
+        Board(recent, ruling),
+        ruling,
+        number("every", every, least=0.1),
+        whole("visitors", visitors, least=1),
+        number("patience", patience, above=0),
+    )
+
+    @asynccontextmanager
+    async def alive(_: Starlette) -> AsyncIterator[None]:
+        stream.start()
+        try:
+            yield
+        finally:
+            stream.close()
+
+    site = Starlette(
+        routes=[*map(_asset, ASSETS), Route("/events", stream)],
+        middleware=[Middleware(Guard, token=token)],
+        lifespan=alive,
+    )
+    site.state.stream = stream
+    install(recent)
+    site.state.detach = finalize(site, remove, recent)
+    return site
+
+
+def _asset(address: str) -> Route:
+    name, media = ASSETS[address]
+    body = files("abate.observe.page").joinpath("assets", name).read_bytes()
+
+    async def answer(_: Request) -> Response:
+        return Response(body, media_type=media)
+
+    return Route(f"/{address}", answer)
+
+
+def _check(token: object) -> None:
+    if token is None:
+        return
+    if not isinstance(token, str):
+        raise TypeError(f"token must be a string, or None for this machine alone, not a {type(token).__name__}")
+    if not token.strip() or len(token) > LONGEST_TOKEN:  # it is a secret: it is not shown
+        raise ValueError(f"token must have from 1 to {LONGEST_TOKEN} characters, not {len(token)}, and not be blank")

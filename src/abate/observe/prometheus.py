@@ -1,0 +1,272 @@
+"""Metrics for Prometheus, by `prometheus_client`.
+
+* What happens is counted as it happens: retries, delays, refusals, work, dead letters. None of that is on the path of a
+  call that succeeds.
+* What is, is read when Prometheus asks: balances, depths, calls in flight, successes (see `snapshot`).
+* Labels are bounded: policies, queues, shelters, stores and buckets are shown by name up to a number, and as ``other``
+  beyond it. Reasons, states and endings are closed sets. Keys, errors and texts are never labels.
+* Counters never go back while the process lives, though policies and controllers may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import product
+from threading import RLock
+from typing import Any
+from weakref import ref
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from abate import census, events
+from abate.admit.timeline import keep_through_forks
+from abate.events import Event
+from abate.observe.carried import Carried, Pair, Reading
+from abate.observe.outcomes import OUTCOMES, Outcomes, tallied
+from abate.observe.series import Counts, Durations, Labels, Levels, Names, one_of
+from abate.observe.snapshot import Snapshot, snapshot
+
+NATURES = ("blip", "overload")
+"""What a failure that is retried is taken for."""
+STATES = ("calm", "storm", "probing", "recovering")
+ENDINGS = ("done", "again", "silent", "retry", "slow", "buried")
+KINDS = ("permanent", "fatal", "receives", "unreadable")
+"""Why a dead letter is one."""
+
+Series = Iterable[tuple[Labels, float]]
+
+METRICS: dict[str, tuple[Callable[..., Metric], str, Labels]] = {
+    "abate_calls": (CounterMetricFamily, "Calls that have ended, by outcome.", ("policy", "outcome")),
+    "abate_retries": (CounterMetricFamily, "Retries, by the nature of the failure.", ("policy", "reason")),
+    "abate_retry_delay_seconds": (HistogramMetricFamily, "Delays before retries.", ("policy",)),
+    "abate_inflight": (GaugeMetricFamily, "Calls that have begun and not ended.", ("policy",)),
+    "abate_retry_budget_balance": (GaugeMetricFamily, "Retries that could be made now.", ("policy",)),
+    "abate_retry_budget_remaining_ratio": (
+        GaugeMetricFamily,
+        "Share of the retries that the budget's window allows which is left.",
+        ("policy",),
+    ),
+    "abate_retry_budget_exhausted": (
+        CounterMetricFamily,
+        "Retries that were worth making, and that budget or gate did not admit.",
+        ("policy",),
+    ),
+    "abate_layered_retries": (
+        CounterMetricFamily,
+        "Errors that a policy did not retry, as the policy inside it had given up on them.",
+        ("policy", "inner"),
+    ),
+    "abate_shelter_state": (GaugeMetricFamily, "1 for the state that the shelter is in.", ("shelter", "state")),
+    "abate_shelter_waiters": (GaugeMetricFamily, "Calls that wait in the shelter.", ("shelter",)),
+    "abate_shelter_limit": (
+        GaugeMetricFamily,
+        "Attempts that may be in flight; infinite where there is no limit.",
+        ("shelter",),
+    ),
+    "abate_rate_limiter_wait_seconds": (HistogramMetricFamily, "Waits for tokens of a bucket.", ("bucket",)),
+    "abate_queue_depth": (GaugeMetricFamily, "Keys or messages of a queue, by state.", ("queue", "state")),
+    "abate_queue_age_seconds": (GaugeMetricFamily, "How long the oldest one has been ready.", ("queue",)),
+    "abate_queue_adds": (CounterMetricFamily, "Adds of keys.", ("queue",)),
+    "abate_queue_coalesced": (CounterMetricFamily, "Adds of keys that were waiting already.", ("queue",)),
+    "abate_work_seconds": (HistogramMetricFamily, "How long handlers took, by ending.", ("queue", "ending")),
+    "abate_worker_utilization": (GaugeMetricFamily, "Share of the workers that have something in hand.", ("queue",)),
+    "abate_dead_letters": (CounterMetricFamily, "Keys and messages that were buried.", ("queue", "reason")),
+    "abate_store_degraded": (GaugeMetricFamily, "1 while the store does not answer.", ("store",)),
+}
+"""Every metric: its type, what it says, its labels. Counters are called ``…_total`` where they are exposed."""
+
+
+class PrometheusSink:
+    """Counts events, and has everything else read when the `registry` is scraped, the default one unless given.
+
+    One sink serves a registry. It is a collector as well: ``registry.unregister(sink)`` takes it out again.
+
+    >>> import abate
+    >>> from abate import observe
+    >>> from prometheus_client import CollectorRegistry
+    >>> registry = CollectorRegistry()
+    >>> sink = observe.install(PrometheusSink(registry))
+    >>> orders = abate.Policy(name="orders", on=OSError)
+    >>> orders.call(max, 1, 2)
+    2
+    >>> registry.get_sample_value("abate_calls_total", {"policy": "orders", "outcome": "success"})
+    1.0
+    >>> observe.remove(sink)
+    """
+
+    counts = True
+    """Have calls that succeed counted while this is installed."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        if registry is not None and not isinstance(registry, CollectorRegistry):
+            raise TypeError(f"registry must be a CollectorRegistry of prometheus_client, not {registry!r}")
+        self._policies, self._queues, self._shelters = Names(), Names(), Names()
+        self._stores, self._buckets = Names(), Names()
+        self._outcomes = Outcomes(self._policies)
+        self._retries, self._exhausted, self._layered, self._dead = Counts(), Counts(), Counts(), Counts()
+        self._delays, self._waits, self._work = Durations(), Durations(), Durations()
+        self._notes: dict[type[Event], Callable[[Any], None]] = {
+            events.Retry: self._retry,
+            events.Recovered: self._outcomes.recovered,
+            events.GaveUp: self._outcomes.gave_up,
+            events.BudgetRefused: self._refused,
+            events.LayeredRetry: self._layer,
+            events.Waited: self._waited,
+            events.Worked: self._worked,
+            events.Buried: self._buried,
+        }
+        self._tallies: Carried[Any] = Carried(tallied)
+        self._adds: Carried[Any] = Carried(_added)
+        self.after_fork()
+        keep_through_forks(self)
+        self._tallies.pass_over(self._labelled(census.tallies, self._policies))
+        try:
+            (REGISTRY if registry is None else registry).register(self)
+        except ValueError as error:
+            raise ValueError(
+                f"a registry is served by one PrometheusSink, and this one has metrics already: {error}"
+            ) from None
+
+    def after_fork(self) -> None:
+        """Who held the lock is not in the child."""
+        # reentrant, as a signal's handler may make calls as well
+        self._lock = RLock()
+
+    # -- as a sink
+
+    def __call__(self, event: Event) -> None:
+        note = self._notes.get(type(event))
+        if note is not None:
+            with self._lock:
+                note(event)
+
+    def _retry(self, event: events.Retry) -> None:
+        policy = self._policies.of(event.policy)
+        self._retries.add(policy, one_of(NATURES, event.reason))
+        self._delays.add(event.delay, policy)
+
+    def _refused(self, event: events.BudgetRefused) -> None:
+        if event.attempt:
+            self._exhausted.add(self._policies.of(event.policy))
+        else:
+            self._outcomes.refused(event)
+
+    def _layer(self, event: events.LayeredRetry) -> None:
+        self._layered.add(self._policies.of(event.policy), self._policies.of(event.inner))
+
+    def _waited(self, event: events.Waited) -> None:
+        self._waits.add(event.seconds, self._buckets.of(event.policy))
+
+    def _worked(self, event: events.Worked) -> None:
+        self._work.add(event.seconds, self._queues.of(event.policy), one_of(ENDINGS, event.ending))
+
+    def _buried(self, event: events.Buried) -> None:
+        self._dead.add(self._queues.of(event.policy), one_of(KINDS, event.kind))
+
+    # -- as a collector
+
+    def describe(self) -> Iterable[Metric]:
+        """The metrics without their values, for the registry."""
+        return [_family(name) for name in METRICS]
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics with their values."""
+        # stores are asked for depths, which takes time: not under the lock, on which calls would wait
+        seen = snapshot()
+        adds = self._adds.totals(self._labelled(census.services, self._queues))
+        tallies = self._tallies.totals(self._labelled(census.tallies, self._policies))
+        with self._lock:
+            values = {**self._levels(seen), **self._counters(seen, tallies, adds)}
+            histograms = {
+                "abate_retry_delay_seconds": list(self._delays),
+                "abate_rate_limiter_wait_seconds": list(self._waits),
+                "abate_work_seconds": list(self._work),
+            }
+        for name in METRICS:
+            family: Any = _family(name)
+            for labels, value in values.get(name, ()):
+                family.add_metric(labels, float(value))
+            for labels, buckets, total in histograms.get(name, ()):
+                family.add_metric(labels, buckets, total)
+            yield family
+
+    def _labelled(self, there: census.Census[Any], names: Names) -> list[tuple[Any, str]]:
+        things = there.alive()
+        with self._lock:
+            return [(thing, names.of(thing.name)) for thing in things]
+
+    def _counters(self, seen: Snapshot, tallies: Mapping[str, Pair], adds: Mapping[str, Pair]) -> dict[str, Series]:
+        """What was counted. For what is there each count begins at 0, so that the first event is an increase, too."""
+        policies = [self._policies.of(view.name) for view in seen.policies]
+        queues = [self._queues.of(view.name) for view in seen.queues]
+        calls = self._outcomes.read(tallies)
+        return {
+            "abate_calls": _from_zero(product(policies, OUTCOMES), calls.items()),
+            "abate_retries": _from_zero(product(policies, NATURES), self._retries),
+            "abate_retry_budget_exhausted": _from_zero(product(policies), self._exhausted),
+            "abate_layered_retries": list(self._layered),
+            "abate_queue_adds": [((queue,), added) for queue, (added, _) in adds.items()],
+            "abate_queue_coalesced": [((queue,), coalesced) for queue, (_, coalesced) in adds.items()],
+            "abate_dead_letters": _from_zero(product(queues, KINDS), self._dead),
+        }
+
+    def _levels(self, seen: Snapshot) -> dict[str, Series]:
+        """What is, at this moment. Of things that share a label the sum is shown, or the worst."""
+        balance, share, in_flight = Levels(), Levels(min), Levels()
+        for view in seen.policies:
+            policy = self._policies.of(view.name)
+            balance.put(view.balance, policy)
+            share.put(view.share, policy)
+            in_flight.put(view.in_flight, policy)
+        state, waiters, limit = Levels(max), Levels(), Levels(min)
+        for shelter in seen.shelters:
+            name = self._shelters.of(shelter.name)
+            waiters.put(shelter.waiters, name)
+            limit.put(shelter.limit, name)
+            for known in STATES:
+                state.put(shelter.state == known, name, known)
+        depth, age, utilization = Levels(), Levels(max), Levels(max)
+        for queue in seen.queues:
+            name = self._queues.of(queue.name)
+            counts = {"ready": queue.ready, "delayed": queue.delayed, "in_hand": queue.in_hand, "dead": queue.dead}
+            for known, count in counts.items():
+                depth.put(count, name, known)
+            age.put(queue.age, name)
+            utilization.put(min(1.0, queue.in_hand / queue.workers), name)
+        degraded = Levels(max)
+        for store in seen.stores:
+            degraded.put(store.degraded, self._stores.of(store.name))
+        return {
+            "abate_retry_budget_balance": balance,
+            "abate_retry_budget_remaining_ratio": share,
+            "abate_inflight": in_flight,
+            "abate_shelter_state": state,
+            "abate_shelter_waiters": waiters,
+            "abate_shelter_limit": limit,
+            "abate_queue_depth": depth,
+            "abate_queue_age_seconds": age,
+            "abate_worker_utilization": utilization,
+            "abate_store_degraded": degraded,
+        }
+
+
+def _family(name: str) -> Metric:
+    kind, text, labels = METRICS[name]
+    return kind(name, text, labels=labels)
+
+
+def _from_zero(known: Iterable[Labels], counted: Iterable[tuple[Labels, int]]) -> Series:
+    return {**dict.fromkeys(known, 0), **dict(counted)}.items()
+
+
+def _added(service: Any) -> Reading:
+    """How many keys were added to a controller in memory, and how many of these adds changed nothing."""
+    weak = ref(service)
+
+    def read() -> Pair | None:
+        here = weak()
+        adds, coalesced = getattr(here, "adds", None), getattr(here, "coalesced", None)
+        return None if adds is None or coalesced is None else (adds, coalesced)
+
+    return read

@@ -1,0 +1,67 @@
+"""A program with metrics, for a real Prometheus to scrape: everything that abate measures happens in it.
+
+It prints its port, and works until its standard input is closed.
+"""
+
+import sys
+import threading
+
+from prometheus_client import start_http_server
+
+import abate
+from abate import observe
+from abate.observe.prometheus import PrometheusSink
+from abate.testing import Script
+
+observe.install(PrometheusSink())
+store = abate.open_store("memory:")
+orders = abate.Policy(name="orders", on=OSError, backoff=[0.0], shelter=abate.Shelter(name="shop"))
+outer = abate.Policy(name="outer", on=OSError)
+tiny = abate.Policy(name="tiny", on=OSError, backoff=[0.0], budget=abate.Budget(ratio=0.0, reserve=0.1, window=10.0))
+bucket = abate.TokenBucket(rate=100.0, name="mail")
+
+
+@abate.controller(name="reconcile", workers=2)
+def reconcile(key):
+    if key == "bad":
+        raise abate.PermanentFailure("no such order")
+
+
+def fails(*, times, then=None):
+    return Script(*[ConnectionError("x" * 1000)] * times, then)
+
+
+def work():
+    """A round of everything."""
+    orders.call(fails(times=0))
+    orders.call(fails(times=1))
+    for policy, call in (
+        (tiny, lambda: tiny.call(fails(times=3))),
+        (outer, lambda: outer.call(tiny.call, fails(times=3))),
+        (orders, lambda: orders.call(Script(ValueError("no")))),
+    ):
+        try:
+            call()
+        except (OSError, ValueError) as error:
+            assert abate.report(error).policy == policy.name
+    for key in ("good", "good", "bad"):
+        reconcile.add(key)
+    reconcile.run(drain=True)
+    for _ in range(2):
+        bucket.acquire()
+
+
+def keep_working(over):
+    while not over.wait(0.1):
+        work()
+
+
+work()
+server, thread = start_http_server(0, "127.0.0.1")
+print(server.server_port, flush=True)
+over = threading.Event()
+worker = threading.Thread(target=keep_working, args=(over,))
+worker.start()
+sys.stdin.read()
+over.set()
+worker.join()

@@ -1,0 +1,69 @@
+"""Counts of things that come and go: they add up by name, and never go back."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from abate.observe.carried import Carried
+
+
+class Thing:
+    def __init__(self, name, tally):
+        self.name, self.tally = name, tally
+
+
+def reading(thing):
+    tally = thing.tally
+    return lambda: (tally[0], tally[1])
+
+
+class Coming(RuleBasedStateMachine):
+    """Things come, count and go, and are looked at in between."""
+
+    things = Bundle("things")
+
+    def __init__(self):
+        super().__init__()
+        self.carried = Carried(reading)
+        self.alive = []
+        self.noticed = []
+        self.shown = {}
+
+    @rule(target=things, name=st.sampled_from("ab"))
+    def come(self, name):
+        thing = Thing(name, [0, 0])
+        self.alive.append(thing)
+        return thing.tally
+
+    @rule(target=things, name=st.sampled_from("ab"), good=st.integers(1, 9))
+    def come_with_a_past(self, name, good):
+        """One that counted for others before."""
+        thing = Thing(name, [good, 0])
+        self.alive.append(thing)
+        self.carried.pass_over([(thing, name)])
+        self.noticed.append((name, thing.tally, good))
+        return thing.tally
+
+    @rule(tally=things, good=st.integers(0, 3), bad=st.integers(0, 3))
+    def count(self, tally, good, bad):
+        tally[0] += good
+        tally[1] += bad
+
+    @rule(tally=consumes(things))
+    def go(self, tally):
+        self.alive = [thing for thing in self.alive if thing.tally is not tally]
+
+    @invariant()
+    def look(self):
+        seen = {id(tally) for _, tally, _ in self.noticed}
+        self.noticed += [(thing.name, thing.tally, 0) for thing in self.alive if id(thing.tally) not in seen]
+        totals = self.carried.totals([(thing, thing.name) for thing in self.alive])
+        for name in "ab":
+            mine = [(good - before, bad) for owner, (good, bad), before in self.noticed if owner == name]
+            expected = sum(good for good, _ in mine), sum(bad for _, bad in mine)
+            assert totals.get(name, (0, 0)) == expected
+            assert expected >= self.shown.get(name, (0, 0))
+            self.shown[name] = expected
+        assert len(self.carried._known) == len(self.alive)
+
+
+TestComing = Coming.TestCase

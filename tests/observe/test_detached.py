@@ -1,0 +1,245 @@
+"""Sinks that may block, in a thread of their own."""
+
+import gc
+import logging
+import os
+import subprocess
+import sys
+import threading
+from contextvars import ContextVar
+from queue import SimpleQueue
+
+import pytest
+
+import abate
+from abate import events
+from abate.observe.detached import Detached
+from tests.stores.sharing import forks
+
+EVENT = events.Recovered("orders", 2, 0.5)
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def stuck():
+    """A sink that blocks until the test is over, and a flag that says that it does."""
+    blocked, over = threading.Event(), threading.Event()
+
+    def sink(event):
+        blocked.set()
+        over.wait(PATIENCE)
+
+    sink.blocked = blocked
+    yield sink
+    over.set()
+
+
+def test_everything_arrives_in_order():
+    """What fits is brought to the sink, as it came."""
+    seen = []
+    sink = Detached(seen.append)
+    sent = [events.Recovered("orders", number, 0.5) for number in range(1_000)]
+    for event in sent:
+        sink(event)
+    assert sink.flush(PATIENCE)
+    assert (seen, sink.dropped, sink.waiting) == (sent, 0, 0)
+
+
+def test_the_sink_runs_in_another_thread():
+    """The caller's thread only hands over."""
+    threads = SimpleQueue()
+    sink = Detached(lambda event: threads.put(threading.current_thread()))
+    sink(EVENT)
+    assert threads.get(timeout=PATIENCE) is not threading.current_thread()
+
+
+def test_a_sink_that_blocks_holds_up_no_call(stuck):
+    """Calls go on; what does not fit is dropped and counted, and what waits is bounded."""
+    sink = abate.observe.install(Detached(stuck, capacity=10))
+    try:
+        policy = abate.Policy(name="orders", on=OSError, backoff=[0.0], budget=abate.Budget(1.0, 1_000.0))
+        policy.call(abate.testing.Script(OSError(), "fine"))
+        assert stuck.blocked.wait(PATIENCE)
+        for _ in range(100):
+            assert policy.call(abate.testing.Script(OSError(), "fine")) == "fine"
+    finally:
+        abate.observe.remove(sink)
+    # of 303 events one is with the sink, and ten wait
+    assert (sink.waiting, sink.dropped) == (10, 303 - 11)
+    assert not sink.flush(timeout=0.01)
+
+
+def test_flushing_a_sink_that_blocks_does_not_pile_up(stuck):
+    """However often somebody asks, what waits is bounded."""
+    sink = Detached(stuck, capacity=10)
+    sink(EVENT)
+    assert stuck.blocked.wait(PATIENCE)
+    assert not any(sink.flush(timeout=0.0) for _ in range(100))
+    assert sink.waiting <= 11
+
+
+def test_a_slow_sink_is_told_of_once(caplog):
+    """When it moves on, the log says that events were dropped."""
+    go, blocked = threading.Event(), threading.Event()
+
+    def sink(event):
+        blocked.set()
+        go.wait(PATIENCE)
+
+    detached = Detached(sink, capacity=1)
+    detached(EVENT)
+    assert blocked.wait(PATIENCE)
+    for _ in range(5):
+        detached(EVENT)
+    with caplog.at_level(logging.WARNING, logger="abate"):
+        go.set()
+        assert detached.flush(PATIENCE)
+        detached(EVENT)
+        assert detached.flush(PATIENCE)
+    assert detached.dropped == 4
+    told = [record for record in caplog.records if repr(sink) in record.getMessage()]
+    assert [record.levelname for record in told] == ["WARNING"]
+    assert "is too slow: events are dropped" in told[0].getMessage()
+
+
+def test_a_sink_that_raises_is_cut_off(caplog):
+    """It is logged once, removed, and what comes after that is counted as dropped."""
+    failures = []
+
+    def broken(event):
+        failures.append(event)
+        raise RuntimeError("no disk")
+
+    sink = abate.observe.install(Detached(broken))
+    with caplog.at_level(logging.ERROR, logger="abate"):
+        events.emit(EVENT)
+        assert sink.flush(PATIENCE)
+    assert sink not in events.sinks
+    sink(EVENT)
+    assert sink.flush(PATIENCE)
+    assert (len(failures), sink.dropped) == (1, 1)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        f"the sink {broken!r} failed and was cut off"
+    ]
+
+
+def test_the_sink_sees_the_context_of_the_event():
+    """Context variables are those of the call, and so are the clock and the current span."""
+    where: ContextVar[str] = ContextVar("where")
+    seen = SimpleQueue()
+    sink = Detached(lambda event: seen.put(where.get()))
+    where.set("here")
+    sink(EVENT)
+    where.set("elsewhere")
+    assert seen.get(timeout=PATIENCE) == "here"
+
+
+def test_it_counts_where_its_sink_does():
+    """A sink that wants calls to be counted has them counted behind this as well."""
+
+    class Counting:
+        counts = True
+
+        def __call__(self, event):
+            pass
+
+    assert (Detached(Counting()).counts, Detached(print).counts) == (True, False)
+
+
+def test_nothing_to_flush_needs_no_thread():
+    """One that never had an event has nothing to wait for."""
+    before = threading.active_count()
+    assert Detached(print).flush(0.0)
+    assert threading.active_count() == before
+
+
+def test_many_threads_hand_over_at_once():
+    """Each event is brought or dropped, none twice, and one thread brings them."""
+    seen = []
+    sink = Detached(seen.append, capacity=500)
+
+    def storm():
+        for _ in range(1_000):
+            sink(EVENT)
+
+    threads = [threading.Thread(target=storm) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert sink.flush(PATIENCE)
+    assert len(seen) + sink.dropped == 8_000
+
+
+def test_its_thread_ends_with_it():
+    """One that nobody holds leaves no thread behind."""
+    threads = SimpleQueue()
+    sink = Detached(lambda event: threads.put(threading.current_thread()))
+    sink(EVENT)
+    thread = threads.get(timeout=PATIENCE)
+    del sink
+    gc.collect()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+@forks
+def test_a_child_has_a_thread_of_its_own(stuck):
+    """After a fork events arrive in the child, and it does not bring what the parent has waiting."""
+    sink = Detached(stuck)
+    sink(EVENT)
+    assert stuck.blocked.wait(PATIENCE)
+    sink(EVENT)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        sink.sink = lambda event: os.write(write, b"x")
+        sink(EVENT)
+        os._exit(0 if sink.flush(PATIENCE) else 1)
+    os.close(write)
+    _, status = os.waitpid(child, 0)
+    with os.fdopen(read, "rb") as brought:
+        assert (status, brought.read()) == (0, b"x")
+
+
+AT_EXIT = """
+import sys, threading
+from abate import events
+from abate.observe.detached import Detached
+from tests.stores.sharing import forks
+def sink(event):
+    {body}
+detached = Detached(sink, grace={grace})
+for _ in range(3):
+    detached(events.Recovered("orders", 2, 0.5))
+"""
+
+
+def ended(body, grace):
+    program = AT_EXIT.format(body=body, grace=grace)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+
+
+def test_what_waits_at_exit_is_brought():
+    """A program that ends at once loses nothing."""
+    assert ended("print('seen', flush=True)", 30.0).stdout.split() == ["seen"] * 3
+
+
+def test_a_sink_that_blocks_for_ever_does_not_keep_the_program():
+    """The wait at exit is bounded by the grace."""
+    assert ended("print('seen', flush=True); threading.Event().wait()", 0.1).stdout.split() == ["seen"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("nonsense",), TypeError, "a sink must be a function of one event, not 'nonsense'"),
+        ((print, 0), ValueError, "capacity must be a whole number of at least 1, not 0"),
+        ((print, 1, -1.0), ValueError, "grace must be a number at least 0, not -1.0"),
+    ],
+    ids=str,
+)
+def test_bad_settings_are_refused(arguments, error, message):
+    """At construction, naming the value."""
+    with pytest.raises(error, match=message):
+        Detached(*arguments)

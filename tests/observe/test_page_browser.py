@@ -1,0 +1,246 @@
+"""The live page in a real Chromium: it draws, goes on, shows a storm, outlives a restart, and harms nobody."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+import abate
+from abate import events
+from abate.observe import page
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = Path("/usr/bin/chromium")
+if not CHROMIUM.exists():
+    pytest.skip(f"there is no Chromium at {CHROMIUM}", allow_module_level=True)
+
+ARGUMENTS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
+    *("--disable-sync", "--no-first-run"),
+]
+GUARD = 30_000
+"""Milliseconds after which a test takes it that something hangs."""
+AXE = Path(__file__).parent / "axe" / "axe.min.js"
+SCRIPT = "<img src=x onerror=\"document.title='owned'\">"
+"""What a peer may send as a key, a name or the text of an error."""
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """The browser."""
+    with playwright.sync_playwright() as control:
+        browser = control.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def tab(chromium):
+    """A tab of it; whatever its console says but ordinary words fails the test, unless it was `expected`."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 900})
+    tab = context.new_page()
+    tab.set_default_timeout(GUARD)
+    tab.said = []
+    tab.on("console", lambda message: message.type in ("error", "warning") and tab.said.append(message.text))
+    tab.on("pageerror", lambda error: tab.said.append(str(error)))
+    yield tab
+    context.close()
+    assert tab.said == []
+
+
+@pytest.fixture
+def shop():
+    """A policy that is fine, one whose calls all fail, and a queue with keys that fail."""
+    fine = abate.Policy(name="a-fine-policy", on=OSError)
+    stormy = abate.Policy(
+        name="stormy-policy", on=OSError, attempts=2, backoff=[0.0], shelter=abate.Shelter(name="shop", patience=0.05)
+    )
+    queue = abate.controller(name="busy-queue", workers=3)(print)
+    return fine, stormy, queue
+
+
+@pytest.fixture
+def address():
+    """The page, served."""
+    with page.serving(port=0) as address:
+        yield address
+
+
+def blow(policy, times=5):
+    """A storm: real calls that fail."""
+    for _ in range(times):
+        with pytest.raises((OSError, abate.Refused)):
+            policy.call(abate.testing.Script(*[ConnectionError("down")] * 20))
+
+
+def row(tab, name):
+    """The row of a policy or a queue."""
+    return tab.locator("details.row").filter(has=tab.locator("summary b", has_text=name)).first
+
+
+def accessible(tab):
+    """What axe finds wrong, as lines."""
+    tab.evaluate(AXE.read_text())
+    found = tab.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{wrong['id']}: {wrong['help']}: {node['html']}" for wrong in found["violations"] for node in wrong["nodes"]
+    ]
+
+
+def fits(tab):
+    """Is there nothing to scroll to the side?"""
+    return tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_it_draws_what_is_there(tab, address, shop):
+    """Policies and queues have rows, the charts are drawn, and it says that it is live."""
+    tab.goto(address)
+    playwright.expect(row(tab, "a-fine-policy")).to_be_visible()
+    playwright.expect(row(tab, "busy-queue")).to_be_visible()
+    playwright.expect(tab.locator("#connection")).to_have_text("live")
+    playwright.expect(tab.locator("#all-chart canvas")).to_be_visible()
+    assert tab.title() in ("abate", *(f"({number}) abate" for number in range(1, 50)))
+
+
+def test_it_goes_on_by_itself(tab, address, shop):
+    """What happens after the page was opened is shown on it."""
+    fine, _, queue = shop
+    tab.goto(address)
+    playwright.expect(row(tab, "busy-queue").locator('[data-f="ready"]')).to_have_text("0")
+    queue.add("orders/1")
+    queue.add("orders/2")
+    playwright.expect(row(tab, "busy-queue").locator('[data-f="ready"]')).to_have_text("2")
+    row(tab, "a-fine-policy").locator("summary").click()
+    budget = row(tab, "a-fine-policy").locator('[data-f="balance"]')
+    playwright.expect(budget).to_have_text("100")
+    for _ in range(50):
+        fine.call(lambda: 1)
+    playwright.expect(budget).to_have_text("110")
+
+
+def test_it_shows_a_storm_before_everything_else(tab, address, shop):
+    """A policy whose calls fail moves to the top, says why, and is announced."""
+    _, stormy, _ = shop
+    tab.goto(address)
+    playwright.expect(row(tab, "stormy-policy")).to_have_attribute("data-level", "0")
+    blow(stormy)
+    storm = tab.locator("#policy-rows details.row").first
+    playwright.expect(storm.locator('[data-f="name"]')).to_have_text("stormy-policy")
+    playwright.expect(storm).to_have_attribute("data-level", "2")
+    playwright.expect(storm.locator('[data-f="shelter"]')).to_have_text("probing")
+    playwright.expect(tab.locator("#announced")).to_contain_text("stormy-policy: trouble")
+    storm.locator("summary").click()
+    playwright.expect(storm.locator('[data-f="error"]')).to_contain_text("ConnectionError: down")
+    playwright.expect(storm.locator(".more .chart canvas")).to_be_visible()
+    playwright.expect(tab.locator("#happenings")).to_contain_text("shop is now")
+
+
+def test_it_outlives_the_server(tab, shop):
+    """It says that the connection is lost, tries again, and goes on where the server does."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with page.serving(port=port) as address:
+        tab.goto(address)
+        playwright.expect(tab.locator("#connection")).to_have_text("live")
+    playwright.expect(tab.locator("#connection")).to_have_text("connection lost, trying again")
+    later = abate.Policy(name="came-later", on=OSError)
+    with page.serving(port=port):
+        playwright.expect(tab.locator("#connection")).to_have_text("live")
+        playwright.expect(row(tab, later.name)).to_be_visible()
+    # that the server was gone is all that the console has to say
+    assert all("ERR_CONNECTION" in text or "ERR_INCOMPLETE" in text for text in tab.said), tab.said
+    tab.said.clear()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [320, 1280])
+def test_everybody_can_read_it(tab, address, shop, scheme, width):
+    """Light and dark, on a phone and on a desk: axe finds nothing, and nothing sticks out."""
+    _, stormy, queue = shop
+    blow(stormy)
+    events.emit(events.Worked(queue.name, "orders/" + "7" * 150, "retry", 0.1, 4, OSError("x" * 1000)))
+    events.emit(events.LayeredRetry("outer" * 20, "inner"))
+    tab.emulate_media(color_scheme=scheme)
+    tab.set_viewport_size({"width": width, "height": 800})
+    tab.goto(address)
+    playwright.expect(row(tab, "stormy-policy")).to_have_attribute("data-level", "2")
+    for name in ("stormy-policy", "busy-queue"):
+        row(tab, name).locator("summary").click()
+    playwright.expect(row(tab, "busy-queue").locator('[data-f="failing_keys"]')).to_contain_text("4 times in a row")
+    assert accessible(tab) == []
+    assert fits(tab)
+    ground = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, ground[4:-1].split(","))) > 382) == (scheme == "light")
+
+
+def test_it_can_be_used_without_a_mouse(tab, address, shop):
+    """Tab goes from row to row, with a ring around it, Enter opens one, and a row that moves keeps the focus."""
+    _, stormy, _ = shop
+    tab.goto(address)
+    playwright.expect(row(tab, "stormy-policy")).to_be_visible()
+    summary = row(tab, "stormy-policy").locator("summary")
+    tab.locator("#filter").focus()
+    for _ in range(60):
+        tab.keyboard.press("Tab")
+        if summary.evaluate("element => element === document.activeElement"):
+            break
+    playwright.expect(summary).to_be_focused()
+    assert summary.evaluate("element => getComputedStyle(element).outlineStyle") == "solid"
+    tab.keyboard.press("Enter")
+    playwright.expect(row(tab, "stormy-policy")).to_have_attribute("open", "")
+    blow(stormy)
+    playwright.expect(tab.locator("#policy-rows details.row").first).to_have_attribute("data-level", "2")
+    playwright.expect(summary).to_be_focused()
+
+
+def test_names_can_be_filtered(tab, address, shop):
+    """Of many rows, those with a word in their name are left."""
+    tab.goto(address)
+    playwright.expect(row(tab, "a-fine-policy")).to_be_visible()
+    tab.locator("#filter").fill("STORMY")
+    playwright.expect(row(tab, "a-fine-policy")).to_be_hidden()
+    playwright.expect(row(tab, "stormy-policy")).to_be_visible()
+
+
+def test_nothing_moves_for_who_wants_no_motion(tab, address, shop):
+    """Gauges jump."""
+    tab.emulate_media(reduced_motion="reduce")
+    tab.goto(address)
+    gauge = row(tab, "a-fine-policy").locator('[data-f="gauge"]')
+    assert gauge.evaluate("element => getComputedStyle(element).transitionProperty") == "none"
+
+
+@pytest.mark.parametrize("name", [SCRIPT, "__proto__", "constructor"])
+def test_what_a_peer_sent_is_text(tab, address, name):
+    """Markup in a name, a key, an error, a reason and a layer is shown as it was written, and does nothing."""
+    policy = abate.Policy(name=name, on=OSError)
+    queue = abate.controller(name=f"queue {name}")(print)
+    for error in (OSError(SCRIPT),):
+        events.emit(events.Retry(name, 1, 0.1, SCRIPT, None, error))
+        events.emit(events.Worked(queue.name, SCRIPT, "retry", 0.1, 2, error))
+        events.emit(events.Worked(queue.name, SCRIPT, "retry", 0.1, 3, error))
+    events.emit(events.Buried(queue.name, SCRIPT, "permanent", SCRIPT))
+    events.emit(events.LayeredRetry(policy.name, SCRIPT))
+    events.emit(events.SourceFailed(queue.name, SCRIPT, OSError(SCRIPT), 1.0))
+    tab.goto(address)
+    rows = tab.locator("details.row").filter(has=tab.locator("summary b", has_text=name))
+    playwright.expect(rows).to_have_count(2)
+    for each in rows.all():
+        each.locator("summary").click()
+    playwright.expect(tab.locator('[data-f="letters"]').filter(has_text=SCRIPT)).to_have_count(1)
+    playwright.expect(tab.locator('[data-f="hottest"]').filter(has_text=SCRIPT)).to_have_count(1)
+    playwright.expect(tab.locator('[data-f="error"]').filter(has_text=SCRIPT)).to_have_count(1)
+    playwright.expect(tab.locator("#layers")).to_contain_text(SCRIPT)
+    assert tab.locator("main img").count() == 0
+    assert "owned" not in tab.title()
+
+
+def test_a_token_opens_it_once_and_leaves_the_address(tab):
+    """It is taken out of sight, and a reload needs it no more."""
+    with page.serving(port=0, token="a secret") as address:
+        tab.goto(f"{address}?token=a%20secret")
+        playwright.expect(tab.locator("#connection")).to_have_text("live")
+        assert tab.url == address
+        tab.reload()
+        playwright.expect(tab.locator("#connection")).to_have_text("live")
+        assert tab.evaluate("document.cookie") == ""

@@ -1,0 +1,142 @@
+"""The Prometheus sink: queues, shelters, buckets and stores."""
+
+import asyncio
+import socket
+import threading
+
+import pytest
+from prometheus_client import generate_latest
+
+import abate
+from abate.observe.prometheus import STATES
+from abate.testing import Script, VirtualClock
+
+
+def test_a_controller_and_its_queue(watched, name):
+    """Depth by state, age, work by ending, utilisation, dead letters."""
+    seen = []
+
+    async def reconcile(key):
+        seen.append(watched.value("worker_utilization", queue=name))
+        await abate.clock.current().asleep(2.0)
+        if key == "bad":
+            raise abate.PermanentFailure("no such order")
+
+    with VirtualClock() as clock:
+        controller = abate.controller(name=name, workers=2)(reconcile)
+        controller.add("good")
+        controller.add("bad")
+        controller.add("later", after=100.0)
+        clock.advance(7.0)
+        depth = {state: watched.value("queue_depth", queue=name, state=state) for state in ("ready", "delayed")}
+        assert (depth, watched.value("queue_age_seconds", queue=name)) == ({"ready": 2, "delayed": 1}, 7.0)
+        controller.discard("later")
+        asyncio.run(controller.arun(drain=True))
+    assert set(seen) <= {0.5, 1.0}
+    assert 1.0 in seen
+    assert watched.value("work_seconds_count", queue=name, ending="done") == 1
+    assert watched.value("work_seconds_sum", queue=name, ending="buried") == 2.0
+    assert watched.value("dead_letters_total", queue=name, reason="permanent") == 1
+    assert watched.value("dead_letters_total", queue=name, reason="receives") == 0
+    assert watched.value("queue_depth", queue=name, state="dead") == 1
+    assert watched.value("worker_utilization", queue=name) == 0
+    assert controller
+
+
+def test_a_consumer_has_the_depth_of_its_store(watched, name):
+    """What a store holds is asked for; adds are not counted there."""
+    with abate.open_store("memory:") as store:
+        queue = store.queue(name)
+        consumer = abate.consumer(source=queue, name=name)(lambda message: None)
+        queue.send("one")
+        assert watched.value("queue_depth", queue=name, state="ready") == 1
+        consumer.run(drain=True)
+        assert watched.value("queue_depth", queue=name, state="ready") == 0
+    assert watched.value("queue_adds_total", queue=name) is None
+    assert watched.value("work_seconds_count", queue=name, ending="done") == 1
+
+
+def test_a_shelter_is_in_one_state(watched, name):
+    """1 for the state it is in, 0 for the others; its limit and its waiters are what it says itself."""
+    shelter = abate.Shelter(name=name)
+    seen = []
+
+    def look(answer):
+        states = [state for state in STATES if watched.value("shelter_state", shelter=name, state=state) == 1]
+        others = [watched.value("shelter_state", shelter=name, state=state) for state in STATES]
+        assert sum(others) == 1
+        assert watched.value("shelter_limit", shelter=name) == shelter.limit
+        assert watched.value("shelter_waiters", shelter=name) == shelter.waiters
+        assert states == [shelter.state]
+        seen.append(shelter.state)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    with VirtualClock():
+        policy = abate.Policy(name=name, on=OSError, attempts=30, shelter=shelter, budget=abate.Budget.unlimited())
+        for answer in (*[OSError()] * 5, "fine"):
+            try:
+                policy.replace(attempts=1).call(look, answer)
+            except OSError:
+                pass
+    assert seen[0] == "calm"
+    assert set(seen) - {"calm"}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_waits_for_tokens(watched, name, asynchronous):
+    """Whoever had to wait is in the histogram; who did not, or gave up, is not."""
+    with VirtualClock():
+        bucket = abate.TokenBucket(rate=2.0, name=name)
+        for _ in range(3):
+            asyncio.run(bucket.aacquire()) if asynchronous else bucket.acquire()
+        with pytest.raises(TimeoutError):
+            bucket.acquire(timeout=0.1)
+    assert watched.value("rate_limiter_wait_seconds_count", bucket=name) == 2
+    assert watched.value("rate_limiter_wait_seconds_sum", bucket=name) == pytest.approx(1.0)
+
+
+def test_a_store_that_does_not_answer(watched):
+    """1 while it does not, 0 while it does."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"redis://127.0.0.1:{nobody.getsockname()[1]}/0"
+        with abate.open_store(url, required=False) as gone, abate.open_store("memory:") as here:
+            gone.budget("orders").try_withdraw()
+            guard = threading.Event()
+            while not gone.degraded:
+                guard.wait(0.01)
+            assert watched.value("store_degraded", store=gone.name) == 1
+            assert watched.value("store_degraded", store=here.name) == 0
+
+
+def test_a_store_that_is_slow_to_tell_stalls_the_scrape_and_no_call(watched, name):
+    """While a scrape waits for a depth, calls fail, retry and are counted as ever."""
+    asked, told = threading.Event(), threading.Event()
+
+    class Slow:
+        name, lease, durable = "slow", 30.0, True
+        receive = extend = settle = print
+
+        def depth(self):
+            asked.set()
+            assert told.wait(30)
+
+    consumer = abate.consumer(source=Slow(), name=name)(lambda message: None)
+    scrape = threading.Thread(target=generate_latest, args=(watched.registry,))
+    scrape.start()
+    try:
+        assert asked.wait(30)
+        caller = threading.Thread(
+            target=abate.Policy(name=name, on=OSError, backoff=[0.0]).call, args=(Script(OSError(), "fine"),)
+        )
+        caller.start()
+        caller.join(30)
+        assert not caller.is_alive()
+        assert scrape.is_alive()
+    finally:
+        told.set()
+        scrape.join(30)
+    assert watched.calls(name) == {"recovered": 1}
+    assert watched.value("queue_depth", queue=consumer.name, state="ready") is None

@@ -1,0 +1,95 @@
+"""The structlog sink."""
+
+import json
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+import abate
+from abate import events
+from abate.observe.structlog import StructlogSink
+
+ERROR = OSError("down")
+
+
+def test_a_call_as_entries():
+    """From a call to entries with a name and values, through the installed sink."""
+    with capture_logs() as entries:
+        sink = abate.observe.install(StructlogSink())
+        try:
+            with abate.testing.VirtualClock():
+                abate.Policy(name="orders", on=OSError, backoff=[1.0]).call(abate.testing.Script(ERROR, "fine"))
+        finally:
+            abate.observe.remove(sink)
+    assert entries == [
+        {
+            "event": "failing",
+            "log_level": "warning",
+            "policy": "orders",
+            "reason": "blip",
+            "error_type": "OSError",
+            "error": "OSError('down')",
+        },
+        {"event": "recovered", "log_level": "info", "policy": "orders", "attempts": 2, "waited": 1.0},
+    ]
+
+
+def test_a_storm_is_a_few_entries():
+    """A burst, and a summary with the count."""
+    with capture_logs() as entries, abate.testing.VirtualClock() as clock:
+        sink = StructlogSink(burst=1)
+        for _ in range(1_000):
+            sink(events.GaveUp("orders", "attempts", 3, 1.0, ERROR))
+        clock.advance(61.0)
+        sink(events.Recovered("orders", 2, 0.5))
+    assert [(entry["event"], entry.get("more")) for entry in entries] == [
+        ("gave_up", None),
+        ("gave_up", 999),
+        ("recovered", None),
+    ]
+
+
+def test_with_every_each_event_is_an_entry():
+    """Named after its type, at its own level."""
+    with capture_logs() as entries:
+        sink = StructlogSink(every=True)
+        for _ in range(5):
+            sink(events.FirstFailure("orders", "blip", ERROR))
+        sink(events.Buried("orders", "42", "permanent", "no address"))
+    assert [(entry["event"], entry["log_level"]) for entry in entries] == [("first_failure", "debug")] * 5 + [
+        ("buried", "error")
+    ]
+    assert entries[-1]["kind"] == "permanent"
+
+
+def test_what_is_bound_to_the_logger_comes_along():
+    """The user's own logger, with its values and its processors; every entry can be written as JSON."""
+    written = []
+
+    def keep(_, __, text):
+        written.append(text)
+        raise structlog.DropEvent
+
+    logger = structlog.wrap_logger(
+        structlog.PrintLogger(),
+        processors=[structlog.processors.JSONRenderer(), keep],
+        wrapper_class=structlog.make_filtering_bound_logger(0),
+    ).bind(service="shop")
+    sink = StructlogSink(logger, every=True)
+    for event in (
+        events.Worked("orders", ("a", 1), "retry", 0.25, 3, ERROR),
+        events.StoreDegraded("redis", True, ERROR),
+        events.GaveUp("orders", "attempts", 3, 1.5, OSError("x" * 1_000_000)),
+    ):
+        sink(event)
+    entries = [json.loads(text) for text in written]
+    assert [entry["service"] for entry in entries] == ["shop"] * 3
+    assert entries[0]["key"] == "('a', 1)"
+    assert max(map(len, written)) < 2_000
+
+
+def test_something_that_is_no_logger_is_refused():
+    """At construction, naming it."""
+    with pytest.raises(TypeError, match=r"logger must be one of structlog's, with info\(\) and warning\(\), not 42"):
+        StructlogSink(42)

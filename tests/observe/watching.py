@@ -1,0 +1,35 @@
+"""A Prometheus sink to look at."""
+
+from prometheus_client import CollectorRegistry
+
+from abate import observe
+from abate.observe.outcomes import OUTCOMES
+from abate.observe.prometheus import PrometheusSink
+
+
+class Watched:
+    """A sink that is installed in a registry of its own, and the values there."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.sink = PrometheusSink(self.registry)
+
+    def __enter__(self):
+        observe.install(self.sink)
+        return self
+
+    def __exit__(self, *_):
+        observe.remove(self.sink)
+
+    def value(self, metric, **labels):
+        return self.registry.get_sample_value(f"abate_{metric}", labels)
+
+    def calls(self, policy):
+        """How the calls of a policy ended, without the outcomes that none had."""
+        ended = {outcome: self.value("calls_total", policy=policy, outcome=outcome) for outcome in OUTCOMES}
+        return {outcome: count for outcome, count in ended.items() if count}
+
+    def series(self, name):
+        """The series that have this name in one of their labels, whatever else is alive in the process."""
+        samples = [sample for family in self.registry.collect() for sample in family.samples]
+        return {(sample.name, *sample.labels.items()) for sample in samples if name in sample.labels.values()}
