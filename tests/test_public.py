@@ -21,7 +21,7 @@ NAMES = {
         LeaseLost Outcome PermanentFailure Permits Policy QueueFull Recoverable Refused Report RetryExhausted
         Ruling Shelter ShutDown SilentSuccess StoreError Throttle Timeouts TokenBucket WorkQueue clients
         consistent_jitter consumer controller deadline events http load_policies observe on_error on_result
-        open_store remaining report retry retry_on_db_conflict testing ticks widen
+        open_store remaining report retry retry_on_db_conflict sim testing ticks widen
     """,
     "abate.decide": "Outcome Rule Rules Ruling http on_error on_result widen",
     "abate.schedule": """
@@ -35,6 +35,11 @@ NAMES = {
     """,
     "abate.stores": "DeadLetter Depth Queue Store StoreBudget StoreError StoreUnreachable Terms open_store",
     "abate.observe": "LoggingSink Sink install remove",
+    "abate.sim": """
+        Answer Clients Controllers Duration Estimate Limit Load Result Row Run Scenario Service Study Trigger World
+        load_scenario run_study simulated
+    """,
+    "abate.sim.report": "Hysteresis RecoveryMap hysteresis recovery_map write_picture write_report",
     "abate.testing": "Recorder Script VirtualClock after off",
 }
 
