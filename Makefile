@@ -13,11 +13,15 @@ DEV := $(VENV)/.dev
 BENCH := $(VENV)/.bench
 SYSTEM := $(VENV)/.system
 
+# Two processes, each with servers of its own; a file's tests stay together, and the files are taken in their order, as
+# the longest have few tests and would come last. For one process: make test WORKERS=
+WORKERS ?= --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+
 CORE := src/abate/decide/*,src/abate/schedule/*,src/abate/admit/*,src/abate/call/*
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test check bench storm mutation requirements clean
+.PHONY: help run test check bench storm pictures mutation requirements clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,7 +30,9 @@ run: $(CREATED) ## Show abate at work (needs no download: the core has no depend
 	PYTHONPATH=src $(BIN)/python -m abate demo
 
 test: check ## Everything that must pass: make check, the tests, the coverage of the core
-	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage erase
+	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/python -m pytest $(WORKERS)
+	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 	$(BIN)/coverage report --include='$(CORE)' --fail-under=100
 
@@ -46,9 +52,14 @@ bench: $(BENCH) ## abate beside its peers, as ratios
 	$(BIN)/python benchmarks/http_clients.py
 	$(BIN)/python benchmarks/latency.py
 	$(BIN)/python benchmarks/conflicts.py
+	$(BIN)/python benchmarks/sim.py
 
 storm: $(BENCH) ## Outages, on real sockets: abate beside its peers, and without each of its parts (12 minutes)
 	$(BIN)/python benchmarks/storm/run.py --short --minutes 12
+
+pictures: $(DEV) ## Draw the pictures of the docs anew
+	for file in docs/defaults/*.toml; do \
+		$(BIN)/abate sim $$file --picture docs/images/defaults-$$(basename $$file .toml).png || exit 1; done
 
 mutation: $(DEV) ## Break schedule/ and admit/ on purpose, list what no test noticed (slow)
 	$(BIN)/python benchmarks/mutation.py
@@ -62,7 +73,7 @@ requirements: ## Pin requirements/*.txt anew (needs uv; newer versions: UPGRADE=
 	@! grep -n '://' requirements/*.txt || { echo "a pinned file names a host" >&2; exit 1; }
 
 clean: ## Remove everything that was made here
-	rm -rf $(VENV) build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(CREATED):

@@ -1,29 +1,48 @@
 """Every snippet in the README and the docs runs."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from abate.cli import main
+from abate.cli.sim import PARSERS
+
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-SNIPPET = re.compile(r"^```(python|toml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SNIPPET = re.compile(r"^```(python|toml)\n(.*?)^```$|^ {4}abate (sim) ([^\n]+)$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"# (\w+\.toml)\n")
 LINK = re.compile(r"\]\((?!http)([^)#]+)\)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_snippets_of_a_page_run_in_order(page, tmp_path, monkeypatch):
-    """Python snippets run one after another in one namespace; TOML ones are the file that they load."""
+    """Python snippets run one after another in one namespace; TOML ones are the files that they load.
+
+    So do the simulator's commands, with few seeds; those on real sockets take too long, and are only understood.
+    """
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "snippets"}
     for match in SNIPPET.finditer(page.read_text()):
-        language, code = match.groups()
-        if language == "toml":
-            Path("policies.toml").write_text(code)
+        language, code = [group for group in match.groups() if group is not None]
+        if language == "sim":
+            simulate(shlex.split(code))
+        elif language == "toml":
+            named = FILE.match(code)
+            Path(named[1] if named else "policies.toml").write_text(code)
         else:
             line = page.read_text()[: match.start(2)].count("\n")
             exec(compile("\n" * line + code, str(page), "exec"), namespace)
+
+
+def simulate(words):
+    few = {"list": [], "show": [], "tune": ["--seeds", "1", "--samples", "3"]}
+    if "--live" in words:
+        PARSERS[""]().parse_args(words)
+    else:
+        assert main(["sim", *words, *few.get(words[0], ["--seeds", "1"])]) == 0, words
 
 
 def test_there_are_snippets_to_run():
@@ -49,3 +68,12 @@ def test_the_readme_shows_a_table_of_the_demo():
     assert heading == list(HEADINGS)
     assert [label for label, *_ in lines] == list(ROWS)
     assert all(len(figures) == len(HEADINGS) for _, *figures in lines)
+
+
+def test_the_guide_shows_what_its_scenario_prints(capsys, tmp_path, monkeypatch):
+    """The table in the guide of the simulator is that of the scenario above it."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "simulate.md").read_text()
+    Path("outage.toml").write_text(next(code for _, code, _, _ in SNIPPET.findall(page) if "# outage.toml" in code))
+    assert main(["sim", "outage.toml"]) == 0
+    assert f"```text\n{capsys.readouterr().out}```" in page

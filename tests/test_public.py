@@ -21,7 +21,7 @@ NAMES = {
         LeaseLost Outcome PermanentFailure Permits Policy QueueFull Recoverable Refused Report RetryExhausted
         Ruling Shelter ShutDown SilentSuccess StoreError Throttle Timeouts TokenBucket WorkQueue clients
         consistent_jitter consumer controller deadline events http load_policies observe on_error on_result
-        open_store remaining report retry retry_on_db_conflict testing ticks widen
+        open_store remaining report retry retry_on_db_conflict sim testing ticks widen
     """,
     "abate.decide": "Outcome Rule Rules Ruling http on_error on_result widen",
     "abate.schedule": """
@@ -37,6 +37,11 @@ NAMES = {
     "abate.observe": """
         Detached LoggingSink OpenTelemetrySink PrometheusSink Sink Snapshot StructlogSink install remove snapshot
     """,
+    "abate.sim": """
+        Answer Clients Controllers Duration Estimate Limit Load Result Row Run Scenario Service Study Trigger World
+        load_scenario run_study simulated
+    """,
+    "abate.sim.report": "Hysteresis RecoveryMap hysteresis recovery_map write_picture write_report",
     "abate.testing": "Recorder Script VirtualClock after off",
 }
 

@@ -15,7 +15,7 @@ from abate.errors import AbateError, AttemptTimeout, LayeredRetryWarning, Refuse
 from abate.schedule import Backoff, consistent_jitter, deadline, remaining, ticks
 
 if TYPE_CHECKING:
-    from abate import clients, observe, testing
+    from abate import clients, observe, sim, testing
     from abate.call.hedge import Hedge
     from abate.clients.databases import retry_on_db_conflict
     from abate.schedule.latency import Timeouts
@@ -86,12 +86,13 @@ __all__ = [
     "report",
     "retry",
     "retry_on_db_conflict",
+    "sim",
     "testing",
     "ticks",
     "widen",
 ]
 
-_PARTS = ("clients", "observe", "testing")
+_PARTS = ("clients", "observe", "sim", "testing")
 _ELSEWHERE = {
     "Again": "abate.work",
     "AsyncWorkQueue": "abate.work",

@@ -71,7 +71,12 @@ def test_what_is_not_open_at_the_deadline_is_not_waited_for():
         if not quick:
             over.wait(60)
 
-    assert warm(3, connect, deadline=1.0) == 2
+    def progress(done, n):
+        if done == 2:
+            clock.advance(30.0)
+
+    with VirtualClock() as clock:
+        assert warm(3, connect, deadline=30.0, progress=progress) == 2
     with pytest.raises(TimeoutError, match=r"none of 2 connections was open after 0\.01 s"):
         warm(2, lambda: over.wait(60), deadline=0.01)
     over.set()

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import abate
 from abate.clients.warm import awarm_httpx, awarm_sqlalchemy, warm_httpx, warm_sqlalchemy
+from abate.testing import VirtualClock
 from tests.clients.server import Server, close, close_in_body, respond
 
 EMPTY = respond(200)
@@ -71,9 +72,14 @@ def test_httpx_reads_the_body_of_a_get():
 
 def test_httpx_that_is_late_is_left_behind():
     """Two never answer: three are open, and can be used."""
-    with Server() as server, httpx.Client(timeout=5.0) as client:
+    with Server() as server, httpx.Client(timeout=60.0) as client, VirtualClock() as clock:
+
+        def progress(done, n):
+            if done == 3:
+                clock.advance(30.0)
+
         server.script.extend([server.hang, server.hang, EMPTY, EMPTY, EMPTY])
-        assert warm_httpx(client, server.url, 5, deadline=1.0) == 3
+        assert warm_httpx(client, server.url, 5, deadline=30.0, progress=progress) == 3
 
 
 def test_httpx_that_fails_gives_back_what_it_holds():
@@ -129,7 +135,7 @@ def test_async_httpx_that_is_late_is_cancelled(run):
 
     async def main():
         async with httpx.AsyncClient() as client:
-            assert await awarm_httpx(client, server.url, 5, deadline=1.0) == 3
+            assert await awarm_httpx(client, server.url, 5, deadline=3.0) == 3
 
     with Server() as server:
         server.script.extend([server.hang, server.hang, EMPTY, EMPTY, EMPTY])

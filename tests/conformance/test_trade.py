@@ -62,10 +62,11 @@ class Fleet:
         deposits = sum(slot[1] for slot in counted) + offer.earned
         withdrawals = sum(slot[2] for slot in counted) + offer.spent
         granted = rules.granted(offer.terms, deposits, withdrawals, offer.want, members)
-        slot = slots.setdefault(begins, [forgotten, 0, 0])
-        slot[0] = max(slot[0], forgotten)
-        slot[1] += offer.earned
-        slot[2] += offer.spent + granted
+        if offer.earned or offer.spent or granted:  # who counts nothing keeps no slot
+            slot = slots.setdefault(begins, [forgotten, 0, 0])
+            slot[0] = max(slot[0], forgotten)
+            slot[1] += offer.earned
+            slot[2] += offer.spent + granted
         return Tokens(granted, members)
 
     def forecast(self, now, member, offer, here):
@@ -195,6 +196,27 @@ def test_what_a_fleet_and_a_ledger_count_is_one_budget(store):
     assert store.balance("x", terms) == 3.0
     assert store.exchange("x", terms, want=10) == 3
     assert store.trade("a:1:00", [Accounts("x", terms, 0, 0, 4, 1)]) == [Tokens(1, 1)]
+
+
+LONG, SHORT = TERMS[:2]
+
+
+@pytest.mark.parametrize(
+    ("first", "granted"),
+    [
+        (Accounts("y", LONG, 0, 0, 0, 0), 10),  # counts nothing: the debit goes with the window of who spent it
+        (Accounts("y", LONG, 0, 1, 0, 0), 8),  # counts something in the same slot: both debits stay
+    ],
+)
+def test_a_slot_is_kept_for_the_longest_window_that_counted_in_it(store, clock, first, granted):
+    """Members that disagree on the window: who only asked keeps nothing alive, whatever its window."""
+    model = Fleet()
+    journeys = [(0.0, first), (0.0, Accounts("y", SHORT, 0, 1, 0, 0)), (3.0, Accounts("y", LONG, 0, 0, 0, 10))]
+    for pause, offer in journeys:
+        clock.advance(pause)
+        (answer,) = store.trade("a:1:00", [offer])
+        assert answer == model.answer(clock.wall(), "a:1:00", offer)
+    assert answer == Tokens(granted, 1)
 
 
 def test_no_offers_have_no_answers(store):

@@ -80,7 +80,7 @@ def test_the_ruling_carries_whether_the_request_is_safe(safe):
         message(retry_after="7"),
         message(RETRY_AFTER="7"),
     ],
-    ids=repr,
+    ids=lambda headers: f"{type(headers).__name__}-{dict(headers)}",
 )
 def test_the_hint_is_found_whatever_the_case(headers):
     """In a plain dict, and in the message of http.client, which is no mapping."""

@@ -271,7 +271,7 @@ def test_what_is_no_matcher_is_refused(name, matcher, message):
     assert str(caught.value).endswith(message)
 
 
-@pytest.mark.parametrize("nothing", [(), [], set(), iter(())], ids=repr)
+@pytest.mark.parametrize("nothing", [(), [], set(), iter(())], ids=["()", "[]", "set()", "iterator"])
 def test_on_must_name_something(nothing):
     """Nobody retries nothing by accident; `unless` may be empty."""
     with pytest.raises(ValueError, match=r"^on must name at least one exception type, predicate or rule, not none$"):

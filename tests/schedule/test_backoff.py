@@ -293,7 +293,9 @@ def test_anything_that_can_be_read_again_will_do():
     assert (plan.ceiling(2), plan.ceiling(LONGEST_LIST), plan.ceiling(LONGEST_LIST + 5)) == (2, 19_998, 19_998)
 
 
-@pytest.mark.parametrize("once", [iter([1.0]), (delay for delay in [1.0]), map(float, "12")], ids=repr)
+@pytest.mark.parametrize(
+    "once", [iter([1.0]), (delay for delay in [1.0]), map(float, "12")], ids=lambda once: type(once).__name__
+)
 def test_what_can_be_read_only_once_is_refused(once):
     """A generator would serve the first call and leave the others without delays."""
     with pytest.raises(TypeError, match=r"is an iterator, which only one call could read: give a list$"):

@@ -105,13 +105,14 @@ def test_a_deadlock_with_somebody_else_is_tried_again(store, url):
     for key in "ab":
         queue.add(key)
     messages = queue.receive(2)
+    # each looks for a deadlock once, so long after it began to wait: the store's session, when there is one, and first
+    store.pool.run("SET deadlock_timeout = '2s'")
     with connection().transaction():
+        connection().execute("SET LOCAL deadlock_timeout = '30s'")
         connection().execute(f"SELECT FROM {schema}.item WHERE key = 'b' FOR UPDATE")
         thread = Thread(queue.settle, [(message, Done()) for message in messages])
         blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = %s"
         until(lambda: connection().execute(blocked, (schema,)).fetchone() == (1,))
-        # the one that waited first looks for a deadlock first, and is the one that is undone
-        connection().execute("SET LOCAL deadlock_timeout = '30s'")
         connection().execute(f"SELECT FROM {schema}.item WHERE key = 'a' FOR UPDATE")
     assert thread.answer() == []
     assert queue.depth() == Depth()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from abate import __version__
 
-COMMANDS = ("demo", "exec", "observe", "queue", "run")
+COMMANDS = ("demo", "exec", "observe", "page", "queue", "run", "sim")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,11 +11,13 @@
 from __future__ import annotations
 
 from abate.sim.answers import Answer, simulated
+from abate.sim.clients import Clients, Controllers
 from abate.sim.durations import Duration
 from abate.sim.measures import Load, Run
 from abate.sim.scenario import Scenario, load_scenario
+from abate.sim.services import Limit, Row, Service
 from abate.sim.study import Estimate, Result, Study, run_study
-from abate.sim.world import Clients, Controllers, Limit, Row, Service, Trigger, World
+from abate.sim.world import Trigger, World
 
 __all__ = [
     "Answer",

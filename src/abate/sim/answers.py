@@ -38,14 +38,18 @@ simulated = Simulated()
 """What a policy in a scenario retries, unless it says so itself."""
 
 
-@cache
 def answer(status: int, retry_after: float | None = None, exhausted: bool = False) -> type[Answer]:
     """The type of errors with this status; `exhausted` says that a layer further in has retried already.
 
-    >>> answer(503) is answer(503), answer(503) is answer(503, exhausted=True)
+    >>> answer(503) is answer(503, None, exhausted=False), answer(503) is answer(503, exhausted=True)
     (True, False)
     """
-    headers = {} if retry_after is None else {"Retry-After": f"{retry_after:g}"}
+    return _made(status, retry_after, exhausted)
+
+
+@cache  # which would tell arguments by place from those by name, so it is asked in one way only
+def _made(status: int, retry_after: float | None, exhausted: bool) -> type[Answer]:
+    headers = {} if retry_after is None else {"Retry-After": f"{retry_after:.0f}"}
     if exhausted:
         headers["Abate-Exhausted"] = "1"
     ruling = LAYER if exhausted else BLIP if status == 409 else http.judge(status) or FATAL

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from math import log
 
 from abate.schedule.beat import consistent_jitter
 from abate.sim.agenda import Agenda
 from abate.sim.chance import Chance
+from abate.sim.clients import Clients
 from abate.sim.pace import Pace
-from abate.sim.world import Clients, World
+from abate.sim.world import World
 
 Begin = Callable[[int], object]
 """Told which client begins a call, at the instant it does."""
@@ -18,7 +19,7 @@ Begin = Callable[[int], object]
 class Arrivals:
     """Lets clients begin their calls; of serial ones it is told when a call is over (`finished`)."""
 
-    __slots__ = ("_agenda", "_begin", "_clients", "_count", "_horizon", "_pace", "_period", "_uniform", "serial")
+    __slots__ = ("_agenda", "_begin", "_clients", "_count", "_pace", "_period", "_uniform", "serial")
 
     def __init__(self, world: World, agenda: Agenda, chance: Chance, begin: Begin) -> None:
         clients = world.clients
@@ -27,7 +28,6 @@ class Arrivals:
         self._begin = begin
         self._clients = clients
         self._count = clients.count
-        self._horizon = world.horizon
         self._period = 1.0 / clients.rate
         self._uniform = chance.stream("arrivals").random
         self.serial = clients.kind == "serial" and clients.arrivals != "once"
@@ -46,13 +46,16 @@ class Arrivals:
             agenda.at(self._pace.after(clients.start, self._gap()), self._arrive, None)
 
     def _gap(self) -> float:
-        return -math.log(1.0 - self._uniform())
+        return -log(1.0 - self._uniform())
 
     def _arrive(self, _: None) -> None:
         """A call of the stream that all clients make together: whose it is, is chance."""
-        agenda = self._agenda
-        agenda.at(self._pace.after(agenda.time, self._gap()), self._arrive, None)
-        self._begin(int(self._uniform() * self._count))
+        agenda, uniform = self._agenda, self._uniform
+        gap = -log(1.0 - uniform())
+        pace = self._pace
+        following = agenda.time + gap / pace.usual if pace.steady else pace.after(agenda.time, gap)
+        agenda.at(following, self._arrive, None)
+        self._begin(int(uniform() * self._count))
 
     def _think(self, client: int, now: float) -> None:
         pause = 1.0 if self._clients.arrivals == "periodic" else self._gap()

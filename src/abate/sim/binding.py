@@ -15,11 +15,12 @@ from abate.admit.permits import Permits
 from abate.admit.shelter import Shelter
 from abate.admit.throttle import Throttle
 from abate.call.policy import Policy
+from abate.clock import Clock
 from abate.decide.outcome import FATAL, LAYER, Outcome
 from abate.schedule.backoff import Uniform
-from abate.sim.agenda import Agenda
 from abate.sim.answers import Answer, answer, simulated
-from abate.sim.world import Row, Service, World
+from abate.sim.services import Row, Service
+from abate.sim.world import World
 
 
 def once() -> Policy:
@@ -31,17 +32,17 @@ def once() -> Policy:
     return Policy(name="once", on=simulated, attempts=1, budget=Budget.empty())
 
 
-def bound(policy: Policy, agenda: Agenda, rng: Uniform, failures: Iterable[type[Answer]]) -> Policy:
-    """A policy like this one, in the world of `agenda`, in which calls may fail with `failures`."""
+def bound(policy: Policy, clock: Clock, rng: Uniform, failures: Iterable[type[Answer]]) -> Policy:
+    """A policy like this one, in the world of `clock`, in which calls may fail with `failures`."""
     shelter = policy.shelter
     found = policy.replace(
-        clock=agenda,
+        clock=clock,
         rng=rng,
-        budget=_budget(policy.budget, agenda),
-        gate=None if policy.gate is None else _gate(policy.gate, agenda, rng),
+        budget=_budget(policy.budget, clock),
+        gate=None if policy.gate is None else _gate(policy.gate, clock, rng),
         shelter=None
         if shelter is None
-        else Shelter(shelter.capacity, shelter.patience, name=shelter.name, clock=agenda, rng=rng),
+        else Shelter(shelter.capacity, shelter.patience, name=shelter.name, clock=clock, rng=rng),
     )
     kinds = tuple(failures)
     named = names_any(policy, kinds)
@@ -61,6 +62,18 @@ def names_any(policy: Policy, failures: Iterable[type[Answer]]) -> bool:
     """
     rulings = (policy.rules.judge(Outcome(kind())) for kind in failures)
     return any(ruling is not None and ruling.retry for ruling in rulings)
+
+
+def unnamed(policy: Policy, failures: Iterable[type[Answer]]) -> str | None:
+    """What a reader should know of a policy that would retry, but names none of the failures that are simulated.
+
+    >>> from abate import Policy
+    >>> unnamed(Policy(on=KeyError, name="orders"), [answer(503)])
+    "policy 'orders' names none of the failures that are simulated: all count"
+    """
+    if policy.max_attempts == 1 or names_any(policy, failures):
+        return None
+    return f"policy {policy.name or 'of the clients'!r} names none of the failures that are simulated: all count"
 
 
 def failures_of(world: World, service: Service | Row) -> set[type[Answer]]:
@@ -91,22 +104,22 @@ def limited(service: Service) -> list[type[Answer]]:
     return [answer(429, float(seconds)) for seconds in range(1, int(limit.per) + 2)]
 
 
-def _budget(budget: Budget, agenda: Agenda) -> Budget:
+def _budget(budget: Budget, clock: Clock) -> Budget:
     ratio, reserve, window, funded_by = budget.settings()
-    return Budget(ratio, reserve, window, funded_by, clock=agenda, name=budget.name)  # type: ignore[arg-type]
+    return Budget(ratio, reserve, window, funded_by, clock=clock, name=budget.name)  # type: ignore[arg-type]
 
 
-def _gate(gate: Gate, agenda: Agenda, rng: Uniform) -> Gate:
+def _gate(gate: Gate, clock: Clock, rng: Uniform) -> Gate:
     """The gate anew; one of a kind that is not ours is taken as it is, and has to follow the context's clock."""
     match gate:
         case All():
-            return All(tuple(_gate(part, agenda, rng) for part in gate.gates))
+            return All(tuple(_gate(part, clock, rng) for part in gate.gates))
         case TokenBucket():
-            return TokenBucket(gate.rate, gate.burst, clock=agenda, name=gate.name)
+            return TokenBucket(gate.rate, gate.burst, clock=clock, name=gate.name)
         case Permits():
             return Permits(gate.limit, name=gate.name)
         case Throttle():
-            return Throttle(gate.k, gate.window, clock=agenda, rng=rng, name=gate.name)
+            return Throttle(gate.k, gate.window, clock=clock, rng=rng, name=gate.name)
         case Budget():
-            return _budget(gate, agenda)
+            return _budget(gate, clock)
     return gate

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
-from abate.call.giveup import give_ups
+from abate.call.giveup import give_ups, report
 from abate.call.machine import SEND, Call, Hold, Send, Stop, Wait
 from abate.call.policy import Policy
 from abate.errors import AttemptTimeout, Refused
 from abate.sim.agenda import Agenda
-from abate.sim.server import Request, RowServer, Server
+from abate.sim.server import Reply, Request, Serves
 
 if TYPE_CHECKING:
     from abate.admit.door import Door
@@ -24,38 +24,54 @@ Over = Callable[["Journey", "str | None"], object]
 """Told how a call has ended: None for success, or the reason of giving up."""
 
 
-class Journey:
-    """One call under way."""
+def plain(policy: Policy) -> bool:
+    """Does a call that succeeds at once need nothing but its deposit?
 
-    __slots__ = ("began", "client", "context", "deadline", "failure", "machine", "over")
+    >>> import abate
+    >>> plain(abate.Policy(on=OSError)), plain(abate.Policy(on=OSError, timeout=1.0))
+    (True, False)
+    """
+    return policy.plain and policy.shelter is None
 
-    def __init__(self, client: int, began: float, deadline: float | None, over: Over) -> None:
+
+class Journey(Request):
+    """One call under way. As long as nothing cuts its attempts short, it is its own request: there is one at a time."""
+
+    __slots__ = ("began", "client", "context", "end", "failure", "machine")
+
+    def __init__(self, reply: Reply, client: int, began: float, end: Over) -> None:
+        self.reply = reply
+        self.deadline = None
         self.client = client
         self.began = began
-        self.deadline = deadline
-        self.over = over
+        self.end = end
         self.machine: Call | None = None
         self.context: Context | None = None
         self.failure: Exception | None = None
         """What became of the last attempt."""
 
+    @property
+    def owner(self) -> Journey:  # a slot would keep it alive by itself
+        return self
+
 
 class Caller:
     """Makes calls of one service by one policy."""
 
-    __slots__ = ("_attempted", "_cheap", "_late", "_policy", "_server", "agenda")
+    __slots__ = ("_attempted", "_bounded", "_cheap", "_late", "_policy", "_submit", "agenda")
 
     def __init__(
         self,
         policy: Policy,
-        server: Server | RowServer,
+        server: Serves,
         agenda: Agenda,
         attempted: Callable[[int, float], object] | None = None,
     ) -> None:
         self.agenda = agenda
         self._policy = policy
-        self._server = server
-        self._cheap = policy.plain and policy.shelter is None
+        self._submit = server.submit
+        self._bounded = policy.bounded
+        self._cheap = plain(policy)
         self._late = AttemptTimeout(policy.attempt_timeout or policy.timeout or 0.0)
         self._attempted = attempted
 
@@ -65,7 +81,7 @@ class Caller:
         if policy.timeout is not None:
             own = now + policy.timeout
             deadline = own if deadline is None or own < deadline else deadline
-        journey = Journey(client, now, deadline, over)
+        journey = Journey(self._answered, client, now, over)
         if self._cheap and deadline is None:
             self.send(journey)
             return
@@ -80,13 +96,14 @@ class Caller:
         try:
             action = question(*facts) if journey.context is None else journey.context.run(question, *facts)
         except Refused as refused:
-            shelter = self._policy.shelter
+            given = report(refused)  # the shelter leaves one, a gate does not
             journey.failure = refused
-            journey.over(journey, "shelter" if shelter is not None and refused.gate == shelter.name else "budget")
+            journey.end(journey, "budget" if given is None else given.reason)
             return
-        if action is SEND:
-            self.send(journey)
-        elif isinstance(action, Wait):
+        self._do(journey, action)
+
+    def _do(self, journey: Journey, action: Send | Wait | Hold | Stop) -> None:
+        if type(action) is Wait:
             agenda = self.agenda
             now = agenda.time
             wait = action.until - now
@@ -94,11 +111,13 @@ class Caller:
                 agenda.at(now + wait, self._again, journey)
             else:
                 agenda.soon(self._again, journey)
+        elif action is SEND:
+            self.send(journey)
         elif isinstance(action, Hold):
             Waiting(self, journey, action.door, action.waiter)
         else:
             assert isinstance(action, Stop)
-            journey.over(journey, action.reason)
+            journey.end(journey, action.reason)
 
     def send(self, journey: Journey) -> None:
         """Send an attempt."""
@@ -106,13 +125,14 @@ class Caller:
         if self._attempted is not None:
             self._attempted(journey.client, now)
         machine = journey.machine
-        if machine is None or (machine.deadline is None and not self._policy.bounded):
-            self._server.submit(Request(self._answered, journey, None))
+        if machine is None or (machine.deadline is None and not self._bounded):
+            journey.over = False
+            self._submit(journey)
             return
         due = now + machine.allowance(now)
         request = Request(self._answered, journey, due)
         self.agenda.at(due, self._expired, request)
-        self._server.submit(request)
+        self._submit(request)
 
     def _answered(self, request: Request, failure: Exception | None) -> None:
         if request.over:
@@ -124,7 +144,10 @@ class Caller:
             if machine is None:
                 machine = journey.machine = Call(self._policy, None, give_ups.last)
             journey.failure = failure
-            self._ask(journey, machine.failed, failure, self.agenda.time)
+            if journey.context is None:
+                self._do(journey, machine.failed(failure, self.agenda.time))
+            else:
+                self._ask(journey, machine.failed, failure, self.agenda.time)
             return
         if machine is None:
             self._policy.budget.deposit()
@@ -132,7 +155,7 @@ class Caller:
             machine.succeeded()
         else:
             journey.context.run(machine.succeeded)
-        journey.over(journey, None)
+        journey.end(journey, None)
 
     def _expired(self, request: Request) -> None:
         if not request.over:

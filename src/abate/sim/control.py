@@ -17,9 +17,9 @@ from abate.decide.rules import Rule, rules
 from abate.errors import Refused
 from abate.schedule.beat import consistent_jitter
 from abate.sim.calls import Caller, Journey
+from abate.sim.clients import Controllers
 from abate.sim.pace import Pace
-from abate.sim.stage import Stage
-from abate.sim.world import Controllers
+from abate.sim.stage import Setting
 from abate.work.judge import Judge
 from abate.work.keys import KeyQueue
 from abate.work.source import Back
@@ -34,7 +34,7 @@ class ByType(Rule):
         return self.rulings.get(type(outcome.error))
 
 
-def control(stage: Stage) -> list[Loop]:
+def control(stage: Setting) -> list[Loop]:
     """Set up all controllers of a world."""
     controllers = stage.world.clients
     assert isinstance(controllers, Controllers)
@@ -62,6 +62,7 @@ class Loop:
         "_chance",
         "_failures",
         "_free",
+        "_handing",
         "_judge",
         "_keys",
         "_needs",
@@ -72,7 +73,7 @@ class Loop:
         "_resync",
     )
 
-    def __init__(self, stage: Stage, place: int, judge: Judge, caller: Caller, pace: Pace, chance: Random) -> None:
+    def __init__(self, stage: Setting, place: int, judge: Judge, caller: Caller, pace: Pace, chance: Random) -> None:
         settings = stage.world.clients
         assert isinstance(settings, Controllers)
         self._agenda = agenda = stage.agenda
@@ -84,6 +85,7 @@ class Loop:
         self._chance = chance.random
         self._keys = settings.keys
         self._free = settings.workers
+        self._handing = False
         self._resync = settings.resync or 0.0
         self._queue: KeyQueue[int] = KeyQueue()
         self._needs: dict[int, list[float]] = {}
@@ -123,9 +125,13 @@ class Loop:
 
     def _hand_out(self) -> None:
         """Give keys that are ready to workers that are free."""
+        if self._handing:  # a reconcile that failed at once: what is ready is taken below, not from within
+            return
+        self._handing = True
         while self._free and (key := self._queue.take()) is not None:
             self._free -= 1
             self._caller.call(partial(self._over, key), None, self._place)
+        self._handing = False
 
     def _over(self, key: int, journey: Journey, reason: str | None) -> None:
         """A reconcile has ended."""
@@ -135,32 +141,38 @@ class Loop:
         if reason is None:
             self._judge.returned(None)
             self._failures.pop(key, None)
-            self._met(key, journey.began, now)
+            for since in self._due(key, journey.began):
+                self._recorder.success(self._place, since, now)
         else:
             self._come_back(key, journey, reason, now)
         self._hand_out()
 
-    def _met(self, key: int, began: float, now: float) -> None:
-        open_needs = []
-        for since in self._needs.pop(key, ()):
-            if since <= began:
-                self._recorder.success(self._place, since, now)
-            else:
-                open_needs.append(since)
-        if open_needs:
-            self._needs[key] = open_needs
+    def _due(self, key: int, began: float) -> list[float]:
+        """The needs that a reconcile which began then has settled; those that came later bring the key back."""
+        needs = self._needs.pop(key, [])
+        later = [since for since in needs if since > began]
+        if later:
+            self._needs[key] = later
+        return [since for since in needs if since <= began]
 
     def _come_back(self, key: int, journey: Journey, reason: str, now: float) -> None:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         assert journey.failure is not None
         verdict = self._judge.raised(journey.failure, failures).verdict
         if isinstance(verdict, Back):
-            self._queue.add_after(key, verdict.after, now)
-            self._agenda.at(now + verdict.after, self._ripe, None)
+            if verdict.after > 0:
+                self._queue.add_after(key, verdict.after, now)
+                self._agenda.at(now + verdict.after, self._ripe, None)
+            else:  # not from within, or a service that fails at once would never let go
+                self._agenda.soon(self._again, key)
             return
         self._failures.pop(key, None)
-        for since in self._needs.pop(key, ()):
+        for since in self._due(key, journey.began):
             self._recorder.failure(since, now, reason)
+
+    def _again(self, key: int) -> None:
+        self._queue.add(key, self._agenda.time)
+        self._hand_out()
 
     def _ripe(self, _: None) -> None:
         self._queue.ripen(self._agenda.time)

@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import overload
 
 from abate.sim.world import World
 from abate.values import Value
@@ -23,6 +26,8 @@ from abate.values import Value
 WIDTH = 0.1
 """Seconds of one slot of a series."""
 PER_SECOND = 10
+EDGE = 1e-6
+"""What was meant as the edge of slot 3 lies in it, whatever a sum of floats says: a tenth of a microsecond."""
 MOST_POINTS = 200_000
 """Attempts that a raster keeps."""
 RECOVERED, STEADY = 0.9, 5.0
@@ -52,9 +57,9 @@ class Run(Value):
     """One run of a world: what was counted.
 
     >>> import abate.sim as sim
-    >>> run = sim.World(sim.Clients(count=10, arrivals="once"), [sim.Service("api", service_time=0.1)]).run()
+    >>> run = sim.World(sim.Clients(count=8, arrivals="once"), [sim.Service("api", service_time=0.125)]).run()
     >>> run.calls, run.successes, run.completed
-    (10, 10, 1.0)
+    (8, 8, 1.0)
     """
 
     world: World
@@ -101,7 +106,7 @@ class Run(Value):
         """Every figure by its name; a figure that makes no sense in this world is not a number.
 
         >>> import abate.sim as sim
-        >>> run = sim.World(sim.Clients(count=10, arrivals="once"), [sim.Service("api", service_time=0.1)]).run()
+        >>> run = sim.World(sim.Clients(count=8, arrivals="once"), [sim.Service("api", service_time=0.125)]).run()
         >>> run.measures()["amplification"], run.measures()["p50"]
         (1.0, 0.5)
         """
@@ -116,7 +121,7 @@ class Run(Value):
             "completed": self.completed,
             "denials": float(sum(self.reasons.get(reason, 0) for reason in REFUSALS)),
             "fairness": math.nan if self.fairness is None else self.fairness,
-            "mean": sum(self.latencies) / len(self.latencies) if self.latencies else math.nan,
+            "mean": mean(self.latencies),
         }
         for name, share in (("p50", 0.5), ("p99", 0.99), ("p999", 0.999)):
             found[name] = percentile(self.latencies, finished, share)
@@ -128,12 +133,12 @@ class Run(Value):
         seconds = [sum(tenths[place : place + PER_SECOND]) for place in range(0, len(tenths), PER_SECOND)]
         # a world that ends early is not calm for the rest of its horizon
         last = max((place for place, count in enumerate(tenths) if count), default=0) + 1
-        mean = sum(tenths) / last
+        mean, mean_1s = sum(tenths) / last, sum(tenths) / math.ceil(last / PER_SECOND)
         return {
             "peak_100ms": float(max(tenths, default=0)),
             "peak_1s": float(max(seconds, default=0)),
             "peak_to_mean_100ms": ratio(max(tenths, default=0), mean),
-            "peak_to_mean_1s": ratio(max(seconds, default=0), mean * PER_SECOND),
+            "peak_to_mean_1s": ratio(max(seconds, default=0), mean_1s),
         }
 
     def _phases(self) -> dict[str, float]:
@@ -159,13 +164,57 @@ class Run(Value):
         return found
 
 
+class Latencies(Sequence[float]):
+    """Latencies in order of size, of which only how many lie in each bin is known: millions in little memory.
+
+    `bins` are the numbers of those that hold any, `counts` how many each does; `total` is the sum of all latencies.
+    Within a bin they are taken to be spread evenly.
+
+    >>> found = Latencies(0.5, bins=[0, 3], counts=[1, 2], total=3.5)
+    >>> len(found), found[0], found[-1]
+    (3, 0.25, 1.875)
+    """
+
+    __slots__ = ("_bins", "_counts", "_ends", "_width", "total")
+
+    def __init__(self, width: float, bins: Sequence[int], counts: Sequence[int], total: float) -> None:
+        self._width = width
+        self._bins = bins
+        self._counts = counts
+        self._ends = list(accumulate(counts))
+        self.total = total
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, place: int) -> float: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[float]: ...
+    def __getitem__(self, place: int | slice) -> float | list[float]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        wanted = place if place >= 0 else place + len(self)
+        if not 0 <= wanted < len(self):
+            raise IndexError(f"there are {len(self)} latencies, none at {place}")
+        at = bisect_right(self._ends, wanted)
+        before = self._ends[at] - self._counts[at]
+        return self._width * (self._bins[at] + (wanted - before + 0.5) / self._counts[at])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Latencies):
+            return NotImplemented
+        return (self._width, self._bins, self._counts) == (other._width, other._bins, other._counts)
+
+    def __hash__(self) -> int:
+        return hash((self._width, len(self), self.total))
+
+
 class Recorder:
     """Counts while a world runs."""
 
     __slots__ = (
-        "_clients",
         "_last",
-        "_succeeded",
         "_warmup",
         "_world",
         "attempts",
@@ -173,8 +222,10 @@ class Recorder:
         "calls",
         "completed",
         "latencies",
+        "made",
         "points",
         "reasons",
+        "succeeded",
         "successes",
     )
 
@@ -187,27 +238,27 @@ class Recorder:
         self.latencies: list[float] = []
         self.reasons: Counter[str] = Counter()
         self.completed = 0.0
-        self._clients = array("L", bytes(8 * world.clients.count))
-        self._succeeded = array("L", bytes(8 * world.clients.count))
+        self.made = array("Q", bytes(8 * world.clients.count))
+        self.succeeded = array("Q", bytes(8 * world.clients.count))
         self.points: list[tuple[float, int]] | None = [] if raster else None
 
     def call(self, client: int, now: float) -> None:
         """A call begins."""
-        self.calls[int(now * PER_SECOND)] += 1
-        self._clients[client] += 1
+        self.calls[int(now * PER_SECOND + EDGE)] += 1
+        self.made[client] += 1
 
     def attempt(self, client: int, now: float) -> None:
         """An attempt is sent."""
-        self.attempts[int(now * PER_SECOND)] += 1
+        self.attempts[int(now * PER_SECOND + EDGE)] += 1
         if self.points is not None and len(self.points) < MOST_POINTS:
             self.points.append((now, client))
 
     def success(self, client: int, began: float, now: float) -> None:
         """A call has succeeded."""
-        self.successes[int(now * PER_SECOND)] += 1
+        self.successes[int(now * PER_SECOND + EDGE)] += 1
         if began >= self._warmup:
             self.latencies.append(now - began)
-        self._succeeded[client] += 1
+        self.succeeded[client] += 1
         self.completed = now
 
     def failure(self, began: float, now: float, reason: str) -> None:
@@ -234,7 +285,7 @@ class Recorder:
         )
 
     def _fairness(self) -> float | None:
-        return jain([good / made for good, made in zip(self._succeeded, self._clients, strict=True) if made])
+        return jain([good / made for good, made in zip(self.succeeded, self.made, strict=True) if made])
 
 
 def slot(instant: float) -> int:
@@ -243,8 +294,7 @@ def slot(instant: float) -> int:
     >>> slot(0.3), slot(2.999)
     (3, 29)
     """
-    # an edge that a trigger was given as 0.3 is the edge of slot 3, whatever the float says
-    return math.floor(instant * PER_SECOND + 1e-9)
+    return int(instant * PER_SECOND + EDGE)
 
 
 def ratio(part: float, whole: float) -> float:
@@ -254,6 +304,16 @@ def ratio(part: float, whole: float) -> float:
     0.25
     """
     return part / whole if whole else math.nan
+
+
+def mean(latencies: Sequence[float]) -> float:
+    """Their mean; not a number where there are none.
+
+    >>> mean([1.0, 2.0])
+    1.5
+    """
+    total = latencies.total if isinstance(latencies, Latencies) else sum(latencies)
+    return ratio(total, len(latencies))
 
 
 def percentile(latencies: Sequence[float], finished: int, share: float) -> float:

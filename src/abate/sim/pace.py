@@ -18,15 +18,15 @@ class Pace:
     20.5
     """
 
-    __slots__ = ("_rates", "_starts", "steady", "usual")
+    __slots__ = ("rates", "starts", "steady", "usual")
 
     def __init__(self, usual: float, spans: Iterable[tuple[float, float, float]] = ()) -> None:
         changes = tuple(spans)
         edges = sorted({-inf, inf, *(edge for start, end, _ in changes for edge in (start, end))})
         self.usual = usual
-        self._starts = edges
-        self._rates = [self._rate(changes, start) for start, _ in pairwise(edges)]
-        self.steady = all(rate == usual for rate in self._rates)
+        self.starts = edges
+        self.rates = [self._rate(changes, start) for start, _ in pairwise(edges)]
+        self.steady = all(rate == usual for rate in self.rates)
         """Does it never change?"""
 
     def _rate(self, changes: tuple[tuple[float, float, float], ...], at: float) -> float:
@@ -38,17 +38,17 @@ class Pace:
 
     def at(self, now: float) -> float:
         """The rate at an instant."""
-        return self._rates[bisect_right(self._starts, now) - 1]
+        return self.rates[bisect_right(self.starts, now) - 1]
 
     def after(self, now: float, amount: float) -> float:
         """The instant by which so much is done, from now on; never, if the rate stays 0."""
         if self.steady:
             return now + amount / self.usual if self.usual else inf
-        place = bisect_right(self._starts, now) - 1
+        place = bisect_right(self.starts, now) - 1
         while True:
-            rate, end = self._rates[place], self._starts[place + 1]
+            rate, end = self.rates[place], self.starts[place + 1]
             done = rate * (end - now) if rate else 0.0
-            if done > amount or (end == inf and rate):
+            if rate and done >= amount:  # what is done at the very edge does not wait for the next span
                 return now + amount / rate
             if end == inf:
                 return inf

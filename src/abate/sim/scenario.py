@@ -8,7 +8,8 @@
     [clients]                      # or [controllers]: the fields of these values
     count = 1000
 
-    [policy]                       # the keys of a policy in production; `on` may be left out
+    [policy]                       # the keys of a policy in production; `on` may be left out, and the jitter of its
+                                   # backoff may be "aws-decorrelated", which AWS published and production has not
     attempts = 3
 
     [services.api]                 # the fields of a Service, its own policy among them, or of a Row (kind = "row")
@@ -46,9 +47,12 @@ from abate.admit.shelter import Shelter
 from abate.call.load import SHELTERS, load_policies, policy_of, shelters_of
 from abate.call.policy import Policy
 from abate.errors import choice, number, whole
+from abate.sim.clients import Clients, Controllers
 from abate.sim.durations import Duration
 from abate.sim.measures import MEASURES, PER_SERVICE
-from abate.sim.world import ENGINES, Clients, Controllers, Engine, Limit, Row, Service, Trigger, World
+from abate.sim.published import AWS_DECORRELATED, AwsDecorrelated
+from abate.sim.services import Limit, Row, Service
+from abate.sim.world import ENGINES, Engine, Trigger, World
 from abate.values import Value
 
 SHIPPED = Path(__file__).parent / "scenarios"
@@ -175,6 +179,7 @@ def shipped_names() -> list[str]:
 
 
 def _case(place: str, variant: str, settings: Mapping[str, Any], document: Document, policy: str | None) -> Case:
+    _only(place, document, (*TABLES, "assert"))
     run = _table(place, "run", document.get("run", {}))
     _only(f"{place}: [run]", run, RUN_KEYS)
     shelters = shelters_of(place, document.get(SHELTERS, {}))
@@ -215,7 +220,14 @@ def _policy(place: str, table: object, shelters: dict[str, Shelter], name: str =
     if table is None:
         return None
     settings = {"on": "abate.sim.answers:simulated", **_table(place, name, table)}
-    return policy_of(f"{place}: [{name}]", name, settings, shelters)
+    backoff = settings.get("backoff")
+    if not isinstance(backoff, dict) or backoff.get("jitter") != AWS_DECORRELATED:
+        return policy_of(f"{place}: [{name}]", name, settings, shelters)
+    published = {key: value for key, value in backoff.items() if key != "jitter"}
+    del settings["backoff"]
+    return policy_of(f"{place}: [{name}]", name, settings, shelters).replace(
+        backoff=_fielded(f"{place}: [{name}] backoff", AwsDecorrelated, published)
+    )
 
 
 def _users(place: str) -> Policy:

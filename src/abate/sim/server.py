@@ -12,9 +12,9 @@ The rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from math import ceil, floor
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from math import ceil, floor, inf
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from abate.admit.bucket import TokenBucket
 from abate.sim.agenda import Agenda
@@ -23,10 +23,11 @@ from abate.sim.chance import Chance
 from abate.sim.durations import Duration
 from abate.sim.measures import Load
 from abate.sim.pace import Pace
-from abate.sim.world import Limit, Row, Service, Trigger, World
+from abate.sim.services import Limit, Row, Service
+from abate.sim.world import Trigger, World
 
 if TYPE_CHECKING:
-    from abate.sim.calls import Caller, Journey
+    from abate.sim.calls import Journey, Over
 
 Reply = Callable[["Request", "Exception | None"], object]
 
@@ -36,14 +37,33 @@ class Request:
 
     __slots__ = ("deadline", "over", "owner", "reply", "started", "version")
 
+    started: float
+    """When a worker began with it."""
+    version: int
+    """What it read, of a row."""
+
     def __init__(self, reply: Reply, owner: Any, deadline: float | None) -> None:
         self.reply = reply
         self.owner = owner
         self.deadline = deadline
         self.over = False
         """Does nobody wait for the answer any more?"""
-        self.started = 0.0
-        self.version = 0
+
+
+class Elsewhere(Protocol):
+    """A service that is not here, and takes requests all the same."""
+
+    def submit(self, request: Request) -> None:
+        """Send a request."""
+        ...
+
+
+class Calls(Protocol):
+    """What makes calls of a service."""
+
+    def call(self, over: Over, deadline: float | None = None) -> None:
+        """Make a call, which ends by `deadline`."""
+        ...
 
 
 class Server:
@@ -55,11 +75,12 @@ class Server:
         "_bucket",
         "_busy",
         "_chance",
+        "_constant",
         "_draw",
         "_errors",
         "_expired",
-        "_failed",
         "_fifo",
+        "_from",
         "_full",
         "_leg",
         "_limit",
@@ -75,12 +96,15 @@ class Server:
         "_shrunk",
         "_size",
         "_steady",
+        "_sure",
         "_tells",
         "_unavailable",
+        "_until",
         "_used",
         "_wasted",
         "_window",
         "callers",
+        "submit",
     )
 
     def __init__(self, service: Service, world: World, agenda: Agenda, chance: Chance) -> None:
@@ -89,13 +113,26 @@ class Server:
         self._agenda = agenda
         self._at = agenda.at
         self._chance = chance.stream(f"errors/{service.name}").random
-        self._draw = Duration.of(service.service_time).drawn_from(chance.stream(f"service/{service.name}"))
+        duration = Duration.of(service.service_time)
+        self._draw = duration.drawn_from(chance.stream(f"service/{service.name}"))
+        self._constant = float(duration.mean) if duration.shape == "constant" else None
         network = Duration.of(service.network)
         self._leg = None if network.nothing else network.drawn_from(chance.stream(f"network/{service.name}"))
+        self.submit: Callable[[Request], None] = self._arrive if self._leg is None else self._travel
+        """Send a request."""
         self._pace = pace(triggers)
         self._steady = self._pace.steady
-        self._errors = [trigger for trigger in triggers if trigger.kind == "error"]
-        self._failed = answer(service.status)() if service.error_rate else None
+        self._errors = [
+            (trigger.at, trigger.end, trigger.share, answer(trigger.status, trigger.retry_after)())
+            for trigger in triggers
+            if trigger.kind == "error"
+        ]
+        if service.error_rate:
+            self._errors.append((0.0, inf, service.error_rate, answer(service.status)()))
+        self._from = min((start for start, _, _, _ in self._errors), default=inf)
+        self._until = max((end for _, end, _, _ in self._errors), default=0.0)
+        alone = len(self._errors) == 1 and self._errors[0][2] == 1.0
+        self._sure = self._errors[0][3] if alone else None  # what all of them are answered, from the one to the other
         self._unavailable = answer(503)()
         self._shrunk = shrunk(service, triggers)
         self._size = service.workers
@@ -110,25 +147,25 @@ class Server:
         self._busy = 0
         self._requests = self._served = self._full = self._refused = self._limited = self._expired = 0
         self._used = self._wasted = 0.0
-        self.callers: list[Caller] = []
+        self.callers: Sequence[Calls] = ()
         """How the services are called that this one calls."""
         for edge in {edge for start, end, _ in self._shrunk for edge in (start, end)}:
             agenda.at(edge, self._resize, None)
 
-    def submit(self, request: Request) -> None:
-        """A request is sent."""
-        if self._leg is None:
-            self._arrive(request)
-        else:
-            self._at(self._agenda.time + self._leg(), self._arrive, request)
+    def _travel(self, request: Request) -> None:
+        assert self._leg is not None
+        self._at(self._agenda.time + self._leg(), self._arrive, request)
 
     def _arrive(self, request: Request) -> None:
         self._requests += 1
-        if self._errors or self._failed is not None:
-            failed = self._failure()
+        if self._from <= self._agenda.time < self._until:
+            failed = self._sure or self._failure()
             if failed is not None:
                 self._refused += 1
-                self._answer(request, failed)
+                if self._leg is None:
+                    request.reply(request, failed)
+                else:
+                    self._answer(request, failed)
                 return
         if self._limit is not None:
             beyond = self._beyond(self._limit)
@@ -147,11 +184,9 @@ class Server:
     def _failure(self) -> Exception | None:
         """Is it made to fail, by a trigger or by chance?"""
         now = self._agenda.time
-        for trigger in self._errors:
-            if trigger.at <= now < trigger.end and (trigger.share == 1.0 or self._chance() < trigger.share):
-                return answer(trigger.status, trigger.retry_after)()
-        if self._failed is not None and self._chance() < self._service.error_rate:
-            return self._failed
+        for start, end, share, error in self._errors:
+            if start <= now < end and (share == 1.0 or self._chance() < share):
+                return error
         return None
 
     def _beyond(self, limit: Limit) -> Answer | None:
@@ -165,7 +200,7 @@ class Server:
         if floor(now / limit.per) > window:
             window, count = floor(now / limit.per), 0
         self._window = (window, count + 1)
-        if count < limit.rate * limit.per:
+        if count < limit.most:
             return None
         left = max(1.0, float(ceil((window + 1) * limit.per - now)))
         return answer(429, left if limit.retry_after is None else limit.retry_after)()
@@ -173,32 +208,34 @@ class Server:
     def _start(self, request: Request) -> None:
         self._busy += 1
         now = request.started = self._agenda.time
-        work = self._draw()
-        self._at(now + work if self._steady else self._pace.after(now, work), self._worked, request)
+        work = self._draw() if self._constant is None else self._constant
+        self._at(
+            now + work if self._steady else self._pace.after(now, work),
+            self._worked if self.callers else self._finish,
+            request,
+        )
 
     def _worked(self, request: Request) -> None:
-        """A worker has done its own part."""
-        if self.callers:
-            self._call(request, 0)
-        else:
-            self._finish(request, None)
+        """A worker has done its own part, and waits for that of others."""
+        self._call(request, 0)
 
     def _call(self, request: Request, place: int) -> None:
         """Call the services that this one needs, one after the other."""
         if place == len(self.callers):
-            self._finish(request, None)
+            self._finish(request)
             return
 
         def over(_: Journey, reason: str | None) -> None:
             if reason is None:
                 self._call(request, place + 1)
             else:
-                # a give-up tells those further out not to begin anew
-                self._finish(request, answer(502, exhausted=self._tells and reason != "fatal")())
+                # a give-up tells those further out not to begin anew; who has no policy has nothing to tell
+                told = self._tells and self._service.policy is not None and reason != "fatal"
+                self._finish(request, answer(502, exhausted=told)())
 
         self.callers[place].call(over, request.deadline if self._tells else None)
 
-    def _finish(self, request: Request, failure: Exception | None) -> None:
+    def _finish(self, request: Request, failure: Exception | None = None) -> None:
         used = self._agenda.time - request.started
         self._used += used
         self._served += 1
@@ -207,7 +244,10 @@ class Server:
         self._busy -= 1
         if self._queue:
             self._take()
-        self._answer(request, failure)
+        if self._leg is None:
+            request.reply(request, failure)
+        else:
+            self._answer(request, failure)
 
     def _take(self) -> None:
         """Let free workers go on with what waits."""
@@ -227,11 +267,7 @@ class Server:
 
     def _resize(self, _: object) -> None:
         """A trigger begins or ends: more or fewer workers serve."""
-        size = float(self._service.workers)
-        for start, end, share in self._shrunk:
-            if start <= self._agenda.time < end:
-                size *= share
-        self._size = floor(size + 1e-9)
+        self._size = staff(self._service, self._shrunk, self._agenda.time)
         self._take()
 
     def load(self) -> Load:
@@ -284,6 +320,9 @@ class RowServer:
         return Load(requests=self._written + self._lost, served=self._written, errors=self._lost)
 
 
+Serves: TypeAlias = Server | RowServer | Elsewhere
+
+
 def pace(triggers: list[Trigger]) -> Pace:
     """How fast the workers work, given what goes wrong."""
     spans = [(trigger.at, trigger.end, 0.0) for trigger in triggers if trigger.kind == "stall"]
@@ -294,18 +333,27 @@ def pace(triggers: list[Trigger]) -> Pace:
 
 
 def shrunk(service: Service, triggers: list[Trigger]) -> list[tuple[float, float, float]]:
-    """When only a share of the workers serve: during triggers of capacity, and after others until it is warm."""
+    """When only a share of the workers serve: during triggers of capacity, and after any but spikes until warm."""
     spans = [(trigger.at, trigger.end, trigger.factor or 0.0) for trigger in triggers if trigger.kind == "capacity"]
-    if service.cold_start:
-        spans += [
-            (trigger.end, trigger.end + service.cold_start, service.cold_capacity)
-            for trigger in triggers
-            if trigger.kind != "spike"
-        ]
-    return spans
+    cold: list[tuple[float, float, float]] = []
+    for end in sorted(trigger.end for trigger in triggers if service.cold_start and trigger.kind != "spike"):
+        # who is cold already is not colder for a second trigger, but longer
+        start = cold.pop()[0] if cold and end <= cold[-1][1] else end
+        cold.append((start, end + service.cold_start, service.cold_capacity))
+    return spans + cold
+
+
+def staff(service: Service, spans: list[tuple[float, float, float]], now: float) -> int:
+    """How many workers serve at an instant, given when only a share of them do."""
+    size = float(service.workers)
+    for start, end, share in spans:
+        if start <= now < end:
+            size *= share
+    # a share of a worker is a worker
+    return max(floor(size + 1e-9), 1 if size else 0)
 
 
 def _bucket(limit: Limit, agenda: Agenda) -> TokenBucket | None:
     if limit.kind == "window":
         return None
-    return TokenBucket(limit.rate, max(1, floor(limit.rate * limit.per)), clock=agenda)
+    return TokenBucket(limit.rate, limit.most, clock=agenda)

@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import active_children
 from typing import Any
 
 from abate.sim.measures import Run, Series
@@ -51,7 +52,7 @@ class Estimate(Value):
             return "-"
         if self.never == self.seeds:
             return "never"
-        shown = f"{figure(self.mean)} ± {self.within:.2g}" if self.within else figure(self.mean)
+        shown = f"{figure(self.mean)} ± {figure(float(f'{self.within:.2g}'))}" if self.within else figure(self.mean)
         return f"{shown}, never in {self.never} of {self.seeds}" if self.never else shown
 
 
@@ -91,6 +92,23 @@ class Sample(Value):
     notes: tuple[str, ...]
 
 
+class Verdict(Value):
+    """An assertion, what was seen of its measure, and whether it holds.
+
+    >>> print(Verdict("max_wasted", 0.1, "wasted", estimate([0.5]), holds=False))
+    max_wasted = 0.1, and wasted is 0.5
+    """
+
+    key: str
+    bound: float
+    name: str
+    seen: Estimate
+    holds: bool
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.bound:g}, and {self.name} is {self.seen}"
+
+
 class Result(Value):
     """One case with all its seeds."""
 
@@ -117,15 +135,18 @@ class Result(Value):
         """What was asserted of this case and does not hold."""
         if not self.samples:
             return [f"{self.case.name or 'the scenario'} was not run"] if self.case.asserted else []
+        case = f"{self.case.name}: " if self.case.name else ""
+        return [f"{case}{verdict}" for verdict in self.verdicts() if not verdict.holds]
+
+    def verdicts(self) -> list[Verdict]:
+        """What was asserted of this case, and what was seen; nothing where it was not run."""
         measures, found = self.measures, []
-        for key, bound in self.case.asserted.items():
+        for key, bound in self.case.asserted.items() if self.samples else ():
             name = "recovery" if key == WITHIN else key.partition("_")[2]
             seen = measures[name]
             worst = math.inf if seen.never else seen.mean
             holds = worst >= bound if key.startswith("min_") else worst <= bound
-            if not holds:
-                case = f"{self.case.name}: " if self.case.name else ""
-                found.append(f"{case}{key} = {bound:g}, and {name} is {seen}")
+            found.append(Verdict(key, bound, name, seen, holds))
         return found
 
 
@@ -217,6 +238,7 @@ def _samples(scenario: Scenario, cases: list[Case], tasks: list[Task], jobs: int
 
 
 def _spread(scenario: Scenario, tasks: list[Task], jobs: int) -> Any:
+    others = set(active_children())
     with ProcessPoolExecutor(min(jobs, len(tasks)), initializer=_begin, initargs=(scenario,)) as pool:
         waiting: set[Future[tuple[int, Sample]]] = {pool.submit(_run, task) for task in tasks}
         try:
@@ -225,8 +247,9 @@ def _spread(scenario: Scenario, tasks: list[Task], jobs: int) -> Any:
                 for future in done:
                     yield future.result()
         finally:
-            for future in waiting:
-                future.cancel()
+            if waiting:  # broken off: a run may take minutes, and nobody waits for it any more
+                for process in set(active_children()) - others:
+                    process.terminate()
 
 
 _cases: list[Case] = []

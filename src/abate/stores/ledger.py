@@ -6,7 +6,8 @@ the terms of the one who asks. So two releases with different terms can run side
 has to be told of the other's.
 
 Counts lie in slots, a fiftieth of a window each, on a grid of the store's clock; a slot is deleted when it has left
-the window, so a name takes constant room.
+the longest window of those who counted in it, so a name takes constant room. Who only asks keeps no slot: a window that
+is longer than those of all who counted sees what is still there.
 """
 
 from __future__ import annotations

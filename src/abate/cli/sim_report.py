@@ -1,0 +1,80 @@
+"""The files that ``abate sim`` writes: a page, a picture.
+
+They have a recovery map and the hysteresis as well, where a scenario has clients that keep calling and something goes
+wrong in it. Both run the scenario many times over. They are left out, and that is said, if they would take longer than
+`PATIENCE`, unless they were asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from abate.cli.sim_output import Progress
+from abate.cli.terminal import say, seconds
+from abate.sim.clients import Clients
+from abate.sim.study import Study
+from abate.sim.world import World
+
+if TYPE_CHECKING:
+    from abate.sim.report import Hysteresis, RecoveryMap
+
+PATIENCE = 60.0
+"""Seconds that maps may take that nobody has asked for."""
+
+
+def write_files(study: Study, options: argparse.Namespace, spent: float) -> bool:
+    """Write what was asked for; `spent` are the seconds that the study took. False if its maps were broken off."""
+    if options.report is None and options.picture is None:
+        return True
+    if not any(result.samples for result in study.results):
+        say("nothing is drawn: nothing was run")
+        return True
+    from abate.sim.report import write_picture, write_report
+
+    maps = _maps(study, options, spent) if study.complete else []
+    if options.report is not None:
+        write_report(study, options.report, surveys=maps)
+        say(f"wrote {options.report}")
+    if options.picture is not None:
+        write_picture(study, options.picture, surveys=maps)
+        say(f"wrote {options.picture}")
+    return all(found.complete for found in maps)
+
+
+def _maps(study: Study, options: argparse.Namespace, spent: float) -> Sequence[RecoveryMap | Hysteresis]:
+    from abate.sim.report import hysteresis, recovery_map
+
+    worlds = [result.case.world for result in study.results]
+    if not all(map(can_be_mapped, worlds)):
+        if options.map:
+            say("no recovery map: it needs clients that call again and again, and a trigger, in every case")
+        return []
+    simulated = sum(result.case.world.horizon * len(result.samples) for result in study.results)
+    variants = len({result.case.variant for result in study.results})
+    wanted = surveyed(max(world.horizon for world in worlds)) * variants
+    if not options.map and (needed := spent / simulated * wanted) > PATIENCE:
+        say(f"no recovery map: it would take some {seconds(needed)}; --map draws it all the same")
+        return []
+    drawn: list[RecoveryMap | Hysteresis] = []
+    for name, survey in (("recovery map", recovery_map), ("hysteresis", hysteresis)):
+        with Progress(f"{study.scenario.name}, {name}") as told:
+            found = survey(study.scenario, engine=options.engine, jobs=options.jobs, progress=told)
+        drawn.append(found)
+        if not found.complete:
+            say(f"not complete: the {name} was broken off")
+            break
+    return drawn
+
+
+def can_be_mapped(world: World) -> bool:
+    """Do clients keep calling, and does something go wrong?"""
+    return isinstance(world.clients, Clients) and world.clients.offered > 0 and bool(world.triggers)
+
+
+def surveyed(horizon: float) -> float:
+    """Seconds of a variant that both maps simulate, at most."""
+    from abate.sim.report.surveys import HOLD, LENGTHS, LOADS, SEEDS, STEPS
+
+    return SEEDS * (len(LOADS) * len(LENGTHS) * horizon + 2 * len(STEPS) * HOLD)

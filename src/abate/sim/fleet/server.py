@@ -1,0 +1,134 @@
+"""The service that a fleet calls: what `abate.sim.server` does, a bucket at a time, by the same rules.
+
+A request's fate is known when a worker begins with it: the work takes what it takes, and nobody breaks it off.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abate.sim.arrays import Floats, Whole, stream
+from abate.sim.durations import Duration
+from abate.sim.fleet.line import Line
+from abate.sim.fleet.wheel import WIDTH
+from abate.sim.fleet.workers import Crew, Current, Started
+from abate.sim.measures import Load
+from abate.sim.services import Service
+from abate.sim.world import World
+
+LATE, FULL, CHANCE, TRIGGERED = range(4)
+"""The kinds of failures: timed out, refused by a full queue, by chance; and from here on those of the triggers."""
+
+Refused = tuple[int, Whole, Floats, Floats]
+"""A kind of failure, the calls that it befalls, at which instants, and until when an answer was waited for."""
+
+
+def flows(service: Service) -> bool:
+    """Does serving take less than a bucket?
+
+    >>> flows(Service("api", workers=100, service_time=0.005)), flows(Service("api", service_time=0.1))
+    (True, False)
+    """
+    return Duration.of(service.service_time).mean <= WIDTH
+
+
+class Server:
+    """A `Service` that a fleet calls."""
+
+    __slots__ = (
+        "_chance",
+        "_errors",
+        "_full",
+        "_horizon",
+        "_line",
+        "_refused",
+        "_requests",
+        "_room",
+        "_served",
+        "_service",
+        "_used",
+        "_wasted",
+        "_workers",
+    )
+
+    def __init__(self, service: Service, world: World, seed: int, buckets: int) -> None:
+        triggers = [trigger for trigger in world.triggers if (trigger.service or world.entry) == service.name]
+        self._service = service
+        self._horizon = world.horizon
+        self._errors = [trigger for trigger in triggers if trigger.kind == "error"]
+        self._chance = stream(seed, f"errors/{service.name}")
+        self._line = Line()
+        self._room = service.queue_limit
+        self._workers = (Current if flows(service) else Crew)(
+            service, triggers, stream(seed, f"service/{service.name}"), buckets
+        )
+        self._requests = self._served = self._full = self._refused = 0
+        self._used = self._wasted = 0.0
+
+    def arrive(self, bucket: int, calls: Whole, at: Floats, due: Floats) -> tuple[list[Refused], list[Started]]:
+        """Requests arrive, in the order of their instants: who of them is refused, and who is begun with now."""
+        self._requests += len(calls)
+        refused: list[Refused] = []
+        kinds = self._failures(bucket, at) if self._errors or self._service.error_rate else None
+        if kinds is not None:
+            for kind in np.unique(kinds[kinds >= 0]).tolist():
+                chosen = kinds == kind
+                refused.append((kind, calls[chosen], at[chosen], due[chosen]))
+            passed = kinds < 0
+            calls, at, due = calls[passed], at[passed], due[passed]
+            self._refused += len(kinds) - len(calls)
+        full = self._workers.come(bucket, len(self._line), at)
+        if full is not None:
+            refused.append((FULL, calls[full], at[full], due[full]))
+            calls, at, due = calls[~full], at[~full], due[~full]
+        self._line.append(calls, at, due)
+        started = self._workers.serve(bucket, self._line)
+        if self._room is not None and len(self._line) > self._room:
+            refused.append((FULL, *self._line.drop_last(len(self._line) - self._room)))
+        self._full += sum(len(calls) for kind, calls, _, _ in refused if kind == FULL)
+        for part in started:
+            self._account(part)
+        return refused, started
+
+    def _failures(self, bucket: int, at: Floats) -> NDArray[np.int16] | None:
+        """The kinds of failure that triggers and chance make of requests; below 0 for none."""
+        kinds = np.full(len(at), -1, np.int16)
+        # some of them are left over from the bucket before
+        start, end = (bucket - 1) * WIDTH, (bucket + 1) * WIDTH
+        hit = False
+        for kind, trigger in enumerate(self._errors, TRIGGERED):
+            if trigger.at < end and start < trigger.end:
+                befallen = (trigger.at <= at) & (at < trigger.end) & (kinds < 0)
+                if trigger.share < 1.0:
+                    befallen &= self._chance.random(len(at)) < trigger.share
+                kinds[befallen] = kind
+                hit = True
+        if self._service.error_rate:
+            kinds[(kinds < 0) & (self._chance.random(len(at)) < self._service.error_rate)] = CHANCE
+            hit = True
+        return kinds if hit else None
+
+    def _account(self, part: Started) -> None:
+        """Count the work that is finished before the horizon."""
+        finish, used = part.finish, part.finish - part.begin
+        if len(finish) and finish.max() > self._horizon:
+            within = finish <= self._horizon
+            finish, used, due = finish[within], used[within], part.due[within]
+        else:
+            due = part.due
+        self._served += len(finish)
+        self._used += float(used.sum())
+        self._wasted += float(used[finish >= due].sum())
+
+    def load(self) -> Load:
+        """What it saw so far."""
+        return Load(
+            requests=self._requests,
+            served=self._served,
+            full=self._full,
+            errors=self._refused,
+            expired=self._workers.expired,
+            busy=self._used,
+            wasted=self._wasted,
+        )

@@ -1,0 +1,137 @@
+"""Counts while a fleet runs: what the exact engine's `Recorder` counts, thousands at a time and in bounded memory.
+
+Latencies are counted in bins of a tenth of a bucket; their mean is exact.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abate.sim.arrays import Floats, Whole
+from abate.sim.fleet.pool import Pool
+from abate.sim.fleet.wheel import WIDTH
+from abate.sim.measures import EDGE, MOST_POINTS, PER_SECOND, Latencies, Load, Run, slot
+from abate.sim.world import World
+
+BIN = WIDTH / 10
+"""Seconds of a bin of latencies."""
+LARGEST = 2**16 - 1
+"""Calls of one client that a small counter counts."""
+AT_ONCE = 1_000_000
+"""Clients whose fairness is worked out at once."""
+
+
+class Tally:
+    """What is counted of one run."""
+
+    __slots__ = (
+        "_attempts",
+        "_bins",
+        "_calls",
+        "_good",
+        "_made",
+        "_points",
+        "_successes",
+        "_total",
+        "_world",
+        "completed",
+        "reasons",
+    )
+
+    def __init__(self, world: World, raster: bool) -> None:
+        slots = slot(world.horizon) + 1
+        self._world = world
+        self._calls, self._attempts, self._successes = (np.zeros(slots, np.int64) for _ in range(3))
+        self._bins = np.zeros(int(world.horizon / BIN) + 2, np.int64)
+        self._total = 0.0
+        self.reasons: Counter[str] = Counter()
+        self.completed = 0.0
+        busiest = 10.0 * (1.0 + world.clients.offered * world.horizon / world.clients.count) * _most_spiked(world)
+        counter: Any = np.uint16 if busiest < LARGEST else np.uint32
+        self._made, self._good = (np.zeros(world.clients.count, counter) for _ in range(2))
+        self._points: list[tuple[float, int]] | None = [] if raster else None
+
+    def called(self, clients: NDArray[np.int32], instants: Floats) -> None:
+        """Calls begin."""
+        _count(self._calls, instants)
+        np.add.at(self._made, clients, self._made.dtype.type(1))
+
+    def attempted(self, pool: Pool, calls: Whole, instants: Floats) -> None:
+        """Attempts are sent."""
+        _count(self._attempts, instants)
+        if self._points is not None and len(self._points) < MOST_POINTS:
+            left = MOST_POINTS - len(self._points)
+            self._points += zip(instants[:left].tolist(), pool.client[calls[:left]].tolist(), strict=True)
+
+    def succeeded(self, clients: NDArray[np.int32], began: Floats, instants: Floats) -> None:
+        """Calls have succeeded, or will have by these instants, which lie before the horizon."""
+        _count(self._successes, instants)
+        np.add.at(self._good, clients, self._good.dtype.type(1))
+        taken = instants - began
+        if self._world.warmup:
+            taken = taken[began >= self._world.warmup]
+        np.add.at(self._bins, (taken / BIN).astype(np.intp), 1)
+        self._total += float(taken.sum())
+        self.completed = max(self.completed, float(instants.max(initial=0.0)))
+
+    def failed(self, began: Floats, instants: Floats, reason: str) -> None:
+        """Calls were given up."""
+        self.reasons[reason] += int(np.count_nonzero(began >= self._world.warmup))
+        self.completed = max(self.completed, float(instants.max(initial=0.0)))
+
+    def run(self, seed: int, loads: Mapping[str, Load], notes: Sequence[str]) -> Run:
+        """What was counted, when it is over."""
+        used = np.flatnonzero(self._bins)
+        return Run(
+            world=self._world,
+            engine="fleet",
+            seed=seed,
+            series={
+                "calls": self._calls.tolist(),
+                "attempts": self._attempts.tolist(),
+                "successes": self._successes.tolist(),
+            },
+            reasons={reason: count for reason, count in self.reasons.items() if count},
+            latencies=Latencies(BIN, used.tolist(), self._bins[used].tolist(), self._total),
+            loads=dict(loads),
+            completed=self.completed,
+            fairness=self._fairness(),
+            points=self._points or (),
+            notes=tuple(notes),
+        )
+
+    def _fairness(self) -> float | None:
+        """Jain's index of the clients' success rates."""
+        clients, total, squares = 0, 0.0, 0.0
+        for start in range(0, len(self._made), AT_ONCE):
+            made = self._made[start : start + AT_ONCE]
+            called = made > 0
+            rates = self._good[start : start + AT_ONCE][called] / made[called]
+            clients += len(rates)
+            total += float(rates.sum())
+            squares += float(rates @ rates)
+        if not clients:
+            return None
+        return total**2 / (clients * squares) if squares else 1.0
+
+
+def _count(series: NDArray[np.int64], instants: Floats) -> None:
+    if not len(instants):
+        return
+    slots = (instants * PER_SECOND + EDGE).astype(np.intp)
+    first = int(slots.min())
+    counts = np.bincount(slots - first)
+    series[first : first + len(counts)] += counts
+
+
+def _most_spiked(world: World) -> float:
+    most = 1.0
+    for trigger in world.triggers:
+        if trigger.kind == "spike":
+            most *= max(1.0, trigger.factor or 1.0)
+    return most

@@ -1,0 +1,46 @@
+"""Which pictures fit a study."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from abate.sim.report.front import front_picture
+from abate.sim.report.maps import hysteresis_picture, map_picture
+from abate.sim.report.over_time import has_dots, herd_picture, load_picture
+from abate.sim.report.picture import Picture
+from abate.sim.report.stacks import is_stack, stack_picture
+from abate.sim.report.surveys import Hysteresis, RecoveryMap
+from abate.sim.report.sweeps import sweep_picture, swept_number
+from abate.sim.study import Study
+from abate.sim.tune import Tuning
+
+Survey = RecoveryMap | Hysteresis
+
+
+def pictures_of(study: Study, tuning: Tuning | None = None, surveys: Sequence[Survey] = ()) -> list[Picture]:
+    """The pictures of a study: lines where a number is swept, else load, stack and herd; then what is given.
+
+    >>> from abate.sim import load_scenario, run_study
+    >>> study = run_study(load_scenario("herd").changed("clients.count=20"), seeds=1, raster=True)
+    >>> [picture.name for picture in pictures_of(study)]
+    ['load', 'herd']
+    """
+    results = [result for result in study.results if result.samples]
+    name = study.scenario.name
+    found = []
+    if results:
+        swept = swept_number([result.case for result in results])
+        if swept is not None:
+            found.append(sweep_picture(results, swept))
+        else:
+            found.append(load_picture(results, name))
+            if is_stack(results):
+                found.append(stack_picture(results, name))
+            dotted = [result for result in results if has_dots(result)]
+            if dotted:
+                found.append(herd_picture(dotted, name))
+    for survey in surveys:
+        found.append(map_picture(survey, name) if isinstance(survey, RecoveryMap) else hysteresis_picture(survey, name))
+    if tuning is not None and tuning.front:
+        found.append(front_picture(tuning))
+    return found
