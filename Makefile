@@ -53,6 +53,8 @@ bench: $(BENCH) ## abate beside its peers, as ratios
 	$(BIN)/python benchmarks/latency.py
 	$(BIN)/python benchmarks/conflicts.py
 	$(BIN)/python benchmarks/sim.py
+	$(BIN)/python benchmarks/observe.py
+	$(BIN)/python benchmarks/page.py
 
 storm: $(BENCH) ## Outages, on real sockets: abate beside its peers, and without each of its parts (12 minutes)
 	$(BIN)/python benchmarks/storm/run.py --short --minutes 12
@@ -60,6 +62,8 @@ storm: $(BENCH) ## Outages, on real sockets: abate beside its peers, and without
 pictures: $(DEV) ## Draw the pictures of the docs anew
 	for file in docs/defaults/*.toml; do \
 		$(BIN)/abate sim $$file --picture docs/images/defaults-$$(basename $$file .toml).png || exit 1; done
+	$(BIN)/abate demo --picture docs/images/demo.svg
+	$(BIN)/python examples/live_page.py --screenshot docs/images/page.png
 
 mutation: $(DEV) ## Break schedule/ and admit/ on purpose, list what no test noticed (slow)
 	$(BIN)/python benchmarks/mutation.py

@@ -37,6 +37,7 @@ NAMES = {
     "abate.observe": """
         Detached LoggingSink OpenTelemetrySink PrometheusSink Sink Snapshot StructlogSink install remove snapshot
     """,
+    "abate.observe.page": "app serving",
     "abate.sim": """
         Answer Clients Controllers Duration Estimate Limit Load Result Row Run Scenario Service Study Trigger World
         load_scenario run_study simulated

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import logging
-import os
 import signal
 import sys
 import traceback
@@ -20,6 +18,7 @@ from typing import Any, cast
 
 from abate import observe
 from abate.cli.health import HealthServer
+from abate.cli.target import imported
 from abate.cli.terminal import REDRAW, StatusLine, plain, say, seconds
 from abate.errors import AbateError
 from abate.work.controller import Controller
@@ -46,6 +45,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add("--workers", type=int, metavar="N", help="how many work at once")
     add("--grace", type=float, metavar="SECONDS", help="to finish what is in hand after a signal")
     add("--drain", action="store_true", help="end when nothing is left to do")
+    add("--page", type=int, metavar="PORT", help="serve the live page on this port of 127.0.0.1")
     add("--health", type=int, metavar="PORT", help="serve /healthz and /readyz on this port of 127.0.0.1")
     parser.set_defaults(run=run, refuse=parser.error)
 
@@ -56,8 +56,9 @@ def run(options: argparse.Namespace) -> int:
         options.refuse("--queue and --lease are of a store: give --store")
     if options.lease is not None and not options.lease > 0:
         options.refuse(f"--lease must be a number above 0, not {options.lease:g}")
-    if options.health is not None and not 0 <= options.health <= 65535:
-        options.refuse(f"--health must be a port from 0 to 65535, not {options.health}")
+    for option, port in (("--page", options.page), ("--health", options.health)):
+        if port is not None and not 0 <= port <= 65535:
+            options.refuse(f"{option} must be a port from 0 to 65535, not {port}")
     try:
         service = found(options.target)
     except AbateError as error:
@@ -81,22 +82,9 @@ def found(target: str) -> Service[..., Any]:
     Traceback (most recent call last):
     abate.errors.AbateError: abate.errors:number is a function: expected what @abate.controller or @abate.consumer makes
     """
-    module, _, path = target.partition(":")
-    if not path or not all(part.isidentifier() for part in module.split(".")):
+    if not target.partition(":")[2]:
         raise AbateError(f"expected a module and a name in it, such as app:reconcile, not {target!r}")
-    if sys.path[0] != os.getcwd():
-        sys.path.insert(0, os.getcwd())
-    try:
-        thing: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # of something that the module imports
-        raise AbateError(f"there is no module {error.name!r} in {os.getcwd()} or on Python's path") from None
-    for name in path.split("."):
-        try:
-            thing = getattr(thing, name)
-        except AttributeError:
-            raise AbateError(f"{module} has no {path!r}") from None
+    thing = imported(target)
     if not isinstance(thing, Service):
         raise AbateError(
             f"{target} is a {type(thing).__name__}: expected what @abate.controller or @abate.consumer makes"
@@ -139,6 +127,10 @@ class Run:
                 from abate.stores import open_store
 
                 self.source = Chosen(stack.enter_context(open_store(options.store)), options.queue, options.lease)
+            if options.page is not None:
+                from abate.observe.page import serving
+
+                log.info("%s: page on %s", service.name, stack.enter_context(serving(port=options.page)))
             if options.health is not None:
                 port = await stack.enter_async_context(HealthServer(service.health, options.health))
                 log.info("%s: health on http://127.0.0.1:%d/healthz and /readyz", service.name, port)

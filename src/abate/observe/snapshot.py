@@ -95,16 +95,16 @@ def snapshot() -> Snapshot:
     policies = [policy for policy in census.policies.alive() if policy.name]
     shelters = {id(policy.shelter): policy.shelter for policy in policies if policy.shelter is not None}
     return Snapshot(
-        policies=tuple(_policy(name, group) for name, group in _named(policies)),
-        shelters=tuple(_shelter(name, group) for name, group in _named(shelters.values())),
-        queues=tuple(_queue(name, group[0]) for name, group in _named(census.services.alive())),
+        policies=tuple(policy_view(name, group) for name, group in grouped(policies)),
+        shelters=tuple(shelter_view(name, group) for name, group in grouped(shelters.values())),
+        queues=tuple(_queue(name, group[0]) for name, group in grouped(census.services.alive())),
         stores=tuple(
-            StoreView(name, any(store.degraded for store in group)) for name, group in _named(census.stores.alive())
+            StoreView(name, any(store.degraded for store in group)) for name, group in grouped(census.stores.alive())
         ),
     )
 
 
-def _named(things: Iterable[Any]) -> list[tuple[str, list[Any]]]:
+def grouped(things: Iterable[Any]) -> list[tuple[str, list[Any]]]:
     """Things by name, a bounded number of names."""
     groups: dict[str, list[Any]] = {}
     for thing in things:
@@ -114,7 +114,8 @@ def _named(things: Iterable[Any]) -> list[tuple[str, list[Any]]]:
     return list(groups.items())
 
 
-def _policy(name: str, policies: Sequence[Policy]) -> PolicyView:
+def policy_view(name: str, policies: Sequence[Policy]) -> PolicyView:
+    """All policies of one name."""
     # copies of one policy share its budget, which is counted once
     budgets = list({id(policy.budget): policy.budget for policy in policies}.values())
     shelters = [policy.shelter.name for policy in policies if policy.shelter is not None]
@@ -132,7 +133,8 @@ def _policy(name: str, policies: Sequence[Policy]) -> PolicyView:
     )
 
 
-def _shelter(name: str, shelters: Sequence[Shelter]) -> ShelterView:
+def shelter_view(name: str, shelters: Sequence[Shelter]) -> ShelterView:
+    """All shelters of one name: as bad as the worst of them."""
     worst = max(shelters, key=lambda shelter: ("calm", "recovering", "storm", "probing").index(shelter.state))
     return ShelterView(name, worst.state, sum(shelter.waiters for shelter in shelters), worst.limit)
 

@@ -60,7 +60,8 @@ class Consumer(Service[P, T]):
 
     def depth(self) -> Depth | None:
         """What waits, is in hand and was buried; None where the source can't tell, as SQS can't for nothing."""
-        look = getattr(self.source, "depth", None)
+        running = self._running
+        look = getattr(self.source if running is None else running[1].source, "depth", None)
         depth: Depth | None = None if look is None else look()
         return depth
 

@@ -20,7 +20,7 @@ from abate.observe.page import trouble
 from abate.observe.page.depths import Depths
 from abate.observe.page.rates import POINTS, Rates, short
 from abate.observe.page.recent import Calls, Recent, Work, text
-from abate.observe.snapshot import LONGEST_NAME, PolicyView, ShelterView, _named, _policy, _shelter
+from abate.observe.snapshot import LONGEST_NAME, PolicyView, ShelterView, grouped, policy_view, shelter_view
 
 MINUTE = 60.0
 KEYS = 8
@@ -64,7 +64,7 @@ class Board:
 
     def services(self) -> dict[str, Any]:
         """The controllers and consumers that are shown, by name; the first of each."""
-        return {name: group[0] for name, group in _named(census.services.alive())}
+        return {name: group[0] for name, group in grouped(census.services.alive())}
 
     def look(self) -> None:
         """See how everything is now."""
@@ -74,8 +74,8 @@ class Board:
         self._times.append(round(self._clock.wall(), 1))
         policies = [policy for policy in census.policies.alive() if policy.name]
         sheltering = {id(policy.shelter): policy.shelter for policy in policies if policy.shelter is not None}
-        shelters = {name: _shelter(name, group) for name, group in _named(sheltering.values())}
-        views = [_policy(name, group) for name, group in _named(policies)]
+        shelters = {name: shelter_view(name, group) for name, group in grouped(sheltering.values())}
+        views = [policy_view(name, group) for name, group in grouped(policies)]
         rows = [self._policy_row(view, shelters, now, seconds) for view in views]
         work = [self._queue_row(name, service, now, seconds) for name, service in self.services().items()]
         _keep(self._policies, (row["name"] for row in rows))
@@ -89,7 +89,7 @@ class Board:
             "queues": _worst_first(work),
             "stores": [
                 {"name": name, "degraded": any(store.degraded for store in group)}
-                for name, group in _named(census.stores.alive())
+                for name, group in grouped(census.stores.alive())
             ],
             "layers": [
                 {"outer": outer, "inner": inner, "times": times}
