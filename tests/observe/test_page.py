@@ -179,6 +179,7 @@ def test_a_look_that_fails_is_not_the_last(monkeypatch, caplog):
 
 def test_served_beside_a_program_it_leaves_nothing_behind():
     """A real server with a browser that stays: the block ends all the same, and so do the thread and the counting."""
+    gc.collect()  # pages of other tests
     before, watched = events.sinks, watch.on
     policy = abate.Policy(name="served-policy", on=OSError)
     with page.serving(port=0) as address:
@@ -209,6 +210,7 @@ def test_a_browser_that_stays_does_not_hold_up_the_end():
 
 def test_an_app_that_is_gone_counts_no_more():
     """Whoever drops the app has its sink removed."""
+    gc.collect()
     before = events.sinks
     app = page.app()
     assert len(events.sinks) == len(before) + 1
@@ -219,6 +221,7 @@ def test_an_app_that_is_gone_counts_no_more():
 
 def test_a_port_that_is_taken_is_an_error():
     """It is said at once, and nothing is left installed."""
+    gc.collect()
     before = events.sinks
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -9,6 +9,7 @@ from functools import partial
 from inspect import isasyncgen, iscoroutinefunction
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from abate import census
 from abate import clock as clocks
 from abate.admit.budget import Budget
 from abate.decide.rules import Matcher, rules
@@ -77,6 +78,7 @@ class Controller(Service[P, T]):
         elif keys is not None or leader:
             raise ValueError("keys are listed, and leaders chosen, for a resync: give resync= the seconds of a period")
         self._leader = leader
+        census.services.note(self)
 
     # -- keys
 

@@ -12,7 +12,6 @@ from functools import update_wrapper
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
-from abate import census
 from abate.errors import number, whole
 from abate.values import Value
 from abate.work.fuse import Fuse
@@ -63,7 +62,6 @@ class Service(Generic[P, T]):
         self._running: tuple[asyncio.AbstractEventLoop, Loop] | None = None
         self._one = cast("Callable[[Any], object]", function)
         update_wrapper(cast("Callable[..., Any]", self), function)
-        census.services.note(self)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.function(*args, **kwargs)
