@@ -1,11 +1,14 @@
 """Events and sinks."""
 
 import logging
+import threading
+import time
 
 import pytest
 
 import abate
 from abate import events
+from abate.events import Recovered, emit, install
 from abate.testing import Recorder, Script, VirtualClock
 
 
@@ -78,3 +81,41 @@ def test_a_failing_sink_is_cut_off_and_logged(caplog):
     events.remove(got.append)
     assert (len(failures), len(got)) == (1, 2)
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_a_sink_that_holds_up_a_call_is_cut_off(monkeypatch, caplog):
+    """One call pays for it, the next does not."""
+    monkeypatch.setattr(events, "STUCK", 0.01)
+    entered = []
+
+    def slow(event):
+        entered.append(event)
+        time.sleep(0.05)
+
+    install(slow)
+    for _ in range(3):
+        emit(Recovered("orders", 2, 0.1))
+    assert len(entered) == 1
+    assert slow not in events.sinks
+    assert "has held up a call" in caplog.text
+
+
+def test_a_sink_that_never_returns_keeps_one_call(monkeypatch, caplog):
+    """Calls of other threads go on without it."""
+    monkeypatch.setattr(events, "STUCK", 0.01)
+    entered, release = threading.Event(), threading.Event()
+
+    def stuck(event):
+        entered.set()
+        release.wait(30.0)
+
+    install(stuck)
+    held = threading.Thread(target=emit, args=(Recovered("orders", 2, 0.1),))
+    held.start()
+    assert entered.wait(30.0)
+    time.sleep(0.05)
+    emit(Recovered("orders", 2, 0.1))
+    assert stuck not in events.sinks
+    release.set()
+    held.join(30.0)
+    assert "has not returned" in caplog.text

@@ -1,13 +1,15 @@
 """Facts about calls and about work, and the sinks that receive them.
 
-An event is a frozen value; a sink is a function of one event. Sinks belong to the process. One that raises is cut
-off and logged: observing never breaks a call.
+An event is a frozen value; a sink is a function of one event. Sinks belong to the process. One that raises, or that holds a
+call up for more than `STUCK` seconds, is cut off and logged: observing never breaks a call.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from threading import Lock
+from time import monotonic
 from typing import TypeAlias
 
 from abate.values import Value
@@ -137,7 +139,15 @@ class StoreDegraded(Event):
 
 Sink: TypeAlias = Callable[[Event], object]
 
+STUCK = 2.0
+"""Seconds after which a sink is taken to be stuck."""
+
+LONGEST = 1000
+"""Characters of an event in the log."""
+
 _lock = Lock()
+_inside: dict[int, float] = {}
+"""Since when a sink has been busy with an event."""
 removing: list[Callable[[Sink], object]] = []
 """Called with each sink that is removed or cut off."""
 sinks: tuple[Sink, ...] = ()
@@ -177,10 +187,24 @@ def remove(sink: Sink) -> None:
 def emit(event: Event) -> None:
     """Hand an event to every sink."""
     for sink in sinks:
+        now = monotonic()
+        if now - _inside.setdefault(id(sink), now) > STUCK:  # another call waits for it already: one is enough
+            _cut_off(sink, "has not returned")
+            continue
         try:
             sink(event)
         except Exception:
-            remove(sink)
-            import logging
+            _cut_off(sink, f"failed on {event!r}"[:LONGEST])
+        finally:
+            _inside.pop(id(sink), None)
+        if monotonic() - now > STUCK:
+            _cut_off(sink, "has held up a call; put it behind abate.observe.Detached")
 
-            logging.getLogger("abate").exception("the sink %r failed on %r and was cut off", sink, event)
+
+def _cut_off(sink: Sink, why: str) -> None:
+    """Send nothing to a sink any more, and log it, with the error that is being handled."""
+    remove(sink)
+    import logging
+
+    error = sys.exc_info()[1]
+    logging.getLogger("abate").error("the sink %r %s, and was cut off", sink, why, exc_info=error)
