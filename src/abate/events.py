@@ -1,7 +1,7 @@
 """Facts about calls and about work, and the sinks that receive them.
 
-An event is a frozen value; a sink is a function of one event. Sinks belong to the process. One that raises, or that holds a
-call up for more than `STUCK` seconds, is cut off and logged: observing never breaks a call.
+An event is a frozen value; a sink is a function of one event. Sinks belong to the process. One that raises, or that
+holds a call up for more than `STUCK` seconds, is cut off and logged: observing never breaks a call.
 """
 
 from __future__ import annotations
