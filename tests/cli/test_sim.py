@@ -16,8 +16,11 @@ from hypothesis import strategies as st
 from abate.cli import main, sim_report
 from abate.cli.sim_output import Progress, outlook_lines
 from abate.cli.sim_tables import difference
+from abate.cli.sim_tune import confidence
+from abate.sim.live.runs import compared
 from abate.sim.scenario import load_scenario, shipped_names
 from abate.sim.study import Result, Sample, estimate, run_study
+from abate.sim.tune import Candidate, Seen, Trial, Tuning
 from tests.cli.commands import GUARD, abate_command, started, until
 
 OUTAGE = """
@@ -260,6 +263,15 @@ def test_clients_that_are_processes_of_their_own_stay_so(sim, folder):
     assert json.loads(out)["cases"] == study.as_json()["cases"]
 
 
+def test_fewer_clients_than_processes_are_the_flags_fault(sim, folder):
+    """The file is all right; the error names the flag. Who changes the processes as well may."""
+    (folder / "four.toml").write_text(OUTAGE.replace("count = 50", "count = 50\nprocesses = 4"))
+    code, out, err = sim("four.toml", "--clients", 3, "--seeds", 1)
+    assert (code, out) == (2, "")
+    assert "--clients must be at least the 4 processes of four.toml, not 3" in err
+    assert sim("four.toml", "--clients", 3, "--seeds", 1, "--set", "clients.processes=2")[0] == 0
+
+
 def test_a_service_without_an_end_is_in_for_nothing(sim):
     """Of a service that takes no time nothing is said below the table."""
     _, out, _ = sim("outage.toml", "--seeds", 1, "--set", "services.api.service_time=0.0")
@@ -417,9 +429,10 @@ def test_a_build_that_reads_json_fails_too(sim):
         (["outage.toml", "--set", "policy.attempt=6"], ["outage.toml", "[policy]", "'attempt'"]),
         (["outage.toml", "--set", "policy.attempts=0"], ["outage.toml", "[policy]", "attempts", "0"]),
         (["outage.toml", "--set", "polcy.attempts=6"], ["outage.toml", "'polcy'"]),
-        (["outage.toml", "--set", "services.db.workers=0"], ["outage.toml", "[services.db]", "workers", "0"]),
+        (["outage.toml", "--set", "services.api.workers=0"], ["outage.toml", "[services.api]", "workers", "0"]),
+        (["outage.toml", "--set", "services.db.workers=1"], ["outage.toml", "services.db.workers", "api", "'db'"]),
         (["outage.toml", "--set", "policy.attempts"], ["--set", "'policy.attempts'"]),
-        (["outage.toml", "--set", "run.horizon=3"], ["outage.toml", "'error'", "5", "3"]),
+        (["outage.toml", "--set", "run.horizon=3"], ["outage.toml", "[[triggers]]", "at must", "5", "3"]),
         (["outage.toml", "--measures", "speed"], ["--measures", "outage.toml", "'speed'", "amplification"]),
         (["outage.toml", "--policy", "app.toml"], ["'app.toml'", "app.toml:orders"]),
         (["outage.toml", "--policy", "app.toml:cats"], ["app.toml", "'cats'", "orders"]),
@@ -511,6 +524,16 @@ def test_a_report_has_maps_unless_they_take_long(sim, folder, monkeypatch):
     assert (folder / "out.html").read_text().count("<svg") == pictures - 2
 
 
+def test_how_long_maps_take_depends_on_their_loads():
+    """Not on the scenario's own: one that is hardly called is mapped up to its capacity, or its rate limit."""
+    scenario = load_scenario("outage.toml")
+    studies = [run_study(scenario.changed(f"clients.count={count}"), seeds=1) for count in (10, 50)]
+    often, seldom = map(sim_report.surveyed, studies)
+    assert often == pytest.approx(5 * seldom)
+    limited = run_study(scenario.changed("services.api.limit={ rate = 20.0 }"), seeds=1)
+    assert sim_report.surveyed(limited) == pytest.approx(seldom / 10)
+
+
 def test_a_map_that_cannot_be_drawn_is_said(sim):
     """Where all call once, there is nothing to recover."""
     _, _, err = sim("crowd.toml", "--seeds", 1, "--report", "out.html", "--map")
@@ -560,10 +583,11 @@ def test_what_is_broken_off_shows_what_was_computed(folder):
     assert b"Traceback" not in shown
 
 
-def test_breaking_off_ends_the_processes_that_help(folder):
-    """Nobody waits for the runs that they are in; JSON stays JSON."""
+@pytest.mark.parametrize("after", [b" of 3,000 runs", b"0 of 3,000 runs"])
+def test_breaking_off_ends_the_processes_that_help(folder, after):
+    """While they start, or are at work: nobody waits for the runs that they are in; JSON stays JSON."""
     words = [folder / "outage.toml", "--seeds", 3000, "--jobs", 2, "--json"]
-    code, out, shown = broken_off(*words, after=b" of 3,000 runs")
+    code, out, shown = broken_off(*words, after=after)
     assert code == 130
     assert json.loads(out)["complete"] is False
     assert b"Traceback" not in shown
@@ -630,6 +654,25 @@ def test_a_limit_that_nothing_keeps_is_a_failure(sim, folder):
     assert "nothing that was tried keeps the limit of 1" in out
 
 
+def test_what_does_not_recover_is_not_recommended(sim):
+    """It says so, prints no policy, and is a failure."""
+    code, out, _ = sim("tune", "outage.toml", *QUICK, "--set", "triggers.0.for=14.0", "--set", "run.horizon=20")
+    assert code == 1
+    assert "nothing that was tried within the limit of 1.5 recovers" in out
+    assert "attempts = " not in out
+
+
+@pytest.mark.parametrize(
+    ("seeds", "finished", "told"),
+    [(5, True, "sure: "), (2, True, "not sure, as it takes 5 seeds at least: "), (9, False, "not sure, as it was ")],
+)
+def test_few_seeds_are_not_sure(seeds, finished, told):
+    """They may agree by chance, and that is said where they do."""
+    ahead, behind = (Trial(Candidate(), (Seen(time, 1.0, 1.0),) * seeds, 1.5) for time in (1.0, 50.0))
+    tuning = Tuning((ahead,), ahead, behind, 1.0, (49.0, 48.0, 50.0), 1.5, seeds, 100, finished)
+    assert confidence(tuning).startswith(told)
+
+
 def test_a_variant_can_be_tuned(sim, folder):
     """The first one, or the one that is named."""
     (folder / "two.toml").write_text(
@@ -652,6 +695,7 @@ def test_a_variant_can_be_tuned(sim, folder):
         (["outage.toml", "--seeds", "0"], ["--seeds", "0"]),
         (["outage.toml", "--variant", "b"], ["--variant", "outage.toml", "'b'"]),
         (["fragile.toml"], ["trigger"]),
+        (["crowd.toml"], ["nobody calls again"]),
         (["outage.toml", "--report", "no/such/out.html"], ["--report", "no/such"]),
     ],
     ids=lambda given: " ".join(given),
@@ -706,6 +750,32 @@ def test_a_live_run_for_machines(sim):
     assert found["figures"]["amplification"]["live"] == 1.0
     assert found["figures"]["amplification"]["simulated"]["mean"] == 1.0
     assert found["figures"]["recovery"]["live"] is None
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]], ids=["people", "machines"])
+def test_a_live_run_says_that_it_checks_no_assertions(sim, words):
+    """They are made for many runs of the world as it is; the exit code is 0 whatever they say."""
+    code, out, _ = sim("outage.toml", *SHORT, "--set", "assert.max_amplification=0.5", *words)
+    assert code == 0
+    assert "the assertion of this case is not checked: this is one run" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "live", "simulated", "explained"),
+    [
+        ("denials", 1.0, [0.0, 0.0, 0.0], True),
+        ("denials", 40.0, [0.0, 0.0, 0.0], False),
+        ("wasted", 0.004, [0.0, 0.0, 0.0], True),
+        ("wasted", 0.3, [0.0, 0.0, 0.0], False),
+        ("requests.api", 110.0, [100.0], True),
+        ("requests.api", 200.0, [100.0], False),
+        ("p99", 0.02, [0.005, 0.005], True),
+        ("p99", 0.2, [0.005, 0.005], False),
+    ],
+)
+def test_runs_that_agree_do_not_make_every_difference_large(name, live, simulated, explained):
+    """An interval of 0 says that the runs were alike, not that a live one must be."""
+    assert compared(name, live, simulated).explained == explained
 
 
 def test_a_live_run_can_be_broken_off(folder):

@@ -85,8 +85,9 @@ def test_another_seed_gives_another_run():
 def test_calls_succeed_or_fail_or_are_under_way(world, seed):
     """None of them twice, and every attempt belongs to a call; services lose nothing either."""
     run = world.run(seed)
-    under_way = run.calls - run.successes - run.failures
-    assert under_way >= 0
+    under_way = run.unfinished
+    assert run.calls == run.successes + run.failures + under_way
+    assert min(run.series["unfinished"]) >= 0
     assert len(run.latencies) == run.successes
     most = 4 if world.policy is not None else 1
     if isinstance(world.clients, Clients):
@@ -234,3 +235,83 @@ def test_a_trigger_that_ends_after_the_horizon_is_cut():
     """It has begun, and never ends."""
     run = World(Clients(count=10), Service("api"), None, Trigger("error", 30.0, 1000.0)).run()
     assert (run.measures()["recovery"], run.successes > 0, run.failures > 0) == (float("inf"), True, True)
+
+
+# -- the horizon and the warm-up, in all engines
+
+ENGINES = pytest.mark.parametrize("engine", ["exact", "coroutine", "fleet"])
+BOTH_CROWDS = pytest.mark.parametrize("timeout", [None, 500.0])  # clients without timeouts take a shorter way
+
+
+@ENGINES
+@BOTH_CROWDS
+def test_a_service_that_stops_is_seen_to_be_dead(engine, timeout):
+    """Calls that wait for it until the horizon are no successes."""
+    policy = Policy(on=abate.sim.simulated, attempts=1, timeout=timeout)
+    stall = Trigger("stall", at=1.0, for_=59.0)
+    api = Service("api", workers=10, service_time=0.1)
+    run = World(Clients(count=100), api, policy, stall, horizon=60.0).run(1, engine=engine)
+    found = run.measures()
+    assert found["success"] < 0.03
+    assert (found["p50"], found["p99"]) == (float("inf"), float("inf"))
+    assert run.calls == run.successes + run.failures + run.unfinished
+    assert found["unfinished"] == run.unfinished > 5000
+
+
+@ENGINES
+@BOTH_CROWDS
+def test_the_calls_that_a_healthy_run_ends_with_do_no_harm(engine, timeout):
+    """They are cut off, not late."""
+    policy = Policy(on=abate.sim.simulated, attempts=1, timeout=timeout)
+    run = World(Clients(count=100), Service("api", workers=20, service_time=0.1), policy).run(1, engine=engine)
+    assert run.unfinished > 0
+    assert run.measures()["success"] == 1.0
+    assert run.measures()["p999"] < 1.0
+
+
+@ENGINES
+@BOTH_CROWDS
+def test_services_count_nothing_of_the_warm_up(engine, timeout):
+    """M/M/1/10 at 0.8: the share that finds it full is that of the closed form, whatever came before the warm-up."""
+    queue = Service("q", service_time=Duration(0.02, "exponential"), queue_limit=9)
+    policy = Policy(on=abate.sim.simulated, attempts=1, timeout=timeout)
+    world = World(Clients(count=40), queue, policy, Trigger("stall", 10.0, 40.0), 200.0, warmup=60.0)
+    run = world.run(3, engine=engine)
+    found = run.measures()
+    assert found["requests.q"] == run.attempts
+    assert found["blocking.q"] == pytest.approx(0.8**10 * 0.2 / (1 - 0.8**11), abs=0.012)
+    assert run.loads["q"].busy / 140.0 == pytest.approx(0.8 * (1 - found["blocking.q"]), rel=0.05)
+
+
+@ENGINES
+@BOTH_CROWDS
+def test_work_that_was_wasted_in_the_warm_up_and_who_lost_by_it_are_forgotten(engine, timeout):
+    """A stall before its end leaves no trace in what is wasted, nor in the fairness."""
+    policy = Policy(on=abate.sim.simulated, attempts=1, attempt_timeout=timeout and 0.5)
+    api = Service("api", workers=10, service_time=0.05)
+    world = World(Clients(count=40), api, policy, Trigger("stall", 2.0, 10.0), 60.0, warmup=30.0)
+    found = world.run(1, engine=engine).measures()
+    assert (found["wasted"], found["success"]) == (0.0, 1.0)
+    # all but those whose calls are under way
+    assert found["fairness"] > 0.999
+
+
+@pytest.mark.parametrize("engine", ["exact", "coroutine"])
+def test_a_row_counts_nothing_of_the_warm_up(engine):
+    """Writes that conflicted before are not its load."""
+    row = Row("row", network=0.01)
+    run = World(Clients(count=20, arrivals="once"), row, POLICY, horizon=60.0, warmup=50.0).run(1, engine=engine)
+    assert (run.loads["row"].requests, run.loads["row"].errors, run.calls) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("warmup", [0.0, 4.0])
+@settings(max_examples=40)
+@given(world=WORLDS, seed=st.integers(0, 1000))
+def test_both_engines_of_events_see_the_same_calls_under_way(warmup, world, seed):
+    """To the count, slot by slot, and so do all figures that come of it."""
+    names = ("success", "unfinished", "p50", "p99", "fairness", "wasted", "requests.api", "blocking.api")
+    world = World(world.clients, world.services, world.policy, world.triggers, world.horizon, warmup)
+    one, other = world.run(seed), world.run(seed, engine="coroutine")
+    assert one.series["unfinished"] == other.series["unfinished"]
+    assert str([one.measures()[name] for name in names]) == str([other.measures()[name] for name in names])
+    assert one.calls == len(one.latencies) + one.failures + one.unfinished

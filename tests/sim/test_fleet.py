@@ -6,6 +6,7 @@ import math
 import pickle
 import tracemalloc
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,8 @@ import abate
 from abate import Backoff, Budget
 from abate.sim import Clients, Controllers, Duration, Limit, Row, Run, Service, Trigger, World, simulated
 from abate.sim.fleet.support import without_array_form
+from abate.sim.fleet.wheel import WIDTH
+from abate.sim.fleet.workers import Busy
 
 FREE = Budget.unlimited()
 
@@ -134,6 +137,46 @@ def test_a_fleet_fares_as_in_the_exact_engine(name):
         assert fleet["recovery"] == pytest.approx(exact["recovery"], abs=1.5)
     assert fleet["wasted"] == pytest.approx(exact["wasted"], abs=0.05, nan_ok=True)
     assert fleet["fairness"] == pytest.approx(exact["fairness"], abs=0.03)
+
+
+CREWS = [(1, 0.011), (1, 0.015), (2, 0.008), (2, 0.015), (5, 0.015), (8, 0.125), (10, 0.015), (30, 0.105)]
+SPELLS = {
+    "none": (),
+    "capacity": (Trigger("capacity", at=4.0, for_=6.0, factor=0.4),),
+    "slow": (Trigger("slow", at=4.0, for_=6.0, factor=3.0),),
+    "stall": (Trigger("stall", at=4.003, for_=2.0),),
+}
+
+
+@pytest.mark.parametrize("spell", SPELLS)
+@pytest.mark.parametrize(("workers", "service_time"), CREWS)
+def test_a_small_crew_serves_as_much_as_in_the_exact_engine(workers, service_time, spell):
+    """What is rounded for each request would add up where few workers are busy all the time."""
+    tried = world(
+        Clients(count=1000, rate=1.2 * workers / service_time / 1000),
+        Service("api", workers=workers, service_time=service_time, queue_limit=50),
+        policy(attempts=1),
+        *SPELLS[spell],
+        horizon=16.0,
+    )
+    exact, fleet = (tried.run(1, engine) for engine in ("exact", "fleet"))
+    assert fleet.engine == "fleet"
+    assert fleet.loads["api"].served == pytest.approx(exact.loads["api"].served, rel=0.01)
+
+
+def test_busy_workers_come_free_in_order_and_make_room_for_others():
+    """More at once than there was room for at first, time and again: none is lost, none is free twice."""
+    busy, rng = Busy(horizon=1.0), np.random.default_rng(1)
+    due, found = [], []
+    for bucket in range(100):
+        found.append(busy.take(bucket))
+        due.append(rng.uniform(bucket + 1, bucket + 60, size=100) * WIDTH)
+        busy.add(due[-1])
+    instants = np.concatenate(found)
+    expected = np.sort(np.concatenate(due))
+    assert np.array_equal(instants, expected[: len(instants)])
+    assert expected[len(instants)] >= 100 * WIDTH
+    assert len(busy) == len(expected) - len(instants)
 
 
 def test_the_storm_has_the_same_size_in_both():

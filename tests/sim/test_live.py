@@ -343,11 +343,11 @@ def test_a_scenario_is_compared_case_by_case() -> None:
     ("name", "one", "many", "difference", "explained"),
     [
         ("attempts", 104.0, [100.0, 100.0], 4.0, True),  # within what sockets may do
-        ("attempts", 106.0, [100.0, 100.0], 6.0, False),
+        ("attempts", 130.0, [100.0, 100.0], 30.0, False),
         ("attempts", 120.0, [90.0, 100.0, 110.0], 20.0, True),  # within what chance may do to one run
         ("attempts", 180.0, [90.0, 100.0, 110.0], 80.0, False),
         ("p50", 0.015, [0.0, 0.0], 0.015, True),  # a lag of some milliseconds
-        ("denials", 0.015, [0.0, 0.0], 0.015, False),
+        ("wasted", 0.015, [0.0, 0.0], 0.015, False),
         ("recovery", math.inf, [math.inf, 3.0], 0.0, True),
         ("recovery", math.inf, [3.0, 3.0], math.inf, False),
         ("recovery", 3.0, [math.inf, math.inf], -math.inf, False),

@@ -79,8 +79,9 @@ def test_calls_attempts_and_what_became_of_them():
         recorder.success(client, began, ended)
     recorder.failure(3.0, 6.0, "attempts")
     run = recorder.run("exact", 1, {})
-    assert (run.calls, run.attempts, run.successes, run.failures) == (5, 8, 3, 1)
+    assert (run.calls, run.attempts, run.successes, run.failures, run.unfinished) == (5, 8, 3, 1, 1)
     found = run.measures()
+    assert found["unfinished"] == 1.0
     assert found["amplification"] == 8 / 5
     assert found["success"] == 3 / 4
     assert found["goodput"] == 3 / 20
@@ -97,6 +98,7 @@ def test_denials_are_what_budget_gates_and_shelter_refused():
     recorder = Recorder(world())
     for reason, many in {"budget": 3, "shelter": 2, "attempts": 7, "fatal": 5, "deadline": 1}.items():
         for _ in range(many):
+            recorder.call(0, 1.0)
             recorder.failure(1.0, 2.0, reason)
     found = measured(recorder)
     assert (found["denials"], found["success"], found["p50"]) == (5.0, 0.0, inf)
@@ -114,6 +116,66 @@ def test_what_happens_in_the_warm_up_counts_for_nothing():
     assert (run.calls, run.attempts, run.successes, run.failures) == (50, 50, 51, 0)
     found = run.measures()
     assert (found["amplification"], found["goodput"], found["p999"]) == (1.0, 5.1, 0.0)
+
+
+def test_fairness_is_that_of_the_calls_after_the_warm_up():
+    """Who fared badly in the warm-up alone fares like all others; who succeeded in it alone has not called."""
+    recorder = Recorder(world(warmup=10.0))
+    for client, began, ended in [(1, 1.0, 2.0), (2, 9.0, 12.0), (0, 11.0, 12.0), (3, 11.0, 12.0)]:
+        recorder.call(client, began)
+        recorder.success(client, began, ended)
+    for _ in range(5):
+        recorder.call(0, 3.0)
+        recorder.failure(3.0, 4.0, "attempts")
+    assert measured(recorder)["fairness"] == 1.0
+
+
+# -- calls that are under way at the horizon
+
+
+def under_way(*began, took=(), **settings):
+    """Calls that began then are under way; others took so many seconds."""
+    recorder = Recorder(world(**settings))
+    for since in began:
+        recorder.call(0, since)
+    for seconds in took:
+        recorder.call(1, 10.0)
+        recorder.success(1, 10.0, 10.0 + seconds)
+    return measured(recorder)
+
+
+def test_a_service_that_answers_nobody_has_no_success():
+    """Its calls have been under way for long."""
+    found = under_way(1.0, 2.0, 3.0)
+    assert (found["success"], found["p50"], found["unfinished"]) == (0.0, inf, 3.0)
+
+
+def test_a_call_that_the_horizon_cuts_off_counts_for_nothing():
+    """A second is given to all of them."""
+    found = under_way(19.0, 19.5, 20.0, took=[0.1])
+    assert (found["success"], found["p999"], found["unfinished"]) == (1.0, pytest.approx(0.1), 3.0)
+    assert under_way(18.9, 19.5, 20.0, took=[0.1])["success"] == 0.5
+
+
+def test_where_calls_take_long_more_time_is_given():
+    """As long as half of the successes took: 4 s."""
+    took = [3.0, 4.0, 5.0]
+    assert under_way(16.0, 17.0, 18.0, took=took)["success"] == 1.0
+    found = under_way(1.0, 15.9, 17.0, took=took)
+    assert (found["success"], found["p50"], found["p99"]) == (3 / 5, 5.0, inf)
+
+
+def test_what_began_in_the_warm_up_is_not_unfinished():
+    """It counts for nothing, however it ends."""
+    found = under_way(1.0, 2.0, 9.9, 11.0, took=[0.1], warmup=10.0)
+    assert (found["unfinished"], found["success"]) == (1.0, 0.5)
+
+
+def test_a_world_of_less_than_a_second_has_no_late_calls():
+    """Nobody can have waited for longer."""
+    found = under_way(0.0, 0.1, horizon=0.5)
+    assert found["unfinished"] == 2.0
+    assert isnan(found["success"])
 
 
 def test_a_run_without_anything_has_no_shares():
@@ -222,6 +284,14 @@ def test_wasted_is_the_share_of_all_workers_time():
     found = measured(Recorder(world()), **loads)
     assert found["wasted"] == 0.25
     assert (found["requests.a"], found["blocking.a"], found["requests.b"], found["blocking.b"]) == (10.0, 0.2, 5.0, 0.0)
+
+
+def test_loads_can_be_subtracted():
+    """Field by field: what was seen since."""
+    before = Load(requests=10, served=8, full=2, errors=1, limited=1, expired=1, busy=6.0, wasted=1.0)
+    after = Load(requests=30, served=18, full=3, errors=5, limited=2, expired=4, busy=8.0, wasted=1.5)
+    assert after.since(before) == Load(20, 10, 1, 4, 1, 3, 2.0, 0.5)
+    assert after.since(Load(requests=0)) == after
 
 
 # -- percentiles, fairness, shares

@@ -8,8 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import abate
-from abate.sim import Clients, Controllers, Duration, Limit, Service, Trigger, World, simulated
-from abate.sim.theory import Feedback, Outlook, blocking, calls_below, late, mean_time, outlook, waiting
+from abate.sim import Clients, Duration, Service, World, simulated
+from abate.sim.theory import Feedback, blocking, calls_below, late, mean_time, waiting
 
 HOTOS = Feedback(workers=30, service_time=0.1, timeout=1.0, attempts=2)
 SEEDS = range(12)
@@ -248,132 +248,6 @@ def test_retries_multiply_from_layer_to_layer_unless_they_are_told(attempts, tol
     bottom = Service(names[-1], error_rate=1.0)
     world = World(Clients(count=1, arrivals="once"), [*services[:-1], bottom], policy, horizon=60.0, tells_layers=told)
     assert world.run(seed=1).loads[names[-1]].requests == calls
-
-
-# -- worlds
-
-
-def database(load=280.0, *, kind="open", clients=1000, attempts=2, timeout=1.0, budget=None, shelter=None, **service):
-    """HotOS's database, its clients and its stall."""
-    backoff = abate.Backoff(0.0, 0.0, jitter="none")
-    return World(
-        Clients(count=clients, rate=load / clients, kind=kind),
-        [Service("db", workers=30, service_time=Duration(0.1, "exponential"), **service)],
-        abate.Policy(
-            on=simulated,
-            attempts=attempts,
-            attempt_timeout=timeout,
-            backoff=backoff,
-            budget=budget or abate.Budget.unlimited(),
-            shelter=shelter,
-        ),
-        [Trigger("stall", at=10.0, for_=10.0)],
-        horizon=140.0,
-    )
-
-
-def test_the_outlook_is_a_sentence():
-    """What is printed for each service."""
-    assert [str(line) for line in outlook(database())] == [
-        "db: above 150 requests/s this stays down once it falls (capacity 300, offered 280)"
-    ]
-    assert [str(line) for line in outlook(database(timeout=None))] == [
-        "db: comes back by itself at any load below its capacity (capacity 300, offered 280)"
-    ]
-
-
-WORLDS = {
-    "as it was": (database, {}, True),
-    "half the load": (database, {"load": 120.0}, False),
-    "no retries": (database, {"attempts": 1, "load": 200.0}, False),
-    "no timeout": (database, {"timeout": None}, False),
-    "a short queue": (database, {"queue_limit": 100}, False),
-    "a long queue": (database, {"queue_limit": 400}, True),
-    "newest first": (database, {"order": "lifo"}, False),
-    "drops expired": (database, {"drop_expired": True}, True),
-    "rate limit": (database, {"limit": Limit(250.0), "load": 200.0}, False),
-    "request-funded": (database, {"budget": abate.Budget(0.2, 0.0, funded_by="request")}, True),
-    "request-funded, little": (database, {"budget": abate.Budget(0.2, 0.0, funded_by="request"), "load": 150.0}, False),
-    "success-funded": (database, {"budget": abate.Budget(0.2, 0.0), "load": 240.0}, False),
-    "reserve": (database, {"budget": abate.Budget(0.2, 40.0)}, True),
-    "shelter": (database, {"shelter": abate.Shelter()}, False),
-    "serial": (database, {"kind": "serial", "clients": 2000}, True),
-    "serial, few": (database, {"kind": "serial", "clients": 400}, False),
-}
-
-
-@pytest.mark.parametrize("name", WORLDS)
-def test_the_outlook_is_what_the_exact_engine_does(name):
-    """Whether the database comes back within two minutes, or stays down."""
-    build, settings, stays_down = WORLDS[name]
-    world = build(**settings)
-    assert outlook(world)[0].stays_down == stays_down
-    assert math.isinf(world.run(seed=3).measures()["recovery"]) == stays_down
-
-
-def test_the_outlook_of_a_budget_is_the_closed_form():
-    """The world's sentence and `Feedback` agree."""
-    for budget in (abate.Budget(0.1, 20.0), abate.Budget(0.1, 0.0, funded_by="request"), abate.Budget.unlimited()):
-        feedback = Feedback(30, 0.1, 1.0, 3, budget.ratio, budget.reserve, budget.funded_by)
-        assert outlook(database(attempts=3, budget=budget))[0].vulnerable == pytest.approx(feedback.vulnerable)
-
-
-def test_each_process_has_a_reserve_of_its_own():
-    """Four processes with a reserve of 10 are as one with 40."""
-    world = database(budget=abate.Budget(0.0, 10.0))
-    clients = Clients(count=1000, rate=0.28, processes=4)
-    apart = World(clients, world.services, world.policy, world.triggers, world.horizon)
-    assert outlook(world)[0].vulnerable == pytest.approx(290.0)
-    assert outlook(apart)[0].vulnerable == pytest.approx(260.0)
-
-
-def test_a_deadline_cuts_attempts_off():
-    """Five attempts of a second each don't fit into two and a half."""
-    world = database(attempts=5)
-    shorter = World(world.clients, world.services, world.policy.replace(timeout=2.5), world.triggers, world.horizon)
-    assert outlook(world)[0].vulnerable == pytest.approx(60.0)
-    assert outlook(shorter)[0].vulnerable == pytest.approx(100.0)
-
-
-def test_retries_of_all_layers_count_for_the_service_at_the_bottom():
-    """Three times three where layers don't tell each other; three where they do."""
-    policy = abate.Policy(on=simulated, attempts=3, attempt_timeout=1.0, budget=abate.Budget.unlimited(), backoff=[0.0])
-    front = Service("front", workers=10_000, service_time=0.01, calls=("db",), policy=policy)
-    db = Service("db", workers=30, service_time=0.1)
-    worlds = [World(Clients(100), [front, db], policy, tells_layers=told) for told in (False, True)]
-    found = [outlook(world)[1] for world in worlds]
-    assert [line.vulnerable for line in found] == [pytest.approx(300.0 / 9), pytest.approx(100.0)]
-    assert [line.stays_down for line in found] == [True, True]
-
-
-def test_a_worker_that_waits_is_one_that_does_not_call():
-    """Few workers in front of a service bound what reaches it."""
-    policy = abate.Policy(on=simulated, attempts=3, attempt_timeout=1.0, budget=abate.Budget.unlimited(), backoff=[0.0])
-    front = Service("front", workers=50, service_time=0.01, calls=("db",), policy=policy)
-    db = Service("db", workers=30, service_time=0.1)
-    front_line, db_line = outlook(World(Clients(100), [front, db], policy))
-    assert db_line.vulnerable is None
-    assert front_line.capacity == pytest.approx(50 / 0.11)
-
-
-@pytest.mark.parametrize(("keys", "vulnerable"), [(1, None), (20, 0.0)])
-def test_controllers_bring_every_key_back(keys, vulnerable):
-    """Their load when all fails is that of all their keys, whatever changes; as the exact engine has it."""
-    plan, boundless = abate.Backoff(1.0, 2.0), abate.Budget.unlimited()
-    policy = abate.Policy(on=simulated, attempt_timeout=1.0, backoff=plan, budget=boundless)
-    controllers = Controllers(count=400, keys=keys, relist=12.0, workers=2, rate=0.1)
-    api, stall = Service("api", workers=30, service_time=0.1), Trigger("stall", at=10.0, for_=10.0)
-    world = World(controllers, [api], policy, [stall], horizon=80.0)
-    assert outlook(world)[0].vulnerable == vulnerable
-    assert math.isinf(world.run(seed=1).measures()["recovery"]) == (vulnerable is not None)
-
-
-def test_what_has_no_limit_or_is_called_once_comes_back():
-    """A service that takes no time, and clients that call once."""
-    policy = abate.Policy(on=simulated, attempt_timeout=1.0, budget=abate.Budget.unlimited())
-    assert outlook(World(Clients(10), [Service("api")], policy))[0] == Outlook("api", math.inf, 10.0)
-    once = World(Clients(10, arrivals="once"), [Service("api", service_time=0.1)], policy)
-    assert outlook(once)[0].vulnerable is None
 
 
 # -- the exact engine beside them

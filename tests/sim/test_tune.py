@@ -3,12 +3,12 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import abate
 from abate.sim import Clients, Duration, Service, Trigger, World, simulated
-from abate.sim.tune import Bounds, Candidate, Seen, Trial, tune
+from abate.sim.tune import Bounds, Candidate, Seen, Trial, Tuning, tune
 
 FIXED = {"base": (0.1, 0.1), "cap": (1.0, 1.0), "jitter": ("full",)}
 """What makes no difference to open clients."""
@@ -52,11 +52,11 @@ def test_it_finds_the_reserve_that_lets_a_service_come_back():
 def test_of_two_that_differ_it_is_sure():
     """No retries come back each time, unlimited ones never: it wins with all seeds, by a lead that is not chance."""
     tuning = tune(
-        database(), 2.0, Bounds(attempts=(1, 2), ratio=(0.0, 0.0), reserve=(50.0, 50.0), **FIXED), seeds=4, samples=4
+        database(), 2.0, Bounds(attempts=(1, 2), ratio=(0.0, 0.0), reserve=(50.0, 50.0), **FIXED), seeds=5, samples=4
     )
     assert tuning.best.candidate.attempts == 1
     assert tuning.runner_up.candidate.attempts == 2
-    assert tuning.runner_up.recovery.never == 4
+    assert tuning.runner_up.recovery.never == 5
     assert tuning.wins == 1.0
     assert 0.0 < tuning.lead[1] <= tuning.lead[0] <= tuning.lead[2] < 75.0
     assert tuning.sure
@@ -71,6 +71,16 @@ def test_where_nothing_recovers_it_is_not_sure():
     assert tuning.wins == 0.5
     assert tuning.lead == (0.0, 0.0, 0.0)
     assert not tuning.sure
+    assert not tuning.recovers
+
+
+@pytest.mark.parametrize(("seeds", "finished", "sure"), [(5, True, True), (4, True, False), (9, False, False)])
+def test_it_is_not_sure_of_what_it_has_hardly_seen(seeds, finished, sure):
+    """However large the lead: five pairs at least, and nothing broken off."""
+    ahead, behind = (Trial(Candidate(), (Seen(time, 1.0, 1.0),) * seeds, 1.5) for time in (1.0, 50.0))
+    tuning = Tuning((ahead,), ahead, behind, 1.0, (49.0, 48.0, 50.0), 1.5, seeds, 100, finished)
+    assert tuning.sure == sure
+    assert tuning.recovers
 
 
 @pytest.mark.parametrize("limit", [1.1, 1.4])
@@ -206,6 +216,7 @@ def test_a_candidate_changes_the_policy_and_nothing_else():
     assert (made.clients, made.services, made.triggers) == (world.clients, world.services, world.triggers)
 
 
+@example(point=[1.0 - 2.0**-53] * 6, low=0.0)
 @given(point=st.lists(st.floats(0.0, 1.0, exclude_max=True), min_size=6, max_size=6), low=st.floats(0.0, 3.0))
 def test_candidates_lie_within_their_bounds(point, low):
     """However odd the bounds, and the cap never below the base."""
@@ -222,6 +233,16 @@ def test_without_retries_nothing_else_makes_a_difference():
     bounds = Bounds(attempts=(1, 2))
     assert bounds.at([0.1] * 6) == bounds.at([0.1, 0.9, 0.9, 0.9, 0.9, 0.9])
     assert bounds.at([0.9] * 6) != bounds.at([0.9, 0.1, 0.1, 0.1, 0.1, 0.1])
+
+
+@pytest.mark.parametrize("fewest", [1, 2])
+def test_retries_that_nothing_pays_for_are_none(fewest):
+    """A ratio and a reserve of 0 are one policy, whatever the attempts and the backoff."""
+    bounds = Bounds(attempts=(fewest, 6))
+    none = bounds.at([0.1, 0.9, 0.9, 0.9, 0.0, 0.0])
+    assert none == bounds.at([0.9, 0.1, 0.1, 0.1, 0.0, 0.0])
+    assert (none.attempts, none.ratio, none.reserve) == (fewest, 0.0, 0.0)
+    assert bounds.at([0.9] * 4 + [0.0, 0.1]).attempts == 6
 
 
 @pytest.mark.parametrize(
@@ -266,3 +287,10 @@ def test_a_world_without_trouble_has_nothing_to_recover_from():
     """There is nothing to search for."""
     with pytest.raises(ValueError, match="the world has no trigger: there is nothing to recover from"):
         tune(World(Clients(1), [Service("api")]), 1.5)
+
+
+def test_clients_that_call_once_have_no_recovery():
+    """Nothing arrives after the trouble, so nothing shows that it is over."""
+    once = World(Clients(50, arrivals="once"), [Service("api")], triggers=[Trigger("error", at=0.0, for_=2.0)])
+    with pytest.raises(ValueError, match="nobody calls again after the trouble"):
+        tune(once, 1.5)

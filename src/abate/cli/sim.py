@@ -215,6 +215,8 @@ def prepared(name: str, options: argparse.Namespace) -> Scenario:
         scenario = scenario.changed(setting)
     policies = tuple(getattr(options, "policy", ()))
     scenario = Scenario(scenario.name, scenario.place, scenario.document, policies)
+    if options.clients is not None:
+        _check_processes(scenario, options.clients)
     scenario.cases()  # what is wrong in it is wrong now
     return scenario
 
@@ -226,6 +228,18 @@ def _crowded(scenario: Scenario, count: int) -> Scenario:
     alone = "processes" in table and table["processes"] == table.get("count")
     scenario = scenario.changed(f"{who}.count={count}")
     return scenario.changed(f"{who}.processes={count}") if alone else scenario
+
+
+def _check_processes(scenario: Scenario, count: int) -> None:
+    """Refuse so few clients that they cannot be divided: the file is not to blame."""
+    for table in (scenario.document, *scenario.document.get("variants", {}).values()):
+        for who in ("clients", "controllers"):
+            given = table.get(who, {}) if isinstance(table, dict) else {}
+            processes = given.get("processes") if isinstance(given, dict) else None
+            if isinstance(processes, int) and processes > count == given.get("count", count):
+                raise ValueError(
+                    f"--clients must be at least the {processes} processes of {scenario.place}, not {count}"
+                )
 
 
 def _run_all(scenarios: Sequence[Scenario], options: argparse.Namespace) -> list[Study]:

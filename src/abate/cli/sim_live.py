@@ -45,7 +45,16 @@ def text(scenario: Scenario, beside: Beside, measures: list[str] | None) -> str:
             "no difference is" if not strange else "one difference is" if strange == 1 else f"{strange} differences are"
         )
         lines += ["", table(beside, names), "", f"{told} more than chance and {TOLERANCE:.0%} for the sockets explain"]
-    return "\n".join([*lines, *(plain(f"note: {note}") for note in beside.notes)])
+    return "\n".join([*lines, *(plain(f"note: {note}") for note in notes(beside))])
+
+
+def notes(beside: Beside) -> list[str]:
+    """What a reader should know of a case."""
+    asserted = len(beside.case.asserted)
+    if not asserted:
+        return list(beside.notes)
+    which = "the assertion of this case is" if asserted == 1 else f"the {asserted} assertions of this case are"
+    return [*beside.notes, f"{which} not checked: this is one run, of a world that may be smaller"]
 
 
 def as_json(beside: Beside) -> dict[str, Any]:
@@ -53,7 +62,7 @@ def as_json(beside: Beside) -> dict[str, Any]:
     return {
         "case": beside.case.name,
         "complete": beside.complete,
-        "notes": list(beside.notes),
+        "notes": notes(beside),
         "figures": {found.name: _figure(found) for found in beside.figures},
     }
 

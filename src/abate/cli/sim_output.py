@@ -16,9 +16,9 @@ from abate.cli.terminal import StatusLine, plain, seconds
 from abate.clock import current
 from abate.errors import AbateError, choice, whole
 from abate.sim.engines import engine_of
+from abate.sim.outlook import Outlook, outlook
 from abate.sim.scenario import Scenario
 from abate.sim.study import Result, Study, figure
-from abate.sim.theory import Outlook, outlook
 from abate.sim.world import ENGINES
 
 BAR = 24

@@ -51,10 +51,7 @@ def _maps(study: Study, options: argparse.Namespace, spent: float) -> Sequence[R
         if options.map:
             say("no recovery map: it needs clients that call again and again, and a trigger, in every case")
         return []
-    simulated = sum(result.case.world.horizon * len(result.samples) for result in study.results)
-    variants = len({result.case.variant for result in study.results})
-    wanted = surveyed(max(world.horizon for world in worlds)) * variants
-    if not options.map and (needed := spent / simulated * wanted) > PATIENCE:
+    if not options.map and (needed := spent * surveyed(study)) > PATIENCE:
         say(f"no recovery map: it would take some {seconds(needed)}; --map draws it all the same")
         return []
     drawn: list[RecoveryMap | Hysteresis] = []
@@ -73,8 +70,25 @@ def can_be_mapped(world: World) -> bool:
     return isinstance(world.clients, Clients) and world.clients.offered > 0 and bool(world.triggers)
 
 
-def surveyed(horizon: float) -> float:
-    """Seconds of a variant that both maps simulate, at most."""
-    from abate.sim.report.surveys import HOLD, LENGTHS, LOADS, SEEDS, STEPS
+def surveyed(study: Study) -> float:
+    """How many times as many calls as a study both maps make: at loads of their own, which may be far from its own.
 
-    return SEEDS * (len(LOADS) * len(LENGTHS) * horizon + 2 * len(STEPS) * HOLD)
+    >>> from abate.sim import Scenario
+    >>> from abate.sim.study import run_study
+    >>> world = {"run": {"horizon": 30.0}, "clients": {"count": 1}, "services": {"api": {"service_time": 0.1}}}
+    >>> round(surveyed(run_study(Scenario("small", "small.toml", world), seeds=1)))
+    563
+    """
+    from abate.sim.report.surveys import HOLD, LENGTHS, LOADS, SEEDS, STEPS, usual_loads
+
+    firsts: dict[str, World] = {}
+    made = 0.0
+    for result in study.results:
+        world = result.case.world
+        firsts.setdefault(result.case.variant, world)
+        made += world.clients.offered * world.horizon * len(result.samples)
+    # all variants are surveyed at the loads of the first
+    first = study.results[0].case.world
+    mapped, climbed = sum(usual_loads(first, LOADS)), sum(usual_loads(first, STEPS))
+    wanted = sum(mapped * len(LENGTHS) * world.horizon + 2 * climbed * HOLD for world in firsts.values())
+    return SEEDS * wanted / made

@@ -40,8 +40,8 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="abate sim tune",
         description="Search for the policy that recovers fastest within a limit of amplification. Bounds are given as"
-        " LOW:HIGH; one number alone is left as it is. Exit codes: 1 where nothing keeps the limit, 2 for wrong"
-        " input, 130 after Ctrl-C.",
+        " LOW:HIGH; one number alone is left as it is. Exit codes: 1 where nothing keeps the limit, or nothing"
+        " recovers, 2 for wrong input, 130 after Ctrl-C.",
     )
     add_scenario(found)
     add = found.add_argument
@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
     if not tuning.finished:
         say(f"not complete: broken off after {tuning.runs} runs")
         return BROKEN_OFF
-    return BROKEN if tuning.best is None else 0
+    return 0 if tuning.recovers else BROKEN
 
 
 def chosen_case(scenario: Scenario, variant: str | None) -> Case:
@@ -161,7 +161,7 @@ def print_tuning(scenario: Scenario, case: Case, tuning: Tuning) -> None:
         recovery, amplification, success = figures(tuning.best)
         print(f"best: recovery {recovery} s, amplification {amplification}, success {success}")
     print(confidence(tuning))
-    if tuning.best is not None:
+    if tuning.best is not None and tuning.recovers:
         print(f"\n{as_toml(tuning.best.candidate)}")
 
 
@@ -172,15 +172,26 @@ def confidence(tuning: Tuning) -> str:
     best, limit = tuning.best, f"{tuning.limit:g}"
     if best is None:
         return f"nothing that was tried keeps the limit of {limit}"
+    if not tuning.recovers:
+        return f"nothing that was tried within the limit of {limit} recovers, so there is nothing to recommend"
     doubt = "" if best.fits else f"; with fresh seeds it exceeds the limit of {limit}"
     if tuning.runner_up is None:
         return f"nothing else that was tried keeps the limit of {limit}{doubt}"
     mean, low, high = map(figure, tuning.lead)
-    told = "sure" if tuning.sure else "not sure"
+    told = "sure" if tuning.sure else f"not sure{_reason(tuning)}"
     return (
         f"{told}: it recovers {mean} s sooner than the runner-up (95 %: {low} to {high}),"
         f" and wins with {tuning.wins:.0%} of {len(best.seen)} seeds{doubt}"
     )
+
+
+def _reason(tuning: Tuning) -> str:
+    """Why a lead that looks like one is none."""
+    from abate.sim.tune import FEWEST
+
+    if not tuning.finished:
+        return ", as it was broken off"
+    return f", as it takes {FEWEST} seeds at least" if tuning.lead[1] > 0.0 else ""
 
 
 def figures(trial: Trial) -> tuple[Estimate, Estimate, Estimate]:
@@ -190,7 +201,7 @@ def figures(trial: Trial) -> tuple[Estimate, Estimate, Estimate]:
 
 def settings(candidate: Candidate) -> list[str]:
     """What was searched, for one row; where nothing is retried, backoff and budget are nobody's business."""
-    if candidate.attempts == 1:
+    if candidate.attempts == 1 or not (candidate.ratio or candidate.reserve):
         return ["1", *"-----"]
     backoff, budget = (candidate.base, candidate.cap), (candidate.ratio, candidate.reserve)
     return [str(candidate.attempts), *(f"{n:g}" for n in backoff), candidate.jitter, *(f"{n:g}" for n in budget)]
@@ -305,7 +316,7 @@ def _before_and_after(scenario: Scenario, case: Case, tuning: Tuning, options: a
     document = copy.deepcopy(scenario.document)
     overlay = document.pop("variants", {}).get(case.variant, {})
     document["variants"] = {case.variant or "as it is": overlay}
-    if tuning.best is not None:
+    if tuning.best is not None and tuning.recovers:
         best = tuning.best.candidate
         tuned = copy.deepcopy(overlay)
         policy = tuned.setdefault("policy", {})

@@ -70,6 +70,7 @@ class PlainCrowd:
         "_at",
         "_attempts",
         "_calls",
+        "_ended",
         "_latencies",
         "_made",
         "_policies",
@@ -89,6 +90,7 @@ class PlainCrowd:
         self._policies = stage.policies
         self._processes = len(stage.policies)
         self._calls, self._attempts, self._successes = recorder.calls, recorder.attempts, recorder.successes
+        self._ended = recorder.ended
         self._made, self._succeeded, self._latencies = recorder.made, recorder.succeeded, recorder.latencies
         self._warmup = stage.world.warmup
         self._answered, self._again = self.answered, self.again  # made once, and not for each call
@@ -100,7 +102,8 @@ class PlainCrowd:
         place = int(now * PER_SECOND + EDGE)
         self._calls[place] += 1
         self._attempts[place] += 1
-        self._made[client] += 1
+        if now >= self._warmup:
+            self._made[client] += 1
         self._submit(Trip(self._answered, client, now))
 
     def answered(self, trip: Trip, failure: Exception | None) -> None:
@@ -112,9 +115,10 @@ class PlainCrowd:
             else:
                 machine.succeeded()
             self._successes[int(now * PER_SECOND + EDGE)] += 1
-            self._succeeded[trip.client] += 1
+            self._ended[int(trip.began * PER_SECOND + EDGE)] += 1
             if trip.began >= self._warmup:
                 self._latencies.append(now - trip.began)
+                self._succeeded[trip.client] += 1
             self._recorder.completed = now
         else:
             if machine is None:

@@ -8,12 +8,25 @@ from abate.errors import number, whole
 from abate.sim.durations import Duration
 
 MOST_CLIENTS = 100_000_000
+LONGEST = 1_000_000
+"""Seconds that are simulated at most: some twelve days. Each tenth of a second has a place in every series."""
 
 
 def counted(name: str, value: object) -> None:
     """A number of clients."""
     if whole(name, value, least=1) > MOST_CLIENTS:
         raise ValueError(f"{name} must be at most {MOST_CLIENTS:,}, not {value!r}")
+
+
+def lasting(name: str, value: object) -> None:
+    """The seconds that are simulated.
+
+    >>> lasting("horizon", 1e15)
+    Traceback (most recent call last):
+    ValueError: horizon must be at most 1,000,000 s, not 1000000000000000.0
+    """
+    if number(name, value, above=0) > LONGEST:
+        raise ValueError(f"{name} must be at most {LONGEST:,} s, not {value!r}")
 
 
 def named(what: str, name: object) -> None:

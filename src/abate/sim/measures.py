@@ -8,18 +8,21 @@
 * **p50, p99, p999**: of the time that calls take, where one that failed counts as infinite.
 * **fairness**: Jain's index of the clients' success rates: 1 where all fare alike.
 * **denials**: retries that budget, gate or shelter did not admit.
+* **unfinished**: calls that are under way at the horizon. In success and percentiles such a call counts as one that
+  failed, if it has been under way for more than 1 s and for longer than half of the successes took: who is that late
+  is not just cut off by the end. A younger one counts for nothing there.
+
+A call belongs to the time in which it began, and one of the warm-up counts for nothing.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from typing import overload
 
+from abate.sim.latencies import Latencies
 from abate.sim.world import World
 from abate.values import Value
 
@@ -32,6 +35,8 @@ MOST_POINTS = 200_000
 """Attempts that a raster keeps."""
 RECOVERED, STEADY = 0.9, 5.0
 """Goodput over arrivals, and for how many seconds, that count as recovered."""
+STALE = 1.0
+"""Seconds after which a call that is under way at the horizon may count as one that failed."""
 REFUSALS = ("budget", "shelter")
 """The reasons of a give-up that are denials: of retries, and of first attempts."""
 
@@ -40,7 +45,8 @@ Series = Sequence[int]
 
 class Load(Value):
     """What one service saw: requests, those it refused as its queue was full (`full`), by chance or by a trigger
-    (`errors`) or by its rate limit (`limited`), those it served, and what became of its workers' time.
+    (`errors`) or by its rate limit (`limited`), those it served, and what became of its workers' time; all that after
+    the warm-up.
     """
 
     requests: int
@@ -51,6 +57,14 @@ class Load(Value):
     expired: int = 0
     busy: float = 0.0
     wasted: float = 0.0
+
+    def since(self, before: Load) -> Load:
+        """What it saw after what it had seen `before`.
+
+        >>> Load(requests=9, served=7).since(Load(requests=4, served=4))
+        Load(requests=5, served=3, full=0, errors=0, limited=0, expired=0, busy=0.0, wasted=0.0)
+        """
+        return Load(*(now - then for now, then in zip(self._values(), before._values(), strict=True)))
 
 
 class Run(Value):
@@ -66,7 +80,9 @@ class Run(Value):
     engine: str
     seed: int
     series: Mapping[str, Series]
-    """Calls, attempts and successes in slots of 100 ms, over the whole horizon."""
+    """Calls, attempts and successes in slots of 100 ms, over the whole horizon; and the calls that are unfinished at
+    the horizon, by the slots in which they began.
+    """
     reasons: Mapping[str, int]
     """Why calls were given up, and how often."""
     latencies: Sequence[float]
@@ -99,6 +115,18 @@ class Run(Value):
         """Calls that failed."""
         return sum(self.reasons.values())
 
+    @property
+    def unfinished(self) -> int:
+        """Calls that began after the warm-up and are under way at the horizon."""
+        return sum(self._counted("unfinished"))
+
+    @property
+    def _stale(self) -> int:
+        """Those of the unfinished that count as failures: the end of the world is not what they lack."""
+        usual = percentile(self.latencies, len(self.latencies), 0.5) if self.latencies else 0.0
+        latest = slot(max(0.0, self.world.horizon - max(STALE, usual)))
+        return sum(self.series["unfinished"][slot(self.world.warmup) : latest])
+
     def _counted(self, name: str) -> Series:
         return self.series[name][slot(self.world.warmup) :]
 
@@ -111,12 +139,13 @@ class Run(Value):
         (1.0, 0.5)
         """
         world, calls, attempts = self.world, self.calls, self.attempts
-        finished = len(self.latencies) + self.failures
+        judged = len(self.latencies) + self.failures + self._stale
         found = {
             "calls": float(calls),
             "attempts": float(attempts),
             "amplification": ratio(attempts, calls),
-            "success": ratio(len(self.latencies), finished),
+            "success": ratio(len(self.latencies), judged),
+            "unfinished": float(self.unfinished),
             "goodput": self.successes / (world.horizon - world.warmup),
             "completed": self.completed,
             "denials": float(sum(self.reasons.get(reason, 0) for reason in REFUSALS)),
@@ -124,7 +153,7 @@ class Run(Value):
             "mean": mean(self.latencies),
         }
         for name, share in (("p50", 0.5), ("p99", 0.99), ("p999", 0.999)):
-            found[name] = percentile(self.latencies, finished, share)
+            found[name] = percentile(self.latencies, judged, share)
         found |= self._peaks() | self._phases() | self._work()
         return found
 
@@ -164,52 +193,6 @@ class Run(Value):
         return found
 
 
-class Latencies(Sequence[float]):
-    """Latencies in order of size, of which only how many lie in each bin is known: millions in little memory.
-
-    `bins` are the numbers of those that hold any, `counts` how many each does; `total` is the sum of all latencies.
-    Within a bin they are taken to be spread evenly.
-
-    >>> found = Latencies(0.5, bins=[0, 3], counts=[1, 2], total=3.5)
-    >>> len(found), found[0], found[-1]
-    (3, 0.25, 1.875)
-    """
-
-    __slots__ = ("_bins", "_counts", "_ends", "_width", "total")
-
-    def __init__(self, width: float, bins: Sequence[int], counts: Sequence[int], total: float) -> None:
-        self._width = width
-        self._bins = bins
-        self._counts = counts
-        self._ends = list(accumulate(counts))
-        self.total = total
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    @overload
-    def __getitem__(self, place: int) -> float: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[float]: ...
-    def __getitem__(self, place: int | slice) -> float | list[float]:
-        if isinstance(place, slice):
-            return [self[each] for each in range(*place.indices(len(self)))]
-        wanted = place if place >= 0 else place + len(self)
-        if not 0 <= wanted < len(self):
-            raise IndexError(f"there are {len(self)} latencies, none at {place}")
-        at = bisect_right(self._ends, wanted)
-        before = self._ends[at] - self._counts[at]
-        return self._width * (self._bins[at] + (wanted - before + 0.5) / self._counts[at])
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Latencies):
-            return NotImplemented
-        return (self._width, self._bins, self._counts) == (other._width, other._bins, other._counts)
-
-    def __hash__(self) -> int:
-        return hash((self._width, len(self), self.total))
-
-
 class Recorder:
     """Counts while a world runs."""
 
@@ -221,6 +204,7 @@ class Recorder:
         "began",
         "calls",
         "completed",
+        "ended",
         "latencies",
         "made",
         "points",
@@ -234,7 +218,7 @@ class Recorder:
         self._world = world
         self._warmup = world.warmup
         self._last = slots - 1
-        self.calls, self.attempts, self.successes = ([0] * slots for _ in range(3))
+        self.calls, self.attempts, self.successes, self.ended = ([0] * slots for _ in range(4))  # ended: by their begin
         self.latencies: list[float] = []
         self.reasons: Counter[str] = Counter()
         self.completed = 0.0
@@ -245,7 +229,8 @@ class Recorder:
     def call(self, client: int, now: float) -> None:
         """A call begins."""
         self.calls[int(now * PER_SECOND + EDGE)] += 1
-        self.made[client] += 1
+        if now >= self._warmup:
+            self.made[client] += 1
 
     def attempt(self, client: int, now: float) -> None:
         """An attempt is sent."""
@@ -256,13 +241,15 @@ class Recorder:
     def success(self, client: int, began: float, now: float) -> None:
         """A call has succeeded."""
         self.successes[int(now * PER_SECOND + EDGE)] += 1
+        self.ended[int(began * PER_SECOND + EDGE)] += 1
         if began >= self._warmup:
             self.latencies.append(now - began)
-        self.succeeded[client] += 1
+            self.succeeded[client] += 1
         self.completed = now
 
     def failure(self, began: float, now: float, reason: str) -> None:
         """A call was given up."""
+        self.ended[int(began * PER_SECOND + EDGE)] += 1
         if began >= self._warmup:
             self.reasons[reason] += 1
         self.completed = now
@@ -274,7 +261,12 @@ class Recorder:
             world=self._world,
             engine=engine,
             seed=seed,
-            series={"calls": self.calls, "attempts": self.attempts, "successes": self.successes},
+            series={
+                "calls": self.calls,
+                "attempts": self.attempts,
+                "successes": self.successes,
+                "unfinished": [calls - ended for calls, ended in zip(self.calls, self.ended, strict=True)],
+            },
             reasons=dict(self.reasons),
             latencies=self.latencies,
             loads=dict(loads),
@@ -362,6 +354,7 @@ MEASURES = (
     "amplification_during",
     "amplification_after",
     "success",
+    "unfinished",
     "goodput",
     "recovery",
     "completed",

@@ -145,8 +145,9 @@ class Server:
         self._bucket = None if service.limit is None else _bucket(service.limit, agenda)
         self._window = (0, 0)
         self._busy = 0
-        self._requests = self._served = self._full = self._refused = self._limited = self._expired = 0
-        self._used = self._wasted = 0.0
+        self._forget(None)
+        if world.warmup:
+            agenda.at(world.warmup, self._forget, None)
         self.callers: Sequence[Calls] = ()
         """How the services are called that this one calls."""
         for edge in {edge for start, end, _ in self._shrunk for edge in (start, end)}:
@@ -270,8 +271,13 @@ class Server:
         self._size = staff(self._service, self._shrunk, self._agenda.time)
         self._take()
 
+    def _forget(self, _: object) -> None:
+        """Begin to count: what it saw in the warm-up counts for nothing."""
+        self._requests = self._served = self._full = self._refused = self._limited = self._expired = 0
+        self._used = self._wasted = 0.0
+
     def load(self) -> Load:
-        """What it saw so far."""
+        """What it saw so far, after the warm-up."""
         return Load(
             requests=self._requests,
             served=self._served,
@@ -289,12 +295,14 @@ class RowServer:
 
     __slots__ = ("_agenda", "_conflict", "_leg", "_lost", "_version", "_written")
 
-    def __init__(self, row: Row, agenda: Agenda, chance: Chance) -> None:
+    def __init__(self, row: Row, agenda: Agenda, chance: Chance, warmup: float = 0.0) -> None:
         self._agenda = agenda
         self._leg = Duration.of(row.network).drawn_from(chance.stream(f"network/{row.name}"))
         self._conflict = answer(409)()
         self._version = 0
-        self._written = self._lost = 0
+        self._forget(None)
+        if warmup:
+            agenda.at(warmup, self._forget, None)
 
     def submit(self, request: Request) -> None:
         """A request is sent: the read first."""
@@ -315,8 +323,12 @@ class RowServer:
             failure = self._conflict
         self._agenda.at(self._agenda.time + self._leg(), lambda failure: request.reply(request, failure), failure)
 
+    def _forget(self, _: object) -> None:
+        """Begin to count: what it saw in the warm-up counts for nothing."""
+        self._written = self._lost = 0
+
     def load(self) -> Load:
-        """What it saw so far."""
+        """What it saw so far, after the warm-up."""
         return Load(requests=self._written + self._lost, served=self._written, errors=self._lost)
 
 

@@ -57,7 +57,7 @@ class Stage(Setting):
         self.recorder = Recorder(world, raster)
         self.notes = []
         self.servers: dict[str, Server | RowServer] = {
-            service.name: RowServer(service, self.agenda, self.chance)
+            service.name: RowServer(service, self.agenda, self.chance, world.warmup)
             if isinstance(service, Row)
             else Server(service, world, self.agenda, self.chance)
             for service in world.services

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import active_children
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from abate.sim.measures import Run, Series
+from abate.sim.outlook import outlook
 from abate.sim.scenario import WITHIN, Case, Scenario
+from abate.sim.spread import spread
 from abate.values import Value
 
 Progress = Callable[[int, int], object]
@@ -108,6 +108,15 @@ class Verdict(Value):
     def __str__(self) -> str:
         return f"{self.key} = {self.bound:g}, and {self.name} is {self.seen}"
 
+    def as_json(self) -> dict[str, Any]:
+        """For machines, as `Study.as_json` has it.
+
+        >>> Verdict("max_wasted", 0.1, "wasted", estimate([0.5]), holds=False).as_json()["holds"]
+        False
+        """
+        bound = self.bound if math.isfinite(self.bound) else None
+        return {"key": self.key, "bound": bound, "measure": self.name, "seen": _plain(self.seen), "holds": self.holds}
+
 
 class Result(Value):
     """One case with all its seeds."""
@@ -184,6 +193,8 @@ class Study(Value):
                     "measures": {name: _plain(seen) for name, seen in result.measures.items()},
                     "reasons": _mean_reasons(result.samples),
                     "notes": list(result.notes),
+                    "verdicts": [verdict.as_json() for verdict in result.verdicts()],
+                    "outlook": [sight.as_json() for sight in outlook(result.case.world)],
                 }
                 for result in self.results
             ],
@@ -210,10 +221,11 @@ def run_study(
     found: list[list[Sample]] = [[] for _ in cases]
     complete = True
     try:
-        for place, sample in _samples(scenario, cases, tasks, jobs or os.cpu_count() or 1):
-            found[place].append(sample)
-            if progress is not None:
-                progress(sum(map(len, found)), len(tasks))
+        with closing(_samples(scenario, cases, tasks, jobs or os.cpu_count() or 1)) as samples:
+            for place, sample in samples:
+                found[place].append(sample)
+                if progress is not None:
+                    progress(sum(map(len, found)), len(tasks))
     except KeyboardInterrupt:
         complete = False
     results = [
@@ -226,44 +238,28 @@ def run_study(
 Task = tuple[int, int, str, bool]
 
 
-def _samples(scenario: Scenario, cases: list[Case], tasks: list[Task], jobs: int) -> Any:
+def _samples(
+    scenario: Scenario, cases: list[Case], tasks: list[Task], jobs: int
+) -> Generator[tuple[int, Sample], None, None]:
     """Every sample as it comes, with the place of its case."""
     began = time.monotonic()
     for number, task in enumerate(tasks):
         spent = time.monotonic() - began
         if jobs > 1 and number and spent / number * (len(tasks) - number) > SHORT:
-            yield from _spread(scenario, tasks[number:], jobs)
+            yield from spread(_build, scenario, tasks[number:], jobs)
             return
-        yield task[0], _sample(cases[task[0]].world.run(task[1], task[2], task[3]))  # type: ignore[arg-type]
+        yield task[0], _run(cases, task)
 
 
-def _spread(scenario: Scenario, tasks: list[Task], jobs: int) -> Any:
-    others = set(active_children())
-    with ProcessPoolExecutor(min(jobs, len(tasks)), initializer=_begin, initargs=(scenario,)) as pool:
-        waiting: set[Future[tuple[int, Sample]]] = {pool.submit(_run, task) for task in tasks}
-        try:
-            while waiting:
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield future.result()
-        finally:
-            if waiting:  # broken off: a run may take minutes, and nobody waits for it any more
-                for process in set(active_children()) - others:
-                    process.terminate()
+def _build(scenario: Scenario) -> Callable[[Task], tuple[int, Sample]]:
+    """In a process that helps: the worlds are built once."""
+    cases = scenario.cases()
+    return lambda task: (task[0], _run(cases, task))
 
 
-_cases: list[Case] = []
-
-
-def _begin(scenario: Scenario) -> None:
-    """In a process that helps: the worlds are built once; it is the parent that is broken off."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _cases[:] = scenario.cases()
-
-
-def _run(task: Task) -> tuple[int, Sample]:
+def _run(cases: Sequence[Case], task: Task) -> Sample:
     place, seed, engine, raster = task
-    return place, _sample(_cases[place].world.run(seed, engine, raster))  # type: ignore[arg-type]
+    return _sample(cases[place].world.run(seed, engine, raster))  # type: ignore[arg-type]
 
 
 def _sample(run: Run) -> Sample:

@@ -8,7 +8,8 @@
 * **When a service stays down**: once its queue is longer than its callers wait, everything it does is for nothing, all
   attempts fail, and it comes back only if even then fewer arrive than it can serve. A budget counts for what it pays
   when nothing succeeds: its reserve, and its share of the calls if it is funded by requests.
-* **The outlook** of a world's services is worked out from that and from its policies.
+
+The outlook of a world's services is worked out from that and from its policies (sim/outlook.py).
 """
 
 from __future__ import annotations
@@ -17,21 +18,13 @@ import math
 from collections.abc import Sequence
 
 from abate.admit.budget import FundedBy
-from abate.call.policy import Policy
 from abate.errors import choice, number, whole
-from abate.sim.binding import once
-from abate.sim.clients import Clients, Controllers
-from abate.sim.durations import Duration
-from abate.sim.services import Service
-from abate.sim.world import World
 from abate.values import Value
 
 MOST_PLACES = 10_000_000
 """The recursions take a step for each place."""
 STEPS = 400
 """Totals that are looked at between two bounds, to tell fixed points apart."""
-MANY = 1000
-"""Attempts that are followed one by one; those beyond make no difference any more."""
 
 
 def blocking(rate: float, service_time: float, workers: int, places: int) -> float:
@@ -271,131 +264,3 @@ def calls_below(attempts: Sequence[int], tells_layers: bool = False) -> int:
     for layer, tries in enumerate(attempts):
         whole(f"attempts[{layer}]", tries, least=1)
     return attempts[-1] if tells_layers else math.prod(attempts)
-
-
-class Outlook(Value):
-    """What a service is in for.
-
-    `capacity` and `offered` are requests per second; `vulnerable` those above which it stays down once it has fallen,
-    or None where it comes back at any load below its capacity.
-
-    >>> print(Outlook("api", capacity=300.0, offered=280.0))
-    api: comes back by itself at any load below its capacity (capacity 300, offered 280)
-    """
-
-    service: str
-    capacity: float
-    offered: float
-    vulnerable: float | None = None
-
-    @property
-    def stays_down(self) -> bool:
-        """Does it stay down under what is offered?"""
-        return self.vulnerable is not None and self.offered >= self.vulnerable
-
-    def __str__(self) -> str:
-        fate = "comes back by itself at any load below its capacity"
-        if self.vulnerable is not None:
-            fate = f"above {self.vulnerable:.4g} requests/s this stays down once it falls"
-        return f"{self.service}: {fate} (capacity {self.capacity:.4g}, offered {self.offered:.4g})"
-
-
-def outlook(world: World) -> list[Outlook]:
-    """What each service of a world is in for, where delays are as long as they are on average.
-
-    A shelter is taken to keep away what it holds; gates are not looked at. A service that drops what has expired is no
-    better off: what it serves instead has waited nearly as long, and is late in the end.
-
-    >>> import abate, abate.sim as sim
-    >>> policy = abate.Policy(on=sim.simulated, attempts=2, attempt_timeout=1.0, budget=abate.Budget.unlimited())
-    >>> api = sim.Service("api", workers=30, service_time=0.1)
-    >>> print(*outlook(sim.World(sim.Clients(count=280), [api], policy)))
-    api: above 150 requests/s this stays down once it falls (capacity 300, offered 280)
-    """
-    return [_outlook(world, service) for service in world.services if isinstance(service, Service)]
-
-
-def _outlook(world: World, service: Service) -> Outlook:
-    seconds, offered = _seconds(world, service), _offered(world, service)
-    capacity = service.workers / seconds if seconds else math.inf
-    low, high = 0.0, capacity / offered if offered else 1.0
-    if math.isinf(capacity) or _sent(world, service, high * (1.0 - 1e-9)) < capacity:
-        return Outlook(service.name, capacity, offered)
-    high = high if _sent(world, service, 0.0) < capacity else 0.0  # keys come back, whatever changes
-    while low < (middle := (low + high) / 2.0) < high:
-        low, high = (low, middle) if _sent(world, service, middle) >= capacity else (middle, high)
-    return Outlook(service.name, capacity, offered, high * offered)
-
-
-def _seconds(world: World, service: Service) -> float:
-    """How long a request holds a worker, with the calls that are made for it."""
-    inner = [called for name in service.calls if isinstance(called := world.service(name), Service)]
-    return Duration.of(service.service_time).mean + sum(_seconds(world, called) for called in inner)
-
-
-def _callers(world: World, service: Service) -> list[tuple[Clients | Controllers | Service, Policy]]:
-    found: list[Clients | Controllers | Service] = [world.clients] if service.name == world.entry else []
-    for caller in world.services:
-        if isinstance(caller, Service):
-            found += [caller] * caller.calls.count(service.name)
-    return [(caller, (caller if isinstance(caller, Service) else world).policy or once()) for caller in found]
-
-
-def _offered(world: World, service: Service) -> float:
-    callers = (caller for caller, _ in _callers(world, service))
-    return sum(_offered(world, caller) if isinstance(caller, Service) else caller.offered for caller in callers)
-
-
-def _sent(world: World, service: Service, factor: float, fails: bool = False) -> float:
-    """Attempts per second while all are late, or fail at once (`fails`), with `factor` times as many callers."""
-    total, each = 0.0, _seconds(world, service)
-    queue = math.inf if service.queue_limit is None else service.queue_limit * each / service.workers
-    for caller, policy in _callers(world, service):
-        timeout = 0.0 if fails else min(policy.attempt_timeout or math.inf, policy.timeout or math.inf)
-        # they wait as long as it takes, or longer than the line can be, or the newest go first, or few are sent
-        patient = timeout == math.inf or timeout > queue + each or service.order == "lifo" or policy.shelter is not None
-        crowd, pause, reserve = math.inf, 0.0, policy.budget.reserve
-        if isinstance(caller, Service):
-            # where it is told that this was retried already, nobody further out begins anew
-            calls = _offered(world, caller) * factor if world.tells_layers else _sent(world, caller, factor, fails=True)
-            crowd, pause = caller.workers, Duration.of(caller.service_time).mean
-        else:
-            calls, reserve = caller.offered * factor, reserve * caller.processes
-            if isinstance(caller, Clients) and caller.kind == "serial":
-                crowd, pause = caller.count * factor, 1.0 / caller.rate
-        if patient and not fails:
-            total += calls
-        elif isinstance(caller, Controllers):
-            # keys come back for ever, after their longest delay, or slowly; as far as there are workers for them
-            delay = policy.overload_backoff.delay(MANY, MIDDLE, policy.overload_backoff.ceiling(MANY))
-            keys, slowly = caller.count * caller.keys, timeout + caller.slow
-            back = min(keys / (timeout + min(delay, caller.slow)), keys / slowly + reserve)
-            total += min(back, caller.count * caller.workers / timeout)
-        else:
-            attempts, seconds = _course(policy, timeout)
-            first = min(calls, crowd / (pause + timeout) if pause + timeout else math.inf)
-            most = min(calls * attempts, crowd * attempts / (pause + seconds) if pause + seconds else math.inf)
-            share = policy.budget.ratio if policy.budget.funded_by == "request" else 0.0
-            total += first + min(max(0.0, most - first), reserve + share * first)
-    return total if service.limit is None else min(total, service.limit.rate)
-
-
-def _course(policy: Policy, timeout: float) -> tuple[int, float]:
-    """How many attempts a call makes that fails each time, and how many seconds it takes."""
-    made, seconds, delay = 1, timeout, None
-    while made < min(policy.max_attempts, MANY) and policy.idempotent is not False:
-        delay = policy.overload_backoff.delay(made, MIDDLE, delay)
-        if policy.timeout is not None and seconds + delay >= policy.timeout:
-            break
-        made, seconds = made + 1, seconds + delay + timeout
-    return made, seconds
-
-
-class Middle:
-    """Chance that is always average."""
-
-    def random(self) -> float:
-        return 0.5
-
-
-MIDDLE = Middle()

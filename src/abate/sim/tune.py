@@ -25,6 +25,7 @@ from abate.call.policy import Policy
 from abate.errors import choice, number, whole
 from abate.schedule.backoff import JITTERS, Backoff, Jitter
 from abate.sim.binding import once
+from abate.sim.points import around, even
 from abate.sim.study import Estimate, Progress, estimate
 from abate.sim.world import Engine, World
 from abate.values import Value
@@ -37,8 +38,8 @@ ROUNDS = (0.2, 0.1, 0.05)
 """How far around the best one is looked, as a share of the bounds."""
 NEIGHBOURS = 8
 RESAMPLES = 2000
-GOLDEN = 1.1127756842787055
-"""For six dimensions what the golden ratio is for one: x to the seventh is x + 1."""
+FEWEST = 5
+"""Pairs of runs, below which nothing is sure: drawing from so few tells nothing of those that were not seen."""
 
 
 class Candidate(Value):
@@ -109,9 +110,10 @@ class Bounds(Value):
         Candidate(attempts=4, base=0.32, cap=7.7, jitter='equal', ratio=0.25, reserve=25.0)
         """
         fewest, most = self.attempts
-        attempts = int(fewest + point[0] * (most - fewest + 1))
-        if attempts == 1:
-            point = [0.0] * len(point)  # without retries, nothing else makes a difference
+        attempts = min(most, int(fewest + point[0] * (most - fewest + 1)))  # just below 1 is rounded up
+        paid = _between(self.ratio, point[4], even=True) + _between(self.reserve, point[5], even=True)
+        if attempts == 1 or not paid:  # without retries, nothing else makes a difference
+            attempts, point = fewest, [0.0] * len(point)
         base = min(self.cap[1], _between(self.base, point[1]))
         return Candidate(
             attempts=attempts,
@@ -213,8 +215,13 @@ class Tuning(Value):
 
     @property
     def sure(self) -> bool:
-        """Is the best one faster than the runner-up, beyond what chance explains?"""
-        return self.lead[1] > 0.0
+        """Is the best one faster than the runner-up, beyond what chance explains? Not if broken off, or seldom seen."""
+        return self.finished and self.best is not None and len(self.best.seen) >= FEWEST and self.lead[1] > 0.0
+
+    @property
+    def recovers(self) -> bool:
+        """Did the best one ever recover? Where it did not, there is nothing to recommend."""
+        return self.best is not None and self.best.recovery.never < len(self.best.seen)
 
 
 def tune(
@@ -241,6 +248,8 @@ def tune(
     """
     if world.trouble is None:
         raise ValueError("the world has no trigger: there is nothing to recover from")
+    if not world.clients.offered:
+        raise ValueError("nobody calls again after the trouble: without such calls there is no recovery to search for")
     limit = number("limit", limit, least=1)
     first, count = whole("seed", seed, least=0), whole("seeds", seeds, least=1)
     search = Search(world, limit, bounds or Bounds(), range(first, first + count), engine, progress)
@@ -269,9 +278,9 @@ class Search:
         self._planned = self._cost(samples) + len(ROUNDS) * self._cost(NEIGHBOURS) + 2 * len(self._seeds)
         fresh, finished = list[Trial](), False
         try:
-            self._halve(_even(samples, self._rng))
+            self._halve(even(samples, self._rng))
             for width in ROUNDS:
-                self._halve(_around(self._points[self._trials()[0].candidate], width, self._rng))
+                self._halve(around(self._points[self._trials()[0].candidate], NEIGHBOURS, width, self._rng))
             first = [trial.candidate for trial in self._trials() if trial.fits][:2]
             fresh = [self._afresh(candidate) for candidate in first]
             finished = True
@@ -366,20 +375,6 @@ def _interval(values: Sequence[float], rng: Random) -> tuple[float, float, float
     """The mean, and between which two it lies with 95 %, as drawing from the values themselves tells."""
     means = sorted(statistics.fmean(rng.choices(values, k=len(values))) for _ in range(RESAMPLES))
     return statistics.fmean(values), means[RESAMPLES // 40], means[-1 - RESAMPLES // 40]
-
-
-def _even(count: int, rng: Random) -> list[tuple[float, ...]]:
-    """Points that fill the unit cube evenly: steps of the golden ratio's kin, one per dimension (Roberts' sequence)."""
-    shift = [rng.random() for _ in Candidate.__match_args__]
-    return [
-        tuple((start + step * GOLDEN ** -(place + 1)) % 1.0 for place, start in enumerate(shift))
-        for step in range(count)
-    ]
-
-
-def _around(point: Sequence[float], width: float, rng: Random) -> list[tuple[float, ...]]:
-    """Points near this one."""
-    return [tuple(min(max(0.0, rng.gauss(place, width)), 1.0 - 1e-9) for place in point) for _ in range(NEIGHBOURS)]
 
 
 def _span(name: str, given: object) -> tuple[float, float]:

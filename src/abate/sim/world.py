@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from abate.call.policy import Policy
 from abate.errors import choice, number, whole
 from abate.sim.clients import Clients, Controllers
-from abate.sim.fields import hint, several, status, truth
+from abate.sim.fields import hint, lasting, several, status, truth
 from abate.sim.services import Row, Service
 from abate.values import Value
 
@@ -80,6 +80,22 @@ class Trigger(Value):
         return self.at + self.for_
 
 
+class Misfit(ValueError):
+    """A part of a world that does not fit the others: `table` says which, as a path, and `said` what is wrong.
+
+    >>> print(Misfit("triggers.0", "at must be before the horizon of 60, not 99.0"))
+    triggers.0: at must be before the horizon of 60, not 99.0
+    """
+
+    def __init__(self, table: str, said: str) -> None:
+        super().__init__(table, said)  # both, so that it can be pickled
+        self.table = table
+        self.said = said
+
+    def __str__(self) -> str:
+        return f"{self.table}: {self.said}"
+
+
 class World(Value):
     """Clients or controllers, services, a policy, triggers, and how long to look.
 
@@ -116,7 +132,7 @@ class World(Value):
         self.__dict__["triggers"] = several("triggers", self.triggers, (Trigger,))
         if self.policy is not None and not isinstance(self.policy, Policy):
             raise TypeError(f"policy must be a Policy, not {self.policy!r}")
-        number("horizon", self.horizon, above=0)
+        lasting("horizon", self.horizon)
         number("warmup", self.warmup, least=0)
         truth("tells_layers", self.tells_layers)
         if self.warmup >= self.horizon:
@@ -132,27 +148,28 @@ class World(Value):
         key = "start" if isinstance(self.clients, Clients) else "relist"
         at = getattr(self.clients, key)
         if at is not None and at >= self.horizon:
-            raise ValueError(f"{key} must be before the horizon of {self.horizon:g}, not {at!r}")
+            table = "clients" if key == "start" else "controllers"
+            raise Misfit(table, f"{key} must be before the horizon of {self.horizon:g}, not {at!r}")
 
     def _check_names(self) -> None:
         names = [service.name for service in self.services]
         for place, name in enumerate(names):
             if name in names[:place]:
                 raise ValueError(f"services must have different names; two are called {name!r}")
-        called = [("clients", self.clients.calls)] if self.clients.calls else []
-        called += [(service.name, name) for service in self.services for name in service.calls]
-        for by, name in called:
+        table = "clients" if isinstance(self.clients, Clients) else "controllers"
+        called = [(table, self.clients.calls)] if self.clients.calls else []
+        called += [(f"services.{service.name}", name) for service in self.services for name in service.calls]
+        for table, name in called:
             if name not in names:
-                raise ValueError(f"{by} calls {name!r}, which is no service; there are {', '.join(names)}")
+                raise Misfit(table, f"calls {name!r}, which is no service; there are {', '.join(names)}")
 
     def _check_cycles(self) -> None:
         calls = {service.name: service.calls for service in self.services}
 
         def visit(name: str, path: tuple[str, ...]) -> None:
             if name in path:
-                raise ValueError(
-                    f"services call each other in a circle: {' -> '.join((*path[path.index(name) :], name))}"
-                )
+                circle = (*path[path.index(name) :], name)
+                raise Misfit(f"services.{name}", f"calls lead in a circle: {' -> '.join(circle)}")
             for inner in calls[name]:
                 visit(inner, (*path, name))
 
@@ -160,15 +177,15 @@ class World(Value):
             visit(name, ())
 
     def _check_triggers(self) -> None:
-        for trigger in self.triggers:
+        names = [service.name for service in self.services]
+        for place, trigger in enumerate(self.triggers):
+            table = f"triggers.{place}"
             if trigger.at >= self.horizon:
-                raise ValueError(
-                    f"trigger {trigger.kind!r} begins at {trigger.at:g} s, after the horizon of {self.horizon:g} s"
-                )
-            if trigger.service and trigger.service not in {service.name for service in self.services}:
-                raise ValueError(f"trigger {trigger.kind!r} names {trigger.service!r}, which is no service")
+                raise Misfit(table, f"at must be before the horizon of {self.horizon:g}, not {trigger.at!r}")
+            if trigger.service and trigger.service not in names:
+                raise Misfit(table, f"service {trigger.service!r} is no service; there are {', '.join(names)}")
             if trigger.kind != "spike" and isinstance(self.service(trigger.service or self.entry), Row):
-                raise ValueError(f"trigger {trigger.kind!r} has no meaning for a row, only 'spike' has")
+                raise Misfit(table, f"kind {trigger.kind!r} has no meaning for a row, only 'spike' has")
 
     @property
     def entry(self) -> str:

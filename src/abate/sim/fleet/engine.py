@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from math import ceil
 from random import Random
 
 import numpy as np
@@ -25,7 +26,7 @@ from abate.sim.fleet.support import without_array_form
 from abate.sim.fleet.tally import Tally
 from abate.sim.fleet.wheel import PER_SECOND, WIDTH, Wheel
 from abate.sim.fleet.workers import Started
-from abate.sim.measures import Load, Run
+from abate.sim.measures import EDGE, Load, Run
 from abate.sim.services import Service
 from abate.sim.world import World
 
@@ -123,10 +124,13 @@ class Fleet:
 
     def run(self) -> Run:
         """Let everything happen."""
+        begins, before = ceil(self._world.warmup * PER_SECOND - EDGE), Load(requests=0)
         for bucket in range(self._last + 1):
+            if bucket == begins:
+                before = self._server.load()
             self._step(bucket)
         loads = {service.name: Load(requests=0) for service in self._world.services}
-        loads[self._world.entry] = self._server.load()
+        loads[self._world.entry] = self._server.load().since(before)
         return self._tally.run(self._seed, loads, self._notes)
 
     def _step(self, bucket: int) -> None:

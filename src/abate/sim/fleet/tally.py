@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from abate.sim.arrays import Floats, Whole
 from abate.sim.fleet.pool import Pool
 from abate.sim.fleet.wheel import WIDTH
-from abate.sim.measures import EDGE, MOST_POINTS, PER_SECOND, Latencies, Load, Run, slot
+from abate.sim.latencies import Latencies
+from abate.sim.measures import EDGE, MOST_POINTS, PER_SECOND, Load, Run, slot
 from abate.sim.world import World
 
 BIN = WIDTH / 10
@@ -33,6 +34,7 @@ class Tally:
         "_attempts",
         "_bins",
         "_calls",
+        "_ended",
         "_good",
         "_made",
         "_points",
@@ -46,7 +48,7 @@ class Tally:
     def __init__(self, world: World, raster: bool) -> None:
         slots = slot(world.horizon) + 1
         self._world = world
-        self._calls, self._attempts, self._successes = (np.zeros(slots, np.int64) for _ in range(3))
+        self._calls, self._attempts, self._successes, self._ended = (np.zeros(slots, np.int64) for _ in range(4))
         self._bins = np.zeros(int(world.horizon / BIN) + 2, np.int64)
         self._total = 0.0
         self.reasons: Counter[str] = Counter()
@@ -59,6 +61,8 @@ class Tally:
     def called(self, clients: NDArray[np.int32], instants: Floats) -> None:
         """Calls begin."""
         _count(self._calls, instants)
+        if self._world.warmup:
+            clients = clients[instants >= self._world.warmup]
         np.add.at(self._made, clients, self._made.dtype.type(1))
 
     def attempted(self, pool: Pool, calls: Whole, instants: Floats) -> None:
@@ -71,16 +75,19 @@ class Tally:
     def succeeded(self, clients: NDArray[np.int32], began: Floats, instants: Floats) -> None:
         """Calls have succeeded, or will have by these instants, which lie before the horizon."""
         _count(self._successes, instants)
-        np.add.at(self._good, clients, self._good.dtype.type(1))
+        _count(self._ended, began)
         taken = instants - began
         if self._world.warmup:
-            taken = taken[began >= self._world.warmup]
+            counted = began >= self._world.warmup
+            clients, taken = clients[counted], taken[counted]
+        np.add.at(self._good, clients, self._good.dtype.type(1))
         np.add.at(self._bins, (taken / BIN).astype(np.intp), 1)
         self._total += float(taken.sum())
         self.completed = max(self.completed, float(instants.max(initial=0.0)))
 
     def failed(self, began: Floats, instants: Floats, reason: str) -> None:
         """Calls were given up."""
+        _count(self._ended, began)
         self.reasons[reason] += int(np.count_nonzero(began >= self._world.warmup))
         self.completed = max(self.completed, float(instants.max(initial=0.0)))
 
@@ -95,6 +102,7 @@ class Tally:
                 "calls": self._calls.tolist(),
                 "attempts": self._attempts.tolist(),
                 "successes": self._successes.tolist(),
+                "unfinished": (self._calls - self._ended).tolist(),
             },
             reasons={reason: count for reason, count in self.reasons.items() if count},
             latencies=Latencies(BIN, used.tolist(), self._bins[used].tolist(), self._total),

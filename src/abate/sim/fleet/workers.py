@@ -1,7 +1,7 @@
 """Who serves a fleet, a bucket at a time.
 
-* `Crew`, where serving takes longer than a bucket: a worker that is busy is counted in the bucket in which it will be
-  free. Those that will be free in one bucket are taken to be so one after the other, evenly spread over it.
+* `Crew`, where serving takes longer than a bucket: a busy worker keeps the instant at which it will be free, and begins
+  anew at that instant. What is rounded here adds up where workers are few, and is missing in what they serve.
 * `Current`, where it takes less: all workers together are one that is as fast as they are, and its work flows.
 """
 
@@ -12,13 +12,15 @@ import numpy as np
 from abate.sim.arrays import Floats, Flow, Truths, Whole, drawing
 from abate.sim.durations import Duration
 from abate.sim.fleet.line import Line
-from abate.sim.fleet.wheel import PER_SECOND, WIDTH
+from abate.sim.fleet.wheel import WIDTH, Wheel
 from abate.sim.server import pace, shrunk, staff
 from abate.sim.services import Service
 from abate.sim.world import Trigger
 
 SPARE = 1.2
 """Requests that are looked at, per request that the work of a bucket is enough for on average."""
+FIRST = 1024
+"""Busy workers that there is room for at first."""
 
 
 class Started:
@@ -33,10 +35,55 @@ class Started:
         self.finish = finish
 
 
+class Busy:
+    """Workers that are busy, by the instants at which they will be free. Buckets are taken one after the other.
+
+    >>> busy = Busy(horizon=60.0)
+    >>> busy.add(np.array([0.018, 40.0, 0.012]))
+    >>> [busy.take(bucket).tolist() for bucket in range(3)], len(busy)
+    ([[], [0.012, 0.018], []], 1)
+    """
+
+    __slots__ = ("_left", "_places", "_until", "_wheel")
+
+    def __init__(self, horizon: float) -> None:
+        self._wheel = Wheel(horizon)
+        self._until = np.empty(FIRST)
+        self._places = np.arange(FIRST)
+        """Those of `_until` that are not in use come first."""
+        self._left = FIRST
+
+    def __len__(self) -> int:
+        return len(self._until) - self._left
+
+    def add(self, until: Floats) -> None:
+        """So many more are busy, until these instants."""
+        if len(until) > self._left:
+            self._make_room(len(until))
+        self._left -= len(until)
+        places = self._places[self._left : self._left + len(until)]
+        self._until[places] = until
+        self._wheel.add(places, until)
+
+    def take(self, bucket: int) -> Floats:
+        """The instants at which workers come free in a bucket, the next one, in order."""
+        places = self._wheel.take(bucket)
+        self._places[self._left : self._left + len(places)] = places
+        self._left += len(places)
+        return np.sort(self._until[places])
+
+    def _make_room(self, coming: int) -> None:
+        # by need, not by the number of workers: that may be any number, to say that there is no bound
+        size, more = len(self._until), max(len(self._until), coming)
+        self._until = np.concatenate([self._until, np.empty(more)])
+        self._places = np.concatenate([np.arange(size, size + more), self._places])
+        self._left += more
+
+
 class Crew:
     """Workers that are busy for buckets on end."""
 
-    __slots__ = ("_busy", "_draw", "_drops", "_ends", "_flow", "_freed", "_idle", "_room", "_sizes", "expired")
+    __slots__ = ("_busy", "_draw", "_drops", "_flow", "_freed", "_idle", "_room", "_sizes", "expired")
 
     def __init__(self, service: Service, triggers: list[Trigger], rng: np.random.Generator, buckets: int) -> None:
         spans = shrunk(service, triggers)
@@ -45,21 +92,17 @@ class Crew:
         self._flow = Flow.of(pace(triggers))
         self._sizes = [staff(service, spans, bucket * WIDTH) for bucket in range(buckets)]
         self._room = service.queue_limit
-        self._busy = 0
-        self._ends = np.zeros(buckets + 1, np.int64)
-        """How many will have finished, by the bucket; in the last place those who never will."""
+        self._busy = Busy(buckets * WIDTH)
         self._idle = 0
         self._freed = np.empty(0)
         self.expired = 0
 
     def come(self, bucket: int, waiting: int, at: Floats) -> Truths | None:
         """A bucket begins: which of those who come find the queue full? None: that is not known yet."""
-        size, ended = self._sizes[bucket], int(self._ends[bucket])
-        self._idle = max(0, size - self._busy)
+        spare = self._sizes[bucket] - len(self._busy)
+        self._idle = max(0, spare)
         # of more than there should be, the first to finish do not go on
-        freed = max(0, ended - max(0, self._busy - size))
-        self._freed = (bucket + (np.arange(freed) + 0.5) / max(1, freed)) * WIDTH
-        self._busy -= ended
+        self._freed = self._busy.take(bucket)[max(0, -spare) :]
         if self._room is None or waiting - self._idle + len(at) <= self._room:
             return None
         # those who would wait if nobody were refused, one by one; each time they pass the room, one is refused
@@ -82,10 +125,8 @@ class Crew:
                 calls, due, begin = calls[~dead], due[~dead], begin[~dead]
             finish = self._flow.after(begin, self._draw(len(calls)))
             again = finish < end
-            later = np.minimum(finish[~again] * PER_SECOND, len(self._ends) - 1).astype(np.intp)
-            np.add.at(self._ends, np.maximum(later, bucket + 1), 1)
-            self._busy += len(later)
-            if len(later) < len(calls):
+            self._busy.add(finish[~again])
+            if again.any():
                 openings = np.sort(np.concatenate([openings, finish[again]]))
             found.append(Started(calls, due, begin, finish))
         return found

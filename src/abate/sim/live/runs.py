@@ -39,6 +39,9 @@ TOLERANCE = 0.05
 LAG = 0.02
 """Seconds that they may account for in a figure that is a time."""
 TIMES = ("completed", "recovery", "mean", "p50", "p99", "p999")
+COUNTS = ("calls", "attempts", "denials", "unfinished", "peak_100ms", "peak_1s", "peak_after", "requests")
+SLIGHT = 0.01
+"""What is slight in a share or a ratio, however exactly the simulated runs agree with each other."""
 
 
 def run_live(
@@ -153,9 +156,17 @@ def compared(name: str, live: float, simulated: Sequence[float]) -> Figure:
     difference = live - seen.mean
     # what a further run may differ from the mean by: the interval of the mean, and the spread of one run around it
     chance = seen.within * math.sqrt(len(simulated) - seen.never + 1)
-    allowed = chance + TOLERANCE * abs(seen.mean) + (LAG if name in TIMES else 0.0)
+    allowed = max(chance, _slight(name, live, seen.mean)) + TOLERANCE * abs(seen.mean) + (LAG if name in TIMES else 0.0)
     percent = 100.0 * difference / seen.mean if seen.mean else (0.0 if not difference else math.nan)
     return Figure(name, live, seen, difference, percent, abs(difference) <= allowed)
+
+
+def _slight(name: str, live: float, mean: float) -> float:
+    """A difference that is none, though all simulated runs were alike, or there was one alone."""
+    if name in TIMES:
+        return 0.0  # the lag is allowed for in any case
+    # whatever happens by chance and is counted varies by the root of how often it happens
+    return 2.0 * math.sqrt(max(live, mean)) if name.partition(".")[0] in COUNTS else SLIGHT
 
 
 def table(beside: Beside, names: Sequence[str] | None = None) -> str:

@@ -12,13 +12,13 @@ from html import escape
 from pathlib import Path
 
 from abate.sim.clients import Clients
+from abate.sim.outlook import outlook
 from abate.sim.report.canvas import inline_svg
 from abate.sim.report.front import certainty, described
 from abate.sim.report.palette import stylesheet
 from abate.sim.report.picture import Key, Picture
 from abate.sim.report.words import counted, heading, named
 from abate.sim.study import Estimate, Study
-from abate.sim.theory import outlook
 from abate.sim.tune import Trial, Tuning
 from abate.sim.world import World
 

@@ -21,10 +21,11 @@ from abate.sim.measures import PER_SECOND, STEADY, slot
 from abate.sim.scenario import Case, Scenario
 from abate.sim.services import Service
 from abate.sim.study import Estimate, Progress, Result, Study, estimate, run_study
+from abate.sim.world import World
 from abate.values import Value
 
 LOADS = (0.3, 0.45, 0.6, 0.75, 0.85, 0.95)
-"""Of a map, unless given: shares of the capacity; of the offered load, where the capacity has no end."""
+"""Of a map, unless given: shares of the capacity, or of a rate limit below it; of the offered load, without either."""
 LENGTHS = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Of a map, unless given: multiples of the trigger's own length, as far as they fit."""
 STEPS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1)
@@ -203,9 +204,22 @@ def _callers(scenario: Scenario, cases: Sequence[Case]) -> Clients:
 def _loads(name: str, given: Sequence[float] | None, case: Case, shares: Sequence[float]) -> tuple[float, ...]:
     if given is not None:
         return _numbers(name, given)
-    entry = case.world.service(case.world.entry)
+    return usual_loads(case.world, shares)
+
+
+def usual_loads(world: World, shares: Sequence[float]) -> tuple[float, ...]:
+    """The loads of a survey, unless given: these shares of what the service that is called can answer with success.
+
+    >>> from abate.sim import Limit
+    >>> api = Service("api", workers=50, service_time=0.02, limit=Limit(100.0))
+    >>> usual_loads(World(Clients(count=60), [api]), (0.3, 0.95))
+    (30.0, 95.0)
+    """
+    entry = world.service(world.entry)
     capacity = entry.capacity if isinstance(entry, Service) else math.inf
-    most = capacity if math.isfinite(capacity) else case.world.clients.offered
+    if isinstance(entry, Service) and entry.limit is not None:
+        capacity = min(capacity, entry.limit.rate)
+    most = capacity if math.isfinite(capacity) else world.clients.offered
     return tuple(float(f"{share * most:.4g}") for share in shares)
 
 

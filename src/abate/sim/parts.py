@@ -1,0 +1,214 @@
+"""The parts of a scenario: from its tables to the values of a world. Errors name the file, the table and the key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from abate.admit.shelter import Shelter
+from abate.call.load import SHELTERS, load_policies, policy_of, shelters_of
+from abate.call.policy import Policy
+from abate.errors import choice, number, whole
+from abate.sim.clients import Clients, Controllers
+from abate.sim.durations import Duration
+from abate.sim.measures import MEASURES, PER_SERVICE
+from abate.sim.published import AWS_DECORRELATED, AwsDecorrelated
+from abate.sim.services import Limit, Row, Service
+from abate.sim.tables import Document, fielded, made, only, table
+from abate.sim.world import ENGINES, Engine, Misfit, Trigger, World
+
+SEEDS = 10
+"""Runs of each case, unless a scenario says otherwise."""
+RUN_KEYS = ("horizon", "warmup", "tells_layers", "seeds", "engine")
+TRIGGER_KEYS = tuple(key.rstrip("_") for key in Trigger.__match_args__)
+WITHIN = "recovers_within"
+
+
+def world_of(place: str, document: Document, users: str | None = None) -> World:
+    """The world in a document without variants and sweep; `users` is a policy of the user's own, as FILE:NAME.
+
+    >>> world_of("f.toml", {"clients": {"count": 3}, "services": {"api": {"calls": ["db"]}}})
+    Traceback (most recent call last):
+    ValueError: f.toml: [services.api]: calls 'db', which is no service; there are api
+    """
+    run = table(place, "run", document.get("run", {}))
+    only(f"{place}: [run]", run, RUN_KEYS)
+    shelters = Shelters(place, document.get(SHELTERS, {}))
+    services = tuple(_services(place, document.get("services", {}), shelters))
+    fields = {
+        "clients": _clients(place, document),
+        "services": services,
+        "policy": _policy(place, document.get("policy"), shelters) if users is None else users_policy(users),
+        "triggers": _triggers(place, document.get("triggers", [])),
+        **{key: run[key] for key in ("horizon", "warmup", "tells_layers") if key in run},
+    }
+    try:
+        return World(**fields)
+    except Misfit as misfit:
+        kind, _, rest = misfit.table.partition(".")
+        where = f"[[triggers]] number {int(rest) + 1}" if kind == "triggers" else f"[{misfit.table}]"
+        raise ValueError(f"{place}: {where}: {misfit.said}") from misfit
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place}: [run]: {error}" if services else f"{place}: {error}") from error
+
+
+def engine_and_seeds(place: str, document: Document, world: World) -> tuple[Engine, int]:
+    """What runs a world, and how often. Code of one's own is found now, as it can be run by one engine alone.
+
+    >>> world = world_of("f.toml", {"clients": {"count": 3}, "services": {"api": {}}})
+    >>> engine_and_seeds("f.toml", {"run": {"seeds": 5}}, world)
+    ('exact', 5)
+    """
+    run = document.get("run", {})
+    code = world.clients.code if isinstance(world.clients, Clients) else ""
+    try:
+        engine = cast(Engine, choice("engine", run.get("engine", "coroutine" if code else "exact"), ENGINES))
+        seeds = whole("seeds", run.get("seeds", SEEDS), least=1)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place}: [run] {error}") from error
+    if code:
+        _check_code(place, code, engine)
+    return engine, seeds
+
+
+def _check_code(place: str, code: Any, engine: Engine) -> None:
+    from abate.sim.coroutine import function_of
+
+    if engine != "coroutine":
+        raise ValueError(f"{place}: [clients]: code can be run by the engine 'coroutine' alone, not by {engine!r}")
+    try:
+        function_of(code)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place}: [clients]: {str(error).removeprefix('clients.')}") from error
+
+
+def asserted_of(place: str, document: Document, services: tuple[Service | Row, ...]) -> dict[str, float]:
+    """What is asserted of a case, by key.
+
+    >>> asserted_of("f.toml", {"assert": {"max_blocking": {"db": 0.5}}}, (Service("db"),))
+    Traceback (most recent call last):
+    ValueError: f.toml: [assert] max_blocking.db needs quotes, as it is one key: "max_blocking.db" = 0.5
+    """
+    known = {*MEASURES, *(f"{kind}.{service.name}" for kind in PER_SERVICE for service in services)}
+    found = {}
+    for key, bound in table(place, "assert", document.get("assert", {})).items():
+        kind, _, measure = key.partition("_")
+        if measure in PER_SERVICE and isinstance(bound, dict) and bound:
+            name, value = next(iter(bound.items()))
+            raise ValueError(
+                f'{place}: [assert] {key}.{name} needs quotes, as it is one key: "{key}.{name}" = {value!r}'
+            )
+        if key != WITHIN and (kind not in ("max", "min") or measure not in known):
+            raise ValueError(
+                f"{place}: [assert] has an unknown key {key!r}; known are {WITHIN}, and max_ or min_ before one of"
+                f" {', '.join(sorted(known))}"
+            )
+        try:
+            found[key] = number(key, bound, least=0)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{place}: [assert] {error}") from error
+    return found
+
+
+def users_policy(place: str) -> Policy:
+    """A policy out of the user's own file, given as FILE:NAME.
+
+    >>> users_policy("orders")
+    Traceback (most recent call last):
+    ValueError: a policy of your own must look like app.toml:orders, not 'orders'
+    """
+    file, colon, name = place.rpartition(":")
+    if not colon or not file or not name:
+        raise ValueError(f"a policy of your own must look like app.toml:orders, not {place!r}")
+    try:
+        policies = load_policies(file)
+    except OSError as error:
+        raise ValueError(f"{file} can't be read: {error}") from error
+    if name not in policies:
+        raise ValueError(f"{file} has no policy {name!r}; it has {', '.join(policies) or 'none'}")
+    return policies[name]
+
+
+class Shelters:
+    """The shelters of a scenario. Where some have a table, a name without one is taken for a mistake.
+
+    >>> Shelters("f.toml", {"db": {}}).check("f.toml: [policy]", "bd")
+    Traceback (most recent call last):
+    ValueError: f.toml: [policy]: shelter must be one of 'db', not 'bd'
+    """
+
+    def __init__(self, place: str, tables: object) -> None:
+        self.made: dict[str, Shelter] = shelters_of(place, tables)
+        self._declared = tuple(self.made)
+
+    def check(self, place: str, name: object) -> None:
+        """Refuse a name that has no table, where others have one."""
+        if self._declared:
+            try:
+                choice("shelter", name, self._declared)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{place}: {error}") from error
+
+
+def _clients(place: str, document: Document) -> Clients | Controllers:
+    given = [name for name in ("clients", "controllers") if name in document]
+    if len(given) != 1:
+        raise ValueError(
+            f"{place} needs one of [clients] and [controllers], and has {' and '.join(given) or 'neither'}"
+        )
+    (name,) = given
+    make = Clients if name == "clients" else Controllers
+    found: Clients | Controllers = fielded(f"{place}: [{name}]", make, document[name])
+    return found
+
+
+def _policy(place: str, found: object, shelters: Shelters, name: str = "policy") -> Policy | None:
+    if found is None:
+        return None
+    where = f"{place}: [{name}]"
+    settings = {"on": "abate.sim.answers:simulated", **table(place, name, found)}
+    if "shelter" in settings:
+        shelters.check(where, settings["shelter"])
+    backoff = settings.get("backoff")
+    if not isinstance(backoff, dict) or backoff.get("jitter") != AWS_DECORRELATED:
+        return policy_of(where, name, settings, shelters.made)
+    published = {key: value for key, value in backoff.items() if key != "jitter"}
+    del settings["backoff"]
+    return policy_of(where, name, settings, shelters.made).replace(
+        backoff=fielded(f"{where} backoff", AwsDecorrelated, published)
+    )
+
+
+def _services(place: str, tables: object, shelters: Shelters) -> Iterator[Service | Row]:
+    for name, found in table(place, "services", tables).items():
+        where = f"{place}: [services.{name}]"
+        fields = dict(table(place, f"services.{name}", found))
+        kind = fields.pop("kind", "service")
+        if kind not in ("service", "row"):
+            raise ValueError(f"{where} kind must be 'service' or 'row', not {kind!r}")
+        for key in ("service_time", "network"):
+            if isinstance(fields.get(key), dict):
+                fields[key] = fielded(f"{where} {key}", Duration, fields[key])
+        if kind == "service" and "limit" in fields:
+            fields["limit"] = fielded(f"{where} limit", Limit, fields["limit"])
+        if kind == "service" and "policy" in fields:
+            fields["policy"] = _policy(place, fields["policy"], shelters, f"services.{name}.policy")
+        yield fielded(where, Row if kind == "row" else Service, {"name": name, **fields})
+
+
+def _triggers(place: str, tables: object) -> list[Trigger]:
+    if not isinstance(tables, list):
+        raise ValueError(f"{place}: triggers must be a list of tables, [[triggers]], not {tables!r}")
+    return [_trigger(f"{place}: [[triggers]] number {count}", found) for count, found in enumerate(tables, start=1)]
+
+
+def _trigger(where: str, found: object) -> Trigger:
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{where} must be a table, not {found!r}")
+    only(where, found, TRIGGER_KEYS)
+    for key in ("kind", "at", "for"):
+        if key not in found:
+            raise ValueError(f"{where} needs a value for {key!r}")
+    fields = {f"{key}_" if key == "for" else key: value for key, value in found.items()}
+    trigger: Trigger = made(where, Trigger, fields)
+    return trigger
