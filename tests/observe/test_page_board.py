@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import math
 import threading
 
 import pytest
@@ -262,3 +263,14 @@ def test_a_store_that_fails_says_so():
     consumer.source.depth = fail
     asyncio.run(depths.ask(consumer))
     assert (depths.of(consumer).depth.ready, depths.of(consumer).failing) == (7, "RuntimeError: gone")
+
+
+def test_a_budget_without_a_limit_is_shown():
+    """Its balance is no number that JSON has."""
+    policy = abate.Policy(name="boundless-policy", on=OSError, budget=abate.Budget.unlimited())
+    board = Board(Recent(), abate.clock.current())
+    board.look()
+    frame = board.frame().decode()
+    assert '"boundless-policy"' in frame
+    assert "Infinity" not in frame
+    assert policy.budget.balance() == math.inf

@@ -105,7 +105,9 @@ def test_a_trigger_lasts_long_enough_for_real_clients() -> None:
 def test_a_trigger_beyond_the_cut_is_refused() -> None:
     """Rather than a run of a world in which nothing goes wrong."""
     late = world(sim.Clients(count=1), triggers=[sim.Trigger("stall", at=100.0, for_=1.0)], horizon=200.0)
-    with pytest.raises(ValueError, match=r"a live run takes 60 s at most, unless it is told otherwise: .*'stall'"):
+    with pytest.raises(
+        ValueError, match=r"a live run takes 60 s at most, unless it is told otherwise: .*horizon of 60"
+    ):
         small(late)
     assert small(late, longest=200.0).world.horizon == 200.0
 

@@ -91,8 +91,9 @@ def put(place: str, document: Document, path: str, value: Any) -> None:
     ValueError: f.toml: services.dbb.workers must name one of the services db, not 'dbb'
     """
     keys = path.split(".")
-    found: Any = document
+    at: Any = document
     for depth, key in enumerate(keys):
+        found: Any = at
         above = ".".join(keys[:depth])
         entry: str | int = key
         if isinstance(found, list):
@@ -110,9 +111,9 @@ def put(place: str, document: Document, path: str, value: Any) -> None:
         elif depth < len(keys) - 1:
             found.setdefault(key, [] if path.startswith("triggers.") and not depth else {})
         if depth == len(keys) - 1:
-            found[entry] = value
+            at[entry] = value
         else:
-            found = found[entry]
+            at = at[entry]
 
 
 def has(document: object, keys: list[str]) -> bool:

@@ -135,7 +135,7 @@ class Board:
             "retries": retries,
             "failed": failed,
             "in_flight": view.in_flight,
-            "balance": short(view.balance),
+            "balance": None if math.isinf(view.balance) else short(view.balance),
             "share": short(view.share),
             "delay": [short(delays[len(delays) // 2]), short(delays[-1])] if delays else None,
             "shelter": None if shelter is None else _shelter_shown(shelter),

@@ -148,7 +148,7 @@ class Policy extends Row {
     this.say({
       in_flight: amount(row.in_flight),
       failed: amount(row.failed),
-      balance: amount(row.balance),
+      balance: row.balance === null ? "no limit" : amount(row.balance),
       delays: row.delay ? `half below ${duration(row.delay[0])}, longest ${duration(row.delay[1])}` : "no retry in the last minute",
       sheltered: shelter ? `${shelter.name} is ${shelter.state}, ${amount(shelter.waiters)} wait${limit}` : "none",
       error: row.error ? `${at(row.error[0])}  ${row.error[1]}` : "",
