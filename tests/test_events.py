@@ -1,6 +1,7 @@
 """Events and sinks."""
 
 import logging
+import os
 import threading
 import time
 
@@ -119,3 +120,26 @@ def test_a_sink_that_never_returns_keeps_one_call(monkeypatch, caplog):
     release.set()
     held.join(30.0)
     assert "has not returned" in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forks beside threads are what is tested here
+def test_a_child_does_not_wait_for_what_its_parent_was_busy_with():
+    """A fork while another thread is in the midst of a sink: in the child nobody is."""
+    entered, release = threading.Event(), threading.Event()
+
+    def busy(event):
+        entered.set()
+        release.wait(30.0)
+
+    install(busy)
+    held = threading.Thread(target=emit, args=(Recovered("orders", 2, 0.1),))
+    held.start()
+    assert entered.wait(30.0)
+    child = os.fork()
+    if child == 0:
+        os._exit(len(events._inside))
+    release.set()
+    held.join(30.0)
+    events.remove(busy)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

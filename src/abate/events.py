@@ -6,6 +6,7 @@ holds a call up for more than `STUCK` seconds, is cut off and logged: observing 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from threading import Lock
@@ -199,6 +200,11 @@ def emit(event: Event) -> None:
             _inside.pop(id(sink), None)
         if monotonic() - now > STUCK:
             _cut_off(sink, "has held up a call; put it behind abate.observe.Detached")
+
+
+if hasattr(os, "register_at_fork"):
+    # who was busy in another thread is not in the child
+    os.register_at_fork(after_in_child=_inside.clear)
 
 
 def _cut_off(sink: Sink, why: str) -> None:
