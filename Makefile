@@ -31,7 +31,8 @@ run: $(CREATED) ## Show abate at work (needs no download: the core has no depend
 
 test: check ## Everything that must pass: make check, the tests, the coverage of the core
 	$(BIN)/coverage erase
-	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/python -m pytest $(WORKERS)
+	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/python -m pytest $(WORKERS) --ignore=tests/sim
+	$(BIN)/python -m pytest $(WORKERS) tests/sim  # simulations are long loops, which take twice as long when measured
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 	$(BIN)/coverage report --include='$(CORE)' --fail-under=100
