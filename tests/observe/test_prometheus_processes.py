@@ -4,6 +4,8 @@ import asyncio
 import os
 import select
 import signal
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -38,8 +40,21 @@ def ended(registry, name):
     return {outcome: count for outcome, count in found.items() if count}
 
 
+ALONE = "ABATE_TEST_ALONE"
+
+
+def run_alone(test):
+    """Run a test of this file in a process of its own: libraries that other tests used may not bear a fork at all."""
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::{test}"]
+    done = subprocess.run(words, env=os.environ | {ALONE: "1"}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+
+
 def test_children_of_a_fork_in_mid_use_count_on(registry):
     """While threads fail and retry: a child counts what it does, is scraped, and never waits for a lock of theirs."""
+    if ALONE not in os.environ:
+        run_alone("test_children_of_a_fork_in_mid_use_count_on")
+        return
     orders = abate.Policy(name="forked", on=OSError, backoff=[0.0], budget=abate.Budget.unlimited())
     over = threading.Event()
 
