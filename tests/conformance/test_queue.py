@@ -140,6 +140,17 @@ def test_in_the_order_in_which_they_became_ready(queue, clock):
     assert keys(queue.receive(10)) == ["x", "y", "z", "a"]
 
 
+def test_what_is_lifted_goes_at_once_however_long_it_has_waited(queue, clock):
+    """Also where all that is known of the higher priority is younger."""
+    queue.add("old")
+    queue.add("urgent", priority=1)
+    assert keys(queue.receive(1)) == ["urgent"]
+    clock.advance(queue.lease + 1.0)
+    assert keys(queue.receive(1)) == ["urgent"]  # its lease had run out
+    queue.add("old", priority=1)
+    assert keys(queue.receive(1)) == ["old"]
+
+
 def test_a_higher_priority_goes_first_and_a_later_one_counts(queue, clock):
     """An add with a higher priority lifts what waits; one with a lower does not take it back."""
     for key, priority in (("a", 0), ("b", 1), ("c", 2), ("a", 3), ("c", 0)):

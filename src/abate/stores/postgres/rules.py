@@ -96,7 +96,8 @@ ADD = """
     BEGIN
         PERFORM pg_advisory_xact_lock_shared(@.bell(p_queue));
         LOOP
-            SELECT state, due, again_due INTO v_known FROM @.item WHERE queue = p_queue AND key = p_key FOR UPDATE;
+            SELECT state, due, priority, again_due INTO v_known FROM @.item
+                WHERE queue = p_queue AND key = p_key FOR UPDATE;
             v_now := @.instant(p_now);
             IF v_known.state IS NULL THEN
                 IF @.full(p_queue, p_capacity, p_now) THEN
@@ -134,6 +135,11 @@ ADD = """
                     attributes = p_attributes, body = p_body,
                     again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
                 WHERE queue = p_queue AND key = p_key;
+                IF p_priority > v_known.priority THEN
+                    -- it may be older than all that is known of its new lane
+                    UPDATE @.lane SET since = v_known.due
+                    WHERE queue = p_queue AND priority = p_priority AND since > v_known.due;
+                END IF;
             END IF;
             PERFORM @.ring(p_queue);
             RETURN CASE WHEN v_new THEN 'new' ELSE 'known' END;
@@ -160,7 +166,8 @@ CANCEL = """
 # Since when there is anything in a lane, as far as is known, and whether that should be looked at anew. What was leased
 # leaves its place in the index behind, and until a vacuum comes everybody would have to step over all of these: so once
 # in two seconds one looks from the beginning, and the others begin where that one found the first. Nothing is written
-# with an earlier due than the instant of writing; a second is for those who write meanwhile. What comes later than
+# with an earlier due than the instant of writing, but for a key whose priority is raised, and that one tells its new lane;
+# a second is for those who write meanwhile. What comes later than
 # that, or is put there by another program, is found by the next look.
 BEGINS = """
     CREATE FUNCTION @.begins(p_queue text, p_lane integer, p_now float8, OUT o_since float8, OUT o_look boolean)
