@@ -166,9 +166,9 @@ CANCEL = """
 # Since when there is anything in a lane, as far as is known, and whether that should be looked at anew. What was leased
 # leaves its place in the index behind, and until a vacuum comes everybody would have to step over all of these: so once
 # in two seconds one looks from the beginning, and the others begin where that one found the first. Nothing is written
-# with an earlier due than the instant of writing, but for a key whose priority is raised, and that one tells its new lane;
-# a second is for those who write meanwhile. What comes later than
-# that, or is put there by another program, is found by the next look.
+# with an earlier due than the instant of writing, but for a key whose priority is raised, and that one tells its new
+# lane; a second is for those who write meanwhile. What comes later than that, or is put there by another program, is
+# found by the next look.
 BEGINS = """
     CREATE FUNCTION @.begins(p_queue text, p_lane integer, p_now float8, OUT o_since float8, OUT o_look boolean)
     LANGUAGE plpgsql AS $$
