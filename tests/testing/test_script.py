@@ -22,6 +22,16 @@ def test_outcomes_are_played_in_order():
     assert script.calls == [((1,), {}), ((2,), {"x": 3}), ((), {}), ((), {})]
 
 
+def test_an_error_that_is_played_again_keeps_no_frames_of_before():
+    """One error may stand in all the scripts of a test file."""
+    down, lengths = OSError("down"), set()
+    for _ in range(3):
+        with pytest.raises(OSError) as raised:
+            Script(down)()
+        lengths.add(len(raised.traceback))
+    assert len(lengths) == 1
+
+
 def test_a_call_too_many_is_an_assertion():
     """A script that has run out says so, and no policy retries that by accident."""
     with pytest.raises(AssertionError, match="call 2 of a script with 1 outcomes"):

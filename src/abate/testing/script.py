@@ -73,6 +73,9 @@ class Script:
 
 
 def _played(outcome: object) -> object:
-    if isinstance(outcome, BaseException) or (isinstance(outcome, type) and issubclass(outcome, BaseException)):
+    if isinstance(outcome, BaseException):
+        # an error that many scripts share would keep the frames of all that it was raised through
+        raise outcome.with_traceback(None)
+    if isinstance(outcome, type) and issubclass(outcome, BaseException):
         raise outcome
     return outcome
