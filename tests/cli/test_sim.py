@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from abate.cli import main, sim_report
 from abate.cli.sim_output import Progress, outlook_lines
 from abate.cli.sim_tables import difference
-from abate.cli.sim_tune import confidence
+from abate.sim.confidence import confidence
 from abate.sim.live.runs import compared
 from abate.sim.scenario import load_scenario, shipped_names
 from abate.sim.study import Result, Sample, estimate, run_study

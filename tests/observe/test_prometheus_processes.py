@@ -44,7 +44,7 @@ ALONE = "ABATE_TEST_ALONE"
 
 
 def run_alone(test):
-    """Run a test of this file in a process of its own, unmeasured: coverage takes a lock, which a fork may copy held."""
+    """Run a test of this file in a process of its own, unmeasured: coverage has a lock that a fork may copy held."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::{test}"]
     done = subprocess.run(words, env=os.environ | {ALONE: "1"}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout

@@ -97,8 +97,8 @@ def loop() -> Hysteresis:
     return Hysteresis((10.0, 20.0), 20.0, up, {"retried": (estimate([1.0]), estimate([20.0]))})
 
 
-def tuning() -> Tuning:
-    fits = Trial(Candidate(), (Seen(2.0, 1.2, 0.9), Seen(3.0, 1.3, 0.9)), limit=1.5)
+def tuning(*recoveries: float) -> Tuning:
+    fits = Trial(Candidate(), tuple(Seen(time, 1.2, 0.9) for time in recoveries or (2.0, 3.0)), limit=1.5)
     over = Trial(Candidate(attempts=6), (Seen(1.0, 1.9, 0.95), Seen(math.inf, 1.8, 0.95)), limit=1.5)
     return Tuning((fits, over), fits, None, math.nan, (math.nan,) * 3, limit=1.5, seeds=2, runs=40, finished=True)
 
@@ -408,6 +408,17 @@ def test_surveys_and_a_tuning_are_drawn_if_given(study):
     assert cells.panels[0].note == "stays down in 2 of 4 cells"
     assert curve.panels[0].note == "at 10 per second: 10 up, 1 down"
     assert "best: 3 attempts, base 0.2 s" in front.panels[0].alt
+
+
+def test_what_never_recovers_is_not_called_the_best(study, tmp_path):
+    """Neither in the picture nor in words, though it keeps the limit."""
+    given = {"tuning": tuning(math.inf, math.inf)}
+    front = pictures_of(study, **given)[-1]
+    assert "nothing to recommend" in front.panels[0].alt
+    assert "best" not in [key.label for key in front.keys]
+    _, text = page(study, tmp_path, **given)
+    assert "Nothing that was tried within the limit of 1.5 recovers" in text
+    assert "Best:" not in text
 
 
 # -- surveys

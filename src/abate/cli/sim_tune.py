@@ -143,6 +143,7 @@ def print_tuning(scenario: Scenario, case: Case, tuning: Tuning) -> None:
     """The front as a table and a plot, the best one, and how sure it is."""
     from abate.cli.sim_tables import columns, heading
     from abate.cli.terminal import plain
+    from abate.sim.confidence import confidence
 
     name = f"{scenario.name}, {case.name}" if case.name else scenario.name
     print(plain(f"{name}: {tuning.runs:,} runs; what no other policy beats in all three, mean ± 95 % interval"))
@@ -163,35 +164,6 @@ def print_tuning(scenario: Scenario, case: Case, tuning: Tuning) -> None:
     print(confidence(tuning))
     if tuning.best is not None and tuning.recovers:
         print(f"\n{as_toml(tuning.best.candidate)}")
-
-
-def confidence(tuning: Tuning) -> str:
-    """How sure it is that the best one is the best, in a sentence."""
-    from abate.sim.study import figure
-
-    best, limit = tuning.best, f"{tuning.limit:g}"
-    if best is None:
-        return f"nothing that was tried keeps the limit of {limit}"
-    if not tuning.recovers:
-        return f"nothing that was tried within the limit of {limit} recovers, so there is nothing to recommend"
-    doubt = "" if best.fits else f"; with fresh seeds it exceeds the limit of {limit}"
-    if tuning.runner_up is None:
-        return f"nothing else that was tried keeps the limit of {limit}{doubt}"
-    mean, low, high = map(figure, tuning.lead)
-    told = "sure" if tuning.sure else f"not sure{_reason(tuning)}"
-    return (
-        f"{told}: it recovers {mean} s sooner than the runner-up (95 %: {low} to {high}),"
-        f" and wins with {tuning.wins:.0%} of {len(best.seen)} seeds{doubt}"
-    )
-
-
-def _reason(tuning: Tuning) -> str:
-    """Why a lead that looks like one is none."""
-    from abate.sim.tune import FEWEST
-
-    if not tuning.finished:
-        return ", as it was broken off"
-    return f", as it takes {FEWEST} seeds at least" if tuning.lead[1] > 0.0 else ""
 
 
 def figures(trial: Trial) -> tuple[Estimate, Estimate, Estimate]:
@@ -259,6 +231,8 @@ def as_toml(candidate: Candidate) -> str:
 
 def as_json(scenario: Scenario, case: Case, tuning: Tuning) -> dict[str, Any]:
     """What was found, without infinities and NaN; `never` says how often there was no recovery."""
+    from abate.sim.confidence import confidence
+
     mean, low, high = tuning.lead
     rivals = tuning.runner_up is not None
     return {

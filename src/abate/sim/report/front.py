@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from abate.sim.report.palette import ATTEMPTS, GOODPUT, MUTED, NEVER
 from abate.sim.report.picture import Key, Panel, Picture
 from abate.sim.report.words import tick
-from abate.sim.study import figure
 from abate.sim.tune import Candidate, Trial, Tuning
 
 if TYPE_CHECKING:
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
 
 def front_picture(found: Tuning) -> Picture:
     """The front of a tuning."""
-    best = "nothing keeps the limit" if found.best is None else f"best: {described(found.best.candidate)}"
+    best = "nothing to recommend" if (trial := recommended(found)) is None else f"best: {described(trial.candidate)}"
     count = len(found.front)
     alt = f"The front of a tuning: {count} polic{'y' if count == 1 else 'ies'}, limit {found.limit:g}; {best}."
     keys = [Key("within the limit", GOODPUT, "o"), Key("beyond it", MUTED, "s")]
-    keys += [Key("best", ATTEMPTS, "*")] if found.best is not None else []
+    keys += [Key("best", ATTEMPTS, "*")] if trial is not None else []
     keys += [Key("limit", MUTED, "dashed")]
     keys += (
         [Key("never recovers in some runs", NEVER, "X")] if any(trial.recovery.never for trial in found.front) else []
@@ -40,6 +39,11 @@ def front_picture(found: Tuning) -> Picture:
     )
 
 
+def recommended(found: Tuning) -> Trial | None:
+    """The best one, if it ever recovers."""
+    return found.best if found.recovers else None
+
+
 def described(candidate: Candidate) -> str:
     """A candidate in one line.
 
@@ -52,28 +56,13 @@ def described(candidate: Candidate) -> str:
     )
 
 
-def certainty(found: Tuning) -> str:
-    """How sure the best one is the best, in a sentence."""
-    mean, low, high = found.lead
-    if found.best is None:
-        words = "Nothing that was tried keeps the limit."
-    elif found.runner_up is None:
-        words = "Nothing else that was tried keeps the limit."
-    else:
-        words = (
-            f"The best leads the runner-up by {figure(mean)} s (95 %: {figure(low)} to {figure(high)}), and recovers"
-            f" sooner with {found.wins:.0%} of {len(found.best.seen)} seeds:"
-            f" {'that is no chance.' if found.sure else 'that may be chance.'}"
-        )
-    return words if found.finished else f"{words} The search was broken off."
-
-
 def _draw(found: Tuning, axes: Axes) -> None:
     axes.axvline(found.limit, color=MUTED.light, linestyle="--", linewidth=1.0, zorder=2)
     for trial in found.front:
         _draw_trial(trial, *((GOODPUT.light, "o") if trial.fits else (MUTED.light, "s")), axes)
-    if found.best is not None:
-        _draw_trial(found.best, ATTEMPTS.light, "*", axes)
+    best = recommended(found)
+    if best is not None:
+        _draw_trial(best, ATTEMPTS.light, "*", axes)
     axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
     axes.margins(x=0.08)
     axes.set_xlabel("amplification (attempts per call)")

@@ -12,9 +12,10 @@ from html import escape
 from pathlib import Path
 
 from abate.sim.clients import Clients
+from abate.sim.confidence import confidence
 from abate.sim.outlook import outlook
 from abate.sim.report.canvas import inline_svg
-from abate.sim.report.front import certainty, described
+from abate.sim.report.front import described, recommended
 from abate.sim.report.palette import stylesheet
 from abate.sim.report.picture import Key, Picture
 from abate.sim.report.words import counted, heading, named
@@ -206,11 +207,13 @@ def _tuned(tuning: Tuning) -> str:
         for trial in tuning.front
     ]
     table = _table("The front", ["policy", "recovery (s)", "amplification", "success", "limit"], rows)
-    best = "" if tuning.best is None else f"Best: {described(tuning.best.candidate)}. "
-    best = f"<p>{escape(best + certainty(tuning))}</p>\n"
+    best = recommended(tuning)
+    words = "" if best is None else f"best: {described(best.candidate)}; "
+    words += confidence(tuning)
+    said = f"<p>{escape(words[0].upper() + words[1:])}.</p>\n"
     seen = f"{counted(tuning.runs, 'run')} in all, {counted(tuning.seeds, 'seed')} for each of these."
     runs = f'<p class="facts">{seen}</p>\n'
-    return f"<section>\n<h2>The policies of the front</h2>\n{best}{table}{runs}</section>\n"
+    return f"<section>\n<h2>The policies of the front</h2>\n{said}{table}{runs}</section>\n"
 
 
 def _limit(trial: Trial) -> str:
