@@ -12,6 +12,9 @@ from abate.sim.clients import Clients
 from abate.sim.pace import Pace
 from abate.sim.world import World
 
+AHEAD = 0.05
+"""Seconds for which the calls of a stream are drawn at once."""
+
 Begin = Callable[[int], object]
 """Told which client begins a call, at the instant it does."""
 
@@ -49,13 +52,16 @@ class Arrivals:
         return -log(1.0 - self._uniform())
 
     def _arrive(self, _: None) -> None:
-        """A call of the stream that all clients make together: whose it is, is chance."""
-        agenda, uniform = self._agenda, self._uniform
-        gap = -log(1.0 - uniform())
-        pace = self._pace
-        following = agenda.time + gap / pace.usual if pace.steady else pace.after(agenda.time, gap)
-        agenda.at(following, self._arrive, None)
-        self._begin(int(uniform() * self._count))
+        """Calls of the stream that all clients make together, the next few at once: whose each is, is chance."""
+        agenda, uniform, pace, count = self._agenda, self._uniform, self._pace, self._count
+        at, begin, usual = agenda.at, self._begin, pace.usual
+        when = agenda.time
+        edge = when + AHEAD
+        while when < edge:
+            gap = -log(1.0 - uniform())
+            at(when, begin, int(uniform() * count))
+            when = when + gap / usual if pace.steady else pace.after(when, gap)
+        at(when, self._arrive, None)
 
     def _think(self, client: int, now: float) -> None:
         pause = 1.0 if self._clients.arrivals == "periodic" else self._gap()

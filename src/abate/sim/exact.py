@@ -70,6 +70,7 @@ class PlainCrowd:
         "_at",
         "_attempts",
         "_calls",
+        "_deposits",
         "_ended",
         "_latencies",
         "_made",
@@ -88,6 +89,7 @@ class PlainCrowd:
         self._at = stage.agenda.at
         self._submit = stage.entry.submit
         self._policies = stage.policies
+        self._deposits = [policy.budget.deposit for policy in stage.policies]
         self._processes = len(stage.policies)
         self._calls, self._attempts, self._successes = recorder.calls, recorder.attempts, recorder.successes
         self._ended = recorder.ended
@@ -111,7 +113,7 @@ class PlainCrowd:
         now, machine = self._agenda.time, trip.machine
         if failure is None:
             if machine is None:
-                self._policies[trip.client % self._processes].budget.deposit()
+                self._deposits[trip.client % self._processes]()
             else:
                 machine.succeeded()
             self._successes[int(now * PER_SECOND + EDGE)] += 1
