@@ -1,8 +1,8 @@
 """What happens next in a simulated world: instants in their order, and a clock that stands at the one that is reached.
 
-A heap of all that is due would be slow: of a hundred thousand, the processor finds nothing near. So what is due later is
-kept by the span of time that it falls into, and sorted when that begins; only what comes up within its own span goes
-through a heap, a small one.
+A heap of all that is due would be slow: of a hundred thousand, the processor finds nothing near. So what is due later
+is kept by the span of time that it falls into, and sorted when that begins; only what comes up within its own span
+goes through a heap, a small one.
 
 What is due `soon` comes before the next instant, in the order in which it was said: as in an event loop, so that the
 engines cannot disagree about what comes first.
