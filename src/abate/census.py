@@ -52,15 +52,13 @@ class Census(Generic[T]):
 
 
 policies: Census[Any] = Census()
-tallies: Census[Any] = Census()
-"""What policies have counted; copies of one policy have one."""
 services: Census[Any] = Census()
 """Controllers and consumers."""
 stores: Census[Any] = Census()
 
 
 def _mend_in_child() -> None:
-    for census in (policies, tallies, services, stores):
+    for census in (policies, services, stores):
         census.after_fork()
 
 

@@ -237,3 +237,16 @@ def test_threads_that_call_while_others_scrape(watched, name):
     scraper.join(30)
     assert watched.calls(name) == {"success": 1600, "recovered": 400}
     assert all(a <= b for before, after in itertools.pairwise(shown) for a, b in zip(before, after, strict=True))
+
+
+def test_policies_that_live_for_one_request_are_counted(watched, name):
+    """Each call once, though nobody looked while its policy was there."""
+    for number in range(20):
+
+        @abate.retry(name=name, on=OSError, backoff=[0.0])
+        def ask(script):
+            return script()
+
+        ask(Script(*([OSError()] if number % 5 == 0 else []), "fine"))
+        del ask
+    assert watched.calls(name) == {"success": 16, "recovered": 4}

@@ -13,7 +13,7 @@ from abate.admit.shelter import Shelter
 from abate.call import tasks, threads
 from abate.call.block import Attempts
 from abate.call.describe import WorstCase, worst_case
-from abate.call.tally import Tally, acounted, counted, watch
+from abate.call.tally import Tally, acounted, counted, roll, watch
 from abate.call.wrap import wrap
 from abate.clock import Clock, given
 from abate.decide.outcome import Ruling
@@ -187,7 +187,7 @@ class Policy:
         put("tally", Tally(name))
         if clock is None:
             census.policies.note(self)
-            census.tallies.note(self.tally)
+            roll.note(self.tally)
 
     def _is_plain(self) -> bool:
         """Does a call that succeeds need nothing but its deposit?"""

@@ -7,14 +7,16 @@ the first version knows nothing of this.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable
 from itertools import count
 from threading import Lock
 from types import CodeType, FunctionType
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from abate.admit.timeline import keep_through_forks
+from abate.values import Value
 
 T = TypeVar("T")
 
@@ -47,6 +49,10 @@ class Tick:
             self._looks += 1
             return seen
 
+    def close(self) -> int:
+        """How many there were, of a count that nobody else has any more."""
+        return self.add() - self._looks
+
 
 class Tally:
     """The calls of one policy.
@@ -77,6 +83,105 @@ class Tally:
         """Calls that have begun and not ended."""
         ended = self.good.read() + self.bad.read()  # before those that have begun, so that it is never below 0
         return self.begun.read() - ended
+
+
+class Counted(Value):
+    """Calls that have begun, and how those have ended that have."""
+
+    begun: int
+    good: int
+    bad: int
+
+    def plus(self, other: Counted) -> Counted:
+        """Both together."""
+        return Counted(self.begun + other.begun, self.good + other.good, self.bad + other.bad)
+
+    def minus(self, other: Counted) -> Counted:
+        """What came after `other`."""
+        return Counted(self.begun - other.begun, self.good - other.good, self.bad - other.bad)
+
+
+NOTHING = Counted(0, 0, 0)
+MOST_NAMES = 1000
+"""Names for which is kept what policies had counted that are gone; beyond that it is kept for all others together."""
+OTHER = "other"
+"""The name for all of those."""
+MOST_GONE = 256
+"""Tallies that may be gone before they are added up."""
+
+
+class Leaf(ref[Tally]):
+    """The counts of a tally, which outlive it."""
+
+    __slots__ = ("bad", "good", "name")
+
+    name: str
+    good: Tick
+    bad: Tick
+
+    def __new__(cls, tally: Tally, gone: Callable[[Any], object]) -> Leaf:
+        leaf = super().__new__(cls, tally, gone)
+        leaf.name, leaf.good, leaf.bad = tally.name, tally.good, tally.bad
+        return leaf
+
+
+class Roll:
+    """What all policies have counted, by name, those included that are gone: a handler may make one for each request.
+
+    >>> roll, tally = Roll(), Tally("orders")
+    >>> roll.note(tally)
+    >>> tally.begun.add(); tally.good.add()
+    0
+    0
+    >>> del tally
+    >>> roll.totals()
+    {'orders': Counted(begun=1, good=1, bad=0)}
+    """
+
+    __slots__ = ("__weakref__", "_gone", "_leaves", "_lock", "_totals")
+
+    def __init__(self) -> None:
+        self._leaves: dict[int, Leaf] = {}
+        self._gone: deque[Leaf] = deque()
+        """Whose tally is gone. They come here wherever garbage is collected, so that no lock may be needed for it."""
+        self._totals: dict[str, Counted] = {}
+        self.after_fork()
+        keep_through_forks(self)
+
+    def after_fork(self) -> None:
+        """Who held the lock is not in the child."""
+        self._lock = Lock()
+
+    def note(self, tally: Tally) -> None:
+        """A policy has come."""
+        with self._lock:
+            leaf = Leaf(tally, self._gone.append)
+            self._leaves[id(leaf)] = leaf
+            if len(self._gone) >= MOST_GONE:
+                self._bury()
+
+    def totals(self) -> dict[str, Counted]:
+        """What was counted so far under each name."""
+        with self._lock:
+            alive = [tally for leaf in self._leaves.values() if (tally := leaf()) is not None]
+            self._bury()  # after that, so that none is missed that goes in between
+            totals = dict(self._totals)
+        for tally in alive:
+            good, bad = tally.good.read(), tally.bad.read()  # before those that have begun, as these are never fewer
+            totals[tally.name] = totals.get(tally.name, NOTHING).plus(Counted(tally.begun.read(), good, bad))
+        return totals
+
+    def _bury(self) -> None:
+        while self._gone:
+            leaf = self._gone.popleft()
+            del self._leaves[id(leaf)]
+            good, bad = leaf.good.close(), leaf.bad.close()
+            if good or bad:
+                name = leaf.name if leaf.name in self._totals or len(self._totals) < MOST_NAMES else OTHER
+                self._totals[name] = self._totals.get(name, NOTHING).plus(Counted(good + bad, good, bad))
+
+
+roll = Roll()
 
 
 class Watch:

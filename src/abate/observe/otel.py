@@ -21,11 +21,10 @@ from weakref import ref
 from opentelemetry import trace
 from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation, get_meter
 
-from abate import census, events
+from abate import events
 from abate.admit.timeline import keep_through_forks
 from abate.events import Event
-from abate.observe.carried import Carried
-from abate.observe.outcomes import Outcomes, tallied
+from abate.observe.outcomes import Outcomes, Since
 from abate.observe.series import SECONDS, Names, one_of
 from abate.observe.snapshot import Snapshot, snapshot
 from abate.observe.words import error_type
@@ -70,10 +69,9 @@ class OpenTelemetrySink:
         self._names = {kind: Names() for kind in (POLICY, QUEUE, SHELTER, STORE, "abate.gate", "abate.bucket")}
         self._errors = Names(MOST_ERROR_TYPES)
         self._outcomes = Outcomes(self._names[POLICY])
-        self._tallies: Carried[Any] = Carried(tallied)
+        self._tallies = Since()
         self.after_fork()
         keep_through_forks(self)
-        self._tallies.pass_over(self._policies())
         meter = get_meter("abate", meter_provider=meter_provider)
         self._notes: dict[type[Event], Callable[[Any], None]] = self._counters(meter)
         self._spans: dict[type[Event], Callable[[Any, trace.Span], None]] = {
@@ -184,14 +182,11 @@ class OpenTelemetrySink:
 
     def calls(self) -> Iterator[tuple[Attributes, float]]:
         """Calls that have ended, by policy and outcome, since this sink was made."""
-        tallies = self._tallies.totals(self._policies())
+        tallies = self._tallies.read()
         with self._lock:
             ended = dict(self._outcomes.read(tallies))
         for (policy, outcome), count in ended.items():
             yield {POLICY: policy, "abate.outcome": outcome}, count
-
-    def _policies(self) -> list[tuple[Any, str]]:
-        return [(tally, self._named(POLICY, tally.name)[POLICY]) for tally in census.tallies.alive()]
 
     # -- on the current span
 

@@ -11,14 +11,11 @@ number may be behind for a moment, and never goes back.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from abate import census, events
-from abate.observe.carried import Pair, Reading
+from abate.call.tally import NOTHING, roll
+from abate.observe.carried import Pair
 from abate.observe.series import UNNAMED, Counts, Names, one_of
-
-if TYPE_CHECKING:
-    from abate.call.tally import Tally
 
 REASONS = ("fatal", "unsafe", "attempts", "deadline", "hint", "budget", "shelter", "layer", "cancelled")
 OUTCOMES = ("success", "recovered", *REASONS)
@@ -74,7 +71,7 @@ class Outcomes:
     def read(self, tallies: Mapping[str, Pair]) -> Mapping[tuple[str, str], int]:
         """How many calls of each policy have ended in which way; `tallies` is what policies had counted before."""
         ended = {(policy, outcome): count for (policy, outcome), count in self._events}
-        for policy, (good, bad) in tallies.items():
+        for policy, (good, bad) in self._labelled(tallies).items():
             if good or bad or policy != UNNAMED:  # what decorated functions are made from has no name, and no calls
                 ended[policy, "success"] = good - self._events.of(policy, "recovered") - self._returned.of(policy)
                 ended[policy, "cancelled"] = max(bad - self._raised.of(policy), self._events.of(policy, "cancelled"))
@@ -82,12 +79,24 @@ class Outcomes:
             self._shown[labels] = max(self._shown.get(labels, 0), count)
         return self._shown
 
+    def _labelled(self, tallies: Mapping[str, Pair]) -> Mapping[str, Pair]:
+        labelled: dict[str, Pair] = {}
+        for name, (good, bad) in tallies.items():
+            label = self._names.of(name)
+            others_good, others_bad = labelled.get(label, (0, 0))
+            labelled[label] = good + others_good, bad + others_bad
+        return labelled
 
-def tallied(tally: Tally) -> Reading:
-    """What a policy has counted, for `Carried`: its calls that were good, and those that were not."""
-    good, bad = tally.good, tally.bad  # which are read once more when the policy is gone
 
-    def read() -> Pair:
-        return good.read(), bad.read()
+class Since:
+    """What policies have counted since this was made."""
 
-    return read
+    __slots__ = ("_before",)
+
+    def __init__(self) -> None:
+        self._before = roll.totals()
+
+    def read(self) -> dict[str, Pair]:
+        """Calls that were good and calls that were not, by the name of the policy."""
+        since = {name: counted.minus(self._before.get(name, NOTHING)) for name, counted in roll.totals().items()}
+        return {name: (counted.good, counted.bad) for name, counted in since.items()}

@@ -23,7 +23,7 @@ from abate import census, events
 from abate.admit.timeline import keep_through_forks
 from abate.events import Event
 from abate.observe.carried import Carried, Pair, Reading
-from abate.observe.outcomes import OUTCOMES, Outcomes, tallied
+from abate.observe.outcomes import OUTCOMES, Outcomes, Since
 from abate.observe.series import Counts, Durations, Labels, Levels, Names, one_of
 from abate.observe.snapshot import Snapshot, snapshot
 
@@ -116,11 +116,10 @@ class PrometheusSink:
             events.Worked: self._worked,
             events.Buried: self._buried,
         }
-        self._tallies: Carried[Any] = Carried(tallied)
+        self._tallies = Since()
         self._adds: Carried[Any] = Carried(_added)
         self.after_fork()
         keep_through_forks(self)
-        self._tallies.pass_over(self._labelled(census.tallies, self._policies))
         try:
             (REGISTRY if registry is None else registry).register(self)
         except ValueError as error:
@@ -174,8 +173,8 @@ class PrometheusSink:
         """The metrics with their values."""
         # stores are asked for depths, which takes time: not under the lock, on which calls would wait
         seen = snapshot()
-        adds = self._adds.totals(self._labelled(census.services, self._queues))
-        tallies = self._tallies.totals(self._labelled(census.tallies, self._policies))
+        adds = self._adds.totals(self._services())
+        tallies = self._tallies.read()
         with self._lock:
             values = {**self._levels(seen), **self._counters(seen, tallies, adds)}
             histograms = {
@@ -191,10 +190,10 @@ class PrometheusSink:
                 family.add_metric(labels, buckets, total)
             yield family
 
-    def _labelled(self, there: census.Census[Any], names: Names) -> list[tuple[Any, str]]:
-        things = there.alive()
+    def _services(self) -> list[tuple[Any, str]]:
+        services = census.services.alive()
         with self._lock:
-            return [(thing, names.of(thing.name)) for thing in things]
+            return [(service, self._queues.of(service.name)) for service in services]
 
     def _counters(self, seen: Snapshot, tallies: Mapping[str, Pair], adds: Mapping[str, Pair]) -> dict[str, Series]:
         """What was counted. For what is there each count begins at 0, so that the first event is an increase, too."""

@@ -10,9 +10,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import accumulate
 
+from abate.call.tally import OTHER
 from abate.observe.snapshot import LONGEST_NAME, MOST
 
-OTHER = "other"
 UNNAMED = "unnamed"
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)

@@ -6,11 +6,12 @@ What bears the same name is shown as one: counts and balances are added up.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from abate import census
 from abate.admit.shelter import Shelter
+from abate.call.tally import NOTHING, Counted, roll
 from abate.errors import AbateError
 from abate.values import Value
 
@@ -92,10 +93,10 @@ class Snapshot(Value):
 
 def snapshot() -> Snapshot:
     """How everything is now."""
-    policies = [policy for policy in census.policies.alive() if policy.name]
+    policies, counted = [policy for policy in census.policies.alive() if policy.name], roll.totals()
     shelters = {id(policy.shelter): policy.shelter for policy in policies if policy.shelter is not None}
     return Snapshot(
-        policies=tuple(policy_view(name, group) for name, group in grouped(policies)),
+        policies=tuple(policy_view(name, group, counted) for name, group in grouped(policies)),
         shelters=tuple(shelter_view(name, group) for name, group in grouped(shelters.values())),
         queues=tuple(_queue(name, group[0]) for name, group in grouped(census.services.alive())),
         stores=tuple(
@@ -114,19 +115,19 @@ def grouped(things: Iterable[Any]) -> list[tuple[str, list[Any]]]:
     return list(groups.items())
 
 
-def policy_view(name: str, policies: Sequence[Policy]) -> PolicyView:
-    """All policies of one name."""
+def policy_view(name: str, policies: Sequence[Policy], counted: Mapping[str, Counted]) -> PolicyView:
+    """All policies of one name; `counted` is what is on the roll."""
     # copies of one policy share its budget, which is counted once
     budgets = list({id(policy.budget): policy.budget for policy in policies}.values())
     shelters = [policy.shelter.name for policy in policies if policy.shelter is not None]
-    tallies = list({id(policy.tally): policy.tally for policy in policies}.values())
-    # what has ended is read before what has begun, so that nothing is in flight less than once
-    good, bad = sum(tally.good.read() for tally in tallies), sum(tally.bad.read() for tally in tallies)
+    calls = NOTHING
+    for whole in {policy.name for policy in policies}:
+        calls = calls.plus(counted.get(whole, NOTHING))
     return PolicyView(
         name=name,
-        begun=sum(tally.begun.read() for tally in tallies),
-        good=good,
-        bad=bad,
+        begun=calls.begun,
+        good=calls.good,
+        bad=calls.bad,
         balance=math.fsum(budget.balance() for budget in budgets),
         share=min(budget.share() for budget in budgets),
         shelter=shelters[0] if shelters else None,

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from abate import census
+from abate.call.tally import roll
 from abate.clock import Clock
 from abate.observe.page import trouble
 from abate.observe.page.depths import Depths
@@ -75,7 +76,8 @@ class Board:
         policies = [policy for policy in census.policies.alive() if policy.name]
         sheltering = {id(policy.shelter): policy.shelter for policy in policies if policy.shelter is not None}
         shelters = {name: shelter_view(name, group) for name, group in grouped(sheltering.values())}
-        views = [policy_view(name, group) for name, group in grouped(policies)]
+        counted = roll.totals()
+        views = [policy_view(name, group, counted) for name, group in grouped(policies)]
         rows = [self._policy_row(view, shelters, now, seconds) for view in views]
         work = [self._queue_row(name, service, now, seconds) for name, service in self.services().items()]
         _keep(self._policies, (row["name"] for row in rows))
