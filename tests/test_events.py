@@ -61,6 +61,14 @@ def test_a_sink_must_be_callable():
         events.install("nonsense")
 
 
+def test_a_class_is_not_a_sink():
+    """An instance was forgotten, which would be silent for ever."""
+    with pytest.raises(TypeError, match=r"LoggingSink\(\) instead of"):
+        abate.observe.install(abate.observe.LoggingSink)
+    with pytest.raises(TypeError, match="not a class"):
+        install(Recovered)
+
+
 def test_a_sink_that_is_not_installed_can_be_removed():
     """Removing is idempotent."""
     events.remove(print)
@@ -98,7 +106,29 @@ def test_a_sink_that_holds_up_a_call_is_cut_off(monkeypatch, caplog):
         emit(Recovered("orders", 2, 0.1))
     assert len(entered) == 1
     assert slow not in events.sinks
-    assert "has held up a call" in caplog.text
+    assert "holds calls up" in caplog.text
+
+
+def test_a_sink_that_holds_up_many_calls_a_little_is_cut_off(monkeypatch):
+    """What it takes in a minute counts together; what it took before that does not."""
+    monkeypatch.setattr(events, "SLOW", 0.0)
+    now = [100.0]
+    monkeypatch.setattr(events, "monotonic", lambda: now[0])
+    entered = []
+
+    def slow(event):
+        entered.append(event)
+        now[0] += 0.4 * events.STUCK
+
+    install(slow)
+    for pause in (0.0, events.MINUTE + 1.0, 0.0):
+        now[0] += pause
+        emit(Recovered("orders", 2, 0.1))
+    assert slow in events.sinks
+    for _ in range(3):
+        emit(Recovered("orders", 2, 0.1))
+    assert len(entered) == 4
+    assert slow not in events.sinks
 
 
 def test_a_sink_that_never_returns_keeps_one_call(monkeypatch, caplog):

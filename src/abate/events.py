@@ -1,7 +1,7 @@
 """Facts about calls and about work, and the sinks that receive them.
 
 An event is a frozen value; a sink is a function of one event. Sinks belong to the process. One that raises, or that
-holds a call up for more than `STUCK` seconds, is cut off and logged: observing never breaks a call.
+holds calls up for more than `STUCK` seconds of a minute, is cut off and logged: observing never breaks a call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from threading import Lock
 from time import monotonic
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from abate.values import Value
 
@@ -140,8 +140,11 @@ class StoreDegraded(Event):
 
 Sink: TypeAlias = Callable[[Event], object]
 
-STUCK = 2.0
-"""Seconds after which a sink is taken to be stuck."""
+STUCK = 1.0
+"""Seconds for which a sink may hold calls up, at once or in a minute, before it is taken to be stuck."""
+SLOW = 0.05
+"""Seconds from which on an event held its call up."""
+MINUTE = 60.0
 
 LONGEST = 1000
 """Characters of an event in the log."""
@@ -149,6 +152,8 @@ LONGEST = 1000
 _lock = Lock()
 _inside: dict[int, float] = {}
 """Since when a sink has been busy with an event."""
+_held: dict[int, tuple[float, float]] = {}
+"""Since when, and for how many seconds, a sink has held calls up in this minute."""
 removing: list[Callable[[Sink], object]] = []
 """Called with each sink that is removed or cut off."""
 sinks: tuple[Sink, ...] = ()
@@ -165,11 +170,22 @@ def install(sink: Sink) -> Sink:
     [Recovered(policy='orders', attempts=2, waited=0.1)]
     """
     global sinks
-    if not callable(sink):
-        raise TypeError(f"a sink must be a function of one event, not {sink!r}")
+    checked(sink)
     with _lock:
         if sink not in sinks:
             sinks = (*sinks, sink)
+    return sink
+
+
+S = TypeVar("S", bound=Sink)
+
+
+def checked(sink: S) -> S:
+    """The sink, if it is one."""
+    if isinstance(sink, type):
+        raise TypeError(f"a sink must be a function of one event, not a class: {sink.__name__}() instead of {sink!r}?")
+    if not callable(sink):
+        raise TypeError(f"a sink must be a function of one event, not {sink!r}")
     return sink
 
 
@@ -178,8 +194,10 @@ def remove(sink: Sink) -> None:
     global sinks
     with _lock:
         # equality, not identity: a bound method is a new object each time it is looked up
-        left = tuple(other for other in sinks if other != sink)
-        gone, sinks = len(left) < len(sinks), left
+        gone = [other for other in sinks if other == sink]
+        sinks = tuple(other for other in sinks if other != sink)
+        for other in gone:
+            _held.pop(id(other), None)
     if gone:
         for tell in removing:
             tell(sink)
@@ -198,8 +216,18 @@ def emit(event: Event) -> None:
             _cut_off(sink, f"failed on {event!r}"[:LONGEST])
         finally:
             _inside.pop(id(sink), None)
-        if monotonic() - now > STUCK:
-            _cut_off(sink, "has held up a call; put it behind abate.observe.Detached")
+        took = monotonic() - now
+        if took > SLOW and _holds_up(sink, now, took):
+            _cut_off(sink, "holds calls up; put it behind abate.observe.Detached")
+
+
+def _holds_up(sink: Sink, now: float, took: float) -> bool:
+    """Is it too much, with what it took in this minute?"""
+    since, before = _held.get(id(sink), (now, 0.0))
+    if now - since > MINUTE:
+        since, before = now, 0.0
+    _held[id(sink)] = since, before + took
+    return before + took > STUCK
 
 
 if hasattr(os, "register_at_fork"):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -38,6 +39,42 @@ def reconcile(key):
     print("looked at", key, flush=True)
 
 reconcile.add("orders/42")
+
+def keeps():
+    reconcile.run()
+
+def drains():
+    reconcile.run(drain=True)
+
+def catches():
+    try:
+        print("sleeps", flush=True)
+        time.sleep(600)
+    except KeyboardInterrupt:
+        pass
+
+def leaves_a_handler():
+    import signal
+    signal.signal(signal.SIGTERM, lambda *_: print("told", flush=True))
+"""
+TRIO = """
+import threading, trio
+
+async def sleep():
+    try:
+        threading.Timer(0.2, print, ("sleeps",), {"flush": True}).start()  # when Trio waits, rather than this task runs
+        await trio.sleep(600)
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(0)
+        print("cleans up", flush=True)
+
+def main():
+    trio.run(sleep)
+"""
+SCRIPT = """
+import page_app
+page_app.reconcile.run()
 """
 RUN = """
 import argparse, sys
@@ -53,6 +90,8 @@ sys.exit(options.run(options))
 def app_file(tmp_path, monkeypatch):
     """The directory of an app, as the current one."""
     (tmp_path / "page_app.py").write_text(APP)
+    (tmp_path / "page_trio.py").write_text(TRIO)
+    (tmp_path / "page_script.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(command.TOKEN, raising=False)
     source = Path(abate.__file__).parents[1]
@@ -114,6 +153,76 @@ def test_the_command_runs_a_program_with_its_page(app_file, target, word):
         finally:
             guard.cancel()
             process.kill()
+
+
+@contextmanager
+def paged(target):
+    """The command in a process of its own, once it has said where the page is."""
+    line = [sys.executable, "-c", RUN, "page", target, "--port", "0"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        guard = threading.Timer(GUARD, process.kill)
+        guard.start()
+        try:
+            assert "the page is on" in process.stderr.readline()
+            yield process
+        finally:
+            guard.cancel()
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("target", "word"),
+    [
+        ("page_app:keeps", "looked at orders/42"),
+        ("page_script", "looked at orders/42"),
+        ("page_app:catches", "sleeps"),
+    ],
+)
+def test_one_signal_ends_the_program_and_the_page(app_file, target, word, number):
+    """Though a controller that the program runs takes it, or the program catches the interrupt."""
+    with paged(target) as process:
+        assert process.stdout.readline().strip() == word
+        process.send_signal(number)
+        assert process.wait(GUARD) == 0
+        assert process.stderr.read() == ""
+
+
+def test_trio_ends_in_order_at_an_interrupt(app_file):
+    """As it does without the page: tasks are cancelled, and clean up."""
+    with paged("page_trio:main") as process:
+        assert process.stdout.readline() == "sleeps\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(GUARD) == 0
+        assert (process.stdout.read(), process.stderr.read()) == ("cleans up\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_page_outlives_a_program_that_ends_by_itself(app_file, number):
+    """It ran a controller, which took no signal; the first one ends the page."""
+    with paged("page_app:drains") as process:
+        assert "the page stays" in process.stderr.readline()
+        process.send_signal(number)
+        assert process.wait(GUARD) == 0
+
+
+def test_a_handler_that_the_program_has_left_does_not_keep_the_page(app_file):
+    """It is called, and the page ends."""
+    with paged("page_app:leaves_a_handler") as process:
+        assert "the page stays" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(GUARD) == 0
+        assert process.stdout.read() == "told\n"
+
+
+@pytest.mark.parametrize("library", ["starlette", "uvicorn"])
+def test_without_what_the_page_needs_the_command_says_what_to_install(app_file, library):
+    """With exit code 2."""
+    line = [sys.executable, "-c", f"import sys; sys.modules[{library!r}] = None\n{RUN}", "page", "page_app"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=GUARD)
+    assert done.returncode == 2
+    assert f"needs {library}: install abate[page]\n" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_token_may_come_from_the_environment(app_file):

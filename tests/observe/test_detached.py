@@ -243,3 +243,82 @@ def test_bad_settings_are_refused(arguments, error, message):
     """At construction, naming the value."""
     with pytest.raises(error, match=message):
         Detached(*arguments)
+
+
+# -- sinks that nobody knows
+
+
+def called(policy):
+    """Make a call that fails once."""
+    return policy.call(abate.testing.Script(OSError(), "fine"))
+
+
+@pytest.fixture
+def orders():
+    return abate.Policy(name="orders", on=OSError, backoff=[0.0], budget=abate.Budget.unlimited())
+
+
+def test_a_function_that_is_installed_has_had_the_events_when_the_call_is_over(orders):
+    """As if the call had called it; and it can be removed by itself."""
+    seen = []
+    abate.observe.install(seen.append)
+    abate.observe.install(seen.append)
+    try:
+        called(orders)
+        assert [type(event).__name__ for event in seen] == ["FirstFailure", "Retry", "Recovered"]
+    finally:
+        abate.observe.remove(seen.append)
+    called(orders)
+    assert len(seen) == 3
+
+
+def test_a_function_that_never_returns_holds_up_one_call_and_not_for_ever(orders, stuck, monkeypatch, caplog):
+    """It is left behind, and cut off."""
+    monkeypatch.setattr(events, "STUCK", 0.05)
+    abate.observe.install(stuck)
+    assert called(orders) == "fine"
+    assert stuck not in events.sinks
+    assert "holds calls up" in caplog.text
+    assert called(orders) == "fine"
+
+
+def test_a_function_that_raises_is_cut_off(orders, caplog):
+    """And the call goes on."""
+
+    def broken(event):
+        raise RuntimeError("no disk")
+
+    abate.observe.install(broken)
+    assert called(orders) == "fine"
+    assert broken not in events.sinks
+    assert "no disk" in caplog.text
+
+
+def test_a_function_may_make_calls_itself(orders):
+    """Their events come to it as well."""
+    seen = []
+
+    def sink(event):
+        seen.append(event)
+        if len(seen) == 1:
+            called(orders)
+
+    abate.observe.install(sink)
+    try:
+        called(orders)
+    finally:
+        abate.observe.remove(sink)
+    assert len(seen) == 6
+
+
+def test_a_function_that_is_removed_leaves_no_thread(orders):
+    """Its thread ends."""
+    before = set(threading.enumerate())
+    seen = []
+    abate.observe.install(seen.append)
+    called(orders)
+    (thread,) = set(threading.enumerate()) - before
+    abate.observe.remove(seen.append)
+    gc.collect()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()

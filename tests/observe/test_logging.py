@@ -66,6 +66,16 @@ def test_every_event_is_a_line(caplog, event, level, line):
     assert record.abate == {"event": words.name(event), **words.facts(event)}
 
 
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize("made", [0, 3])
+def test_a_refusal_and_its_facts_name_the_same_attempt(caplog, every, made):
+    """The one that was refused: the next after those that were made."""
+    LoggingSink(every=every)(events.BudgetRefused("orders", "budget", made))
+    (record,) = caplog.records
+    assert record.getMessage() == f"orders: budget refused attempt {made + 1}"
+    assert record.abate["attempt"] == made + 1
+
+
 def test_facts_are_plain_values():
     """An event as a dictionary that any formatter can write: errors and keys as text, numbers as they are."""
     event = events.Worked("orders", ("a", 1), "retry", 0.25, 3, ERROR)

@@ -99,7 +99,7 @@ def test_odd_names_can_be_scraped(watched):
 
 def test_one_sink_serves_a_registry(watched):
     """A second one would count the same things again under the same names."""
-    with pytest.raises(ValueError, match=r"served by one PrometheusSink.*abate_calls"):
+    with pytest.raises(ValueError, match=r"served by one PrometheusSink.*unregister"):
         PrometheusSink(watched.registry)
     watched.registry.unregister(watched.sink)
     PrometheusSink(watched.registry)

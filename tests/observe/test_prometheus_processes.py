@@ -92,6 +92,23 @@ def test_children_of_a_fork_in_mid_use_count_on(registry):
             thread.join(30)
 
 
+@pytest.mark.parametrize("variable", ["PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"])
+def test_a_sink_warns_where_processes_are_to_be_joined_by_files(monkeypatch, tmp_path, variable):
+    """They would show nothing of abate: it says what to do instead, and counts all the same."""
+    monkeypatch.setenv(variable, str(tmp_path))
+    registry = CollectorRegistry()
+    with pytest.warns(UserWarning, match=r"shows nothing of abate.*start_http_server\(port\) in each worker") as seen:
+        sink = PrometheusSink(registry)
+    assert [warning.filename for warning in seen] == [__file__]
+    observe.install(sink)
+    try:
+        joined = abate.Policy(name="joined", on=OSError)
+        joined.call(max, 1, 2)
+        assert ended(registry, "joined") == {"success": 1}
+    finally:
+        observe.remove(sink)
+
+
 @pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: type(driver).__name__)
 def test_requests_are_calls(registry, driver):
     """Answered at once, answered after a retry, given up on with a response or an error: each is one call."""

@@ -8,7 +8,9 @@ import pytest
 from prometheus_client import generate_latest
 
 import abate
+from abate.observe import asking
 from abate.observe.prometheus import STATES
+from abate.stores import Depth
 from abate.testing import Script, VirtualClock
 
 
@@ -44,16 +46,19 @@ def test_a_controller_and_its_queue(watched, name):
 
 
 def test_a_consumer_has_the_depth_of_its_store(watched, name):
-    """What a store holds is asked for; adds are not counted there."""
+    """What a store holds is asked for; what is added through its queue is counted."""
     with abate.open_store("memory:") as store:
         queue = store.queue(name)
         consumer = abate.consumer(source=queue, name=name)(lambda message: None)
         queue.send("one")
-        assert watched.value("queue_depth", queue=name, state="ready") == 1
+        assert queue.add("orders/42")
+        assert not queue.add("orders/42")
+        assert watched.value("queue_depth", queue=name, state="ready") == 2
         consumer.run(drain=True)
         assert watched.value("queue_depth", queue=name, state="ready") == 0
-    assert watched.value("queue_adds_total", queue=name) is None
-    assert watched.value("work_seconds_count", queue=name, ending="done") == 1
+        assert watched.value("queue_adds_total", queue=name) == 3
+        assert watched.value("queue_coalesced_total", queue=name) == 1
+    assert watched.value("work_seconds_count", queue=name, ending="done") == 2
 
 
 def test_a_shelter_is_in_one_state(watched, name):
@@ -111,23 +116,30 @@ def test_a_store_that_does_not_answer(watched):
             assert watched.value("store_degraded", store=here.name) == 0
 
 
-def test_a_store_that_is_slow_to_tell_stalls_the_scrape_and_no_call(watched, name):
+class Slow:
+    """A source that is asked how deep it is, and does not say."""
+
+    name, lease, durable = "slow", 30.0, True
+    receive = extend = settle = print
+
+    def __init__(self):
+        self.asked, self.tells = threading.Semaphore(0), threading.Event()
+
+    def depth(self):
+        self.asked.release()
+        assert self.tells.wait(30)
+        return Depth(ready=7)
+
+
+def test_a_store_that_does_not_tell_stalls_no_call(watched, name, monkeypatch):
     """While a scrape waits for a depth, calls fail, retry and are counted as ever."""
-    asked, told = threading.Event(), threading.Event()
-
-    class Slow:
-        name, lease, durable = "slow", 30.0, True
-        receive = extend = settle = print
-
-        def depth(self):
-            asked.set()
-            assert told.wait(30)
-
-    consumer = abate.consumer(source=Slow(), name=name)(lambda message: None)
+    monkeypatch.setattr(asking, "PATIENCE", 30.0)
+    source = Slow()
+    consumer = abate.consumer(source=source, name=name)(lambda message: None)
     scrape = threading.Thread(target=generate_latest, args=(watched.registry,))
     scrape.start()
     try:
-        assert asked.wait(30)
+        assert source.asked.acquire(timeout=30)
         caller = threading.Thread(
             target=abate.Policy(name=name, on=OSError, backoff=[0.0]).call, args=(Script(OSError(), "fine"),)
         )
@@ -136,7 +148,34 @@ def test_a_store_that_is_slow_to_tell_stalls_the_scrape_and_no_call(watched, nam
         assert not caller.is_alive()
         assert scrape.is_alive()
     finally:
-        told.set()
+        source.tells.set()
         scrape.join(30)
     assert watched.calls(name) == {"recovered": 1}
-    assert watched.value("queue_depth", queue=consumer.name, state="ready") is None
+    assert watched.value("queue_depth", queue=consumer.name, state="ready") == 7
+
+
+def test_stores_that_do_not_tell_are_left_out(watched, name, monkeypatch):
+    """They have a second together, are asked once, and are waited for no more until they have told."""
+    monkeypatch.setattr(asking, "PATIENCE", 0.01)
+    sources = [Slow() for _ in range(5)]
+    consumers = [
+        abate.consumer(source=source, name=f"{name}-{number}")(lambda message: None)
+        for number, source in enumerate(sources)
+    ]
+    try:
+        for _ in range(3):
+            generate_latest(watched.registry)
+        for source, consumer in zip(sources, consumers, strict=True):
+            assert watched.value("queue_depth", queue=consumer.name, state="ready") is None
+            assert watched.value("queue_depth", queue=consumer.name, state="in_hand") == 0
+            assert source.asked.acquire(timeout=30)
+            assert not source.asked.acquire(blocking=False)
+    finally:
+        for source in sources:
+            source.tells.set()
+    monkeypatch.setattr(asking, "PATIENCE", 30.0)
+    for consumer in consumers:
+        # the first question may be open for a moment yet
+        while (found := watched.value("queue_depth", queue=consumer.name, state="ready")) is None:
+            pass
+        assert found == 7

@@ -50,6 +50,14 @@ def test_a_storm_is_a_few_entries():
     ]
 
 
+@pytest.mark.parametrize("every", [False, True])
+def test_a_refusal_names_the_attempt_that_was_refused(every):
+    """As the sentence in the logging sink does."""
+    with capture_logs() as entries:
+        StructlogSink(every=every)(events.BudgetRefused("orders", "budget", 3))
+    assert [entry["attempt"] for entry in entries] == [4]
+
+
 def test_with_every_each_event_is_an_entry():
     """Named after its type, at its own level."""
     with capture_logs() as entries:

@@ -68,7 +68,7 @@ def test_what_is_told_and_what_is_not(event, expected):
 
 
 def test_the_backoff_has_grown_to_its_cap():
-    """A retry is a line from the attempt on whose backoff could be the cap; after an overload that is sooner."""
+    """A call is told once, at the first retry whose backoff could be the cap; after an overload that is sooner."""
     policy = abate.Policy(name="capped", on=OSError, backoff=abate.Backoff(0.5, cap=4.0))
     told = {
         reason: [
@@ -78,11 +78,18 @@ def test_the_backoff_has_grown_to_its_cap():
         ]
         for reason in ("blip", "overload")
     }
-    assert told == {"blip": [4, 5], "overload": [3, 4, 5]}
+    assert told == {"blip": [4], "overload": [3]}
     (line,) = Transitions().lines(events.Retry(policy.name, 4, 0.1, "blip", None, DOWN), 0.0)
     assert line.text == (
         "capped: attempt 4 failed (blip), next in 0.1 s: OSError('down') (the backoff has grown to its cap)"
     )
+
+
+def test_a_backoff_that_may_reach_its_cap_at_once():
+    """With decorrelated jitter the first delay may be the longest: that is told once as well."""
+    policy = abate.Policy(name="leaping", on=OSError, backoff=abate.Backoff(1.0, cap=2.0, jitter="decorrelated"))
+    retries = [events.Retry(policy.name, attempt, 0.1, "blip", None, DOWN) for attempt in (1, 2, 3)]
+    assert [kinds(Transitions().lines(retry, 0.0)) for retry in retries] == [["at_cap"], [], []]
 
 
 @pytest.mark.parametrize(
@@ -130,6 +137,36 @@ def test_the_story_of_a_key():
         "orders: '42' has failed: OSError('down')",
         "orders: '42' is done after 1 failure",
     ]
+
+
+@pytest.mark.parametrize("make", [abate.controller, abate.consumer])
+def test_a_key_whose_backoff_has_grown_to_its_cap_is_told_once(make):
+    """Of a controller and of a consumer, until the key is well again; another key has a line of its own."""
+    service = make(name="capped-keys", backoff=abate.Backoff(0.5, cap=4.0))(print)
+    transitions = Transitions(burst=100)
+
+    def story(key, receives, ending="retry"):
+        event = events.Worked(service.name, key, ending, 0.1, receives, DOWN)
+        return [line for line in transitions.lines(event, 0.0) if line.kind == "key_at_cap"]
+
+    told = [(receives, line) for receives in range(1, 9) for line in story("42", receives)]
+    ((receives, line),) = told
+    assert receives == 4
+    assert (
+        line.text == "capped-keys: '42' has failed 4 times in a row: OSError('down') (the backoff has grown to its cap)"
+    )
+    assert (line.level, line.facts["receives"], line.facts["failures"]) == ("warning", 4, 4)
+    assert len(story("43", 9)) == 1
+    assert story("43", 10, "slow") == []
+    story("42", 9, "done")
+    assert [receives for receives in range(1, 9) if story("42", receives)] == [4]
+
+
+def test_keys_of_a_queue_whose_backoff_does_not_grow():
+    """There is no cap to be told."""
+    service = abate.controller(name="flat-keys", backoff=[1.0])(print)
+    event = events.Worked(service.name, "42", "retry", 0.1, 99, DOWN)
+    assert kinds(Transitions().lines(event, 0.0)) == ["key_failing"]
 
 
 def test_keys_of_two_queues_are_two_keys():

@@ -37,16 +37,64 @@ def test_a_storm_is_a_burst_a_summary_now_and_then_and_an_end():
         first,
         "orders: … and 57 more calls failed at their first attempt (blip) in the last 60 s",
     ]
-    assert [line.text for line in transitions.overdue(120.0)] == [
-        "orders: … and 40 more calls failed at their first attempt (blip) in the last 60 s"
+    assert transitions.overdue(108.9) == []
+    assert [line.text for line in transitions.overdue(109.0)] == [
+        "orders: … and 40 more calls failed at their first attempt (blip); it is over"
     ]
-    assert transitions.due == 120.0 + WINDOW
-    assert transitions.overdue(179.9) == []
-    (over,) = transitions.overdue(180.0)
-    assert over.text == "orders: no more calls failed at their first attempt (blip) for 81 s: it is over"
-    assert over.level == "info"
+    assert transitions.due == float("inf")
     assert transitions.overdue(1_000.0) == []
     assert [line.text for line in transitions.lines(failed(), 1_000.0)] == [first]
+
+
+def seconds_of(transitions, instants, until):
+    """Play failures at these instants, and look every second: (instant, more, over) of what is told."""
+    told, coming = [], sorted(instants)
+    for now in range(until):
+        told += [(now, line.more, line.over) for line in transitions.overdue(float(now))]
+        while coming and coming[0] <= now:
+            told += [(now, line.more, line.over) for line in transitions.lines(failed(), float(coming.pop(0)))]
+    return told
+
+
+FIRST = (0, False)
+
+
+def test_that_it_is_over_is_told_within_seconds():
+    """A storm of three seconds is over after ten quiet ones, and not at the next minute."""
+    assert seconds_of(Transitions(burst=1), [0, 1, 2, 3], until=300) == [(0, *FIRST), (13, 3, True)]
+
+
+def test_the_end_of_a_long_storm_does_not_wait_for_its_next_summary():
+    """However shortly before it a summary came."""
+    told = seconds_of(Transitions(burst=1), range(63), until=300)
+    assert told == [(0, *FIRST), (60, 59, False), (72, 3, True)]
+
+
+def test_what_flaps_is_not_a_line_per_flap():
+    """Up and down every twenty seconds: once it seems to be over, then a summary a minute, and the end."""
+    bad = [second for second in range(300) if second % 20 < 3]
+    told = seconds_of(Transitions(burst=1), bad, until=600)
+    assert told == [
+        (0, *FIRST),
+        (12, 2, True),
+        (80, 9, False),
+        (140, 9, False),
+        (200, 9, False),
+        (260, 9, False),
+        (318, 6, True),
+    ]
+
+
+def test_what_comes_seldom_is_not_over_between_two_of_its_events():
+    """A failure every fifteen seconds goes on; it is over when two of its pauses have been quiet."""
+    told = seconds_of(Transitions(burst=1), range(0, 151, 15), until=600)
+    assert told == [(0, *FIRST), (60, 3, False), (120, 4, False), (180, 3, True)]
+
+
+def test_a_storm_after_a_quiet_window_ends_as_soon_as_the_first():
+    """The pause between two episodes belongs to none of them."""
+    told = seconds_of(Transitions(burst=1), [0, 1, 2, 100, 101, 102], until=600)
+    assert told == [(0, *FIRST), (12, 2, True), (100, *FIRST), (112, 2, True)]
 
 
 def test_a_storm_that_comes_back_before_its_end_was_told():
@@ -93,7 +141,7 @@ STEPS = st.lists(
     st.tuples(
         st.sampled_from(POLICIES),
         st.sampled_from(DETAILS),
-        st.sampled_from([0.0, 0.0, 0.0, 1.0, 7.0, 30.0, 59.0, 60.0, 61.0, 200.0]),
+        st.sampled_from([0.0, 0.0, 0.0, 1.0, 7.0, 11.0, 30.0, 49.0, 59.0, 60.0, 61.0, 200.0]),
     ),
     max_size=120,
 )

@@ -2,6 +2,9 @@
 
 The program runs in this process, where its policies and queues are to be seen. A controller or consumer is run, and
 the page ends with it; a function is called, or a module imported, and the page stays until SIGINT or SIGTERM.
+
+One signal ends both, though the program may take it: by a controller that it runs, or as a ``KeyboardInterrupt`` that
+it catches. Only what comes to a handler of the program's own can't be seen from here: then the page ends at the next.
 """
 
 from __future__ import annotations
@@ -10,16 +13,18 @@ import argparse
 import asyncio
 import os
 import signal
+import sys
 import threading
 import traceback
 from contextlib import ExitStack
+from functools import partial
 from inspect import iscoroutinefunction, ismodule
 from typing import Any
 
 from abate.cli.target import imported
 from abate.cli.terminal import say
 from abate.errors import AbateError
-from abate.work.service import Service
+from abate.work.service import Service, Signals
 
 FAILED, REFUSED = 1, 2
 TOKEN = "ABATE_PAGE_TOKEN"
@@ -42,58 +47,93 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def run(options: argparse.Namespace) -> int:
     """Serve the page, and run the program."""
-    try:
-        from abate.observe.page import serving
-    except ImportError as error:
-        say(f"the page needs {error.name}: install abate[page]")
-        return REFUSED
     token = options.token or os.environ.get(TOKEN) or None
     with ExitStack() as stack:
         try:
+            from abate.observe.page import serving
+
             where = stack.enter_context(serving(options.host, options.port, token))
+        except ImportError as error:
+            say(str(error))
+            return REFUSED
         except (ValueError, OSError) as error:
             say(f"no page on {options.host}, port {options.port}: {error}")
             return REFUSED
         say(f"the page is on {where}" + ("" if token is None else "?token=..."))
+        end = stack.enter_context(_End())
         try:
-            program = imported(options.target)
-            if not (ismodule(program) or callable(program)):
-                kind = type(program).__name__
-                raise AbateError(f"{options.target} is a {kind}: expected a controller, a consumer or a function")
-        except AbateError as error:
-            say(str(error))
-            return REFUSED
-        except Exception:  # the module's own: whoever wrote it wants to see where
-            traceback.print_exc()
-            say(f"{options.target} can't be imported")
-            return REFUSED
-        return _run(program)
+            return _run(options.target, end)
+        except KeyboardInterrupt:
+            return 0
 
 
-def _run(program: Any) -> int:
+def _run(target: str, end: _End) -> int:
     """Run the program; where it is no service, wait for somebody to end the page."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        program = imported(target)
+        if not (ismodule(program) or callable(program)):
+            kind = type(program).__name__
+            raise AbateError(f"{target} is a {kind}: expected a controller, a consumer or a function")
+    except AbateError as error:
+        say(str(error))
+        return REFUSED
+    except Exception:  # the module's own: whoever wrote it wants to see where
+        traceback.print_exc()
+        say(f"{target} can't be imported")
+        return REFUSED
+    end.leave_to_trio()
     try:
         if isinstance(program, Service):
             program.run()
             return 0
-        if not ismodule(program):
-            if iscoroutinefunction(program):
-                asyncio.run(program())
-            else:
-                program()
-            say("the program has ended; the page stays until SIGINT or SIGTERM")
-        threading.Event().wait()
-    except KeyboardInterrupt:
-        return 0
+        if iscoroutinefunction(program):
+            asyncio.run(program())
+        elif not ismodule(program):
+            program()
     except Exception:
         traceback.print_exc()
         say("the program has failed")
         return FAILED
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    end.come_after_handlers()
+    if not end.asked:
+        if not ismodule(program):
+            say("the program has ended; the page stays until SIGINT or SIGTERM")
+        threading.Event().wait()
     return 0
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+class _End:
+    """Interrupts the program at SIGTERM or SIGINT, and knows afterwards whether one came."""
+
+    def __enter__(self) -> _End:
+        self._came, self._taken = False, Signals.taken
+        self._before = {number: signal.signal(number, self._interrupt) for number in Signals.SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def leave_to_trio(self) -> None:
+        """Trio ends in order at SIGINT where Python's own handler is; interrupted by another, it breaks."""
+        if "trio" in sys.modules and signal.getsignal(signal.SIGINT) == self._interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    @property
+    def asked(self) -> bool:
+        """Has somebody asked for the end, of this or of a service that the program ran?"""
+        return self._came or Signals.taken > self._taken
+
+    def come_after_handlers(self) -> None:
+        """Interrupt again, where the program has left handlers of its own; these are called first."""
+        for number in Signals.SIGNALS:
+            signal.signal(number, partial(self._interrupt_after, signal.getsignal(number)))
+
+    def _interrupt_after(self, handler: Any, *come: object) -> None:
+        if callable(handler):
+            handler(*come)
+        self._interrupt()
+
+    def _interrupt(self, *_: object) -> None:
+        self._came = True
+        raise KeyboardInterrupt

@@ -49,13 +49,6 @@ class Carried(Generic[T]):
         """Who held the lock is not in the child."""
         self._lock = Lock()
 
-    def pass_over(self, things: Iterable[tuple[T, str]]) -> None:
-        """What these have counted so far is not ours."""
-        with self._lock:
-            for thing, name in things:
-                owner = self._known[id(thing)] = _Owner(thing, name, self._reading(thing))
-                owner.before = owner.read()
-
     def totals(self, things: Iterable[tuple[T, str]]) -> Mapping[str, Pair]:
         """The counts by name; `things` are those that are there now, each with its name."""
         with self._lock:
@@ -71,26 +64,27 @@ class Carried(Generic[T]):
                     self._bury(owner)
             totals = defaultdict(lambda: (0, 0), self._gone)
             for owner in self._known.values():
-                if owner.read() is not None:
-                    totals[owner.name] = _sum(totals[owner.name], owner.counted())
+                counted = owner.read()
+                if counted is not None:
+                    totals[owner.name] = _sum(totals[owner.name], counted)
             return totals
 
     def _bury(self, owner: _Owner[T]) -> None:
-        if owner.read() is not None:
-            self._gone[owner.name] = _sum(self._gone.get(owner.name, (0, 0)), owner.counted())
+        counted = owner.read()
+        if counted is not None:
+            self._gone[owner.name] = _sum(self._gone.get(owner.name, (0, 0)), counted)
 
 
 class _Owner(Generic[T]):
     """Something that counts, or did so."""
 
-    __slots__ = ("_last", "_reading", "before", "name", "thing")
+    __slots__ = ("_last", "_reading", "name", "thing")
 
     def __init__(self, thing: T, name: str, reading: Reading) -> None:
         self.thing = ref(thing)
         self.name = name
         self._reading = reading
         self._last: Pair | None = None
-        self.before: Pair | None = None
 
     def read(self) -> Pair | None:
         """The counts, as far as they are known."""
@@ -98,12 +92,6 @@ class _Owner(Generic[T]):
         if now is not None:
             self._last = now
         return self._last
-
-    def counted(self) -> Pair:
-        """What was counted since we came, at the last reading."""
-        good, bad = self._last or (0, 0)
-        good_before, bad_before = self.before or (0, 0)
-        return good - good_before, bad - bad_before
 
 
 def _sum(one: Pair, other: Pair) -> Pair:

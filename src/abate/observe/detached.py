@@ -2,6 +2,9 @@
 
 Handing over takes no lock, so that a call is never held up, whatever the sink does; nor is the end of the program,
 which waits for `grace` seconds at most. The thread runs the sink in the context of the event: with its clock, its span.
+
+Sinks of which nobody knows are `Attended`: in a thread as well, but the call waits for them, as if it had called them
+itself. Nobody can break off a function that blocks; from a thread it can be left behind.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import time
 from contextvars import Context, copy_context
 from queue import SimpleQueue
 from threading import Event as Flag
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread
 from weakref import WeakSet, finalize
 
 from abate import events
@@ -20,7 +23,6 @@ from abate.admit.timeline import keep_through_forks
 from abate.call.tally import Tick
 from abate.errors import number, whole
 from abate.events import Event, Sink
-from abate.observe.installing import remove
 
 log = logging.getLogger("abate")
 
@@ -41,10 +43,11 @@ class Detached:
     (True, 1, 0)
     """
 
+    inline = True
+    """A call may call this itself, as it does not block."""
+
     def __init__(self, sink: Sink, capacity: int = 10_000, grace: float = 2.0) -> None:
-        if not callable(sink):
-            raise TypeError(f"a sink must be a function of one event, not {sink!r}")
-        self.sink = sink
+        self.sink = events.checked(sink)
         self.capacity = whole("capacity", capacity, least=1)
         self.grace = number("grace", grace, least=0)
         self.counts = bool(getattr(sink, "counts", False))
@@ -105,6 +108,34 @@ class Detached:
             self._starting.release()
 
 
+class Attended(Detached):
+    """The same, but whoever hands an event over waits until the sink has had it, `events.STUCK` seconds at most.
+
+    It passes for the sink itself, so that who installed that one can remove it.
+
+    >>> from abate import events
+    >>> seen = []
+    >>> sink = Attended(seen.append)
+    >>> sink(events.Recovered("orders", attempts=2, waited=0.1))
+    >>> len(seen), sink == seen.append
+    (1, True)
+    """
+
+    def __call__(self, event: Event) -> None:
+        if current_thread() is self._worker:  # the sink makes calls itself
+            self.sink(event)
+            return
+        super().__call__(event)
+        if self._worker is not None:
+            self.flush(events.STUCK)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self.sink == other
+
+    def __hash__(self) -> int:
+        return hash(self.sink)
+
+
 class Worker(Thread):
     """Brings events to a sink, one after another. It does not hold on to who hands them over."""
 
@@ -134,7 +165,7 @@ class Worker(Thread):
             log.exception("the sink %r failed and was cut off", self._sink)
             for sink in events.sinks:
                 if isinstance(sink, Detached) and sink.sink is self._sink:
-                    remove(sink)
+                    events.remove(sink)
         if not self._told and self._dropped.read():
             self._told = True
             log.warning("the sink %r is too slow: events are dropped, which its `dropped` counts", self._sink)

@@ -1,7 +1,7 @@
-"""Brings the lines of transitions to those who write them: at once, when a summary is due, and when the program ends.
+"""Brings the lines of transitions to those who write them: at once, when it is over, and when the program ends.
 
 Each clock has its own transitions, so that a test in virtual time does not end the episodes of the process. On the
-machine's clock a summary comes when it is due; on another it waits for the next event, as nobody can wait there.
+machine's clock it is said in time that it is over; on another that waits for the next event, as nobody can wait there.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class Lines:
 
     def _arm(self, desk: Desk) -> None:
         desk.armed = True
-        timer = Timer(max(0.0, desk.transitions.due - desk.clock.now()), self._ring, (desk,))
+        wait = max(0.0, desk.transitions.due - desk.clock.now())
+        # what is counted in the meantime may be due earlier
+        timer = Timer(min(wait, desk.transitions.quiet), self._ring, (desk,))
         timer.daemon = True
         timer.name = "abate-summary"
         try:

@@ -39,6 +39,9 @@ class LoggingSink:
     )
     """What controllers, consumers and stores log by themselves, whether there is a sink or not."""
 
+    inline = True
+    """Called by the calls themselves, as any other logging is."""
+
     def __init__(
         self,
         logger: logging.Logger | str = "abate",

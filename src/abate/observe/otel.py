@@ -18,16 +18,18 @@ from threading import Lock, RLock
 from typing import Any
 from weakref import ref
 
-from opentelemetry import trace
-from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation, get_meter
-
 from abate import events
 from abate.admit.timeline import keep_through_forks
 from abate.events import Event
+from abate.observe.extras import needed
 from abate.observe.outcomes import Outcomes, Since
 from abate.observe.series import SECONDS, Names, one_of
 from abate.observe.snapshot import Snapshot, snapshot
 from abate.observe.words import error_type
+
+with needed(by="abate.observe.OpenTelemetrySink", extra="otel"):
+    from opentelemetry import trace
+    from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation, get_meter
 
 POLICY, QUEUE, SHELTER, STORE, STATE = "abate.policy", "abate.queue", "abate.shelter", "abate.store", "abate.state"
 REASON, ERROR_TYPE = "abate.reason", "error.type"
@@ -62,6 +64,8 @@ class OpenTelemetrySink:
 
     counts = True
     """Have calls that succeed counted while this is installed."""
+    inline = True
+    """Called by the calls themselves, as it does not block."""
 
     def __init__(self, meter_provider: MeterProvider | None = None) -> None:
         if meter_provider is not None and not isinstance(meter_provider, MeterProvider):

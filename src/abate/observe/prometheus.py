@@ -10,22 +10,26 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from threading import RLock
 from typing import Any
 from weakref import ref
 
-from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-
 from abate import census, events
 from abate.admit.timeline import keep_through_forks
 from abate.events import Event
 from abate.observe.carried import Carried, Pair, Reading
+from abate.observe.extras import needed
 from abate.observe.outcomes import OUTCOMES, Outcomes, Since
 from abate.observe.series import Counts, Durations, Labels, Levels, Names, one_of
 from abate.observe.snapshot import Snapshot, snapshot
+
+with needed(by="abate.observe.PrometheusSink", extra="prometheus"):
+    from prometheus_client import REGISTRY, CollectorRegistry
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 NATURES = ("blip", "overload")
 """What a failure that is retried is taken for."""
@@ -33,6 +37,9 @@ STATES = ("calm", "storm", "probing", "recovering")
 ENDINGS = ("done", "again", "silent", "retry", "slow", "buried")
 KINDS = ("permanent", "fatal", "receives", "unreadable")
 """Why a dead letter is one."""
+
+SHARED_FILES = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
+"""Where prometheus_client is told to join the metrics of several processes."""
 
 Series = Iterable[tuple[Labels, float]]
 
@@ -97,10 +104,20 @@ class PrometheusSink:
 
     counts = True
     """Have calls that succeed counted while this is installed."""
+    inline = True
+    """Called by the calls themselves, as it does not block."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         if registry is not None and not isinstance(registry, CollectorRegistry):
             raise TypeError(f"registry must be a CollectorRegistry of prometheus_client, not {registry!r}")
+        if any(name in os.environ for name in SHARED_FILES):
+            warnings.warn(
+                "PROMETHEUS_MULTIPROC_DIR is set, and prometheus_client's MultiProcessCollector shows nothing of abate:"
+                " scrape each process by a port of its own, by prometheus_client.start_http_server(port) in each"
+                " worker, or look at its page (abate.observe.page)",
+                UserWarning,
+                stacklevel=2,
+            )
         self._policies, self._queues, self._shelters = Names(), Names(), Names()
         self._stores, self._buckets = Names(), Names()
         self._outcomes = Outcomes(self._policies)
@@ -122,9 +139,10 @@ class PrometheusSink:
         keep_through_forks(self)
         try:
             (REGISTRY if registry is None else registry).register(self)
-        except ValueError as error:
+        except ValueError:
             raise ValueError(
-                f"a registry is served by one PrometheusSink, and this one has metrics already: {error}"
+                "this registry has abate's metrics already: it is served by one PrometheusSink, which observe.remove"
+                " leaves there; install that one again, or take it out by registry.unregister(sink)"
             ) from None
 
     def after_fork(self) -> None:
@@ -260,7 +278,7 @@ def _from_zero(known: Iterable[Labels], counted: Iterable[tuple[Labels, int]]) -
 
 
 def _added(service: Any) -> Reading:
-    """How many keys were added to a controller in memory, and how many of these adds changed nothing."""
+    """How many keys were added to a controller, and how many of these adds changed nothing."""
     weak = ref(service)
 
     def read() -> Pair | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from abate import census
 from abate.admit.shelter import Shelter
 from abate.call.tally import NOTHING, Counted, roll
-from abate.errors import AbateError
+from abate.observe.asking import Answer, depths
 from abate.values import Value
 
 if TYPE_CHECKING:
@@ -95,10 +95,12 @@ def snapshot() -> Snapshot:
     """How everything is now."""
     policies, counted = [policy for policy in census.policies.alive() if policy.name], roll.totals()
     shelters = {id(policy.shelter): policy.shelter for policy in policies if policy.shelter is not None}
+    services = [(name, group[0]) for name, group in grouped(census.services.alive())]
+    answers = depths(service for _, service in services)
     return Snapshot(
         policies=tuple(policy_view(name, group, counted) for name, group in grouped(policies)),
         shelters=tuple(shelter_view(name, group) for name, group in grouped(shelters.values())),
-        queues=tuple(_queue(name, group[0]) for name, group in grouped(census.services.alive())),
+        queues=tuple(_queue(*named, answer) for named, answer in zip(services, answers, strict=True)),
         stores=tuple(
             StoreView(name, any(store.degraded for store in group)) for name, group in grouped(census.stores.alive())
         ),
@@ -140,13 +142,8 @@ def shelter_view(name: str, shelters: Sequence[Shelter]) -> ShelterView:
     return ShelterView(name, worst.state, sum(shelter.waiters for shelter in shelters), worst.limit)
 
 
-def _queue(name: str, service: Any) -> QueueView:
-    health = service.health()
-    failing = health.failing
-    try:
-        depth = service.depth()
-    except (AbateError, OSError) as error:  # a store that does not answer
-        depth, failing = None, failing or f"{type(error).__name__}: {error}"[:200]
+def _queue(name: str, service: Any, answer: Answer) -> QueueView:
+    health, depth = service.health(), answer.depth
     return QueueView(
         name=name,
         live=health.live,
@@ -158,5 +155,5 @@ def _queue(name: str, service: Any) -> QueueView:
         age=None if depth is None else depth.age or 0.0,
         adds=getattr(service, "adds", None),
         coalesced=getattr(service, "coalesced", None),
-        failing=failing,
+        failing=health.failing or answer.failing,
     )

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import structlog
-
 from abate.clock import Clock
 from abate.events import Event
+from abate.observe.extras import needed
 from abate.observe.lines import Lines
 from abate.observe.transitions import Line
 from abate.observe.words import facts, level, name
+
+with needed(by="abate.observe.StructlogSink", extra="structlog"):
+    import structlog
 
 
 class StructlogSink:
@@ -27,6 +29,9 @@ class StructlogSink:
     >>> entries
     [{'policy': 'orders', 'attempts': 2, 'waited': 0.5, 'event': 'recovered', 'log_level': 'info'}]
     """
+
+    inline = True
+    """Called by the calls themselves, as any other logging is."""
 
     def __init__(
         self,

@@ -2,12 +2,14 @@
 
 The rules:
 
-* What goes as planned is no line, nor is what another line tells: a retry is one only once the backoff has grown to its
-  cap, a key only when it first fails, when it has failed 5, 10, 20, 40, … times in a row, and when it is well again.
+* What goes as planned is no line, nor is what another line tells: a retry is one only when the backoff of its call has
+  grown to its cap, once, a key only when it first fails, when it has failed 5, 10, 20, 40, … times in a row, when its
+  backoff has grown to its cap, and when it is well again.
 * Lines come in episodes: one per policy, kind and detail (the reason, the state, the gate). The first `burst` events of
   an episode are a line each; what follows is counted, and told by one line every `window` seconds.
-* An episode ends when nothing of its kind has come for a `window`; what comes then is a first again. If there was more
-  to it than its burst, and nothing has come since, a line says that it is over, a window after the last summary.
+* If there was more to an episode than its burst, a line says that it is over once it has been quiet for some seconds
+  (see `abate.observe.episode`). It ends when nothing of its kind has come for a window; what comes then is a first
+  again.
 * There are `most` episodes at a time; what would be one more is told together with others of its kind. So at most
   ``(most + number of kinds) * (burst + 1)`` lines come in any window, and whatever is not a line of its own is counted.
 * Events come from any thread. What is merely counted takes no lock, so that nobody waits in a storm; what may be a line
@@ -23,10 +25,10 @@ from math import inf
 from threading import RLock
 
 from abate import events
-from abate.call.tally import Tick
 from abate.errors import number, whole
 from abate.events import Event
 from abate.observe.caps import Caps
+from abate.observe.episode import Episode
 from abate.observe.words import LONGEST_NAME, Fact, Level, cut, error_type, facts, sentence, shown
 from abate.values import Value
 
@@ -34,6 +36,8 @@ MOST_KEYS = 10_000
 """Keys that are known to fail; the one that has not failed for longest is forgotten."""
 REPEATED = 5
 """Failures in a row after which a key is told again; and after twice as many, and so on."""
+QUIET = 10.0
+"""Seconds without an event after which an episode may be over."""
 LAST_WAIT = 1.0
 """Seconds that the end of a program waits for a thread that is still deciding."""
 OTHERS = "(others)"
@@ -43,7 +47,7 @@ UNTOLD = frozenset({"budget", "layer", "cancelled"})
 
 KINDS: dict[str, tuple[Level, str]] = {
     "failing": ("warning", "calls failed at their first attempt"),
-    "at_cap": ("warning", "retries had a backoff that has grown to its cap"),
+    "at_cap": ("warning", "calls had a backoff that has grown to its cap"),
     "refused": ("warning", "attempts were refused"),
     "gave_up": ("warning", "calls gave up"),
     "fatal": ("info", "calls ended in an error that is not retried"),
@@ -52,6 +56,7 @@ KINDS: dict[str, tuple[Level, str]] = {
     "shelter": ("warning", "changes of a shelter"),
     "key_failing": ("warning", "keys failed for the first time"),
     "key_keeps_failing": ("warning", "keys failed again and again"),
+    "key_at_cap": ("warning", "keys had a backoff that has grown to its cap"),
     "key_recovered": ("info", "keys that had failed are done"),
     "slowed": ("warning", "keys come back at the slow rate, as the budget is exhausted"),
     "buried": ("error", "keys were buried"),
@@ -96,9 +101,10 @@ class Line(Value):
         match self.kind, self.event:
             case "at_cap", events.Retry():
                 return f"{sentence(self.event)} (the backoff has grown to its cap)"
-            case (("key_failing" | "key_keeps_failing"), events.Worked(_, key, _, _, _, error)):
+            case (("key_failing" | "key_keeps_failing" | "key_at_cap"), events.Worked(_, key, _, _, _, error)):
                 times = "" if self.failures == 1 else f" {self.failures} times in a row"
-                return f"{self.policy}: {shown(key, LONGEST_NAME)} has failed{times}: {shown(error)}"
+                cap = " (the backoff has grown to its cap)" if self.kind == "key_at_cap" else ""
+                return f"{self.policy}: {shown(key, LONGEST_NAME)} has failed{times}: {shown(error)}{cap}"
             case "key_recovered", events.Worked(_, key):
                 times = "failure" if self.failures == 1 else "failures"
                 return f"{self.policy}: {shown(key, LONGEST_NAME)} is done after {self.failures} {times}"
@@ -123,42 +129,6 @@ class Line(Value):
         return f"… and {self.more:,} more {what}; it is over" if self.more else f"no more {what} for {span}: it is over"
 
 
-class Episode:
-    """Events of one kind that have not stopped coming."""
-
-    __slots__ = ("_told", "began", "count", "last", "long", "shown")
-
-    def __init__(self, now: float) -> None:
-        self.began = self.last = now
-        self.shown = 0
-        self.long = False
-        """Is it more than its burst, so that what comes is counted?"""
-        self.count = Tick()
-        self._told = 0
-
-    @property
-    def more(self) -> int:
-        """Events that were counted and not told yet."""
-        return self.count.read() - self._told
-
-    def tell(self, now: float) -> int:
-        """How many there were; from here on they are counted anew."""
-        more = self.more
-        self._told += more
-        self.began = now
-        return more
-
-    def end(self) -> None:
-        """What comes now is a first again. A count that another thread is just making is not lost, but told later."""
-        self.shown, self.long = 0, False
-
-    def due(self, window: float) -> float:
-        """The instant at which there is something to say, if nothing else happens."""
-        if self.more:
-            return self.began + window
-        return max(self.began, self.last) + window if self.long else inf
-
-
 Subject = tuple[str, str, str]
 """Of an episode: kind, policy, detail."""
 
@@ -172,8 +142,8 @@ class Transitions:
     ["orders: first failure (blip): OSError('down')"]
     >>> [transitions.lines(down, now=1.0), transitions.lines(down, now=2.0)]
     [[], []]
-    >>> [line.text for line in transitions.overdue(now=60.0)]
-    ['orders: … and 2 more calls failed at their first attempt (blip) in the last 60 s']
+    >>> [line.text for line in transitions.overdue(now=12.0)]
+    ['orders: … and 2 more calls failed at their first attempt (blip); it is over']
     """
 
     __slots__ = (
@@ -188,15 +158,17 @@ class Transitions:
         "_now",
         "burst",
         "most",
+        "quiet",
         "window",
     )
 
     def __init__(self, burst: int = 3, window: float = 60.0, most: int = 200) -> None:
         self.burst = whole("burst", burst, least=1)
         self.window = number("window", window, above=0)
+        self.quiet = min(QUIET, self.window)
         self.most = whole("most", most, least=1)
         self._episodes: dict[Subject, Episode] = {}
-        self._keys: OrderedDict[int, int] = OrderedDict()
+        self._keys: OrderedDict[int, tuple[int, bool]] = OrderedDict()  # failures; was the cap told?
         self._caps = Caps()
         self._now = -inf
         self._due = inf
@@ -216,9 +188,8 @@ class Transitions:
             if subject is None:
                 return []
             episode = self._episodes.get(subject)
-            if episode is not None and episode.long and now < episode.last + self.window:
-                episode.count.add()
-                episode.last = now
+            if episode is not None and episode.long and now < min(episode.began, episode.last) + self.window:
+                episode.counted(now)
                 return []
         return self._take(event, subject, now)
 
@@ -232,9 +203,7 @@ class Transitions:
         if self._lock.acquire(timeout=LAST_WAIT):
             try:
                 lines += [
-                    self._summary(subject, episode, now, over=False)
-                    for subject, episode in self._episodes.items()
-                    if episode.more
+                    _summary(subject, episode, now) for subject, episode in self._episodes.items() if episode.more
                 ]
             finally:
                 self._lock.release()
@@ -271,10 +240,12 @@ class Transitions:
         if isinstance(event, events.Worked):
             kinds, failures = self._worked(event)
             subjects = [(kind, cut(event.policy, LONGEST_NAME), "") for kind in kinds]
-        lines.extend(Line(*subject, event, failures) for subject in subjects if self._enter(subject, now))
+        for each in subjects:
+            if self._enter(each, now, lines):
+                lines.append(Line(*each, event, failures))
 
-    def _enter(self, subject: Subject, now: float) -> bool:
-        """Count an event; is it a line of its own?"""
+    def _enter(self, subject: Subject, now: float, lines: list[Line]) -> bool:
+        """Count an event, after a summary of those before it where that is due; is it a line of its own?"""
         episode = self._episodes.get(subject)
         if episode is None and len(self._episodes) >= self.most:
             self._clear(now)
@@ -284,54 +255,55 @@ class Transitions:
         if episode is None:
             episode = self._episodes[subject] = Episode(now)
         elif now >= episode.last + self.window:  # it has ended, and there was nothing to say
-            episode.end()
-            episode.began = now
-        episode.last = now
+            episode.begin(now)
+        elif episode.long and now >= episode.began + self.window:
+            lines.append(_summary(subject, episode, now))
         if episode.shown < self.burst:
             episode.shown += 1
+            episode.came(now)
             return True
-        episode.count.add()
+        episode.counted(now)
         episode.long = True
-        self._due = min(self._due, episode.due(self.window))
+        self._due = min(self._due, episode.due(self.window, self.quiet))
         return False
 
     def _clear(self, now: float) -> None:
-        """Forget the episodes that have ended, and of which nothing is left to say."""
+        """Forget the episodes that have ended, of which nothing is left to say, nor was anything said of late."""
         self._episodes = {
             subject: episode
             for subject, episode in self._episodes.items()
-            if now < episode.last + self.window or episode.more
+            if now < max(episode.last, episode.began) + self.window or episode.more
         }
 
     def _sweep(self, now: float) -> Iterator[Line]:
+        """Say of what has been quiet for long enough that it is over."""
         for subject, episode in self._episodes.items():
-            if now >= episode.due(self.window):
-                over = now >= episode.last + self.window
-                yield self._summary(subject, episode, now, over)
-                if over:
-                    episode.end()
-        self._due = min((episode.due(self.window) for episode in self._episodes.values()), default=inf)
-
-    def _summary(self, subject: Subject, episode: Episode, now: float, over: bool) -> Line:
-        since = episode.began if episode.more else episode.last
-        return Line(*subject, more=episode.tell(now), seconds=now - since, over=over)
+            if now >= episode.due(self.window, self.quiet):
+                yield _summary(subject, episode, now, over=True)
+                episode.calm(now)
+        self._due = min((each.due(self.window, self.quiet) for each in self._episodes.values()), default=inf)
 
     def _worked(self, event: events.Worked) -> tuple[list[str], int]:
         """The kinds of lines that a piece of work is worth, and how often its key has failed in a row."""
         key = _identity(event)
-        failures = self._keys.pop(key, 0)
+        failures, capped = self._keys.pop(key, (0, False))
         if event.ending not in ("retry", "slow"):
             told = failures and event.ending != "buried"  # which has an event of its own
             return ["key_recovered"] if told else [], failures
         failures += 1
-        self._keys[key] = failures
+        reaches_cap = not capped and self._caps.key_is_at_cap(event)
+        self._keys[key] = failures, capped or reaches_cap
         if len(self._keys) > MOST_KEYS:
             self._keys.popitem(last=False)
-        kinds = ["slowed"] if event.ending == "slow" else []
+        kinds = []
         if failures == 1:
-            kinds.insert(0, "key_failing")
+            kinds.append("key_failing")
         elif failures % REPEATED == 0 and (failures // REPEATED).bit_count() == 1:
-            kinds.insert(0, "key_keeps_failing")
+            kinds.append("key_keeps_failing")
+        if reaches_cap:
+            kinds.append("key_at_cap")
+        if event.ending == "slow":
+            kinds.append("slowed")
         return kinds, failures
 
     # -- by any thread
@@ -347,7 +319,7 @@ class Transitions:
             case events.FirstFailure(_, reason):
                 return "failing", policy, cut(reason, LONGEST_NAME)
             case events.Retry(_, _, _, reason):
-                return ("at_cap", policy, cut(reason, LONGEST_NAME)) if self._caps.reached(event) else None
+                return ("at_cap", policy, cut(reason, LONGEST_NAME)) if self._caps.call_reaches_cap(event) else None
             case events.BudgetRefused(_, gate):
                 return "refused", policy, cut(gate, LONGEST_NAME)
             case events.GaveUp(_, "fatal", _, _, error):
@@ -374,6 +346,11 @@ class Transitions:
                 return "store", policy, "degraded" if degraded else "well"
             case _:
                 return "other", policy, type(event).__name__
+
+
+def _summary(subject: Subject, episode: Episode, now: float, over: bool = False) -> Line:
+    since = episode.began if episode.more else episode.last
+    return Line(*subject, more=episode.tell(now), seconds=now - since, over=over)
 
 
 def _identity(event: events.Worked) -> int:

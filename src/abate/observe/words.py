@@ -102,6 +102,8 @@ def facts(event: Event) -> dict[str, Fact]:
             told[field] = value
         else:
             told[field] = shown(value, LONGEST_NAME)
+    if isinstance(event, events.BudgetRefused):
+        told["attempt"] = event.attempt + 1  # the one that was refused, as in the sentence: the event has the last made
     return told
 
 

@@ -32,6 +32,7 @@ from abate.stores.fleet.offers import Answer, Offer
 from abate.stores.input import HIGHEST, LONGEST_BODY, LONGEST_KEY, bounded, envelope, of_ours, several, text
 from abate.stores.ledger import StoreBudget, Terms
 from abate.values import Value
+from abate.work.adds import Adds
 from abate.work.source import Back, Bury, Done, LeaseLost, Message, Settlement, Verdict
 
 S = TypeVar("S")
@@ -117,6 +118,8 @@ class Queue(ABC):
         self._lease = number("lease", lease, least=SHORTEST_LEASE)
         self.lease: float | None = self._lease
         self.capacity = None if capacity is None else whole("capacity", capacity, least=1)
+        self.added = Adds()
+        """What was added through this object."""
 
     # -- in
 
@@ -144,7 +147,9 @@ class Queue(ABC):
         text("a body", body, LONGEST_BODY)
         if whole("priority", priority, least=0) > HIGHEST:
             raise ValueError(f"priority must be a whole number of at most {HIGHEST}, not {priority!r}")
-        return self._add(key, body, priority, number("after", after, least=0), envelope(attributes), revive)
+        new = self._add(key, body, priority, number("after", after, least=0), envelope(attributes), revive)
+        self.added.note(new or not revive)  # what is not to be revived may be dead as well as waiting
+        return new
 
     def send(
         self, body: str, *, priority: int = 0, after: float = 0.0, attributes: Mapping[str, str] | None = None

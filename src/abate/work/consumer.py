@@ -9,6 +9,7 @@ from abate import census
 from abate.decide.rules import Matcher, rules
 from abate.errors import whole
 from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
+from abate.work.adds import Adds
 from abate.work.fuse import Fuse
 from abate.work.judge import Judge
 from abate.work.service import P, Service, T, opened
@@ -60,12 +61,34 @@ class Consumer(Service[P, T]):
         checked: Source = source
         return checked
 
+    @property
+    def adds(self) -> int | None:
+        """Adds of messages through this process's queue, if it counts them."""
+        added = self._added()
+        return None if added is None else added.all.read()
+
+    @property
+    def coalesced(self) -> int | None:
+        """How many of these were of a message that waited already."""
+        added = self._added()
+        return None if added is None else added.coalesced.read()
+
+    def _added(self) -> Adds | None:
+        running = self._running
+        added: Adds | None = getattr(self.source if running is None else running[1].source, "added", None)
+        return added
+
     def depth(self) -> Depth | None:
         """What waits, is in hand and was buried; None where the source can't tell, as SQS can't for nothing."""
         running = self._running
         look = getattr(self.source if running is None else running[1].source, "depth", None)
         depth: Depth | None = None if look is None else look()
         return depth
+
+    @property
+    def backoff(self) -> Schedule:
+        """How long a message that fails stays away."""
+        return self.judge.backoff
 
     def _judge(self) -> Judge:
         return self.judge

@@ -16,6 +16,7 @@ from abate.decide.rules import Matcher, rules
 from abate.errors import number, whole
 from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
 from abate.work import feeds
+from abate.work.adds import Adds
 from abate.work.crew import Crew
 from abate.work.judge import Judge
 from abate.work.keys import QueueFull
@@ -67,6 +68,7 @@ class Controller(Service[P, T]):
         self._chance: Uniform = rng or random
         self._feeds: list[feeds.Feed] = []
         self._known: dict[Hashable, None] | None = None
+        self._added = Adds()
         if resync is not None:
             if keys is None:
                 self._known = {}
@@ -93,7 +95,9 @@ class Controller(Service[P, T]):
         looked at orders/42
         Counter({'done': 1})
         """
-        self._queue.add(key, priority=priority, after=number("after", after, least=0))
+        new = self._queue.add(key, priority=priority, after=number("after", after, least=0))
+        if new is not None:  # in memory the queue itself counts
+            self._added.note(new)
         self._remember(key)
 
     def discard(self, key: Any) -> None:
@@ -114,13 +118,13 @@ class Controller(Service[P, T]):
         >>> [(parked.key, parked.reason) for parked in reconcile.parked()]
         [('orders/42', 'no such order')]
         """
-        if self._in_memory:
+        if self.in_memory:
             return list(self._local.parked.values())
         return [Parked(letter.key, letter.kind, letter.reason, letter.trace) for letter in self._queue.dead()]
 
     def waiting(self) -> int:
         """How many keys are ready, or to come later."""
-        if self._in_memory:
+        if self.in_memory:
             return self._local.waiting()
         depth = self._queue.depth()
         return int(depth.ready + depth.delayed)
@@ -137,7 +141,7 @@ class Controller(Service[P, T]):
         """
         from abate.stores import Depth
 
-        if not self._in_memory:
+        if not self.in_memory:
             depth: Depth = self._queue.depth()
             return depth
         queue = self._local.queue
@@ -145,18 +149,32 @@ class Controller(Service[P, T]):
         return Depth(ready, queue.delayed, queue.in_hand, len(self._local.parked), queue.age() if ready else None)
 
     @property
-    def adds(self) -> int | None:
-        """Adds of keys in memory so far; None where a store has them."""
-        return self._local.queue.adds if self._in_memory else None
+    def adds(self) -> int:
+        """Adds of keys by this process so far. A key that comes back counts in memory, but not where a store brings it.
+
+        >>> import abate
+        >>> @abate.controller(store="memory:")
+        ... def reconcile(key): ...
+        >>> reconcile.add("orders/42"); reconcile.add("orders/42")
+        >>> reconcile.adds, reconcile.coalesced
+        (2, 1)
+        """
+        return self._local.queue.adds + self._added.all.read()
 
     @property
-    def coalesced(self) -> int | None:
+    def coalesced(self) -> int:
         """Those among them that changed nothing, as their key was waiting already."""
-        return self._local.queue.coalesced if self._in_memory else None
+        return self._local.queue.coalesced + self._added.coalesced.read()
 
     @property
-    def _in_memory(self) -> bool:
+    def in_memory(self) -> bool:
+        """Are the keys in this process alone?"""
         return self._queue is self._local
+
+    @property
+    def backoff(self) -> Schedule:
+        """How long a key that fails stays away."""
+        return self._verdicts.backoff
 
     # -- what brings them
 
@@ -213,9 +231,9 @@ class Controller(Service[P, T]):
         if given is not None:
             self.store = opened(given)
             queue = self._stored(self.store)
-            self._local.move(queue.add)  # what was added before it was known where to
+            self._local.move(queue.add)  # what was added, and counted, before it was known where to
             self._queue = queue
-        if self._leader and self._in_memory:
+        if self._leader and self.in_memory:
             raise ValueError(f"{self.name} has no store by which a leader could be chosen: leader=True needs one")
         source: Source = self._queue
         return source
@@ -258,17 +276,20 @@ class Controller(Service[P, T]):
     async def _push(self, crew: Crew, revive: bool, key: Any) -> None:
         """Add a key that a feed brings, and wait for room where there is none."""
         self._remember(key)
-        if self._in_memory:
+        if self.in_memory:
             if revive or key not in self._local.parked:
                 await self._local.put(key)
             return
         add = partial(self._queue.add, key, revive=revive)
         while True:
             try:
-                await crew.run(add)
-                return
+                new = await crew.run(add)
             except QueueFull:
                 await clocks.current().asleep(FULL)
+            else:
+                # what is not to be revived may be parked as well as waiting: the store doesn't tell which
+                self._added.note(new or not revive)
+                return
 
     def _remember(self, key: Hashable) -> None:
         if self._known is not None and key not in self._known:

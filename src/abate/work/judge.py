@@ -60,7 +60,7 @@ class Judge:
     'no address'
     """
 
-    __slots__ = ("_backoff", "_budget", "_chance", "_most", "_overload_backoff", "_rules", "_slow")
+    __slots__ = ("_budget", "_chance", "_most", "_overload_backoff", "_rules", "_slow", "backoff")
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Judge:
         most: int | None = None,
         rng: Uniform | None = None,
     ) -> None:
-        self._backoff = backoff
+        self.backoff = backoff
         self._overload_backoff = backoff.at_least(OVERLOAD_BASE)
         self._rules = rules
         self._budget = budget
@@ -113,7 +113,7 @@ class Judge:
         """Worth another try, if there is one left."""
         if self._most is not None and receives >= self._most:
             return _buried("receives", error, f" (handed out {receives} times)", failed=True)
-        plan = self._overload_backoff if ruling.overloaded else self._backoff
+        plan = self._overload_backoff if ruling.overloaded else self.backoff
         delay = plan.delay(receives, self._chance)
         if ruling.hint is not None:
             longest = LONGEST if isinstance(error, Recoverable) else LONGEST_HINT

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import update_wrapper
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
 from abate.errors import number, whole
 from abate.values import Value
@@ -180,6 +180,8 @@ class Signals:
     """Stops at the first SIGTERM or SIGINT, and breaks off at the second, where signals come to this thread at all."""
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT)
+    taken: ClassVar[int] = 0
+    """How many signals have been taken in this process; who called the program that runs a service can't tell else."""
 
     def __init__(self, stop: Callable[[], object], break_off: Callable[[], object]) -> None:
         self._next = [break_off, stop]
@@ -203,5 +205,6 @@ class Signals:
 
     def _came(self, number: int) -> None:
         self.last = number
+        Signals.taken += 1
         if self._next:
             self._next.pop()()

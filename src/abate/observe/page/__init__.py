@@ -13,7 +13,10 @@
 It needs `abate[page]`: starlette, and uvicorn for `serving`.
 """
 
-from abate.observe.page.server import serving
-from abate.observe.page.site import app
+from abate.observe.extras import needed
+
+with needed(by="abate.observe.page", extra="page"):
+    from abate.observe.page.server import serving
+    from abate.observe.page.site import app
 
 __all__ = ["app", "serving"]

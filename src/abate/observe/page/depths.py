@@ -85,4 +85,4 @@ class Depths:
 
 
 def _in_memory(service: Any) -> bool:
-    return getattr(service, "adds", None) is not None
+    return bool(getattr(service, "in_memory", False))

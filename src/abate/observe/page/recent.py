@@ -96,7 +96,7 @@ class Recent:
     (1, 'OSError: down')
     """
 
-    counts = True
+    counts = inline = True
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or clocks.current()

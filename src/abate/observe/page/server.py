@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from abate.errors import whole
+from abate.observe.extras import needed
 from abate.observe.page.guard import is_loopback
 from abate.observe.page.site import app
 
@@ -39,7 +40,8 @@ def serving(host: str = "127.0.0.1", port: int = 8321, token: str | None = None)
     Traceback (most recent call last):
     ValueError: 0.0.0.0 can be reached from elsewhere: the page needs a token there
     """
-    import uvicorn
+    with needed(by="abate.observe.page.serving", extra="page"):
+        import uvicorn
 
     if not isinstance(host, str) or not host:
         raise TypeError(f"host must be a name or an address, not {host!r}")

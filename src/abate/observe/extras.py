@@ -1,0 +1,24 @@
+"""What to install, said by whatever needs a library that isn't there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def needed(by: str, extra: str) -> Iterator[None]:
+    """Around the imports of what comes with an extra of abate: a module that is missing is the extra that is missing.
+
+    >>> with needed(by="abate.observe.PrometheusSink", extra="prometheus"):
+    ...     import no_such_library
+    Traceback (most recent call last):
+    ModuleNotFoundError: abate.observe.PrometheusSink needs no_such_library: install abate[prometheus]
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        library = str(error.name).partition(".")[0]
+        raise ModuleNotFoundError(
+            f"{by} needs {library}: install abate[{extra}]", name=error.name, path=error.path
+        ) from error

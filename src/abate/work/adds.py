@@ -1,0 +1,33 @@
+"""How many keys or messages were added, where a store has them: by this process, without asking the store again."""
+
+from __future__ import annotations
+
+from abate.admit.timeline import keep_through_forks
+from abate.call.tally import Tick
+
+
+class Adds:
+    """Adds of keys or messages, and how many of them were of one that waited already.
+
+    >>> adds = Adds()
+    >>> adds.note(new=True); adds.note(new=False)
+    >>> adds.all.read(), adds.coalesced.read()
+    (2, 1)
+    """
+
+    __slots__ = ("__weakref__", "all", "coalesced")
+
+    def __init__(self) -> None:
+        self.all, self.coalesced = Tick(), Tick()
+        keep_through_forks(self)
+
+    def after_fork(self) -> None:
+        """Who held a lock is not in the child."""
+        self.all.after_fork()
+        self.coalesced.after_fork()
+
+    def note(self, new: bool) -> None:
+        """One was added; was it new?"""
+        self.all.add()
+        if not new:
+            self.coalesced.add()

@@ -1,0 +1,54 @@
+"""Without a library that a sink or the page needs, it is said which extra to install."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("library", "code", "said"),
+    [
+        (
+            "prometheus_client",
+            "observe.PrometheusSink()",
+            "abate.observe.PrometheusSink needs prometheus_client: install abate[prometheus]",
+        ),
+        (
+            "prometheus_client",
+            "from abate.observe.prometheus import PrometheusSink",
+            "abate.observe.PrometheusSink needs prometheus_client: install abate[prometheus]",
+        ),
+        (
+            "opentelemetry",
+            "observe.OpenTelemetrySink()",
+            "abate.observe.OpenTelemetrySink needs opentelemetry: install abate[otel]",
+        ),
+        (
+            "structlog",
+            "from abate.observe import StructlogSink",
+            "abate.observe.StructlogSink needs structlog: install abate[structlog]",
+        ),
+        ("starlette", "observe.page.app()", "abate.observe.page needs starlette: install abate[page]"),
+        ("starlette", "from abate.observe import page", "abate.observe.page needs starlette: install abate[page]"),
+        (
+            "uvicorn",
+            "with observe.page.serving(): pass",
+            "abate.observe.page.serving needs uvicorn: install abate[page]",
+        ),
+    ],
+)
+def test_a_library_that_is_missing_is_said_to_come_with_an_extra(library, code, said):
+    """As the error that an import raises, which names the module."""
+    program = f"""
+import sys
+sys.modules[{library!r}] = None
+from abate import observe
+try:
+    {code}
+except ModuleNotFoundError as error:
+    print(error.name, "|", error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    name, _, text = done.stdout.strip().partition(" | ")
+    assert (name.partition(".")[0], text) == (library, said), done.stderr

@@ -1,0 +1,68 @@
+"""The table of metrics in the documentation, beside a scrape."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import abate
+from abate.observe.outcomes import OUTCOMES
+from abate.observe.prometheus import ENDINGS, KINDS, METRICS, NATURES, STATES
+
+PAGE = Path(__file__).parents[2] / "docs" / "observe.md"
+ROW = re.compile(r"^\| (`abate_.*?) \| (.*) \|$", re.MULTILINE)
+METRIC = re.compile(r"`(abate_\w+)(?:\{([\w,]+)\})?`")
+
+
+def rows():
+    """What the table says, by metric: its labels, and the text."""
+    return {
+        name: (set(labels.split(",")), text)
+        for metrics, text in ROW.findall(PAGE.read_text())
+        for name, labels in METRIC.findall(metrics)
+    }
+
+
+def test_the_table_has_every_metric_with_its_labels(watched):
+    """As the sink describes them to the registry; counters by the name that they are exposed by."""
+    described = {
+        family.name + ("_total" if family.type == "counter" else ""): set(METRICS[family.name][2])
+        for family in watched.sink.describe()
+    }
+    assert {name: labels for name, (labels, _) in rows().items()} == described
+
+
+def test_the_table_says_which_are_histograms(watched):
+    """Alone, or before what the next metric of the row says."""
+    said = {name for name, (_, text) in rows().items() if "(histogram)" in text and name.endswith("_seconds")}
+    assert said == {family.name for family in watched.sink.describe() if family.type == "histogram"}
+
+
+@pytest.mark.parametrize(
+    ("metric", "values"),
+    [
+        ("abate_retries_total", NATURES),
+        ("abate_shelter_state", STATES),
+        ("abate_work_seconds", ENDINGS),
+        ("abate_dead_letters_total", KINDS),
+    ],
+)
+def test_the_table_has_every_value_of_a_closed_set(metric, values):
+    """States, reasons and endings."""
+    assert set(values) <= set(re.findall(r"\w+", rows()[metric][1]))
+
+
+def test_the_table_has_the_outcomes():
+    """Success, recovered, and the reasons, of which it gives the number."""
+    assert OUTCOMES[:2] == ("success", "recovered")
+    assert len(OUTCOMES[2:]) == 9
+    assert "success, recovered, or one of the nine reasons" in rows()["abate_calls_total"][1]
+
+
+def test_the_table_has_every_state_of_a_queue(watched, name):
+    """As a scrape has them."""
+    controller = abate.controller(name=name)(lambda key: None)
+    controller.add("orders/42")
+    states = {dict(labels)["state"] for metric, *labels in watched.series(name) if metric == "abate_queue_depth"}
+    assert states == {"ready", "delayed", "in_hand", "dead"}
+    assert states <= set(re.findall(r"\w+", rows()["abate_queue_depth"][1]))
