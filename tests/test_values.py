@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import pickle
 
 import pytest
@@ -134,3 +135,17 @@ def test_fields_make_a_mutable_object_comparable():
     assert repr(pair) == "Pair(a=1, b=2)"
     with pytest.raises(TypeError):
         hash(pair)
+
+
+def test_a_class_has_the_signature_of_its_fields():
+    """Names, types and defaults, as that of a dataclass has them; with another constructor, that one's."""
+
+    class Both(Value):
+        x: float
+
+        def __init__(self, both: float) -> None:
+            super().__init__(both)
+
+    assert inspect.signature(Place) == inspect.signature(Model).replace(return_annotation=inspect.Signature.empty)
+    assert list(inspect.signature(Both).parameters) == ["both"]
+    assert not hasattr(Point(1.0), "__signature__")

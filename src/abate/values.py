@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, dataclass_transform
+from typing import TYPE_CHECKING, Any, NoReturn, dataclass_transform
+
+if TYPE_CHECKING:
+    from inspect import Signature
 
 
 class Fields:
@@ -22,6 +25,30 @@ class Fields:
         return f"{type(self).__name__}({shown})"
 
 
+class _Signature:
+    """What `inspect.signature` asks a class for, made when it does: `inspect` is what is to be spared."""
+
+    def __get__(self, value: object, kind: type[Value]) -> Signature:
+        from inspect import Parameter, Signature, get_annotations
+
+        if value is not None or kind.__init__ is not Value.__init__:
+            raise AttributeError("__signature__")
+        types: dict[str, Any] = {}
+        for base in reversed(kind.__mro__):
+            types.update(get_annotations(base))
+        return Signature(
+            [
+                Parameter(
+                    name,
+                    Parameter.POSITIONAL_OR_KEYWORD,
+                    default=getattr(kind, name, Parameter.empty),
+                    annotation=types.get(name, Parameter.empty),
+                )
+                for name in kind.__match_args__
+            ]
+        )
+
+
 @dataclass_transform(frozen_default=True)
 class Value(Fields):
     """A frozen value. Its annotations are its fields, in order; a value given to one in the class is its default.
@@ -34,6 +61,8 @@ class Value(Fields):
     >>> Point(1.0), Point(1.0) == Point(x=1.0, y=0.0)
     (Point(x=1.0, y=0.0), True)
     """
+
+    __signature__ = _Signature()
 
     def __init_subclass__(cls) -> None:
         own = cls.__dict__.get("__annotations__", ())  # noqa: RUF063  (inspect is what is to be spared)

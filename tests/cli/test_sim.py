@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from abate.cli import main, sim_report
 from abate.cli.sim_output import Progress, outlook_lines
 from abate.cli.sim_tables import difference
+from abate.cli.sim_tune import plot
 from abate.sim.confidence import confidence
 from abate.sim.live.runs import compared
 from abate.sim.scenario import load_scenario, shipped_names
@@ -391,7 +392,13 @@ def test_what_is_asserted_and_does_not_hold_fails_the_build(sim):
         line for line in err.splitlines() if line.startswith("abate: asserted and not so: max_")
     ]
     assert len(err.splitlines()) == 1
-    assert "assertions hold" not in out
+    assert out.splitlines()[-1] == "1 of 2 assertions hold"
+
+
+def test_one_assertion_that_does_not_hold_is_said(sim):
+    """The last line of the output tells it in any case."""
+    code, out, _ = sim("outage.toml", "--set", "assert.max_amplification=1.0")
+    assert (code, out.splitlines()[-1]) == (1, "what is asserted does not hold")
 
 
 def test_what_is_asserted_and_holds_is_said(sim):
@@ -426,8 +433,15 @@ def test_a_build_that_reads_json_fails_too(sim):
         (["outage.toml", "--seeds", "0"], ["--seeds", "0"]),
         (["outage.toml", "--clients", "0"], ["--clients", "0"]),
         (["outage.toml", "--jobs", "-1"], ["--jobs", "-1"]),
-        (["outage.toml", "--set", "policy.attempt=6"], ["outage.toml", "[policy]", "'attempt'"]),
-        (["outage.toml", "--set", "policy.attempts=0"], ["outage.toml", "[policy]", "attempts", "0"]),
+        (
+            ["outage.toml", "--set", "policy.attempt=6"],
+            ["outage.toml: --set policy.attempt=6: [policy] has an unknown key 'attempt'"],
+        ),
+        (
+            ["outage.toml", "--set", "run.seeds=2", "--set", "policy.attempts=0"],
+            ["outage.toml: --set policy.attempts=0: [policy]: attempts", "0"],
+        ),
+        (["outage.toml", "--clients", "200000000"], ["outage.toml: --clients 200000000: [clients]: count must be"]),
         (["outage.toml", "--set", "polcy.attempts=6"], ["outage.toml", "'polcy'"]),
         (["outage.toml", "--set", "services.api.workers=0"], ["outage.toml", "[services.api]", "workers", "0"]),
         (["outage.toml", "--set", "services.db.workers=1"], ["outage.toml", "services.db.workers", "api", "'db'"]),
@@ -451,6 +465,15 @@ def test_wrong_input_is_one_line(sim, words, named):
     assert len(err.splitlines()) == 1
     for word in named:
         assert word in err
+
+
+@pytest.mark.parametrize("words", [["own.toml"], ["tune", "own.toml"]], ids=" ".join)
+def test_an_engine_that_cannot_run_code_is_refused_with_the_file(sim, folder, words):
+    """Whoever asks for it."""
+    (folder / "own.toml").write_text(OUTAGE.replace("count = 50", 'count = 50\ncode = "asyncio:sleep"'))
+    code, out, err = sim(*words, "--engine", "fleet")
+    assert (code, out) == (2, "")
+    assert err == "abate: own.toml: [clients]: code can be run by the engine 'coroutine' alone, not by 'fleet'\n"
 
 
 @pytest.mark.parametrize(
@@ -633,6 +656,52 @@ def test_tune_prints_the_front_the_best_and_how_sure_it_is(sim):
     assert policy["backoff"] == {"base": 0.2, "cap": 5.0, "jitter": "full"}
     assert 1 <= policy["attempts"] <= 3
     assert 0 <= policy["budget"]["reserve"] <= 20
+
+
+def tuned(*found, limit=1.5):
+    """A tuning whose front are these candidates, each with its recovery and amplification; the first is the best."""
+    front = tuple(Trial(candidate, (Seen(time, cost, 1.0),) * 2, limit) for candidate, time, cost in found)
+    return Tuning(front, front[0], None, 1.0, (0.0, 0.0, 0.0), limit, 2, 100, True)
+
+
+def axes(drawn):
+    """What stands at the ends of a plot: of recovery from below, of amplification from the left."""
+    lines = drawn.splitlines()
+    return [lines[11].split(" │")[0].strip(), lines[0].split(" │")[0].strip()], lines[13].split()
+
+
+@pytest.mark.parametrize(
+    ("found", "times", "costs"),
+    [
+        ([(0.0, 1.0)], ["0 s", "1 s"], ["1", "1.5"]),
+        ([(0.0, 1.0), (0.0, 1.2)], ["0 s", "1 s"], ["1", "1.2"]),
+        ([(4.0, 1.2)], ["0 s", "4 s"], ["1", "1.5"]),
+        ([(4.0, 1.0001), (2.0, 1.0002)], ["2 s", "4 s"], ["1", "1.5"]),
+        ([(4.0, 1.7), (2.0, 1.9)], ["2 s", "4 s"], ["1.7", "1.9"]),
+    ],
+)
+def test_every_front_is_plotted(found, times, costs):
+    """One point is a plot, and the two ends of an axis differ."""
+    drawn = plot(tuned(*((Candidate(attempts=place + 2), *each) for place, each in enumerate(found))))
+    assert axes(drawn) == (times, costs)
+    assert sum(drawn.partition("└")[0].count(sign) for sign in "●○×") == len(found)
+
+
+def test_a_limit_of_one_has_an_axis_too():
+    """Where all make one attempt, and may make no more."""
+    assert axes(plot(tuned((Candidate(attempts=1), 0.0, 1.0), limit=1.0)))[1] == ["1", "1.1"]
+
+
+def test_attempts_that_are_never_paid_for_are_shown_as_they_are(sim):
+    """The table and the TOML agree, and a note says that nothing is retried."""
+    words = ["--attempts", 3, "--ratio", 0, "--reserve", 0, "--seeds", 1, "--samples", 2]
+    code, out, _ = sim("tune", "outage.toml", *words)
+    assert code == 0
+    (row,) = [line.split() for line in out.splitlines() if line.startswith("best  ")]
+    assert row[:7] == ["best", "3", "-", "-", "-", "0", "0"]
+    assert "note: where ratio and reserve are 0 no retry is admitted" in out
+    assert "\nattempts = 3\n" in out
+    assert "no retry is admitted" not in sim("tune", "outage.toml", *QUICK, "--attempts", 1)[1]
 
 
 def test_tune_for_machines(sim):

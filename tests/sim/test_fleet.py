@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import abate
 from abate import Backoff, Budget
-from abate.sim import Clients, Controllers, Duration, Limit, Row, Run, Service, Trigger, World, simulated
+from abate.sim import Clients, Controllers, Duration, Limit, Row, Run, Service, Trigger, World, simulated, theory
+from abate.sim.fleet.engine import Fleet
 from abate.sim.fleet.support import without_array_form
 from abate.sim.fleet.wheel import WIDTH
 from abate.sim.fleet.workers import Busy
@@ -85,10 +86,11 @@ WORLDS = {
         OUTAGE,
     ),
     "served within a bucket": world(
-        None,
-        Service("api", workers=6, service_time=Duration(0.006, "exponential"), queue_limit=120),
+        Clients(count=8000, rate=1.0),
+        Service("api", workers=100, service_time=0.01, queue_limit=2000),
         None,
         Trigger("stall", at=10.0, for_=1.0),
+        horizon=18.0,
     ),
     "served by chance": world(
         None, Service("api", workers=60, service_time=Duration(0.1, "exponential"), queue_limit=40), policy(attempts=2)
@@ -159,8 +161,7 @@ def test_a_small_crew_serves_as_much_as_in_the_exact_engine(workers, service_tim
         *SPELLS[spell],
         horizon=16.0,
     )
-    exact, fleet = (tried.run(1, engine) for engine in ("exact", "fleet"))
-    assert fleet.engine == "fleet"
+    exact, fleet = tried.run(1), Fleet(tried, 1, raster=False).run()
     assert fleet.loads["api"].served == pytest.approx(exact.loads["api"].served, rel=0.01)
 
 
@@ -229,7 +230,7 @@ def test_nothing_is_lost_in_any_world(
         *(Trigger(what, at=at, for_=length) for what, at, length in trouble),
         horizon=3.0,
     )
-    run = tried.run(seed, "fleet")
+    run = Fleet(tried, seed, raster=False).run()
     ended, load = run.successes + run.failures, run.loads["api"]
     assert ended <= run.calls <= run.attempts <= 3 * run.calls
     if kind == "serial" and arrivals != "once":
@@ -297,7 +298,13 @@ LACKING = {
         Clients(count=2), Service("api", network=Duration(0.1, "exponential")), horizon=1.0
     ),
     "a queue shorter than what is served in 10 ms": world(
-        Clients(count=2), Service("api", workers=10, service_time=0.01, queue_limit=9), horizon=1.0
+        Clients(count=2), Service("api", workers=100, service_time=0.01, queue_limit=99), horizon=1.0
+    ),
+    "4 workers at 10 ms a request (for waits within 2 % it takes 100 of them, or more than 10 ms)": world(
+        Clients(count=20), Service("api", workers=4, service_time=0.01), horizon=1.0
+    ),
+    "1 worker at 49 ms a request (for waits within 2 % it takes 200 of them, or 50 ms)": world(
+        Clients(count=20), Service("api", service_time=Duration(0.049, "exponential")), horizon=1.0
     ),
     "a shelter": world(Clients(count=2), None, policy(shelter=abate.Shelter()), horizon=1.0),
     "a gate": world(Clients(count=2), None, policy(gate=abate.Permits(5)), horizon=1.0),
@@ -312,6 +319,42 @@ def test_what_has_no_array_form_is_run_by_the_exact_engine_which_says_so(what):
     assert run.engine == "exact"
     assert run.notes == (*exact.notes, f"run by the exact engine: there is no array form of {what}")
     assert run.series == exact.series
+
+
+@pytest.mark.parametrize(
+    ("workers", "service_time"),
+    [
+        (4, 0.0),
+        (4, 0.011),
+        (100, 0.01),
+        (1250, 0.01),
+        (4, Duration(0.05, "exponential")),
+        (200, Duration(0.01, "exponential")),
+        (200, Duration(0.03, "lognormal", spread=0.03)),
+    ],
+)
+def test_workers_that_are_slow_or_many_have_an_array_form(workers, service_time):
+    """What comes free within a bucket comes free once, or evens out."""
+    assert not without_array_form(world(None, Service("api", workers=workers, service_time=service_time)))
+
+
+@pytest.mark.parametrize(
+    ("workers", "rate", "load", "places"), [(4, 100.0, 0.9, 16), (4, 20.0, 0.9, 4), (200, 100.0, 0.8, 400)]
+)
+def test_waits_and_blocking_are_those_of_the_closed_form(workers, rate, load, places):
+    """Near the steps of 10 ms too: M/M/c/K, by the engine that runs it."""
+    offered = load * workers * rate
+    tried = World(
+        Clients(count=100, rate=offered / 100),
+        [Service("api", workers, Duration(1.0 / rate, "exponential"), queue_limit=places)],
+        horizon=100.0 if workers == 4 else 10.0,
+        warmup=1.0,
+    )
+    found = [tried.run(seed, "fleet").measures() for seed in range(3)]
+    blocking, time = (sum(each[name] for each in found) / len(found) for name in ("blocking.api", "mean"))
+    queue = (offered, 1.0 / rate, workers, workers + places)
+    assert time == pytest.approx(theory.mean_time(*queue), rel=0.05)
+    assert blocking == pytest.approx(theory.blocking(*queue), rel=0.1, abs=1e-4)
 
 
 def test_several_things_without_an_array_form_are_named_in_one_note():

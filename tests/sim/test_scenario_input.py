@@ -4,7 +4,8 @@ import pickle
 
 import pytest
 
-from abate.sim import Scenario, load_scenario
+from abate.sim import Scenario, load_scenario, run_study
+from abate.sim.live import compare_live
 from abate.sim.world import Misfit
 
 BASE = """
@@ -94,6 +95,14 @@ def with_policy(scenario):
             "[sweep]: triggers.1.for must name one of the 1 entries of triggers, from 0 on, not '1'",
         ),
         # -- one table
+        (
+            'name = "db"',
+            "[services.api] has an unknown key 'name'; known are kind, workers, service_time, queue_limit,",
+        ),
+        (
+            '[services.r]\nkind = "row"\nworkers = 1',
+            "[services.r] has an unknown key 'workers'; known are kind, network",
+        ),
         ("limit = 5", "[services.api] limit must be a table, not 5"),
         (TRIGGER + "x = 1", "[[triggers]] number 1 has an unknown key 'x'; known are kind, at, for, service, share"),
         (TRIGGER + "for_ = 1", "[[triggers]] number 1 has an unknown key 'for_'; known are kind, at, for,"),
@@ -116,6 +125,11 @@ def test_an_error_says_where(load, text, said):
         ("count = 50", 'count = 50\ncalls = "zz"', "[clients]: calls 'zz', which is no service; there are api"),
         ("count = 50", "count = 50\nstart = 20.0", "[clients]: start must be before the horizon of 20, not 20.0"),
         ("[clients]", "[controllers]\nrelist = 99.0", "[controllers]: relist must be before the horizon of 20"),
+        (
+            "count = 50",
+            "count = 50\nrate = 1e300",
+            "[clients]: count 50 with a rate of 1e+300 over 20 s is 1e+303 calls",
+        ),
         ("\n[run]", "about = 3\n[run]", "about must be a text, not 3"),
         ("count = 50", 'count = 50\ncode = "no:x"', "[clients]: code is 'no:x', but there is no module 'no'"),
         ("count = 50", 'count = 50\ncode = "math:pi"', "[clients]: code is 'math:pi', which must be an async function"),
@@ -132,6 +146,47 @@ def test_code_is_run_by_the_engine_that_can(load):
     assert [case.engine for case in load(text).cases()] == ["coroutine"]
     said = refused(load, text.replace("seeds = 1", 'engine = "fleet"'))
     assert said == "f.toml: [clients]: code can be run by the engine 'coroutine' alone, not by 'fleet'"
+
+
+def test_code_that_another_engine_is_to_run_is_refused_with_its_file(load):
+    """The engine that is given for a study counts as if the file named it."""
+    scenario = load(BASE.replace("count = 50", 'count = 50\ncode = "asyncio:sleep"'))
+    with pytest.raises(ValueError) as raised:
+        run_study(scenario, engine="fleet")
+    assert str(raised.value) == "f.toml: [clients]: code can be run by the engine 'coroutine' alone, not by 'fleet'"
+
+
+def test_code_that_is_not_async_is_refused_with_its_file(load, tmp_path, monkeypatch):
+    """It is seen when it is called; the error has file, table, key and function, and no address in memory."""
+    (tmp_path / "plain_code.py").write_text("def fetch(send):\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    text = BASE.replace("count = 50", 'count = 50\ncode = "plain_code:fetch"')
+    scenario = load(text, "run.horizon=0.3")
+    for run in (run_study, compare_live):
+        with pytest.raises(ValueError) as raised:
+            run(scenario)
+        assert str(raised.value) == "f.toml: [clients]: code must be an async function; fetch returned 1"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"seeds": 0}, "seeds must be a whole number of at least 1, not 0"),
+        ({"seeds": -3}, "seeds must be a whole number of at least 1, not -3"),
+        ({"jobs": 0}, "jobs must be a whole number of at least 1, not 0"),
+    ],
+)
+def test_a_study_of_no_runs_is_refused(load, wrong, said):
+    """As nothing could be said of it."""
+    with pytest.raises(ValueError) as raised:
+        run_study(load(BASE), **wrong)
+    assert str(raised.value) == said
+
+
+def test_a_live_study_of_no_runs_is_refused(load):
+    """Before anything is run."""
+    with pytest.raises(ValueError, match="seeds must be a whole number of at least 1, not 0"):
+        compare_live(load(BASE), seeds=0)
 
 
 def test_a_setting_makes_no_service(load):

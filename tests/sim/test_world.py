@@ -15,6 +15,8 @@ def world(*services, **settings):
     return World(**{"clients": ONE, "services": services or (API,), **settings})
 
 
+STALL = Trigger("stall", at=1.0, for_=1.0)
+HUGE = Trigger("spike", at=5.0, for_=5.0, factor=1e200)
 REFUSED = [
     # -- clients
     (lambda: Clients(count=0), "count must be a whole number of at least 1, not 0"),
@@ -104,7 +106,7 @@ REFUSED = [
     (lambda: world(warmup=-1), "warmup must be a number at least 0, not -1"),
     (lambda: world(warmup=60.0), "warmup must be less than the horizon of 60, not 60.0"),
     (lambda: world(tells_layers="yes"), "tells_layers must be True or False, not 'yes'"),
-    (lambda: world(API, API), "services must have different names; two are called 'api'"),
+    (lambda: world(API, API), "services: must have different names; two are called 'api'"),
     (lambda: world(clients=Clients(1, calls="db")), "clients: calls 'db', which is no service; there are api"),
     (lambda: world(Service("a", calls="b")), "services.a: calls 'b', which is no service; there are a"),
     (lambda: world(Service("a", calls="a")), "services.a: calls lead in a circle: a -> a"),
@@ -119,6 +121,27 @@ REFUSED = [
         lambda: world(Row("row"), triggers=Trigger("stall", 1.0, 1.0)),
         "triggers.0: kind 'stall' has no meaning for a row",
     ),
+    # -- more calls than anybody can wait for
+    (
+        lambda: world(clients=Clients(10, rate=1e300), horizon=10.0),
+        "clients: count 10 with a rate of 1e+300 over 10 s is 1e+302 calls; at most 1,000,000,000 are simulated",
+    ),
+    (lambda: world(clients=Clients(10, rate=1e7, kind="serial")), "clients: count 10 with a rate of 1e+07 over 60 s"),
+    (lambda: world(clients=Clients(10**8, arrivals="periodic")), "clients: count 100000000 with a rate of 1 over 60 s"),
+    (
+        lambda: world(clients=Clients(10), triggers=[STALL, Trigger("spike", at=5.0, for_=5.0, factor=1e9)]),
+        "triggers.1: factor 1e+09 for 5 s makes it 5e+10 calls; at most 1,000,000,000 are simulated",
+    ),
+    (lambda: world(clients=Clients(10), triggers=[HUGE, HUGE]), "triggers.0: factor 1e+200 for 5 s makes it inf calls"),
+    (
+        lambda: world(clients=Controllers(10, rate=1e9)),
+        "controllers: count 10 with 1 keys, a rate of 1e+09 over 60 s is 6e+11 reconciles; at most 1,000,000,000 are",
+    ),
+    (
+        lambda: world(clients=Controllers(10, resync=1e-9)),
+        "a rate of 0, a resync of 1e-09 over 60 s is 6e+11 reconciles",
+    ),
+    (lambda: world(clients=Controllers(1, keys=10**400, relist=1.0)), "a rate of 0 over 60 s is inf reconciles"),
     (lambda: world().run(seed=-1), "seed must be a whole number of at least 0, not -1"),
     (lambda: world().run(engine="fast"), "engine must be one of 'exact', 'coroutine', 'fleet', not 'fast'"),
 ]
@@ -130,6 +153,36 @@ def test_what_cannot_be_is_refused_by_name(made, said):
     with pytest.raises((TypeError, ValueError)) as raised:
         made()
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "clients", [Clients(10_000_000, rate=0.1), Clients(10**8, arrivals="once"), Clients(10**8, rate=0.1)]
+)
+def test_a_large_fleet_is_not_too_much(clients):
+    """Ten million clients with six calls each, and as many as there may be."""
+    assert world(clients=clients).clients is clients
+
+
+def test_a_spike_counts_for_as_long_as_it_lasts():
+    """A large factor is no harm where it is short, nor what lies behind the horizon."""
+    world(clients=Clients(1000), triggers=Trigger("spike", at=59.9, for_=1000.0, factor=1e6))
+
+
+@pytest.mark.parametrize("engine", ["exact", "coroutine", "fleet"])
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"clients": Clients(10, rate=1e-300)}, "no call was made before the horizon of 60 s"),
+        (
+            {"clients": Clients(10, arrivals="once"), "warmup": 5.0},
+            "no call was made after the warm-up of 5 s before the horizon of 60 s",
+        ),
+    ],
+)
+def test_a_run_without_calls_says_so(settings, said, engine):
+    """An empty table needs a word."""
+    (note,) = world(**settings).run(1, engine).notes
+    assert note == f"{said}: there is nothing to measure"
 
 
 def test_a_longer_circle_is_told_from_where_it_begins():

@@ -209,16 +209,36 @@ def prepared(name: str, options: argparse.Namespace) -> Scenario:
     if sys.path[0] != os.getcwd():
         sys.path.insert(0, os.getcwd())  # a policy may name errors of the user's own modules
     scenario = load_scenario(name)
+    steps: list[tuple[str, Scenario]] = []
     if options.clients is not None:
         scenario = _crowded(scenario, options.clients)
+        steps.append((f"--clients {options.clients}", scenario))
     for setting in options.set:
         scenario = scenario.changed(setting)
+        steps.append((f"--set {setting}", scenario))
     policies = tuple(getattr(options, "policy", ()))
     scenario = Scenario(scenario.name, scenario.place, scenario.document, policies)
     if options.clients is not None:
         _check_processes(scenario, options.clients)
-    scenario.cases()  # what is wrong in it is wrong now
+    try:
+        scenario.cases()  # what is wrong in it is wrong now
+    except ValueError as error:
+        raise ValueError(_blamed(str(error), steps)) from error
     return scenario
+
+
+def _blamed(said: str, steps: Sequence[tuple[str, Scenario]]) -> str:
+    """The error of a scenario that was changed, with what it comes from: the first change that has it.
+
+    The file was all right when it was loaded.
+    """
+    for words, scenario in steps:
+        try:
+            scenario.cases()
+        except ValueError as error:
+            if str(error) == said:
+                return f"{scenario.place}: {words}: {said.removeprefix(scenario.place).lstrip(': ')}"
+    return said
 
 
 def _crowded(scenario: Scenario, count: int) -> Scenario:

@@ -126,12 +126,19 @@ def print_studies(studies: Sequence[Study], measures: Sequence[str] | None) -> N
     for study in studies:
         below += outlook_lines(study.results, "" if len(studies) == 1 else f"{study.scenario.name}: ")
     below += list(dict.fromkeys(f"note: {note}" for result in results for note in result.notes))
-    asserted = sum(len(result.case.asserted) for result in results)
-    if asserted and all(study.complete and not study.broken() for study in studies):
-        below.append("what is asserted holds" if asserted == 1 else f"all {asserted} assertions hold")
+    if all(study.complete for study in studies):
+        below += _held([verdict.holds for result in results for verdict in result.verdicts()])
     if below:
         print()
         print("\n".join(map(plain, below)))
+
+
+def _held(verdicts: Sequence[bool]) -> list[str]:
+    """How many of the assertions hold, where there are any."""
+    if len(verdicts) < 2:
+        return ["what is asserted holds" if holds else "what is asserted does not hold" for holds in verdicts]
+    held = sum(verdicts)
+    return [f"all {held} assertions hold" if held == len(verdicts) else f"{held} of {len(verdicts)} assertions hold"]
 
 
 def _caption(study: Study) -> str:

@@ -31,6 +31,7 @@ LIMIT = 1.5
 SEEDS = 10
 BEST, OVER = "best", "over"
 POINTS = {BEST: "●", OVER: "×", "": "○"}
+IDLE = "where ratio and reserve are 0 no retry is admitted, so each call makes one attempt"
 WIDTH, HEIGHT = 60, 12
 """Letters and lines of the plot."""
 
@@ -79,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
     from abate.cli.sim_output import Progress, check_engines, check_numbers, check_outputs
     from abate.cli.terminal import say
     from abate.errors import number, whole
+    from abate.sim.parts import about_code
     from abate.sim.tune import Bounds, tune
 
     check_numbers(options)
@@ -89,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
     check_engines([scenario], options.engine)
     case = chosen_case(scenario, options.variant)
     bounds = Bounds(**_given(options))
-    with Progress(f"tune {scenario.name}") as told:
+    with Progress(f"tune {scenario.name}") as told, about_code(scenario.place):
         tuning = tune(
             case.world,
             options.max_amplification,
@@ -154,6 +156,8 @@ def print_tuning(scenario: Scenario, case: Case, tuning: Tuning) -> None:
     rows = [[_mark(trial, tuning), *settings(trial.candidate), *map(str, figures(trial))] for trial in tuning.front]
     heads = ["", "attempts", "base (s)", "cap (s)", "jitter", "ratio", "reserve"]
     print(columns(heads, [heading(measure) for measure in measures], rows))
+    if any(_idle(trial.candidate) for trial in tuning.front):
+        print(f"note: {IDLE}")
     drawn = plot(tuning)
     if drawn:
         print(f"\n{drawn}")
@@ -172,11 +176,26 @@ def figures(trial: Trial) -> tuple[Estimate, Estimate, Estimate]:
 
 
 def settings(candidate: Candidate) -> list[str]:
-    """What was searched, for one row; where nothing is retried, backoff and budget are nobody's business."""
-    if candidate.attempts == 1 or not (candidate.ratio or candidate.reserve):
+    """What was searched, for one row; what makes no difference, as nothing is retried, is left out.
+
+    >>> from abate.sim.tune import Candidate
+    >>> settings(Candidate(attempts=1)), settings(Candidate(ratio=0.0, reserve=0.0))
+    (['1', '-', '-', '-', '-', '-'], ['3', '-', '-', '-', '0', '0'])
+    """
+    if candidate.attempts == 1:
         return ["1", *"-----"]
-    backoff, budget = (candidate.base, candidate.cap), (candidate.ratio, candidate.reserve)
-    return [str(candidate.attempts), *(f"{n:g}" for n in backoff), candidate.jitter, *(f"{n:g}" for n in budget)]
+    backoff = [f"{candidate.base:g}", f"{candidate.cap:g}", candidate.jitter]
+    return [
+        str(candidate.attempts),
+        *("---" if _idle(candidate) else backoff),
+        f"{candidate.ratio:g}",
+        f"{candidate.reserve:g}",
+    ]
+
+
+def _idle(candidate: Candidate) -> bool:
+    """Are there attempts that its budget never pays for?"""
+    return candidate.attempts > 1 and not (candidate.ratio or candidate.reserve)
 
 
 def _mark(trial: Trial, tuning: Tuning) -> str:
@@ -186,28 +205,37 @@ def _mark(trial: Trial, tuning: Tuning) -> str:
 
 
 def plot(tuning: Tuning) -> str:
-    """Recovery against amplification, in letters; empty where there are no two different points."""
+    """Recovery against amplification, in letters; empty where nothing recovers."""
     found = [trial for trial in tuning.front if math.isfinite(trial.recovery.mean)]
-    if len({(trial.recovery.mean, trial.amplification.mean) for trial in found}) < 2:
+    if not found:
         return ""
-    across = _scale([trial.amplification.mean for trial in found], WIDTH)
-    up = _scale([trial.recovery.mean for trial in found], HEIGHT)
+    costs, times = [trial.amplification.mean for trial in found], [trial.recovery.mean for trial in found]
+    left, right = _ends(costs, 1.0, max(tuning.limit, 1.1))
+    least, most = _ends(times, 0.0, 1.0)
+    across, up = _scale(costs, left, right, WIDTH), _scale(times, least, most, HEIGHT)
     lines = [[" "] * WIDTH for _ in range(HEIGHT)]
     points = zip([_mark(trial, tuning) for trial in found], across, up, strict=True)
     for mark, column, row in sorted(points, key=lambda point: point[0] == BEST):  # the best is drawn above all others
         lines[HEIGHT - 1 - row][column] = POINTS[mark]
-    least, most = (pick(trial.recovery.mean for trial in found) for pick in (min, max))
     labels = [f"{most:.3g} s", *[""] * (HEIGHT - 2), f"{least:.3g} s"]
-    left, right = (pick(trial.amplification.mean for trial in found) for pick in (min, max))
     edge = f"{left:.3g}".ljust(WIDTH - len(f"{right:.3g}")) + f"{right:.3g}"
     body = [f"{label:>8} │{''.join(line)}".rstrip() for label, line in zip(labels, lines, strict=True)]
     legend = "recovery against amplification: ● the best, ○ within the limit, × over it"
     return "\n".join([*body, f"{'':8} └{'─' * WIDTH}", f"{'':10}{edge}", f"{'':10}{legend}"])
 
 
-def _scale(values: Sequence[float], places: int) -> list[int]:
+def _ends(values: Sequence[float], low: float, high: float) -> tuple[float, float]:
+    """Where an axis begins and ends: with the values, or as given at least where their labels would be the same.
+
+    >>> _ends([0.0, 0.0], 0.0, 1.0), _ends([2.0, 5.0], 0.0, 1.0), _ends([4.0], 0.0, 1.0)
+    ((0.0, 1.0), (2.0, 5.0), (0.0, 4.0))
+    """
     least, most = min(values), max(values)
-    return [round((value - least) / (most - least) * (places - 1)) if most > least else 0 for value in values]
+    return (least, most) if f"{least:.3g}" != f"{most:.3g}" else (min(least, low), max(most, high))
+
+
+def _scale(values: Sequence[float], least: float, most: float, places: int) -> list[int]:
+    return [round((value - least) / (most - least) * (places - 1)) for value in values]
 
 
 def as_toml(candidate: Candidate) -> str:

@@ -155,9 +155,7 @@ class Crowd:
     def _awaitable(self, function: Callable[[Any], Any], send: Callable[[], Any]) -> Any:
         found = function(send)
         if not hasattr(found, "__await__"):
-            self._loop.fail(
-                TypeError(f"the code of clients must be an async function; {function!r} returned {found!r}")
-            )
+            self._loop.fail(TypeError(f"clients.code must be an async function; {_name(function)} returned {found!r}"))
             return self._loop.create_future()
         return found
 
@@ -212,6 +210,11 @@ class Crowd:
             self._notes.append(f"{count:,} calls failed with {error}, which comes from no service")
         if self._tasks and self._agenda.empty:
             self._notes.append(f"{len(self._tasks):,} calls wait for something that never comes")
+
+
+def _name(function: Callable[[Any], Any]) -> str:
+    """A function as people know it, and not where it lies in memory."""
+    return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def _answered(request: Request, failure: Exception | None) -> None:

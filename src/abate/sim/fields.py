@@ -8,6 +8,8 @@ from abate.errors import number, whole
 from abate.sim.durations import Duration
 
 MOST_CLIENTS = 100_000_000
+MOST_CALLS = 1_000_000_000
+"""That a world makes at most: some hours of the exact engine, and some minutes of the fleet."""
 LONGEST = 1_000_000
 """Seconds that are simulated at most: some twelve days. Each tenth of a second has a place in every series."""
 

@@ -127,6 +127,16 @@ class Run(Value):
         latest = slot(max(0.0, self.world.horizon - max(STALE, usual)))
         return sum(self.series["unfinished"][slot(self.world.warmup) : latest])
 
+    def noted(self, note: str) -> Run:
+        """The same run, with one more thing that a reader should know.
+
+        >>> import abate.sim as sim
+        >>> sim.World(sim.Clients(count=8), [sim.Service("api")]).run().noted("a trial").notes
+        ('a trial',)
+        """
+        fields = dict(zip(self.__match_args__, self._values(), strict=True))
+        return Run(**{**fields, "notes": (*self.notes, note)})
+
     def _counted(self, name: str) -> Series:
         return self.series[name][slot(self.world.warmup) :]
 

@@ -40,6 +40,17 @@ class Pace:
         """The rate at an instant."""
         return self.rates[bisect_right(self.starts, now) - 1]
 
+    def done(self, start: float, end: float) -> float:
+        """How much is done between two instants.
+
+        >>> Pace(1.0, [(10.0, 20.0, 0.5)]).done(5.0, 30.0)
+        20.0
+        """
+        spans = zip(self.rates, pairwise(self.starts), strict=True)
+        return sum(
+            rate * (min(end, last) - max(start, first)) for rate, (first, last) in spans if first < end > start < last
+        )
+
     def after(self, now: float, amount: float) -> float:
         """The instant by which so much is done, from now on; never, if the rate stays 0."""
         if self.steady:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import cast
 
 from abate.admit.shelter import Shelter
 from abate.call.load import SHELTERS, load_policies, policy_of, shelters_of
@@ -20,6 +21,11 @@ from abate.sim.world import ENGINES, Engine, Misfit, Trigger, World
 SEEDS = 10
 """Runs of each case, unless a scenario says otherwise."""
 RUN_KEYS = ("horizon", "warmup", "tells_layers", "seeds", "engine")
+SERVICE_KEYS = {
+    kind: ("kind", *(key for key in make.__match_args__ if key != "name"))
+    for kind, make in (("service", Service), ("row", Row))
+}
+"""By the kind of a service. Its name is that of its table."""
 TRIGGER_KEYS = tuple(key.rstrip("_") for key in Trigger.__match_args__)
 WITHIN = "recovers_within"
 
@@ -67,18 +73,28 @@ def engine_and_seeds(place: str, document: Document, world: World) -> tuple[Engi
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place}: [run] {error}") from error
     if code:
-        _check_code(place, code, engine)
+        from abate.sim.coroutine import function_of
+
+        with about_code(place):
+            world.check_engine(engine)
+            function_of(code)
     return engine, seeds
 
 
-def _check_code(place: str, code: Any, engine: Engine) -> None:
-    from abate.sim.coroutine import function_of
+@contextmanager
+def about_code(place: str) -> Generator[None]:
+    """What is wrong with the code of clients is told with the file and the table that name it.
 
-    if engine != "coroutine":
-        raise ValueError(f"{place}: [clients]: code can be run by the engine 'coroutine' alone, not by {engine!r}")
+    >>> with about_code("f.toml"):
+    ...     raise TypeError("clients.code is 'math:pi', which must be an async function, not 3.14")
+    Traceback (most recent call last):
+    ValueError: f.toml: [clients]: code is 'math:pi', which must be an async function, not 3.14
+    """
     try:
-        function_of(code)
+        yield
     except (TypeError, ValueError) as error:
+        if not str(error).startswith("clients.code "):
+            raise
         raise ValueError(f"{place}: [clients]: {str(error).removeprefix('clients.')}") from error
 
 
@@ -186,6 +202,7 @@ def _services(place: str, tables: object, shelters: Shelters) -> Iterator[Servic
         kind = fields.pop("kind", "service")
         if kind not in ("service", "row"):
             raise ValueError(f"{where} kind must be 'service' or 'row', not {kind!r}")
+        only(where, fields, SERVICE_KEYS[kind])
         for key in ("service_time", "network"):
             if isinstance(fields.get(key), dict):
                 fields[key] = fielded(f"{where} {key}", Duration, fields[key])

@@ -13,8 +13,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
+from abate.errors import whole
 from abate.sim.measures import Run, Series
 from abate.sim.outlook import outlook
+from abate.sim.parts import about_code
 from abate.sim.scenario import WITHIN, Case, Scenario
 from abate.sim.spread import spread
 from abate.values import Value
@@ -209,8 +211,22 @@ def run_study(
     progress: Progress | None = None,
     raster: bool = False,
 ) -> Study:
-    """Run every case of a scenario with every seed; `raster` keeps the attempts of each case's first run."""
+    """Run every case of a scenario with every seed, from 0 on; `raster` keeps the attempts of each case's first run.
+
+    `seeds`, `engine` and `jobs` (processes) are what the scenario says, and one per core, unless given.
+
+    >>> from abate.sim.scenario import load_scenario
+    >>> run_study(load_scenario("herd"), seeds=0)
+    Traceback (most recent call last):
+    ValueError: seeds must be a whole number of at least 1, not 0
+    """
+    for name, given in (("seeds", seeds), ("jobs", jobs)):
+        if given is not None:
+            whole(name, given, least=1)
     cases = scenario.cases()
+    for case in cases:
+        with about_code(scenario.place):
+            case.world.check_engine(engine or case.engine)
     tasks = [
         (place, seed, engine or case.engine, raster and seed == 0)
         for place, case in enumerate(cases)
@@ -221,7 +237,10 @@ def run_study(
     found: list[list[Sample]] = [[] for _ in cases]
     complete = True
     try:
-        with closing(_samples(scenario, cases, tasks, jobs or os.cpu_count() or 1)) as samples:
+        with (
+            about_code(scenario.place),
+            closing(_samples(scenario, cases, tasks, jobs or os.cpu_count() or 1)) as samples,
+        ):
             for place, sample in samples:
                 found[place].append(sample)
                 if progress is not None:

@@ -7,12 +7,15 @@ clients ──policy──► service ──policy──► service …        s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING, Literal
 
 from abate.call.policy import Policy
 from abate.errors import choice, number, whole
 from abate.sim.clients import Clients, Controllers
-from abate.sim.fields import hint, lasting, several, status, truth
+from abate.sim.fields import MOST_CALLS, hint, lasting, several, status, truth
+from abate.sim.pace import Pace
 from abate.sim.services import Row, Service
 from abate.values import Value
 
@@ -143,6 +146,7 @@ class World(Value):
         self._check_names()
         self._check_cycles()
         self._check_triggers()
+        self._check_size()
 
     def _check_beginning(self) -> None:
         key = "start" if isinstance(self.clients, Clients) else "relist"
@@ -155,7 +159,7 @@ class World(Value):
         names = [service.name for service in self.services]
         for place, name in enumerate(names):
             if name in names[:place]:
-                raise ValueError(f"services must have different names; two are called {name!r}")
+                raise Misfit("services", f"must have different names; two are called {name!r}")
         table = "clients" if isinstance(self.clients, Clients) else "controllers"
         called = [(table, self.clients.calls)] if self.clients.calls else []
         called += [(f"services.{service.name}", name) for service in self.services for name in service.calls]
@@ -186,6 +190,27 @@ class World(Value):
                 raise Misfit(table, f"service {trigger.service!r} is no service; there are {', '.join(names)}")
             if trigger.kind != "spike" and isinstance(self.service(trigger.service or self.entry), Row):
                 raise Misfit(table, f"kind {trigger.kind!r} has no meaning for a row, only 'spike' has")
+
+    def _check_size(self) -> None:
+        """Refuse what nobody lives long enough to see: more calls than an engine gets through."""
+        who, over = self.clients, f"over {self.horizon:g} s"
+        calm, spiked = (_calls(who, self.horizon, spikes) for spikes in ((), self.spikes))
+        at_most = f"at most {MOST_CALLS:,} are simulated"
+        if calm > MOST_CALLS:
+            if isinstance(who, Clients):
+                raise Misfit(
+                    "clients", f"count {who.count} with a rate of {who.rate:g} {over} is {calm:.3g} calls; {at_most}"
+                )
+            rounds = "" if who.resync is None else f", a resync of {who.resync:g}"
+            of = f"count {who.count} with {who.keys} keys, a rate of {who.rate:g}{rounds}"
+            raise Misfit("controllers", f"{of} {over} is {calm:.3g} reconciles; {at_most}")
+        if spiked > MOST_CALLS:
+            place, spike = max(
+                ((place, trigger) for place, trigger in enumerate(self.triggers) if trigger.kind == "spike"),
+                key=lambda found: found[1].factor or 1.0,
+            )
+            said = f"factor {spike.factor:g} for {spike.for_:g} s makes it {spiked:.3g} calls; {at_most}"
+            raise Misfit(f"triggers.{place}", said)
 
     @property
     def entry(self) -> str:
@@ -222,6 +247,33 @@ class World(Value):
         from abate.sim.engines import engine_of
 
         whole("seed", seed, least=0)
+        self.check_engine(engine)
+        found = engine_of(engine)(self, seed, raster)
+        if found.calls:
+            return found
+        warm = f" after the warm-up of {self.warmup:g} s" if self.warmup else ""
+        return found.noted(
+            f"no call was made{warm} before the horizon of {self.horizon:g} s: there is nothing to measure"
+        )
+
+    def check_engine(self, engine: str) -> None:
+        """Refuse an engine that can't run the code of these clients.
+
+        >>> World(Clients(count=10, code="app:fetch"), [Service("api")]).check_engine("fleet")
+        Traceback (most recent call last):
+        ValueError: clients.code can be run by the engine 'coroutine' alone, not by 'fleet'
+        """
         if engine != "coroutine" and isinstance(self.clients, Clients) and self.clients.code:
             raise ValueError(f"clients.code can be run by the engine 'coroutine' alone, not by {engine!r}")
-        return engine_of(engine)(self, seed, raster)
+
+
+def _calls(who: Clients | Controllers, horizon: float, spikes: Sequence[tuple[float, float, float]]) -> float:
+    """Calls that may be made before the horizon: serial clients, and keys that wait already, make fewer."""
+    busy = Pace(1.0, spikes).done(who.start if isinstance(who, Clients) else 0.0, horizon)
+    try:
+        if isinstance(who, Clients):
+            return float(who.count) if who.arrivals == "once" else who.count * who.rate * busy
+        rounds = (0 if who.resync is None else horizon / who.resync) + (who.relist is not None)
+        return who.count * (who.rate * busy + who.keys * rounds)
+    except OverflowError:  # keys are whole numbers of any size
+        return inf

@@ -54,9 +54,8 @@ def run(world: World, seed: int, raster: bool = False) -> Run:
     """
     lacking = without_array_form(world)
     if lacking:
-        found = exact.run(world, seed, raster)
         note = f"run by the exact engine: there is no array form of {', '.join(lacking)}"
-        return Run(**{**dict(zip(Run.__match_args__, found._values(), strict=True)), "notes": (*found.notes, note)})
+        return exact.run(world, seed, raster).noted(note)
     return Fleet(world, seed, raster).run()
 
 

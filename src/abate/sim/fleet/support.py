@@ -7,9 +7,16 @@ from abate.schedule.backoff import Backoff, ListSchedule
 from abate.sim.clients import Controllers
 from abate.sim.durations import Duration
 from abate.sim.fleet.server import flows
-from abate.sim.fleet.wheel import WIDTH
+from abate.sim.fleet.wheel import PER_SECOND, WIDTH
 from abate.sim.services import Row, Service
 from abate.sim.world import World
+
+MANY, MANY_VARYING = 100, 200
+"""Workers at least that are as good as one who is as fast as they are, where serving takes a bucket or less: up to a
+load of 80 % waits are within 2 % of the closed forms. For the second number, service times vary."""
+SLOW = 5
+"""Buckets that fewer workers must take on average where service times vary. From here on waits and blocking are within
+2 % of the closed forms; at 3 buckets blocking was 6 % off, at 1 waits were 13 %."""
 
 
 def without_array_form(world: World) -> list[str]:
@@ -42,7 +49,21 @@ def _service(service: Service) -> list[str]:
         "a network whose time varies": not network.nothing and network.shape != "constant",
         "a queue shorter than what is served in 10 ms": flows(service) and short,
     }
-    return [name for name, true in reasons.items() if true]
+    return [name for name, true in reasons.items() if true] + _few_and_fast(service)
+
+
+def _few_and_fast(service: Service) -> list[str]:
+    """Workers who come free within a bucket again and again, and are too few for that to even out."""
+    duration = Duration.of(service.service_time)
+    varies = duration.shape != "constant"
+    many, steps = (MANY_VARYING, SLOW) if varies else (MANY, 1)
+    short = duration.mean * PER_SECOND < steps if varies else flows(service)
+    if duration.nothing or not short or service.workers >= many:
+        return []
+    enough = f"{steps * 1000 // PER_SECOND} ms" if varies else f"more than {steps * 1000 // PER_SECOND} ms"
+    who = f"{service.workers} worker{'' if service.workers == 1 else 's'}"
+    took = f"{duration.mean * 1000:.3g} ms"
+    return [f"{who} at {took} a request (for waits within 2 % it takes {many} of them, or {enough})"]
 
 
 def _policy(policy: Policy) -> list[str]:

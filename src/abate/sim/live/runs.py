@@ -23,6 +23,7 @@ from abate.sim.live.line import Line
 from abate.sim.live.process import HostProcess
 from abate.sim.live.scale import LONGEST, MOST, small
 from abate.sim.measures import Recorder, Run
+from abate.sim.parts import about_code
 from abate.sim.scenario import Case, Scenario
 from abate.sim.study import Estimate, Progress, estimate, figure
 from abate.sim.world import Engine, World
@@ -125,6 +126,8 @@ def compare_live(
     success   1     1          +0 (+0.0 %)
     """
     whole("seed", seed, least=0)
+    if seeds is not None:
+        whole("seeds", seeds, least=1)
     cases = scenario.cases()
     fitted = [small(case.world, most, longest) for case in cases]  # what can't be run is refused before anything is
     total = sum(math.ceil(each.world.horizon) for each in fitted)
@@ -136,7 +139,8 @@ def compare_live(
         figures: tuple[Figure, ...] = ()
         try:
             if complete:
-                figures = _figures(run, _simulated(case, each.world, seeds or case.seeds))
+                with about_code(scenario.place):
+                    figures = _figures(run, _simulated(case, each.world, seeds or case.seeds))
         except KeyboardInterrupt:
             complete = False
         found.append(Beside(case, each.world, run, figures, complete))
