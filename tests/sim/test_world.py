@@ -126,7 +126,6 @@ REFUSED = [
         lambda: world(clients=Clients(10, rate=1e300), horizon=10.0),
         "clients: count 10 with a rate of 1e+300 over 10 s is 1e+302 calls; at most 1,000,000,000 are simulated",
     ),
-    (lambda: world(clients=Clients(10, rate=1e7, kind="serial")), "clients: count 10 with a rate of 1e+07 over 60 s"),
     (lambda: world(clients=Clients(10**8, arrivals="periodic")), "clients: count 100000000 with a rate of 1 over 60 s"),
     (
         lambda: world(clients=Clients(10), triggers=[STALL, Trigger("spike", at=5.0, for_=5.0, factor=1e9)]),
@@ -269,3 +268,10 @@ def test_worlds_are_values():
     assert world(policy=policy) != world(policy=policy.replace(attempts=9))
     with pytest.raises(AttributeError, match="frozen"):
         world().horizon = 5.0
+
+
+def test_serial_clients_need_not_pause():
+    """However high their rate: they call no more often than they are answered."""
+    eager = Clients(10, rate=1e9, kind="serial")
+    run = World(eager, [Service("api", workers=2, service_time=0.1)], horizon=10.0).run()
+    assert run.calls == 10 + 2 * 99

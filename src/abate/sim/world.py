@@ -268,11 +268,12 @@ class World(Value):
 
 
 def _calls(who: Clients | Controllers, horizon: float, spikes: Sequence[tuple[float, float, float]]) -> float:
-    """Calls that may be made before the horizon: serial clients, and keys that wait already, make fewer."""
+    """Calls that are made before the horizon, as far as that is known: serial clients wait for the service's answers."""
     busy = Pace(1.0, spikes).done(who.start if isinstance(who, Clients) else 0.0, horizon)
     try:
         if isinstance(who, Clients):
-            return float(who.count) if who.arrivals == "once" else who.count * who.rate * busy
+            once = who.arrivals == "once" or who.kind == "serial"
+            return float(who.count) if once else who.count * who.rate * busy
         rounds = (0 if who.resync is None else horizon / who.resync) + (who.relist is not None)
         return who.count * (who.rate * busy + who.keys * rounds)
     except OverflowError:  # keys are whole numbers of any size
