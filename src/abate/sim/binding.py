@@ -83,8 +83,8 @@ def failures_of(world: World, service: Service | Row) -> set[type[Answer]]:
     found = {answer(503)}
     if service.error_rate:
         found.add(answer(service.status))
-    for trigger in world.triggers:
-        if trigger.kind == "error" and (trigger.service or world.entry) == service.name:
+    for trigger in world.triggers_of(service.name):
+        if trigger.kind == "error":
             found.add(answer(trigger.status, trigger.retry_after))
     if service.calls:
         found |= {answer(502), answer(502, exhausted=True)}

@@ -108,7 +108,7 @@ class Server:
     )
 
     def __init__(self, service: Service, world: World, agenda: Agenda, chance: Chance) -> None:
-        triggers = [trigger for trigger in world.triggers if (trigger.service or world.entry) == service.name]
+        triggers = world.triggers_of(service.name)
         self._service = service
         self._agenda = agenda
         self._at = agenda.at

@@ -221,6 +221,15 @@ class World(Value):
         """The service of that name."""
         return next(service for service in self.services if service.name == name)
 
+    def triggers_of(self, service: str) -> list[Trigger]:
+        """What goes wrong with a service; a trigger that names none is the entry's.
+
+        >>> world = World(Clients(9), [Service("api")], triggers=[Trigger("stall", 1.0, 2.0)])
+        >>> [trigger.kind for trigger in world.triggers_of("api")]
+        ['stall']
+        """
+        return [trigger for trigger in self.triggers if (trigger.service or self.entry) == service]
+
     @property
     def spikes(self) -> list[tuple[float, float, float]]:
         """When more calls arrive, and how many times as many."""
@@ -268,7 +277,7 @@ class World(Value):
 
 
 def _calls(who: Clients | Controllers, horizon: float, spikes: Sequence[tuple[float, float, float]]) -> float:
-    """Calls that are made before the horizon, as far as that is known: serial clients wait for the service's answers."""
+    """Calls that are made before the horizon, as far as that is known: serial clients wait for their answers."""
     busy = Pace(1.0, spikes).done(who.start if isinstance(who, Clients) else 0.0, horizon)
     try:
         if isinstance(who, Clients):

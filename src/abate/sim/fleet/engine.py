@@ -333,7 +333,7 @@ def _bound(world: World, service: Service) -> tuple[Policy, list[str]]:
 def _rulings(service: Service, world: World, policy: Policy) -> list[Ruling]:
     """The rulings on the kinds of failure, by their numbers."""
     answers = [answer(503), answer(service.status)]
-    for trigger in world.triggers:
-        if trigger.kind == "error" and (trigger.service or world.entry) == service.name:
+    for trigger in world.triggers_of(service.name):
+        if trigger.kind == "error":
             answers.append(answer(trigger.status, trigger.retry_after))
     return [policy.rules.decide(Outcome(AttemptTimeout(0.0))), *(policy.known.get(kind, FATAL) for kind in answers)]

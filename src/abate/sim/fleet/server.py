@@ -53,7 +53,7 @@ class Server:
     )
 
     def __init__(self, service: Service, world: World, seed: int, buckets: int) -> None:
-        triggers = [trigger for trigger in world.triggers if (trigger.service or world.entry) == service.name]
+        triggers = world.triggers_of(service.name)
         self._service = service
         self._horizon = world.horizon
         self._errors = [trigger for trigger in triggers if trigger.kind == "error"]
