@@ -52,13 +52,13 @@ def test_nothing_grows_with_keys_and_texts(watched, name):
 def test_names_beyond_a_bound_are_other(watched, event):
     """Label values are bounded, whatever they are called; nothing that came later is lost."""
     for number in range(3 * MOST):
-        watched.sink(event(f"name-{number}"))
+        watched.sink(event(f"one-of-many-{number}"))
     names = {
         value
         for family in watched.registry.collect()
         for sample in family.samples
         for value in sample.labels.values()
-        if value.startswith("name-") or value == "other"
+        if value.startswith("one-of-many-") or value == "other"
     }
     assert "other" in names
     assert len(names) <= MOST + 1

@@ -3,7 +3,6 @@
 from prometheus_client import CollectorRegistry
 
 from abate import observe
-from abate.observe.outcomes import OUTCOMES
 from abate.observe.prometheus import PrometheusSink
 
 
@@ -24,10 +23,16 @@ class Watched:
     def value(self, metric, **labels):
         return self.registry.get_sample_value(f"abate_{metric}", labels)
 
+    def ended(self, policy):
+        """How the calls of a policy ended, each outcome with its count."""
+        (family,) = (family for family in self.registry.collect() if family.name == "abate_calls")
+        return {
+            sample.labels["outcome"]: sample.value for sample in family.samples if sample.labels["policy"] == policy
+        }
+
     def calls(self, policy):
-        """How the calls of a policy ended, without the outcomes that none had."""
-        ended = {outcome: self.value("calls_total", policy=policy, outcome=outcome) for outcome in OUTCOMES}
-        return {outcome: count for outcome, count in ended.items() if count}
+        """The same, without the outcomes that none had."""
+        return {outcome: count for outcome, count in self.ended(policy).items() if count}
 
     def series(self, name):
         """The series that have this name in one of their labels, whatever else is alive in the process."""

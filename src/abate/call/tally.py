@@ -102,8 +102,8 @@ class Counted(Value):
 
 
 NOTHING = Counted(0, 0, 0)
-MOST_NAMES = 1000
-"""Names for which is kept what policies had counted that are gone; beyond that it is kept for all others together."""
+MOST_NAMES = 10_000
+"""Names that are counted by themselves; what comes after that is counted together."""
 OTHER = "other"
 """The name for all of those."""
 MOST_GONE = 256
@@ -119,10 +119,13 @@ class Leaf(ref[Tally]):
     good: Tick
     bad: Tick
 
-    def __new__(cls, tally: Tally, gone: Callable[[Any], object]) -> Leaf:
+    def __new__(cls, tally: Tally, gone: Callable[[Any], object], name: str) -> Leaf:
         leaf = super().__new__(cls, tally, gone)
-        leaf.name, leaf.good, leaf.bad = tally.name, tally.good, tally.bad
+        leaf.name, leaf.good, leaf.bad = name, tally.good, tally.bad
         return leaf
+
+    def __init__(self, tally: Tally, gone: Callable[[Any], object], name: str) -> None:
+        """All is done: a reference wants to be given no more than what it has."""
 
 
 class Roll:
@@ -155,7 +158,9 @@ class Roll:
     def note(self, tally: Tally) -> None:
         """A policy has come."""
         with self._lock:
-            leaf = Leaf(tally, self._gone.append)
+            name = tally.name if tally.name in self._totals or len(self._totals) < MOST_NAMES else OTHER
+            self._totals.setdefault(name, NOTHING)
+            leaf = Leaf(tally, self._gone.append, name)
             self._leaves[id(leaf)] = leaf
             if len(self._gone) >= MOST_GONE:
                 self._bury()
@@ -163,12 +168,12 @@ class Roll:
     def totals(self) -> dict[str, Counted]:
         """What was counted so far under each name."""
         with self._lock:
-            alive = [tally for leaf in self._leaves.values() if (tally := leaf()) is not None]
+            alive = [(leaf.name, tally) for leaf in self._leaves.values() if (tally := leaf()) is not None]
             self._bury()  # after that, so that none is missed that goes in between
             totals = dict(self._totals)
-        for tally in alive:
+        for name, tally in alive:
             good, bad = tally.good.read(), tally.bad.read()  # before those that have begun, as these are never fewer
-            totals[tally.name] = totals.get(tally.name, NOTHING).plus(Counted(tally.begun.read(), good, bad))
+            totals[name] = totals[name].plus(Counted(tally.begun.read(), good, bad))
         return totals
 
     def _bury(self) -> None:
@@ -177,8 +182,7 @@ class Roll:
             del self._leaves[id(leaf)]
             good, bad = leaf.good.close(), leaf.bad.close()
             if good or bad:
-                name = leaf.name if leaf.name in self._totals or len(self._totals) < MOST_NAMES else OTHER
-                self._totals[name] = self._totals.get(name, NOTHING).plus(Counted(good + bad, good, bad))
+                self._totals[leaf.name] = self._totals[leaf.name].plus(Counted(good + bad, good, bad))
 
 
 roll = Roll()

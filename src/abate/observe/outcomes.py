@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from abate import census, events
 from abate.call.tally import NOTHING, roll
 from abate.observe.carried import Pair
-from abate.observe.series import UNNAMED, Counts, Names, one_of
+from abate.observe.series import Counts, Names, one_of
 
 REASONS = ("fatal", "unsafe", "attempts", "deadline", "hint", "budget", "shelter", "layer", "cancelled")
 OUTCOMES = ("success", "recovered", *REASONS)
@@ -72,9 +72,8 @@ class Outcomes:
         """How many calls of each policy have ended in which way; `tallies` is what policies had counted before."""
         ended = {(policy, outcome): count for (policy, outcome), count in self._events}
         for policy, (good, bad) in self._labelled(tallies).items():
-            if good or bad or policy != UNNAMED:  # what decorated functions are made from has no name, and no calls
-                ended[policy, "success"] = good - self._events.of(policy, "recovered") - self._returned.of(policy)
-                ended[policy, "cancelled"] = max(bad - self._raised.of(policy), self._events.of(policy, "cancelled"))
+            ended[policy, "success"] = good - self._events.of(policy, "recovered") - self._returned.of(policy)
+            ended[policy, "cancelled"] = max(bad - self._raised.of(policy), self._events.of(policy, "cancelled"))
         for labels, count in ended.items():
             self._shown[labels] = max(self._shown.get(labels, 0), count)
         return self._shown
@@ -97,6 +96,6 @@ class Since:
         self._before = roll.totals()
 
     def read(self) -> dict[str, Pair]:
-        """Calls that were good and calls that were not, by the name of the policy."""
+        """Calls that were good and calls that were not, by the name of the policy, where there were any."""
         since = {name: counted.minus(self._before.get(name, NOTHING)) for name, counted in roll.totals().items()}
-        return {name: (counted.good, counted.bad) for name, counted in since.items()}
+        return {name: (counted.good, counted.bad) for name, counted in since.items() if counted.good or counted.bad}
