@@ -326,6 +326,7 @@ def test_what_has_no_array_form_is_run_by_the_exact_engine_which_says_so(what):
     [
         (4, 0.0),
         (4, 0.011),
+        (1, 0.0001),
         (100, 0.01),
         (1250, 0.01),
         (4, Duration(0.05, "exponential")),

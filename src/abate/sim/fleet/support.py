@@ -12,8 +12,9 @@ from abate.sim.services import Row, Service
 from abate.sim.world import World
 
 MANY, MANY_VARYING = 100, 200
-"""Workers at least that are as good as one who is as fast as they are, where serving takes a bucket or less: up to a
-load of 80 % waits are within 2 % of the closed forms. For the second number, service times vary."""
+"""Workers from which on all of them are as good as one who is as fast, where serving takes a bucket or less: up to a load
+of 80 % waits are within 2 % of the closed forms. For the second number, service times vary. Who serves so many in a
+bucket may as well be one: his waits are shorter than it."""
 SLOW = 5
 """Buckets that fewer workers must take on average where service times vary. From here on waits and blocking are within
 2 % of the closed forms; at 3 buckets blocking was 6 % off, at 1 waits were 13 %."""
@@ -58,7 +59,8 @@ def _few_and_fast(service: Service) -> list[str]:
     varies = duration.shape != "constant"
     many, steps = (MANY_VARYING, SLOW) if varies else (MANY, 1)
     short = duration.mean * PER_SECOND < steps if varies else flows(service)
-    if duration.nothing or not short or service.workers >= many:
+    served = service.capacity * WIDTH if flows(service) else 0.0
+    if duration.nothing or not short or service.workers >= many or served >= MANY:
         return []
     enough = f"{steps * 1000 // PER_SECOND} ms" if varies else f"more than {steps * 1000 // PER_SECOND} ms"
     who = f"{service.workers} worker{'' if service.workers == 1 else 's'}"
