@@ -12,9 +12,9 @@ from abate.sim.services import Row, Service
 from abate.sim.world import World
 
 MANY, MANY_VARYING = 100, 200
-"""Workers from which on all of them are as good as one who is as fast, where serving takes a bucket or less: up to a load
-of 80 % waits are within 2 % of the closed forms. For the second number, service times vary. Who serves so many in a
-bucket may as well be one: his waits are shorter than it."""
+"""Workers from which on all of them are as good as one who is as fast, where serving takes a bucket or less: up to a
+load of 80 % waits are within 2 % of the closed forms. For the second number, service times vary. Who serves so many in
+a bucket may as well be one: his waits are shorter than it."""
 SLOW = 5
 """Buckets that fewer workers must take on average where service times vary. From here on waits and blocking are within
 2 % of the closed forms; at 3 buckets blocking was 6 % off, at 1 waits were 13 %."""
