@@ -122,7 +122,7 @@ class Tally:
             rates = self._good[start : start + AT_ONCE][called] / made[called]
             clients += len(rates)
             total += float(rates.sum())
-            squares += float(rates @ rates)
+            squares += float(np.square(rates).sum())  # a dot product wakes the threads of a library
         if not clients:
             return None
         return total**2 / (clients * squares) if squares else 1.0
