@@ -1,9 +1,11 @@
-"""For the tests of the Prometheus sink."""
+"""Sinks that are installed while a test runs."""
 
 import itertools
 
 import pytest
 
+import abate
+from abate.observe.page.recent import Recent
 from tests.observe.watching import Watched
 
 numbers = itertools.count()
@@ -20,3 +22,13 @@ def watched():
 def name():
     """A name that no other test uses."""
     return f"name-of-test-{next(numbers)}"
+
+
+@pytest.fixture
+def recent():
+    """What the live page keeps, on a virtual clock."""
+    with abate.testing.VirtualClock(start=1000.0) as clock:
+        sink = abate.observe.install(Recent(clock))
+        sink.clock = clock
+        yield sink
+        abate.observe.remove(sink)

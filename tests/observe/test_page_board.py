@@ -9,7 +9,6 @@ import threading
 import pytest
 
 import abate
-from abate.observe import install, remove
 from abate.observe.page import trouble
 from abate.observe.page.board import Board
 from abate.observe.page.depths import EVERY, Depths
@@ -18,16 +17,6 @@ from abate.observe.page.recent import Recent
 GUARD = 30.0
 """Seconds after which a test takes it that something hangs."""
 ERROR = ConnectionError("down")
-
-
-@pytest.fixture
-def recent():
-    """A sink, installed while the test runs."""
-    with abate.testing.VirtualClock(start=1000.0) as clock:
-        sink = install(Recent(clock))
-        sink.clock = clock
-        yield sink
-        remove(sink)
 
 
 def shown(board):

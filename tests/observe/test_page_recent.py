@@ -8,26 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import abate
 from abate import events
-from abate.observe import install, remove
 from abate.observe.page.keys import Failing, Hottest
 from abate.observe.page.lately import MOST_WORDS, PART, PARTS, Lately
 from abate.observe.page.rates import POINTS, Rates
-from abate.observe.page.recent import HAPPENINGS, LONGEST, PAIRS, Recent
+from abate.observe.page.recent import HAPPENINGS, LONGEST, PAIRS
 from abate.observe.snapshot import MOST
 
 ERROR = ConnectionError("down")
-
-
-@pytest.fixture
-def recent():
-    """A sink, installed while the test runs."""
-    with abate.testing.VirtualClock(start=1000.0) as clock:
-        sink = install(Recent(clock))
-        sink.clock = clock
-        yield sink
-        remove(sink)
 
 
 @given(st.lists(st.sampled_from("abcdefgh"), max_size=200), st.integers(1, 6))

@@ -8,22 +8,7 @@ import abate
 from abate import events
 from abate.observe.transitions import KINDS, MOST_KEYS, Line, Transitions
 from abate.observe.words import LONGEST_NAME, LONGEST_TEXT
-
-DOWN = OSError("down")
-WINDOW = 60.0
-
-
-def failed(policy="orders", error=DOWN):
-    return events.FirstFailure(policy, "blip", error)
-
-
-def worked(key, ending="retry", policy="orders"):
-    return events.Worked(policy, key, ending, 0.1, 1, DOWN if ending in ("retry", "slow") else None)
-
-
-def kinds(lines):
-    return [line.kind for line in lines]
-
+from tests.observe.failing import DOWN, failed, kinds, worked
 
 # -- what is a line
 

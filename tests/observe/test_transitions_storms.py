@@ -8,21 +8,7 @@ from hypothesis import strategies as st
 
 from abate import events
 from abate.observe.transitions import OTHERS, Transitions
-
-DOWN = OSError("down")
-WINDOW = 60.0
-
-
-def failed(policy="orders", error=DOWN):
-    return events.FirstFailure(policy, "blip", error)
-
-
-def worked(key, ending="retry", policy="orders"):
-    return events.Worked(policy, key, ending, 0.1, 1, DOWN if ending in ("retry", "slow") else None)
-
-
-def kinds(lines):
-    return [line.kind for line in lines]
+from tests.observe.failing import DOWN, WINDOW, failed, kinds, worked
 
 
 def test_a_storm_is_a_burst_a_summary_now_and_then_and_an_end():
