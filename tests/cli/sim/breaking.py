@@ -1,0 +1,28 @@
+"""Ctrl-C, on a terminal."""
+
+import os
+import pty
+import signal
+
+from tests.cli.commands import GUARD, started
+
+
+def broken_off(*words: object, after: bytes) -> tuple[int, bytes, bytes]:
+    """Run it on a terminal, and press Ctrl-C once that has shown this: exit code, stdout, what was on the terminal."""
+    main_end, terminal = pty.openpty()
+    try:
+        with started("sim", *words, stderr=terminal, env={**os.environ, "COLUMNS": "100"}) as process:
+            os.close(terminal)
+            shown = b""
+            while after not in shown:
+                shown += os.read(main_end, 4096)
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=GUARD)
+            try:
+                while piece := os.read(main_end, 4096):
+                    shown += piece
+            except OSError:  # nobody is left at the other end
+                pass
+            return process.returncode, out, shown
+    finally:
+        os.close(main_end)
