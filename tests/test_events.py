@@ -129,6 +129,10 @@ def test_a_sink_that_holds_up_many_calls_a_little_is_cut_off(monkeypatch):
         emit(Recovered("orders", 2, 0.1))
     assert len(entered) == 4
     assert slow not in events.sinks
+    install(slow)  # who comes again has a clean slate
+    emit(Recovered("orders", 2, 0.1))
+    assert slow in events.sinks
+    events.remove(slow)
 
 
 def test_a_sink_that_never_returns_keeps_one_call(monkeypatch, caplog):

@@ -300,15 +300,16 @@ def test_a_function_may_make_calls_itself(orders):
 
     def sink(event):
         seen.append(event)
-        if len(seen) == 1:
+        if len(seen) == 4:
             called(orders)
 
     abate.observe.install(sink)
     try:
+        called(orders)  # from here on it has its thread
         called(orders)
     finally:
         abate.observe.remove(sink)
-    assert len(seen) == 6
+    assert len(seen) == 9
 
 
 def test_a_function_that_is_removed_leaves_no_thread(orders):

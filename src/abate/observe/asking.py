@@ -48,7 +48,7 @@ class Answer:
 
 
 _open: WeakKeyDictionary[Any, Answer] = WeakKeyDictionary()
-"""Questions that were not answered in time."""
+"""The last question that was not answered in time."""
 _lock = Lock()
 
 
@@ -81,7 +81,6 @@ def _asked(service: Any) -> tuple[Answer, bool]:
         late = _open.get(service)
         if late is not None and not late.wait(0.0):
             return late, False
-        _open.pop(service, None)
     try:
         ask = copy_context().run  # a store looks at the clock, too
         Thread(target=ask, args=(answer.ask, service), name="abate-depth", daemon=True).start()
