@@ -64,6 +64,17 @@ def test_names_beyond_a_bound_are_other(watched, event):
     assert len(names) <= MOST + 1
 
 
+def test_names_that_others_counted_take_no_room(name):
+    """What was called before this sink was there has no label in it."""
+    with Watched():
+        for number in range(MOST):
+            abate.Policy(name=f"{name}-{number}", on=OSError).call(Script("fine"))
+    with Watched() as watched:
+        abate.Policy(name=name, on=OSError).call(Script("fine"))
+        assert watched.calls(name) == {"success": 1}
+        assert watched.calls(f"{name}-0") == {}
+
+
 def test_layers_beyond_a_bound_are_other(watched):
     """Pairs of policies are bounded as well: the square of a bound would be none."""
     for number in range(20_000):
