@@ -86,3 +86,5 @@ def test_counts_do_not_go_back_when_keys_move_to_a_store(store):
     assert counted(reconcile) == before
     reconcile.add("a")
     assert counted(reconcile) == (5, 2)
+    reconcile._source(store)  # as a second run by the same store does
+    assert counted(reconcile) == (5, 2)

@@ -63,12 +63,16 @@ class Controller(Service[P, T]):
         self.store = opened(store)
         self._capacity = capacity
         self._local = LocalKeys(self.name, capacity, rng)
-        self._queue: Any = self._local if self.store is None else self._stored(self.store)
+        self._added = Adds()
+        """Through all queues in stores that it has had."""
+        self._queue: Any = self._local
+        if self.store is not None:
+            self._queue = self._stored(self.store)
+            self._queue.added = self._added
         self._verdicts = judge
         self._chance: Uniform = rng or random
         self._feeds: list[feeds.Feed] = []
         self._known: dict[Hashable, None] | None = None
-        self._added = Adds()
         if resync is not None:
             if keys is None:
                 self._known = {}
@@ -95,9 +99,7 @@ class Controller(Service[P, T]):
         looked at orders/42
         Counter({'done': 1})
         """
-        new = self._queue.add(key, priority=priority, after=number("after", after, least=0))
-        if new is not None:  # in memory the queue itself counts
-            self._added.note(new)
+        self._queue.add(key, priority=priority, after=number("after", after, least=0))
         self._remember(key)
 
     def discard(self, key: Any) -> None:
@@ -231,7 +233,8 @@ class Controller(Service[P, T]):
         if given is not None:
             self.store = opened(given)
             queue = self._stored(self.store)
-            self._local.move(queue.add)  # what was added, and counted, before it was known where to
+            self._local.move(queue.add)  # what was added before it was known where to
+            queue.added = self._added  # from here on: what was moved has been counted
             self._queue = queue
         if self._leader and self.in_memory:
             raise ValueError(f"{self.name} has no store by which a leader could be chosen: leader=True needs one")
@@ -283,13 +286,10 @@ class Controller(Service[P, T]):
         add = partial(self._queue.add, key, revive=revive)
         while True:
             try:
-                new = await crew.run(add)
+                await crew.run(add)
+                return
             except QueueFull:
                 await clocks.current().asleep(FULL)
-            else:
-                # what is not to be revived may be parked as well as waiting: the store doesn't tell which
-                self._added.note(new or not revive)
-                return
 
     def _remember(self, key: Hashable) -> None:
         if self._known is not None and key not in self._known:
