@@ -77,10 +77,6 @@ def _run(target: str, end: _End) -> int:
     except AbateError as error:
         say(str(error))
         return REFUSED
-    except Exception:  # the module's own: whoever wrote it wants to see where
-        traceback.print_exc()
-        say(f"{target} can't be imported")
-        return REFUSED
     end.leave_to_trio()
     try:
         if isinstance(program, Service):

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import signal
 import sys
-import traceback
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any, cast
@@ -63,10 +62,6 @@ def run(options: argparse.Namespace) -> int:
         service = found(options.target)
     except AbateError as error:
         say(str(error))
-        return REFUSED
-    except Exception:  # the module's own: whoever wrote it wants to see where
-        traceback.print_exc()
-        say(f"{options.target} can't be imported")
         return REFUSED
     try:
         return asyncio.run(Run(service, options).serve())

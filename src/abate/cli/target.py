@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from typing import Any
 
 from abate.errors import AbateError
@@ -12,6 +13,8 @@ from abate.errors import AbateError
 
 def imported(target: str) -> Any:
     """The thing that a target names, or the module where it names no thing; those of the current directory come first.
+
+    What goes wrong in the module itself is printed: whoever wrote it wants to see where.
 
     >>> imported("abate.errors:AbateError").__name__
     'AbateError'
@@ -26,10 +29,12 @@ def imported(target: str) -> Any:
         sys.path.insert(0, os.getcwd())
     try:
         thing: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # of something that the module imports
-        raise AbateError(f"there is no module {error.name!r} in {os.getcwd()} or on Python's path") from None
+    except Exception as error:
+        # another name is of something that the module imports
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+            raise AbateError(f"there is no module {error.name!r} in {os.getcwd()} or on Python's path") from None
+        traceback.print_exc()
+        raise AbateError(f"{target} can't be imported") from error
     for name in path.split(".") if path else ():
         try:
             thing = getattr(thing, name)
