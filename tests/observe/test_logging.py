@@ -1,5 +1,6 @@
 """The logging sink."""
 
+import gc
 import logging
 import pickle
 import subprocess
@@ -231,6 +232,7 @@ def test_a_summary_that_cannot_be_written_is_logged():
 def test_the_end_of_the_program_tells_the_rest():
     """What was counted is written at exit, before logging shuts down."""
     program = """
+import gc
 import logging
 from abate import events, observe
 logging.basicConfig(level="INFO", format="%(message)s")
@@ -305,3 +307,14 @@ def test_what_is_logged_where_it_happens_is_not_logged_twice(caplog, event):
         LoggingSink()(event)
         LoggingSink(every=True)(event)
     assert caplog.records == []
+
+
+def test_a_sink_that_was_let_go_says_nothing_any_more():
+    """Its timer keeps it neither alive nor talking."""
+    sink = LoggingSink(burst=1)
+    for _ in range(2):
+        sink(events.FirstFailure("orders", "blip", ERROR))
+    weak = ref(sink)
+    del sink
+    gc.collect()
+    assert weak() is None

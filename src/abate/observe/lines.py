@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from math import isinf
 from threading import Timer
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from abate.admit.timeline import Timeline
 from abate.clock import MACHINE, Clock
@@ -41,11 +41,11 @@ class Lines:
     """A sink that has the lines written which events are worth (see `abate.observe.transitions`).
 
     >>> from abate import events
-    >>> lines = Lines(lambda line: print(line.text), burst=1)
+    >>> lines = Lines(lambda line: print(line.text), burst=1, clock=lambda: 0.0)
     >>> lines(events.Recovered("orders", 2, 0.5)); lines(events.Recovered("orders", 2, 0.5))
     orders: succeeded on attempt 2 after 0.5 s of waiting
     >>> lines.flush()
-    orders: … and 1 more calls succeeded after a retry in the last ... s
+    orders: … and 1 more calls succeeded after a retry in the last 0 s
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Lines:
         desk.armed = True
         wait = max(0.0, desk.transitions.due - desk.clock.now())
         # what is counted in the meantime may be due earlier
-        timer = Timer(min(wait, desk.transitions.quiet), self._ring, (desk,))
+        timer = Timer(min(wait, desk.transitions.quiet), _ring, (ref(self), desk))
         timer.daemon = True
         timer.name = "abate-summary"
         try:
@@ -85,7 +85,8 @@ class Lines:
         except RuntimeError:  # no thread to be had: the next event brings the summary
             desk.armed = False
 
-    def _ring(self, desk: Desk) -> None:
+    def ring(self, desk: Desk) -> None:
+        """Say what is due."""
         desk.armed = False
         try:
             for line in desk.transitions.overdue(desk.clock.now()):
@@ -94,6 +95,13 @@ class Lines:
             log.exception("a summary could not be written")
         if not isinf(desk.transitions.due):
             self._arm(desk)
+
+
+def _ring(weak: ref[Lines], desk: Desk) -> None:
+    """A timer keeps nobody alive: who has let a sink go wants to read nothing of it any more."""
+    lines = weak()
+    if lines is not None:
+        lines.ring(desk)
 
 
 _open: WeakSet[Lines] = WeakSet()
