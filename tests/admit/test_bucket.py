@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import abate
-from abate import TokenBucket
-from abate.admit import timeline
+from abate import TokenBucket, forks
 from abate.testing import VirtualClock
 
 
@@ -240,7 +239,7 @@ def test_what_a_child_does_first_mends_a_level():
     level = bucket._levels.main
     claims = [bucket._claim(level, 1, None) for _ in range(3)]
     level.lock.acquire()
-    timeline._mend_in_child()
+    forks._in_child()
     assert not level.lock.locked()
     bucket._break_off(level, claims[-1])
     assert level.tokens == -2.0

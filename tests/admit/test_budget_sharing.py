@@ -6,8 +6,7 @@ import weakref
 
 import pytest
 
-from abate import Budget
-from abate.admit import timeline
+from abate import Budget, forks
 from abate.admit.budget import NOTHING
 from abate.admit.window import Window
 from abate.testing import VirtualClock
@@ -328,6 +327,6 @@ def test_what_a_child_does_first_mends_a_ledger():
     ledger.lock.acquire()
     ledger.deposits.total = ledger.withdrawals.total = 77  # as if a thread had been stopped half-way
     ledger.prepaid = NOTHING
-    timeline._mend_in_child()
+    forks._in_child()
     assert not ledger.lock.locked()
     assert budget.balance() == 2.0

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import abate
-from abate import Permits
-from abate.admit import timeline
+from abate import Permits, forks
 
 
 class AgainstACounter(RuleBasedStateMachine):
@@ -120,6 +119,6 @@ def test_what_a_child_does_first_frees_permits():
     permits = Permits(2)
     permits.try_acquire()
     permits._lock.acquire()
-    timeline._mend_in_child()
+    forks._in_child()
     assert not permits._lock.locked()
     assert permits.held == 0

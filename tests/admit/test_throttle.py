@@ -8,8 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from abate import Throttle
-from abate.admit import timeline
+from abate import Throttle, forks
 from abate.admit.window import SLOTS
 from abate.testing import VirtualClock
 
@@ -242,6 +241,6 @@ def test_what_a_child_does_first_mends_a_tally():
     tally = throttle._tallies.main
     tally.lock.acquire()
     tally.requests.total = tally.accepts.total = 77
-    timeline._mend_in_child()
+    forks._in_child()
     assert not tally.lock.locked()
     assert throttle.probability() == 1 / 2

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from abate import forks
 from abate.admit import timeline
 from abate.admit.timeline import Timeline
 from abate.clock import MACHINE
@@ -148,9 +149,9 @@ def test_a_state_that_is_gone_is_not_mended():
     """Being kept through forks keeps nothing alive."""
     line = Timeline(Marks, None)
     left = Marks(MACHINE)
-    timeline.keep_through_forks(left)
+    forks.keep(left)
     left = weakref.ref(left)
     gc.collect()
     assert left() is None
-    timeline._mend_in_child()
+    forks._in_child()
     assert line.main.mended == 1

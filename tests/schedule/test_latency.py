@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from abate import forks
 from abate.schedule import latency
 from abate.schedule.latency import Timeouts
 from abate.testing import VirtualClock
@@ -340,7 +341,7 @@ def test_a_fork_gives_a_new_lock():
     """What the child does first."""
     timeouts = Timeouts()
     with timeouts._main.lock:
-        latency._mend_in_child()
+        forks._in_child()
         assert not timeouts._main.lock.locked()
 
 

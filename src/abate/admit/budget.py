@@ -19,8 +19,9 @@ from operator import length_hint
 from threading import Lock
 from typing import Literal
 
+from abate import forks
 from abate.admit.gate import Gate
-from abate.admit.timeline import Timeline, alive
+from abate.admit.timeline import Timeline
 from abate.admit.window import SHORTEST, Window
 from abate.clock import Clock, before_virtual, switch
 from abate.errors import choice, number
@@ -377,7 +378,7 @@ class Budget(Gate):
 
 
 def _end_runs() -> None:
-    for state in alive():
+    for state in forks.kept():
         if isinstance(state, Ledger):
             state.end_run()
 

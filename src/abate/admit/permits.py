@@ -5,8 +5,8 @@ from __future__ import annotations
 from threading import Lock
 from types import TracebackType
 
+from abate import forks
 from abate.admit.gate import Gate
-from abate.admit.timeline import keep_through_forks
 from abate.errors import Refused, whole
 
 
@@ -28,7 +28,7 @@ class Permits(Gate):
         self.name = name
         self.held = 0
         self._lock = Lock()
-        keep_through_forks(self)
+        forks.keep(self)
 
     def try_acquire(self) -> bool:
         """Take a permit if one is free."""

@@ -9,8 +9,9 @@ import random
 from collections.abc import Callable
 from itertools import count
 
+from abate import forks
 from abate.admit.door import Door
-from abate.admit.timeline import Timeline, alive
+from abate.admit.timeline import Timeline
 from abate.admit.weather import State
 from abate.clock import Clock, before_virtual, switch
 from abate.errors import number, whole
@@ -111,7 +112,7 @@ class Shelter:
 
 
 def _guard_all() -> None:
-    for state in alive():
+    for state in forks.kept():
         if isinstance(state, Door):
             state.guard()
 

@@ -6,25 +6,15 @@ that asks: a test in virtual time neither sees nor disturbs what the process cou
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
-from weakref import WeakSet
+from typing import Generic, TypeVar
 
 from abate import clock as clocks
+from abate import forks
 from abate.clock import MACHINE, Clock
+from abate.forks import Forked
 
-
-class State(Protocol):
-    """What a fork's child must be able to mend."""
-
-    def after_fork(self) -> None:
-        """Start anew with locks, and with what other threads had in hand: they are not in the child."""
-        ...
-
-
-S = TypeVar("S", bound=State)
-_states: WeakSet[State] = WeakSet()
+S = TypeVar("S", bound=Forked)
 
 
 class Timeline(Generic[S]):
@@ -59,25 +49,4 @@ class Timeline(Generic[S]):
         return made
 
     def _new(self, clock: Clock) -> S:
-        state = self._make(clock)
-        keep_through_forks(state)
-        return state
-
-
-def keep_through_forks(state: State) -> None:
-    """Mend `state` in every child that this process forks."""
-    _states.add(state)
-
-
-def alive() -> list[State]:
-    """Every state of this process."""
-    return list(_states)
-
-
-def _mend_in_child() -> None:
-    for state in alive():
-        state.after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_mend_in_child)
+        return forks.keep(self._make(clock))

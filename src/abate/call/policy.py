@@ -6,7 +6,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, overload
 
-from abate import census
+from abate import registry
 from abate.admit.budget import Budget
 from abate.admit.gate import Gate
 from abate.admit.shelter import Shelter
@@ -186,7 +186,7 @@ class Policy:
         put("ungated", gate is None and shelter is None)
         put("tally", Tally(name))
         if clock is None:
-            census.policies.note(self)
+            registry.policies.add(self)
             roll.note(self.tally)
 
     def _is_plain(self) -> bool:

@@ -15,7 +15,7 @@ from types import CodeType, FunctionType
 from typing import Any, TypeVar
 from weakref import WeakSet, ref
 
-from abate.admit.timeline import keep_through_forks
+from abate import forks
 from abate.values import Value
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Tally:
     def __init__(self, name: str = "") -> None:
         self.name = name
         self.begun, self.good, self.bad = Tick(), Tick(), Tick()
-        keep_through_forks(self)
+        forks.keep(self)
 
     def after_fork(self) -> None:
         """Who held a lock is not in the child."""
@@ -149,7 +149,7 @@ class Roll:
         """Whose tally is gone. They come here wherever garbage is collected, so that no lock may be needed for it."""
         self._totals: dict[str, Counted] = {}
         self.after_fork()
-        keep_through_forks(self)
+        forks.keep(self)
 
     def after_fork(self) -> None:
         """Who held the lock is not in the child."""
@@ -233,7 +233,7 @@ def _swap(stand_in: Any, counted: bool) -> None:
 
 
 watch = Watch()
-keep_through_forks(watch)
+forks.keep(watch)
 
 
 def ended(tally: Tally, function: Callable[..., T]) -> Callable[..., T]:

@@ -7,7 +7,6 @@ waited for.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from contextvars import copy_context
@@ -15,6 +14,8 @@ from threading import Event as Flag
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
+
+from abate import forks
 
 if TYPE_CHECKING:
     from abate.stores import Depth
@@ -47,9 +48,19 @@ class Answer:
         return self._told.wait(max(0.0, until - time.monotonic()))
 
 
-_open: WeakKeyDictionary[Any, Answer] = WeakKeyDictionary()
-"""The last question that was not answered in time."""
-_lock = Lock()
+class Questions:
+    """For each service, the last question that it did not answer in time."""
+
+    def __init__(self) -> None:
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Forget the questions: the threads that asked them do not exist in the child."""
+        self.lock = Lock()
+        self.open: WeakKeyDictionary[Any, Answer] = WeakKeyDictionary()
+
+
+_late = forks.keep(Questions())
 
 
 def depths(services: Iterable[Any]) -> list[Answer]:
@@ -66,8 +77,8 @@ def depths(services: Iterable[Any]) -> list[Answer]:
     asked = [(service, *_asked(service)) for service in services]
     for service, answer, now in asked:
         if now and not answer.wait(until):
-            with _lock:
-                _open[service] = answer
+            with _late.lock:
+                _late.open[service] = answer
     return [answer for _, answer, _ in asked]
 
 
@@ -77,8 +88,8 @@ def _asked(service: Any) -> tuple[Answer, bool]:
     if getattr(service, "in_memory", False):
         answer.ask(service)
         return answer, True
-    with _lock:
-        late = _open.get(service)
+    with _late.lock:
+        late = _late.open.get(service)
         if late is not None and not late.wait(0.0):
             return late, False
     try:
@@ -87,14 +98,3 @@ def _asked(service: Any) -> tuple[Answer, bool]:
     except RuntimeError:  # no thread to be had
         answer.ask(service)
     return answer, True
-
-
-def _mend_in_child() -> None:
-    """Who asked, and who held the lock, is not in the child."""
-    global _lock
-    _lock = Lock()
-    _open.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_mend_in_child)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
-from abate import census, events
+from abate import events, registry
 from abate.schedule.backoff import Backoff
 
 MOST = 1_000
@@ -26,8 +26,8 @@ class Caps:
     __slots__ = ("_policies", "_services")
 
     def __init__(self) -> None:
-        self._policies = _Known(census.policies)
-        self._services = _Known(census.services)
+        self._policies = _Known(registry.policies)
+        self._services = _Known(registry.services)
 
     def call_reaches_cap(self, retry: events.Retry) -> bool:
         """Is this the first retry of its call that may have waited as long as any will?
@@ -59,10 +59,10 @@ def _unknown() -> None:
 class _Known:
     """Things of one kind by name, each looked for once."""
 
-    __slots__ = ("_census", "_found")
+    __slots__ = ("_found", "_registry")
 
-    def __init__(self, kind: census.Census[Any]) -> None:
-        self._census = kind
+    def __init__(self, kind: registry.Registry[Any]) -> None:
+        self._registry = kind
         self._found: dict[str, Callable[[], Any] | None] = {}
 
     def named(self, name: str) -> Any:
@@ -72,6 +72,6 @@ class _Known:
             return thing
         if len(self._found) >= MOST:
             self._found.clear()
-        thing = next((thing for thing in self._census.alive() if thing.name == name), None)
+        thing = next((thing for thing in self._registry.alive() if thing.name == name), None)
         self._found[name] = None if thing is None else ref(thing)
         return thing

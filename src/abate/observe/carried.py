@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Generic, TypeVar
 from weakref import ref
 
-from abate.admit.timeline import keep_through_forks
+from abate import forks
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Carried(Generic[T]):
         self._known: dict[int, _Owner[T]] = {}
         self._gone: dict[str, Pair] = {}
         self.after_fork()
-        keep_through_forks(self)
+        forks.keep(self)
 
     def after_fork(self) -> None:
         """Who held the lock is not in the child."""

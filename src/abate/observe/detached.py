@@ -18,8 +18,7 @@ from threading import Event as Flag
 from threading import Lock, Thread, current_thread
 from weakref import WeakSet, finalize
 
-from abate import events
-from abate.admit.timeline import keep_through_forks
+from abate import events, forks
 from abate.call.tally import Tick
 from abate.errors import number, whole
 from abate.events import Event, Sink
@@ -52,7 +51,7 @@ class Detached:
         self.grace = number("grace", grace, least=0)
         self.counts = bool(getattr(sink, "counts", False))
         self.after_fork()
-        keep_through_forks(self)
+        forks.keep(self)
         _open.add(self)
 
     def after_fork(self) -> None:

@@ -18,8 +18,7 @@ from threading import Lock, RLock
 from typing import Any
 from weakref import ref
 
-from abate import events
-from abate.admit.timeline import keep_through_forks
+from abate import events, forks
 from abate.events import Event
 from abate.observe.extras import needed
 from abate.observe.outcomes import Outcomes, Since
@@ -75,7 +74,7 @@ class OpenTelemetrySink:
         self._outcomes = Outcomes(self._names[POLICY])
         self._tallies = Since()
         self.after_fork()
-        keep_through_forks(self)
+        forks.keep(self)
         meter = get_meter("abate", meter_provider=meter_provider)
         self._notes: dict[type[Event], Callable[[Any], None]] = self._counters(meter)
         self._spans: dict[type[Event], Callable[[Any, trace.Span], None]] = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from abate import census, events
+from abate import events, registry
 from abate.call.tally import NOTHING, roll
 from abate.observe.carried import Pair
 from abate.observe.series import Counts, Names, one_of
@@ -64,7 +64,7 @@ class Outcomes:
         """Does a policy of this name return the result that it gave up on, rather than raise `RetryExhausted`?"""
         if policy not in self._returning:
             self._returning[policy] = any(
-                known.name == name and known.raises == "original" for known in census.policies.alive()
+                known.name == name and known.raises == "original" for known in registry.policies.alive()
             )
         return self._returning[policy]
 

@@ -18,8 +18,7 @@ from threading import RLock
 from typing import Any
 from weakref import ref
 
-from abate import census, events
-from abate.admit.timeline import keep_through_forks
+from abate import events, forks, registry
 from abate.events import Event
 from abate.observe.carried import Carried, Pair, Reading
 from abate.observe.extras import needed
@@ -136,7 +135,7 @@ class PrometheusSink:
         self._tallies = Since()
         self._adds: Carried[Any] = Carried(_added)
         self.after_fork()
-        keep_through_forks(self)
+        forks.keep(self)
         try:
             (REGISTRY if registry is None else registry).register(self)
         except ValueError:
@@ -209,7 +208,7 @@ class PrometheusSink:
             yield family
 
     def _services(self) -> list[tuple[Any, str]]:
-        services = census.services.alive()
+        services = registry.services.alive()
         with self._lock:
             return [(service, self._queues.of(service.name)) for service in services]
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from abate import census
+from abate import registry
 from abate.admit.shelter import Shelter
 from abate.call.tally import NOTHING, Counted, roll
 from abate.observe.asking import Answer, depths
@@ -93,16 +93,16 @@ class Snapshot(Value):
 
 def snapshot() -> Snapshot:
     """How everything is now."""
-    policies, counted = [policy for policy in census.policies.alive() if policy.name], roll.totals()
+    policies, counted = [policy for policy in registry.policies.alive() if policy.name], roll.totals()
     shelters = {id(policy.shelter): policy.shelter for policy in policies if policy.shelter is not None}
-    services = [(name, group[0]) for name, group in grouped(census.services.alive())]
+    services = [(name, group[0]) for name, group in grouped(registry.services.alive())]
     answers = depths(service for _, service in services)
     return Snapshot(
         policies=tuple(policy_view(name, group, counted) for name, group in grouped(policies)),
         shelters=tuple(shelter_view(name, group) for name, group in grouped(shelters.values())),
         queues=tuple(_queue(*named, answer) for named, answer in zip(services, answers, strict=True)),
         stores=tuple(
-            StoreView(name, any(store.degraded for store in group)) for name, group in grouped(census.stores.alive())
+            StoreView(name, any(store.degraded for store in group)) for name, group in grouped(registry.stores.alive())
         ),
     )
 

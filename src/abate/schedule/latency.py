@@ -15,14 +15,13 @@ of the answers came.
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Callable
 from math import inf, log
 from threading import Lock
-from weakref import WeakSet
 
 from abate import clock as clocks
+from abate import forks
 from abate.clock import MACHINE, Clock, switch
 from abate.errors import number
 
@@ -100,7 +99,7 @@ class Latencies:
         self.end = self.now() + half_life
         self.requests = Histogram("I", MOST_REQUESTS)
         self.connects = Histogram("H", MOST_CONNECTS)
-        _alive.add(self)
+        forks.keep(self)
 
     def rotate(self, now: float) -> None:
         """Drop what is too old; needs the lock."""
@@ -113,9 +112,6 @@ class Latencies:
     def after_fork(self) -> None:
         """Whoever held the lock is not in the child."""
         self.lock = Lock()
-
-
-_alive: WeakSet[Latencies] = WeakSet()
 
 
 class Timeouts:
@@ -311,12 +307,3 @@ def _share(name: str, value: object) -> float:
     if share >= 1.0:
         raise ValueError(f"{name} must be a number above 0 and below 1, not {value!r}")
     return share
-
-
-def _mend_in_child() -> None:
-    for latencies in list(_alive):
-        latencies.after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_mend_in_child)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from threading import Condition, Lock
 from time import monotonic
 
-from abate.admit.timeline import keep_through_forks
+from abate import forks
 from abate.schedule.backoff import Uniform
 
 SHORTEST_LOOK, LONGEST_LOOK = 0.02, 0.05
@@ -37,7 +37,7 @@ class Bells:
         self._changed = changed
         self._rng = rng
         self.after_fork()
-        keep_through_forks(self)
+        forks.keep(self)
 
     def after_fork(self) -> None:
         """Nobody waits in the child."""

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
-from abate import census
+from abate import registry
 from abate.admit.budget import FundedBy
 from abate.errors import AbateError, number, whole
 from abate.stores.fleet import Courier, FleetBucket, FleetBudget, FleetShelter
@@ -270,7 +270,7 @@ class Store(ABC):
         """What it is called in logs and events: without a password."""
         self._courier: Courier | None = None
         self._shared: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
-        census.stores.note(self)
+        registry.stores.add(self)
 
     @abstractmethod
     def queue(self, name: str, *, lease: float = 30.0, capacity: int | None = None) -> Queue:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abate.admit.timeline import keep_through_forks
+from abate import forks
 from abate.call.tally import Tick
 
 
@@ -19,7 +19,7 @@ class Adds:
 
     def __init__(self) -> None:
         self.all, self.coalesced = Tick(), Tick()
-        keep_through_forks(self)
+        forks.keep(self)
 
     def after_fork(self) -> None:
         """Who held a lock is not in the child."""

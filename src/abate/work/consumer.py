@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from abate import census
+from abate import registry
 from abate.decide.rules import Matcher, rules
 from abate.errors import whole
 from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
@@ -38,7 +38,7 @@ class Consumer(Service[P, T]):
         self.source = None if source is None else self._read(source)
         self.judge = judge
         self.fuse = fuse
-        census.services.note(self)
+        registry.services.add(self)
 
     def _source(self, given: object) -> Source:
         if given is not None:

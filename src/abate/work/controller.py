@@ -9,8 +9,8 @@ from functools import partial
 from inspect import isasyncgen, iscoroutinefunction
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from abate import census
 from abate import clock as clocks
+from abate import registry
 from abate.admit.budget import Budget
 from abate.decide.rules import Matcher, rules
 from abate.errors import number, whole
@@ -84,7 +84,7 @@ class Controller(Service[P, T]):
         elif keys is not None or leader:
             raise ValueError("keys are listed, and leaders chosen, for a resync: give resync= the seconds of a period")
         self._leader = leader
-        census.services.note(self)
+        registry.services.add(self)
 
     # -- keys
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from abate import census
+from abate import registry
 from abate.call.tally import roll
 from abate.clock import Clock
 from abate.observe.page import trouble
@@ -65,7 +65,7 @@ class Board:
 
     def services(self) -> dict[str, Any]:
         """The controllers and consumers that are shown, by name; the first of each."""
-        return {name: group[0] for name, group in grouped(census.services.alive())}
+        return {name: group[0] for name, group in grouped(registry.services.alive())}
 
     def look(self) -> None:
         """See how everything is now."""
@@ -73,7 +73,7 @@ class Board:
         seconds = 1.0 if self._looked is None else max(0.001, now - self._looked)
         self._looked = now
         self._times.append(round(self._clock.wall(), 1))
-        policies = [policy for policy in census.policies.alive() if policy.name]
+        policies = [policy for policy in registry.policies.alive() if policy.name]
         sheltering = {id(policy.shelter): policy.shelter for policy in policies if policy.shelter is not None}
         shelters = {name: shelter_view(name, group) for name, group in grouped(sheltering.values())}
         counted = roll.totals()
@@ -91,7 +91,7 @@ class Board:
             "queues": _worst_first(work),
             "stores": [
                 {"name": name, "degraded": any(store.degraded for store in group)}
-                for name, group in grouped(census.stores.alive())
+                for name, group in grouped(registry.stores.alive())
             ],
             "layers": [
                 {"outer": outer, "inner": inner, "times": times}

@@ -12,8 +12,7 @@ from threading import Lock
 from typing import TypeVar
 
 from abate import clock as clocks
-from abate import events
-from abate.admit.timeline import keep_through_forks
+from abate import events, forks
 from abate.clock import Clock
 from abate.events import Event
 from abate.observe.page.keys import Failing, Hottest
@@ -105,7 +104,7 @@ class Recent:
         self._work: OrderedDict[str, Work] = OrderedDict()
         self._layers: dict[tuple[str, str], int] = {}
         self._happenings: deque[Happening] = deque(maxlen=HAPPENINGS)
-        keep_through_forks(self)
+        forks.keep(self)
 
     def after_fork(self) -> None:
         """The thread that may have held the lock is not in the child."""

@@ -17,8 +17,7 @@ from threading import Condition, Lock, Thread
 from typing import Any, Protocol
 from weakref import WeakSet, ref
 
-from abate import events
-from abate.admit.timeline import keep_through_forks
+from abate import events, forks
 from abate.clock import MACHINE
 from abate.schedule.backoff import Backoff, Uniform
 from abate.stores.fleet.offers import Accounts, Answer, Offer
@@ -75,7 +74,7 @@ class Courier:
         self.degraded = False
         """Has the store failed, so that everybody here is on its own?"""
         self._reset()
-        keep_through_forks(self)
+        forks.keep(self)
 
     def _reset(self) -> None:
         self._lock = Lock()

@@ -19,7 +19,7 @@ import selectors
 from threading import Lock, Thread
 from time import monotonic
 
-from abate.admit.timeline import keep_through_forks
+from abate import forks
 from abate.schedule.backoff import Uniform
 from abate.stores.bells import Bells
 from abate.stores.contract import StoreError
@@ -48,7 +48,7 @@ class Ears:
         self._bells = bells
         self._rng = rng
         self.after_fork()
-        keep_through_forks(self)
+        forks.keep(self)
 
     def after_fork(self) -> None:
         """Nobody listens in the child."""

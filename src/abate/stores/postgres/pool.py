@@ -19,7 +19,7 @@ from functools import partial
 from threading import BoundedSemaphore, Lock
 from time import monotonic, sleep
 
-from abate.admit.timeline import keep_through_forks
+from abate import forks
 from abate.schedule.backoff import Uniform
 from abate.stores.contract import StoreError, StoreUnreachable
 from abate.stores.postgres.address import Address
@@ -55,7 +55,7 @@ class Pool:
         self._ready = False
         self._closed = False
         self.after_fork()
-        keep_through_forks(self)
+        forks.keep(self)
         try:
             self.run("SELECT 1", safe=True)  # so what is wrong with the database is said now
         except StoreUnreachable as error:

@@ -25,7 +25,7 @@ from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
 from redis.retry import Retry
 
-from abate.admit.timeline import keep_through_forks
+from abate import forks
 from abate.stores.contract import StoreError, StoreUnreachable
 from abate.stores.redis.address import Address
 from abate.stores.redis.scripts import Script
@@ -64,7 +64,7 @@ class Server:
         self._parents: list[Any] = []  # in a child, the clients of its parent: closing one here would disturb it
         self._clients: dict[Use, Any] = {}
         self._lock = Lock()
-        keep_through_forks(self)
+        forks.keep(self)
         try:
             self._look_over()  # so what is wrong with the server is said now
         except StoreUnreachable as error:

@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from threading import Lock
 from time import monotonic, sleep
 from typing import Any
-from weakref import WeakSet
 
+from abate import forks
 from abate.schedule.backoff import Uniform
 from abate.stores.contract import StoreError
 from abate.stores.sqlite.schema import Foreign, migrate
@@ -60,7 +60,8 @@ class File:
         self.lock = Lock()
         self._closed = False
         self._version = -1
-        _files.add(self)
+        self._still = False
+        forks.keep(self)
         self.changed()  # so what is wrong with the file is said now
 
     # -- transactions
@@ -175,6 +176,15 @@ class File:
     def __str__(self) -> str:
         return self.path or "memory:"
 
+    def before_fork(self) -> None:
+        """Let a transaction that is under way finish, and none begin."""
+        self._still = self.lock.acquire(timeout=PATIENCE)
+
+    def after_fork_in_parent(self) -> None:
+        """Let transactions begin again."""
+        if self._still:
+            self.lock.release()
+
     def after_fork(self) -> None:
         """In the child: a connection of its own; what was in memory stays the parent's."""
         self.lock = Lock()
@@ -183,30 +193,7 @@ class File:
             self._db = None
 
 
-_files: WeakSet[File] = WeakSet()
-_still: list[Lock] = []
 _left: list[sqlite3.Connection] = []
 """In a child, the parent's connections: closing one here would disturb the parent."""
 PATIENCE = 5.0
 """Seconds for which a fork waits for a transaction; one that takes longer hangs, and the fork must not."""
-
-
-def _hold_still() -> None:
-    for file in list(_files):
-        if file.lock.acquire(timeout=PATIENCE):
-            _still.append(file.lock)
-
-
-def _go_on() -> None:
-    while _still:
-        _still.pop().release()
-
-
-def _renew() -> None:
-    _still.clear()
-    for file in list(_files):
-        file.after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_hold_still, after_in_parent=_go_on, after_in_child=_renew)
