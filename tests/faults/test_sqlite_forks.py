@@ -50,7 +50,7 @@ def test_forking_processes_that_are_killed_lose_nothing(tmp_path, victims):
     log.touch()
     open_store(url).close()
     ours = []
-    for _ in range(3):
+    for _ in range(2):
         size, seconds = log.stat().st_size, random.uniform(0.2, 0.4)
         parent = python(FORKING, url, str(log), str(GUARD if victims == "parents" else 3 * seconds), victims)
         until(lambda size=size: log.stat().st_size > size)
