@@ -102,12 +102,14 @@ def test_a_file_of_an_older_schema_is_migrated_with_what_it_holds(filled, monkey
 
 
 @pytest.mark.parametrize("version", range(1, len(schema.STEPS)))
-def test_a_file_of_every_older_version_is_brought_to_the_newest(path, monkeypatch, version):
+def test_a_file_of_every_older_version_is_brought_to_the_newest(path, version):
     """What was in it is there, and what is new works."""
-    with monkeypatch.context() as older:
-        older.setattr(schema, "STEPS", schema.STEPS[:version])
-        with open_store(f"sqlite:///{path}") as store:
-            store.queue("orders").add("a", "body")
+    with sqlite3.connect(path) as older:
+        for statement in (statement for step in schema.STEPS[:version] for statement in step):
+            older.execute(statement)
+        older.execute(f"PRAGMA user_version = {version}")
+        older.execute("INSERT INTO item (queue, key, body) VALUES ('orders', 'a', 'body')")
+    older.close()
     with open_store(f"sqlite:///{path}") as store:
         assert [message.body for message in store.queue("orders").receive()] == ["body"]
         assert store.budget("orders").try_withdraw()

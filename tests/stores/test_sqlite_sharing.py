@@ -1,12 +1,11 @@
-"""What is SQLite's own where one store serves many: the file, its lock, and what a fork makes of it."""
+"""What is SQLite's own where one store serves many: the file, and its lock."""
 
-import os
 import sqlite3
 import threading
 import time
 
-from abate.stores import bells, open_store
-from tests.stores.sharing import Thread, forks, in_child, keys, waiting
+from abate.stores import bells
+from tests.stores.sharing import Thread, waiting
 
 KIND = "sqlite"
 
@@ -34,25 +33,3 @@ def test_who_finds_the_file_locked_waits_for_it(store, tmp_path):
     other.execute("ROLLBACK")
     other.close()
     assert thread.answer() is True
-
-
-@forks
-def test_a_forked_child_opens_its_own_connection(tmp_path, monkeypatch):
-    """To the same file, wherever the child goes."""
-    monkeypatch.chdir(tmp_path)
-    with open_store("sqlite:///work.db") as store:
-        queue, connection = store.queue("orders"), store.file._db
-        assert in_child(lambda: store.file._db) == "None"
-        assert in_child(lambda: (os.chdir("/"), queue.add("a"))[1]) == "True"
-        assert store.file._db is connection
-        assert keys(queue.receive(10)) == ["a"]
-
-
-@forks
-def test_what_is_in_memory_stays_the_parents():
-    """A child begins with nothing, so that no message is handled twice."""
-    with open_store("memory:") as store:
-        queue = store.queue("orders")
-        queue.add("a")
-        assert in_child(lambda: (queue.receive(), queue.add("b"))) == "([], True)"
-        assert keys(queue.receive(10)) == ["a"]

@@ -255,7 +255,9 @@ class Queue(ABC):
 
 
 class Store(ABC):
-    """Queues and budgets by name, shared by all who open the same URL. Any thread may use it; so may a fork's child.
+    """Queues and budgets by name, shared by all who open the same URL.
+
+    Any thread may use it; so may a fork's child, but for the queues of ``memory:``, which belong to one process.
 
     >>> import abate.stores
     >>> with abate.stores.open_store("memory:") as store:

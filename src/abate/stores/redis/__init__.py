@@ -8,7 +8,8 @@
 * `prefix`: what every key begins with, ``abate`` by default: two prefixes are two stores.
 * `timeout`: seconds after which a server that doesn't answer is given up, 5 by default.
 
-The time is the server's, whatever the clocks of those who use it say.
+The time is the server's, whatever the clocks of those who use it say. In a queue it never goes back: if the server's
+clock is set back, or its successor's is behind, time goes on from the latest instant that the queue has seen.
 
 What outlives the server is for its settings: with ``appendonly yes`` and ``appendfsync always`` every answer is on the
 disk before it is given; with ``everysec`` a crash of the machine may undo the last second; without either a restart, as

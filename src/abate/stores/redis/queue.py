@@ -14,7 +14,7 @@ The layout. A queue has these keys, all under one hash tag, so that a cluster ke
     lane      sorted set        those with a priority, by priority and due
     leased    sorted set        those that were leased, by the end of the lease; for counting
     dead      sorted set        those that are dead, by when they died
-    meta      hash              the sequence, the turns, and who watches
+    meta      hash              the sequence, the turns, who watches, and how late it is
     bell      list              who waits blocks on it
 
 Members of the sorted sets begin with the sequence, so that of two with one due the earlier comes first.

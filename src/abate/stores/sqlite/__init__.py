@@ -6,7 +6,7 @@
   may undo the last moments; with ``full`` every transaction is on the disk before it counts.
 * `timeout`: seconds to wait for another process that writes, 10 by default.
 
-The time is the machine's wall clock, as the file outlives the process.
+The time is the machine's, counted since its start, so that setting the clock changes nothing (see `instants`).
 """
 
 from __future__ import annotations

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 LONGEST_PAUSE = 3600.0
 SHORTEST_PAUSE = 1e-6
 """Seconds; a shorter one might not move a clock that counts from 1970 at all."""
+LAST_BY_CLOCK = 2**52
+"""Tokens follow a clock up to this one, which leaves room to count on."""
 
 
 class SqliteQueue(Queue):
@@ -35,7 +37,10 @@ class SqliteQueue(Queue):
         super().__init__(name, lease, capacity)
         self.durable = store.file.path is not None
         self._store = store
-        self._file = store.file
+
+    @property
+    def _file(self) -> File:
+        return self._store.messages()
 
     # -- in
 
@@ -44,7 +49,7 @@ class SqliteQueue(Queue):
     ) -> bool:
         written = wrapped(attributes)
         with self._file.transaction() as db:
-            now = self._store.clock.wall()
+            now = self._store.now()
             due = now + after
             known = db.execute(
                 "SELECT id, state, due, again_due FROM item WHERE queue = ? AND key = ?", (self.name, key)
@@ -80,7 +85,7 @@ class SqliteQueue(Queue):
 
     def _cancel(self, key: str) -> bool:
         with self._file.transaction() as db:
-            now = self._store.clock.wall()
+            now = self._store.now()
             at = (self.name, key, now)
             gone = db.execute("DELETE FROM item WHERE queue = ? AND key = ? AND state = 0 AND due > ?", at).rowcount
             return bool(gone or db.execute(sql.FORGET_AGAIN, (*at, now)).rowcount)
@@ -101,7 +106,7 @@ class SqliteQueue(Queue):
                 left = end - clock.now()
                 if messages or left <= 0:
                     return messages
-                pause = left if due is None else max(SHORTEST_PAUSE, min(left, due - clock.wall()))
+                pause = left if due is None else max(SHORTEST_PAUSE, min(left, due - self._store.now()))
                 if isinstance(clock, MachineClock):
                     bells.wait(line, seen, min(pause, LONGEST_PAUSE))
                 else:
@@ -111,12 +116,14 @@ class SqliteQueue(Queue):
         """What is ready, up to so many; where nothing is, the instant at which something will be."""
         # a look before the leap: who finds nothing leaves the right to write to others
         ((due,),) = self._file.read(sql.NEXT_DUE, (self.name, self.name))
-        if due is None or due > self._store.clock.wall():
+        if due is None or due > self._store.now():
             return [], due
         messages: list[Message] = []
         with self._file.transaction() as db:
-            now = self._store.clock.wall()
+            now = self._store.now()
             (token,) = db.execute("SELECT token FROM lease").fetchone()
+            # tokens grow with the clock as well, so that a file put back from a backup hands out none a second time
+            token = max(token, min(int(now * 1e6), LAST_BY_CLOCK))
             while len(messages) < most:
                 rows = pick(db, self.name, most - len(messages), now)
                 if not rows:
@@ -139,7 +146,14 @@ class SqliteQueue(Queue):
             message = Message(key.decode(), body.decode(), receives + 1, token, unwrapped(attributes))
         except ValueError as error:
             db.execute(
-                sql.BURY, (now, "unreadable", f"it is not UTF-8, or its attributes are no JSON: {error}", "", id)
+                sql.BURY,
+                (
+                    self._store.clock.wall(),
+                    "unreadable",
+                    f"it is not UTF-8, or its attributes are no JSON: {error}",
+                    "",
+                    id,
+                ),
             )
             return None
         db.execute(sql.LEASE, (now + self._lease, token, receives + 1, id))
@@ -147,7 +161,7 @@ class SqliteQueue(Queue):
 
     def _extend(self, messages: Sequence[Message]) -> list[Message]:
         with self._file.transaction() as db:
-            now = self._store.clock.wall()
+            now = self._store.now()
             due = now + self._lease
             return [
                 message
@@ -159,7 +173,7 @@ class SqliteQueue(Queue):
         lost: list[Message] = []
         waiting = 0
         with self._file.transaction() as db:
-            now = self._store.clock.wall()
+            now = self._store.now()
             for message, verdict in settlements:
                 held = (self.name, message.key, message.token, now)
                 if type(verdict) is Done and verdict.again is None and db.execute(sql.DONE, held).rowcount:
@@ -181,7 +195,7 @@ class SqliteQueue(Queue):
             db.execute(sql.MERGE, (id,))
         match verdict:
             case Bury(kind, reason, trace) if added is None:
-                db.execute(sql.BURY, (now, kind, reason, trace, id))
+                db.execute(sql.BURY, (self._store.clock.wall(), kind, reason, trace, id))
                 return False
             case Done(None) | Bury():  # and it was added meanwhile, so it begins anew as what was added
                 db.execute(sql.BEGIN_ANEW, (added, again_priority, id))
@@ -194,7 +208,7 @@ class SqliteQueue(Queue):
     # -- what there is
 
     def depth(self) -> Depth:
-        return depths(self._file, self._store.clock.wall(), self.name).get(self.name, Depth())
+        return depths(self._file, self._store.now(), self.name).get(self.name, Depth())
 
     def _dead(self, limit: int) -> list[DeadLetter]:
         return [
@@ -215,7 +229,7 @@ class SqliteQueue(Queue):
 
     def _redrive(self, keys: Sequence[str] | None) -> int:
         with self._file.transaction() as db:
-            now = self._store.clock.wall()
+            now = self._store.now()
             many = _each(db, sql.REDRIVE, keys, now, self.name)
         if many:
             self._store.bells.ring(self.name, many)

@@ -112,7 +112,13 @@ SECOND = (
     """,
 )
 
-STEPS: tuple[tuple[str, ...], ...] = (FIRST, SECOND)
+THIRD = (
+    # of which start of the machine the file was told last, when that was, and the latest instant that was written down
+    "CREATE TABLE instant (start TEXT NOT NULL, origin REAL NOT NULL, mark REAL NOT NULL)",
+    "INSERT INTO instant VALUES ('', 0, 0)",
+)
+
+STEPS: tuple[tuple[str, ...], ...] = (FIRST, SECOND, THIRD)
 """The statements that lead from each version to the next. What has been released is never changed, only added to."""
 
 
@@ -120,13 +126,15 @@ class Foreign(Exception):
     """The file is a database, and not one that this version of abate can use; the message says why."""
 
 
-def migrate(db: Connection) -> None:
-    """Bring a database to the newest version; to be called within a transaction that may write."""
+def migrate(db: Connection, new: bool = True) -> None:
+    """Bring a database to the newest version; needs a transaction that may write. An empty one must be `new`."""
     (application,) = db.execute("PRAGMA application_id").fetchone()
     (version,) = db.execute("PRAGMA user_version").fetchone()
     (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if application != APPLICATION and (application or version or tables):
         raise Foreign("is the database of another program: nothing in it was touched")
+    if not (new or tables):
+        raise Foreign("was replaced by an empty file, which is left as it is")
     if version > len(STEPS):
         raise Foreign(
             f"was written by a newer abate: its schema has version {version}, and this one knows {len(STEPS)} at most"

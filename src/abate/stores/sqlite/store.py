@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from abate import clock as clocks
-from abate.clock import Clock
+from abate.clock import Clock, MachineClock
 from abate.stores.bells import Bells
-from abate.stores.contract import Depth, Store
+from abate.stores.contract import Depth, Store, StoreError
 from abate.stores.fleet.offers import Answer, Offer
 from abate.stores.ledger import Terms
 from abate.stores.sqlite import trade
@@ -29,11 +29,25 @@ class SqliteStore(Store):
         """The clock that rules here."""
         return self._clock or clocks.current()
 
+    def now(self) -> float:
+        """The instant that counts here: the file's, unless a virtual clock rules."""
+        clock = self.clock
+        return self.file.now() if isinstance(clock, MachineClock) else clock.wall()
+
+    def messages(self) -> File:
+        """The file, for what has to do with messages; in memory, those of a parent are not in its children."""
+        if self.file.inherited:
+            raise StoreError(
+                "the queues of 'memory:' belong to the process that opened the store, and this one was forked from "
+                "it: open a store here, or share a file ('sqlite:///work.db')"
+            )
+        return self.file
+
     def queue(self, name: str, *, lease: float = 30.0, capacity: int | None = None) -> SqliteQueue:
         return SqliteQueue(self, name, lease, capacity)
 
     def queues(self) -> dict[str, Depth]:
-        return depths(self.file, self.clock.wall())
+        return depths(self.messages(), self.now())
 
     def close(self) -> None:
         self.leave()
@@ -46,13 +60,13 @@ class SqliteStore(Store):
     # -- what a fleet shares
 
     def balance(self, name: str, terms: Terms) -> float:
-        _, since, _ = terms.slot(self.clock.wall())
+        _, since, _ = terms.slot(self.now())
         ((deposits, withdrawals),) = self.file.read(trade.COUNTED, (name, since))
         return terms.balance(deposits, withdrawals)
 
     def _exchange(self, name: str, terms: Terms, deposits: int, want: int, returned: int) -> int:
         with self.file.transaction() as db:
-            now = self.clock.wall()
+            now = self.now()
             paid, withdrawn = trade.counted(db, now, name, terms, returned)
             granted = terms.granted(paid + deposits, withdrawn, want)
             trade.count(db, now, name, terms, deposits, granted)
@@ -60,5 +74,5 @@ class SqliteStore(Store):
 
     def trade(self, member: str, offers: Sequence[Offer]) -> list[Answer]:
         with self.file.transaction() as db:
-            now = self.clock.wall()
+            now = self.now()
             return [trade.answer(db, now, member, offer) for offer in offers]

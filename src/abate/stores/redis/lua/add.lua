@@ -47,5 +47,6 @@ else
   item.due, item.priority = math.min(item.due, due), math.max(item.priority, priority)
 end
 enter(key, item, content)
+remember()
 ring(item.due, 1, item.due > now and watched())
 return new

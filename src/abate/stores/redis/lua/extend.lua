@@ -8,6 +8,7 @@ for n = 3, #ARGV, 2 do
     item.due = now + lease
     redis.call('ZADD', LEASED, exact(item.due), item.sequence .. key)
     enter(key, item)
+    remember()
   else
     lost[#lost + 1] = (n - 3) / 2
   end

@@ -1,6 +1,29 @@
 -- The keys of one queue, and what all scripts do to them; the layout is described in queue.py.
 local ITEM, LINE, LANE, LEASED, DEAD, META, BELL, TOKEN, LISTED = unpack(KEYS)
 
+-- The time of a queue never goes back, whatever happens to the clock of the server, or by which server it is succeeded:
+-- behind the latest instant that was written down, it goes on from there at the clock's pace.
+local mark, ahead, stepped
+do
+  local known = redis.call('HMGET', META, 'mark', 'ahead')
+  mark, ahead = tonumber(known[1] or nil), tonumber(known[2] or nil) or 0
+  if mark and now < mark then
+    stepped = now + ahead < mark
+    if stepped then ahead = mark - now end
+    now = math.max(mark, now + ahead)
+  elseif ahead > 0 then
+    stepped, ahead = true, 0
+  end
+end
+
+-- Write down how late it is, about once a second. Only where room is needed anyway: the rest works without any.
+local function remember()
+  if stepped or not mark or now > mark + 1 then
+    redis.call('HSET', META, 'mark', exact(now), 'ahead', exact(ahead))
+    stepped, mark = false, now
+  end
+end
+
 -- The fields of a message in ITEM
 local RECORD, CONTENT, AGAIN, WHY = 'r', 'c', 'a', 'w'
 

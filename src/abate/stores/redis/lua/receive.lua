@@ -5,6 +5,7 @@ local waiter, left = ARGV[4] or '', tonumber(ARGV[5] or 0)
 local known = redis.call('HMGET', META, 'turns', 'watch', 'watcher')
 local turns, watch, watching = tonumber(known[1] or 0), tonumber(known[2] or nil), known[3] == waiter
 local SEQUENCE = 15
+if stepped then remember() end  -- or time would stand still as long as nothing is found
 local PLACE = 18  -- bytes before the sequence in LANE
 
 local function oldest_first(count)
@@ -96,6 +97,7 @@ if #members > 0 then
     redis.call('ZADD', LEASED, unpack(dues))
     redis.call('HSET', ITEM, unpack(written_down))
     redis.call('SET', TOKEN, string.format('%.0f', token))
+    remember()
   end
 end
 
@@ -111,6 +113,7 @@ if #answer > 0 or (watching and left <= 0) then
 elseif left > 0 and strays == 0 then
   if head and (watching or not watch or head < watch or watch + LATE < now) then
     redis.call('HSET', META, 'watch', exact(head), 'watcher', waiter)
+    remember()
     pause = exact(head - now)
   elseif head then  -- another one watches; where it stays away others come, one after the other
     pause = exact(head - now + LATE * (1 + tonumber(ARGV[6])))
