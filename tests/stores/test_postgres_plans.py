@@ -1,4 +1,4 @@
-"""What a call costs in PostgreSQL does not depend on how much is in the store, nor on what the planner believes of that.
+"""What a call costs in PostgreSQL does not depend on how much a store holds, nor on what the planner believes of that.
 
 Counted in pages that are looked at: seconds tell nothing on a busy machine.
 """
