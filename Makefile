@@ -50,6 +50,7 @@ bench: $(BENCH) ## abate beside its peers, as ratios
 	$(BIN)/python benchmarks/shelter.py
 	$(BIN)/python benchmarks/queues.py
 	$(BIN)/python benchmarks/stores.py
+	$(BIN)/python benchmarks/backlog.py
 	$(BIN)/python benchmarks/http_clients.py
 	$(BIN)/python benchmarks/latency.py
 	$(BIN)/python benchmarks/conflicts.py

@@ -114,11 +114,24 @@ def test_redrive_takes_keys_that_look_like_options(url, capsys):
     assert capsys.readouterr().out == "redriven to mail: 1\n"
 
 
+def test_purge_deletes_dead_letters(url, capsys):
+    """By key, or all of them; what is not dead is left alone."""
+    assert main(["queue", "purge", url, "orders", "ready"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, "1 of the 1 keys" in err) == ("purged from orders: 0\n", True)
+    assert main(["queue", "purge", url, "orders", "--all"]) == 0
+    assert capsys.readouterr().out == "purged from orders: 1\n"
+    with open_store(url) as store:
+        depth = store.queue("orders").depth()
+    assert (depth.ready, depth.delayed, depth.leased, depth.dead) == (1, 1, 1, 0)
+
+
+@pytest.mark.parametrize("deed", ["redrive", "purge"])
 @pytest.mark.parametrize("words", [[], ["dead", "--all"]])
-def test_redrive_wants_either_keys_or_all(url, words):
-    """Nothing is redriven by accident."""
+def test_redrive_and_purge_want_either_keys_or_all(url, deed, words):
+    """Nothing is redriven or deleted by accident."""
     with pytest.raises(SystemExit, match="2"):
-        main(["queue", "redrive", url, "orders", *words])
+        main(["queue", deed, url, "orders", *words])
     with open_store(url) as store:
         assert store.queue("orders").depth().dead == 1
 

@@ -4,6 +4,7 @@ On the machine's clock: what is tested is who meets whom, not when.
 """
 
 import json
+import os
 import random
 import sqlite3
 import sys
@@ -273,6 +274,28 @@ def test_a_forked_child_shares_the_store(store):
     assert len(queue.receive(100)) == 51
     store.queue("others").add("enough")
     assert keys(idle.answer()) == ["enough"]
+
+
+@forks
+@pytest.mark.parametrize("url", ["redis", "postgres"], indirect=True)
+def test_a_forked_child_goes_on_when_its_parent_has_closed_the_store(store, url):
+    """The connections of each are its own, those that were open before the fork too."""
+    queue = store.queue("orders")
+    queue.add("a")
+    closed, close = os.pipe()
+
+    def child():
+        queue.add("b")
+        os.read(closed, 1)
+        return [queue.add(key) for key in "cde"], queue.depth().ready
+
+    thread = Thread(in_child, child)
+    until(lambda: queue.depth().ready == 2)
+    store.close()
+    os.write(close, b".")
+    assert thread.answer() == "([True, True, True], 5)"
+    with open_store(url) as opened:
+        assert keys(opened.queue("orders").receive(9)) == ["a", "b", "c", "d", "e"]
 
 
 @forks

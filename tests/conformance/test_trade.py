@@ -96,7 +96,8 @@ def accounts(names, terms, counts):
 
 def sights(names, closed):
     states = st.sampled_from(["calm", "storm", "probing", "recovering"])
-    return st.builds(Sight, names, states, st.sampled_from([0, 0, 1, 3, 10]), st.sampled_from([0, 0, 0, 2]), closed)
+    answered = st.sampled_from([0, 0, 1, 3, 10, 18, 100])  # of 18 and 2 as many fail as may
+    return st.builds(Sight, names, states, answered, st.sampled_from([0, 0, 0, 2]), closed)
 
 
 X, NAMES = st.just("x"), st.sampled_from(["x", "y"])
@@ -179,6 +180,38 @@ def test_one_member_probes_and_all_hear_of_the_first_answer(store, clock):
             states += [forecast.state for forecast in store.trade(member, [Sight("x", "recovering", 5, 0, 0.0)])]
         clock.advance(1.0)
     assert states[-1] == "calm"
+
+
+@pytest.mark.parametrize(
+    ("answered", "failed", "growth"),
+    [(99, 1, weather.GENTLY), (90, 10, weather.GENTLY), (89, 11, 1.0), (55, 45, 1.0)],
+)
+def test_few_failures_among_many_answers_hold_nobody_back(store, clock, answered, failed, growth):
+    """While it recovers the limit grows as if there were none; from more than a tenth on it does not."""
+    model = Fleet()
+    for member, sight, _, _ in CAME_BACK:
+        clock.advance(0.1)
+        (forecast,) = store.trade(member, [sight])
+        assert forecast == model.answer(clock.wall(), member, sight)
+    assert forecast.limit == weather.FIRST / 2  # of two members each
+    clock.advance(weather.EVERY)
+    sight = Sight("x", "recovering", answered, failed, 0.0)
+    (forecast,) = store.trade("a:1:00", [sight])
+    assert forecast == model.answer(clock.wall(), "a:1:00", sight)
+    assert (forecast.state, forecast.limit) == ("recovering", growth * weather.FIRST / 2)
+
+
+def test_few_failures_among_many_answers_are_no_storm(store):
+    """Where it is calm it stays so, and where it was not, that is over."""
+    for sight, state in (
+        (Sight("x", "calm", 100, 5, 0.0), "calm"),
+        (Sight("x", "calm", 51, 49, 0.0), "calm"),
+        (Sight("x", "calm", 1, 5, 0.0), "storm"),
+        (Sight("x", "probing", 5, 5, 0.0), "storm"),
+        (Sight("x", "probing", 100, 5, 0.0), "recovering"),
+    ):
+        (forecast,) = store.trade("a:1:00", [sight])
+        assert forecast.state == state
 
 
 def test_a_hint_closes_the_doors_of_all(store, clock):

@@ -23,6 +23,8 @@ class Proxy:
         """Is everything lost on the way, without a word to either side?"""
         self.drops_next_answer = False
         """Is the next thing that the server says lost, and the connection with it?"""
+        self.swallows_answers = False
+        """Is everything lost that the server says, without a word to either side?"""
 
     def __enter__(self):
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -78,7 +80,7 @@ class Proxy:
             data = one.recv(65536)
             if data and self.drops_next_answer and one in self._answering:
                 self.drops_next_answer, data = False, b""
-            if data and not self.swallow:
+            if data and not self.swallow and not (self.swallows_answers and one in self._answering):
                 other.sendall(data)
         except OSError:
             data = b""

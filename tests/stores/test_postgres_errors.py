@@ -1,5 +1,7 @@
 """What can be wrong with a database in PostgreSQL: a clear error each, that says what to do, and no password in it."""
 
+import contextlib
+import hashlib
 import logging
 import socket
 import subprocess
@@ -12,6 +14,7 @@ from abate.admit.window import SLOTS
 from abate.stores import Depth, StoreError, open_store
 from abate.stores.postgres import pool, schema
 from abate.stores.postgres.address import Address
+from abate.stores.postgres.rules import INDEXED
 from abate.testing import VirtualClock
 from tests.conformance.postgres_server import connection, database, empty_store, new_store, server
 
@@ -30,6 +33,21 @@ def filled(url):
     with open_store(url) as store:
         store.queue("orders").add("a", "body")
     return url
+
+
+@pytest.fixture
+def older():
+    """Within it, stores are of the first version: the functions left the planner its choice."""
+    patch = pytest.MonkeyPatch()
+
+    @contextlib.contextmanager
+    def first_version():
+        patch.setattr(schema, "STEPS", schema.STEPS[:1])
+        patch.setattr(schema, "FUNCTIONS", tuple(text.replace(INDEXED, "") for text in schema.FUNCTIONS))
+        yield
+        patch.undo()
+
+    return first_version()
 
 
 def schema_of(url):
@@ -164,6 +182,16 @@ def test_a_user_that_may_not_use_the_tables_of_another(role, filled):
     assert schema_of(filled) in said
 
 
+def test_a_user_that_may_not_replace_the_functions_of_another(role, url, older):
+    """The error says who is to open the store."""
+    name = schema_of(url)
+    with older:
+        open_store(url).close()
+    connection().execute(f"GRANT ALL ON SCHEMA {name} TO clerk; GRANT ALL ON ALL TABLES IN SCHEMA {name} TO clerk")
+    said = refusal(like(role, QUOTED, f"?schema={name}"))
+    assert f"has the schema '{name}' of an older version, which user 'clerk' may not bring to the newest" in said
+
+
 # ── Where ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -248,6 +276,28 @@ def test_an_older_schema_is_migrated_with_what_it_holds(filled, monkeypatch):
         assert store.pool.run("SELECT colour FROM @.item") == [(b"red",)]
         assert store.pool.run("SELECT version FROM @.store") == [(str(len(schema.STEPS)).encode(),)]
         assert [message.body for message in store.queue("orders").receive()] == ["body"]
+
+
+def test_a_store_of_the_first_version_gets_the_newest_functions(url, older):
+    """With what it holds, while a process of that version goes on."""
+    query = "SELECT count(*) FROM pg_proc WHERE pronamespace = %s::regnamespace AND proconfig IS NOT NULL"
+    with older:
+        first = open_store(url)
+        first.queue("orders").add("a", "body")
+        assert connection().execute(query, (schema_of(url),)).fetchone() == (0,)
+    with first, open_store(url) as store:
+        assert connection().execute(query, (schema_of(url),)).fetchone()[0] > 5
+        assert store.pool.run("SELECT version FROM @.store") == [(str(len(schema.STEPS)).encode(),)]
+        assert [message.body for message in store.queue("orders").receive()] == ["body"]
+        assert first.queue("orders").add("b") is True
+        assert [message.key for message in store.queue("orders").receive()] == ["b"]
+
+
+def test_functions_change_with_a_version_alone():
+    """A schema of this version keeps those that it has: if this fails, add a step, where there has been a release since
+    the last one, and write down what is new here."""
+    digest = hashlib.sha256("".join(schema.FUNCTIONS).encode()).hexdigest()
+    assert (len(schema.STEPS), digest[:16]) == (2, "db5016dccd882e4a")
 
 
 def test_a_migration_that_fails_changes_nothing(filled, monkeypatch):

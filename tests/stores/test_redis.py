@@ -119,6 +119,21 @@ def test_a_store_over_a_socket_is_the_same(tmp_path):
         valkey.kill()
 
 
+def use(store):
+    """Have a store do everything once."""
+    queue = store.queue("rights")
+    queue.add("a")
+    (message,) = queue.receive(wait=GUARD)
+    queue.bury(message, "bad")
+    assert [letter.key for letter in queue.dead()] == ["a"]
+    assert queue.redrive() == 1
+    queue.done(*queue.receive(wait=GUARD))
+    assert queue.receive(wait=0.01) == []
+    assert store.queues()["rights"] == Depth()
+    assert store.exchange("x", store.ledger("x").terms, want=1) == 1
+    assert store.ledger("x").balance() > 0
+
+
 # ── Trouble ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -173,6 +188,20 @@ def test_a_user_without_rights_is_told_which(guarded):
         queue.done(message)
         assert store.queues()["worked"] == Depth()
         assert store.exchange("x", store.ledger("x").terms, want=1) == 1
+
+
+@pytest.mark.parametrize("database", [0, 3])
+def test_the_rights_that_a_user_is_told_of_are_enough(guarded, database):
+    """In each database; one other than 0 has to be selected."""
+    url = f"redis://clerk:hunter2@127.0.0.1:{guarded.port}/{database}"
+    with driver.Redis(port=guarded.port, password="hunter2") as client:
+        client.execute_command("ACL", "SETUSER", "clerk", "reset", "on", ">hunter2")
+        with pytest.raises(StoreError, match="does not let this user") as raised:
+            open_store(url).queue("orders").add("a")
+        rights = str(raised.value).partition("expected the rights ")[2].split()
+        client.execute_command("ACL", "SETUSER", "clerk", *rights)
+    with open_store(url) as store:
+        use(store)
 
 
 def test_who_is_not_there_is_said():

@@ -10,6 +10,7 @@ from abate.testing import VirtualClock
 from abate.work.source import Done
 from tests.clients.valkey_server import Valkey, eventually, free_port
 from tests.stores.sharing import GUARD, Thread, keys
+from tests.stores.test_redis import use
 
 NAMES = [f"queue {n}" for n in range(12)]
 
@@ -42,6 +43,23 @@ def cluster(tmp_path_factory):
 
 def _bytes(answer):
     return answer if isinstance(answer, bytes) else repr(answer).replace("'", "").replace(": ", ":").encode()
+
+
+def test_the_rights_that_a_user_is_told_of_are_enough_in_a_cluster(cluster):
+    """And it is not said to be no cluster."""
+    url, nodes = cluster
+    theirs = url.replace("redis://", "redis://clerk:hunter2@")
+    for node in nodes:
+        with driver.Redis(port=node.port) as admin:
+            admin.execute_command("ACL", "SETUSER", "clerk", "reset", "on", ">hunter2")
+    with pytest.raises(StoreError, match="does not let this user") as raised:
+        open_store(theirs).queue("orders").add("a")
+    rights = str(raised.value).partition("expected the rights ")[2].split()
+    for node in nodes:
+        with driver.Redis(port=node.port) as admin:
+            admin.execute_command("ACL", "SETUSER", "clerk", *rights)
+    with open_store(theirs) as store:
+        use(store)
 
 
 def test_queues_lie_on_all_nodes_and_each_on_one(cluster):

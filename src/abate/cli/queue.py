@@ -1,4 +1,4 @@
-"""``abate queue``: what waits in a store, what has died there, and back to life with it.
+"""``abate queue``: what waits in a store, what has died there, and back to life with it, or away.
 
 A store that isn't there is not made. What a peer has sent, such as keys and reasons, is escaped.
 """
@@ -24,7 +24,7 @@ STILL_BUSY, REFUSED = 1, 2
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("queue", help="look into the queues of a store, and redrive dead letters")
+    parser = commands.add_parser("queue", help="look into the queues of a store, redrive and purge dead letters")
     deeds = parser.add_subparsers(metavar="COMMAND", required=True)
 
     ls = _deed(deeds, "ls", "the queues and what waits in them", list_queues)
@@ -36,10 +36,14 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     dead.add_argument("--trace", action="store_true", help="show where each happened")
     dead.add_argument("--json", action="store_true", help="for machines, with bodies and traces")
 
-    redrive = _deed(deeds, "redrive", "let dead letters be worked on again", redrive_dead)
-    redrive.add_argument("queue", metavar="QUEUE")
-    redrive.add_argument("keys", nargs="*", metavar="KEY", help="these")
-    redrive.add_argument("--all", action="store_true", help="all of the queue")
+    for name, text, function in (
+        ("redrive", "let dead letters be worked on again", redrive_dead),
+        ("purge", "delete dead letters for good", purge_dead),
+    ):
+        deed = _deed(deeds, name, text, function)
+        deed.add_argument("queue", metavar="QUEUE")
+        deed.add_argument("keys", nargs="*", metavar="KEY", help="these")
+        deed.add_argument("--all", action="store_true", help="all of the queue")
 
     drain = _deed(deeds, "drain", "wait until a queue is empty; exit code 1 at the timeout", drain_queue)
     drain.add_argument("queue", metavar="QUEUE")
@@ -151,15 +155,30 @@ def _print_letters(letters: list[tuple[str, DeadLetter]], traces: bool) -> None:
 
 def redrive_dead(store: Store, options: argparse.Namespace) -> int:
     """Let dead letters be ready again."""
-    from abate.cli.terminal import plain, say
+    keys = _keys(options)
+    return _told("redriven to", _known(store, options.queue).redrive(keys), keys, options)
 
+
+def purge_dead(store: Store, options: argparse.Namespace) -> int:
+    """Delete dead letters."""
+    keys = _keys(options)
+    return _told("purged from", _known(store, options.queue).purge(keys), keys, options)
+
+
+def _keys(options: argparse.Namespace) -> list[str] | None:
+    """The keys that were named, each once; None for all."""
     if bool(options.keys) == options.all:
         options.refuse("name the keys, or give --all")
-    keys = None if options.all else list(dict.fromkeys(options.keys))
-    redriven = _known(store, options.queue).redrive(keys)
-    print(f"redriven to {plain(options.queue)}: {redriven}")
-    if keys is not None and redriven < len(keys):
-        say(f"not among the dead letters: {len(keys) - redriven} of the {len(keys)} keys")
+    return None if options.all else list(dict.fromkeys(options.keys))
+
+
+def _told(what: str, many: int, keys: list[str] | None, options: argparse.Namespace) -> int:
+    """Print how many there were; of keys that were named, say how many were not."""
+    from abate.cli.terminal import plain, say
+
+    print(f"{what} {plain(options.queue)}: {many}")
+    if keys is not None and many < len(keys):
+        say(f"not among the dead letters: {len(keys) - many} of the {len(keys)} keys")
         return 1
     return 0
 

@@ -215,11 +215,16 @@ class Queue(ABC):
         return self._dead(whole("limit", limit, least=1))
 
     def redrive(self, keys: Sequence[str] | None = None) -> int:
-        """Let dead letters be ready again, as if never received; all of them, or those of `keys`: how many."""
+        """Let dead letters be ready again, as if never received; all of them, or those of `keys`: how many.
+
+        Those that died first are ready first; those that die meanwhile stay dead. They are let in whatever the capacity
+        is. Many are redriven in batches, each a transaction of its own, so that others get their turn: when it fails,
+        those that were redriven stay so, and the next call goes on with the rest.
+        """
         return self._redrive(several(keys))
 
     def purge(self, keys: Sequence[str] | None = None) -> int:
-        """Delete dead letters for good; all of them, or those of `keys`: how many."""
+        """Delete dead letters for good; all of them, or those of `keys`: how many. Many in batches, as by `redrive`."""
         return self._purge(several(keys))
 
     def __repr__(self) -> str:

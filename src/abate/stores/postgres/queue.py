@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from abate.clock import MachineClock
 from abate.stores.contract import DeadLetter, Depth, Queue
@@ -21,27 +21,32 @@ if TYPE_CHECKING:
 SHORTEST_PAUSE = 1e-6
 """Seconds; a shorter one might not move a clock that counts from 1970 at all."""
 MOST = 1000
-"""Messages that are taken by one statement."""
+"""Messages that are taken, redriven or purged by one statement."""
+LETTERS_AT_ONCE = 100
+"""Dead letters that are read by one statement; each may be a quarter of a megabyte long."""
+
+Place: TypeAlias = tuple[str, str]
+"""Of a dead letter among the others: when it died, and its id."""
 
 # of one queue, or of all
 DEPTHS = """
-    SELECT
-        coalesce(queue.name, item.queue),
-        count(*) FILTER (WHERE state < 2 AND due <= now),
-        count(*) FILTER (WHERE state = 0 AND due > now),
-        count(*) FILTER (WHERE state = 1 AND due > now),
-        count(*) FILTER (WHERE state = 2),
-        max(now - due) FILTER (WHERE state < 2 AND due <= now)
-    FROM (SELECT @.instant($2) AS now) AS clock CROSS JOIN (
-        (SELECT * FROM @.queue WHERE $1::text IS NULL OR name = $1) AS queue
-        FULL JOIN (SELECT * FROM @.item WHERE $1::text IS NULL OR queue = $1) AS item ON item.queue = queue.name
-    ) GROUP BY 1 ORDER BY 1
+    WITH clock AS MATERIALIZED (SELECT @.instant($2) AS now)
+    SELECT coalesce(name, queue), ready, delayed, leased, dead, age
+    FROM (SELECT name FROM @.queue WHERE $1::text IS NULL OR name = $1) AS named FULL JOIN (
+        SELECT
+            queue,
+            count(*) FILTER (WHERE state < 2 AND due <= now) AS ready,
+            count(*) FILTER (WHERE state = 0 AND due > now) AS delayed,
+            count(*) FILTER (WHERE state = 1 AND due > now) AS leased,
+            count(*) FILTER (WHERE state = 2) AS dead,
+            max(now - due) FILTER (WHERE state < 2 AND due <= now) AS age
+        FROM @.item CROSS JOIN clock WHERE $1::text IS NULL OR queue = $1 GROUP BY queue
+    ) AS counted ON queue = name ORDER BY 1
 """
 
-DEAD = """
-    SELECT key, body, attributes, kind, reason, trace, receives, due FROM @.item
-    WHERE queue = $1 AND state = 2 ORDER BY due DESC, id DESC LIMIT $2
-"""
+DIED_LAST = "SELECT o_died, o_id FROM @.letters($1, 1, 'infinity', 0)"
+LETTERS = "SELECT * FROM @.letters($1, $2, $3, $4)"
+EXHUME = "SELECT * FROM @.exhume($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 
 
 class PostgresQueue(Queue):
@@ -155,29 +160,45 @@ class PostgresQueue(Queue):
         return depths(self._pool, self._store.now(), self._name).get(self.name, Depth())
 
     def _dead(self, limit: int) -> list[DeadLetter]:
-        return [
-            DeadLetter(
-                read(key),
-                read(body),
-                shown(attributes),
-                read(kind),
-                read(reason),
-                read(trace),
-                int(receives or 0),
-                float(died or 0),
-            )
-            for key, body, attributes, kind, reason, trace, receives, died in self._pool.run(
-                DEAD, self._name, str(limit), safe=True
-            )
-        ]
+        letters: list[DeadLetter] = []
+        died, id = "infinity", "0"
+        while len(letters) < limit:
+            most = min(limit - len(letters), LETTERS_AT_ONCE)
+            rows = self._pool.run(LETTERS, self._name, str(most), died, id, safe=True)
+            letters += map(_letter, rows)
+            if len(rows) < most:
+                break
+            died, id = _place(rows[-1][-2:])
+        return letters
 
     def _redrive(self, keys: Sequence[str] | None) -> int:
-        ((many,),) = self._pool.run("SELECT @.redrive($1, $2, $3)", self._name, _listed(keys), self._store.now())
-        return int(many or 0)
+        return self._exhumed("false", keys)
 
     def _purge(self, keys: Sequence[str] | None) -> int:
-        ((many,),) = self._pool.run("SELECT @.purge($1, $2)", self._name, _listed(keys))
-        return int(many or 0)
+        return self._exhumed("true", keys)
+
+    def _exhumed(self, purge: str, keys: Sequence[str] | None) -> int:
+        if keys is not None:
+            batches = (keys[start : start + MOST] for start in range(0, len(keys), MOST))
+            return sum(self._exhume(purge, batch, ("-infinity", "0"), ("infinity", "0"))[0] for batch in batches)
+        last = self._pool.run(DIED_LAST, self._name, safe=True)
+        if not last:
+            return 0
+        behind, until = ("-infinity", "0"), _place(last[0])  # those that die meanwhile are left alone, so this ends
+        total = 0
+        while True:
+            many, looked_at, behind = self._exhume(purge, None, behind, until)
+            total += many
+            if looked_at < MOST:
+                return total
+
+    def _exhume(self, purge: str, keys: Sequence[str] | None, behind: Place, until: Place) -> tuple[int, int, Place]:
+        """One batch, in a transaction of its own: how many, how many were looked at, and the place of the last."""
+        listed = None if keys is None else json.dumps([written(key) for key in keys])
+        ((many, looked_at, *last),) = self._pool.run(
+            EXHUME, self._name, purge, listed, str(MOST), *behind, *until, self._store.now()
+        )
+        return int(many or 0), int(looked_at or 0), _place(last)
 
 
 def depths(pool: Pool, now: str | None, name: str | None = None) -> dict[str, Depth]:
@@ -209,5 +230,20 @@ def _verdict(message: Message, verdict: Verdict) -> list[object]:
             assert_never(other)
 
 
-def _listed(keys: Sequence[str] | None) -> str | None:
-    return None if keys is None else json.dumps([written(key) for key in keys])
+def _letter(row: Row) -> DeadLetter:
+    key, body, attributes, kind, reason, trace, receives, died, _ = row
+    return DeadLetter(
+        read(key),
+        read(body),
+        shown(attributes),
+        read(kind),
+        read(reason),
+        read(trace),
+        int(receives or 0),
+        float(died or 0),
+    )
+
+
+def _place(row: Sequence[bytes | None]) -> Place:
+    died, id = row
+    return (died or b"").decode(), (id or b"").decode()

@@ -4,7 +4,12 @@
 * `receive` never waits for a row: what somebody else has in hand is passed over (``SKIP LOCKED``). Those that take
   several rows and may have to wait for them take them in the order of their keys, so they can't wait for each other.
 * `p_now` is NULL where PostgreSQL's clock decides, which is read after a row was waited for; tests send their own.
-* A function says by which indexes it goes, as a plan that was made for a table of ten rows is kept for one of millions.
+* The planner is left no choice, as it would choose wrong just when a backlog arrives. A session keeps its plans, so one
+  that was made for ten rows is used for the millions that come later. A table that was empty when it was last vacuumed
+  is taken to be empty until the next vacuum, by new sessions too. So functions that are called from outside have the
+  settings `INDEXED`, and each statement on `item` fits one index alone, and joins nothing. Either it names queue and
+  key, and hides what it asks of the state (``state + 0 = 1``: ``state = 1`` would fit the index by turn as well), or it
+  is sorted as its index is.
 * Who changes what waits holds the queue's bell, shared, until it has committed; who begins to listen takes it alone.
   So either it finds what was added, or it is rung for.
 
@@ -13,10 +18,15 @@ An item's lease holds while ``state = 1`` and its due lies ahead.
 
 from __future__ import annotations
 
-INDEXED = "SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off"
+INDEXED = (
+    "SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off "
+    "SET plan_cache_mode = force_generic_plan"
+)
+"""Of a function and all that it calls: go by an index, in its order, and plan once. These are set on the functions, as
+the settings of a session are lost behind a pooler."""
 
 INSTANT = """
-    CREATE FUNCTION @.instant(p_now float8) RETURNS float8 LANGUAGE sql VOLATILE AS $$
+    CREATE OR REPLACE FUNCTION @.instant(p_now float8) RETURNS float8 LANGUAGE sql VOLATILE AS $$
         SELECT coalesce(p_now, extract(epoch FROM clock_timestamp())::float8)
     $$
 """
@@ -24,14 +34,14 @@ INSTANT = """
 # -- bells
 
 BELL = """
-    CREATE FUNCTION @.bell(p_queue text) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    CREATE OR REPLACE FUNCTION @.bell(p_queue text) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
         SELECT hashtextextended('abate @name bell ' || p_queue, 0)
     $$
 """
 
 # a notification makes all commits wait for each other, so it is spared where nobody listens
 RING = """
-    CREATE FUNCTION @.ring(p_queue text) RETURNS void LANGUAGE plpgsql AS $$
+    CREATE OR REPLACE FUNCTION @.ring(p_queue text) RETURNS void LANGUAGE plpgsql AS $$
     BEGIN
         IF EXISTS (SELECT FROM @.listener WHERE queue = p_queue AND until > @.instant(NULL)) THEN
             PERFORM pg_notify('@name', p_queue);
@@ -39,8 +49,8 @@ RING = """
     END $$
 """
 
-LISTEN = """
-    CREATE FUNCTION @.listen(p_queue text, p_seconds float8) RETURNS void LANGUAGE plpgsql AS $$
+LISTEN = f"""
+    CREATE OR REPLACE FUNCTION @.listen(p_queue text, p_seconds float8) RETURNS void LANGUAGE plpgsql {INDEXED} AS $$
     BEGIN
         PERFORM pg_advisory_xact_lock(@.bell(p_queue));
         INSERT INTO @.listener AS known VALUES (p_queue, @.instant(NULL) + p_seconds)
@@ -54,9 +64,9 @@ LISTEN = """
 # counted is kept, with the newest id of then. Whatever has come since has an id of its own, so there are no more than
 # that. Nobody else needs to be kept out while there is room for as many as could be adding at this moment, each on a
 # connection of its own; twice, as others were adding while it was counted.
-FULL = f"""
-    CREATE FUNCTION @.full(p_queue text, p_capacity integer, p_now float8) RETURNS boolean LANGUAGE plpgsql
-    {INDEXED} AS $$
+FULL = """
+    CREATE OR REPLACE FUNCTION @.full(p_queue text, p_capacity integer, p_now float8) RETURNS boolean
+    LANGUAGE plpgsql AS $$
     DECLARE
         v_at_once bigint := 2 * current_setting('max_connections')::bigint;
         v_newest bigint;
@@ -71,7 +81,7 @@ FULL = f"""
             RETURN false;
         END IF;
         SELECT count(*) INTO v_most FROM (
-            SELECT FROM @.item WHERE queue = p_queue AND state < 2 LIMIT p_capacity
+            SELECT FROM @.item WHERE queue = p_queue AND state < 2 ORDER BY priority, due, id LIMIT p_capacity
         ) AS alive;
         IF v_most + v_at_once <= p_capacity THEN
             UPDATE @.queue SET counted = v_most, counted_at = v_newest WHERE name = p_queue;
@@ -79,16 +89,16 @@ FULL = f"""
         END IF;
         PERFORM pg_advisory_xact_lock(hashtextextended('abate @name room ' || p_queue, 0));
         PERFORM FROM @.item WHERE queue = p_queue AND state < 2 AND NOT (state = 1 AND due > @.instant(p_now))
-            OFFSET p_capacity - 1 LIMIT 1;
+            ORDER BY priority, due, id OFFSET p_capacity - 1 LIMIT 1;
         RETURN FOUND;
     END $$
 """
 
-ADD = """
-    CREATE FUNCTION @.add(
+ADD = f"""
+    CREATE OR REPLACE FUNCTION @.add(
         p_queue text, p_key text, p_body text, p_attributes text, p_priority integer, p_after float8,
         p_revive boolean, p_capacity integer, p_now float8
-    ) RETURNS text LANGUAGE plpgsql AS $$
+    ) RETURNS text LANGUAGE plpgsql {INDEXED} AS $$
     DECLARE
         v_known record;
         v_now float8;
@@ -147,15 +157,16 @@ ADD = """
     END $$
 """
 
-CANCEL = """
-    CREATE FUNCTION @.cancel(p_queue text, p_key text, p_now float8) RETURNS boolean LANGUAGE plpgsql AS $$
+CANCEL = f"""
+    CREATE OR REPLACE FUNCTION @.cancel(p_queue text, p_key text, p_now float8) RETURNS boolean
+    LANGUAGE plpgsql {INDEXED} AS $$
     BEGIN
-        DELETE FROM @.item WHERE queue = p_queue AND key = p_key AND state = 0 AND due > @.instant(p_now);
+        DELETE FROM @.item WHERE queue = p_queue AND key = p_key AND state + 0 = 0 AND due > @.instant(p_now);
         IF FOUND THEN
             RETURN true;
         END IF;
         UPDATE @.item SET again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
-        WHERE queue = p_queue AND key = p_key AND state = 1
+        WHERE queue = p_queue AND key = p_key AND state + 0 = 1
             AND due > @.instant(p_now) AND again_due > @.instant(p_now);
         RETURN FOUND;
     END $$
@@ -170,8 +181,9 @@ CANCEL = """
 # lane; a second is for those who write meanwhile. What comes later than that, or is put there by another program, is
 # found by the next look.
 BEGINS = """
-    CREATE FUNCTION @.begins(p_queue text, p_lane integer, p_now float8, OUT o_since float8, OUT o_look boolean)
-    LANGUAGE plpgsql AS $$
+    CREATE OR REPLACE FUNCTION @.begins(
+        p_queue text, p_lane integer, p_now float8, OUT o_since float8, OUT o_look boolean
+    ) LANGUAGE plpgsql AS $$
     DECLARE
         v_looked float8;
     BEGIN
@@ -191,7 +203,7 @@ BEGINS = """
 # counted where there is more than one priority; priorities are looked at one after the other, so they should be few.
 # Where nothing is ready the answer is one row without a key, and the seconds until something will be.
 RECEIVE = f"""
-    CREATE FUNCTION @.receive(p_queue text, p_most integer, p_lease float8, p_now float8)
+    CREATE OR REPLACE FUNCTION @.receive(p_queue text, p_most integer, p_lease float8, p_now float8)
     RETURNS TABLE (o_key text, o_body text, o_attributes text, o_receives integer, o_token bigint, o_pause float8)
     LANGUAGE plpgsql {INDEXED} AS $$
     DECLARE
@@ -208,8 +220,11 @@ RECEIVE = f"""
         v_many integer;
         v_got integer;
         v_left integer := p_most;
+        v_keys text[];
+        v_tokens bigint[];
     BEGIN
-        SELECT max(priority) INTO v_lane FROM @.item WHERE queue = p_queue AND state < 2;
+        SELECT priority INTO v_lane FROM @.item
+            WHERE queue = p_queue AND state < 2 ORDER BY priority DESC LIMIT 1;
         WHILE v_lane IS NOT NULL LOOP
             SELECT * INTO v_since, v_look FROM @.begins(p_queue, v_lane, v_now);
             SELECT due INTO v_first FROM @.item
@@ -223,7 +238,8 @@ RECEIVE = f"""
             v_begins := v_begins || v_since;
             v_next := least(v_next, v_first);
             EXIT WHEN v_lane = 0;
-            SELECT max(priority) INTO v_lane FROM @.item WHERE queue = p_queue AND state < 2 AND priority < v_lane;
+            SELECT priority INTO v_lane FROM @.item
+                WHERE queue = p_queue AND state < 2 AND priority < v_lane ORDER BY priority DESC LIMIT 1;
         END LOOP;
         IF v_next <= v_now AND cardinality(v_lanes) > 1 THEN
             INSERT INTO @.queue (name) VALUES (p_queue) ON CONFLICT DO NOTHING;
@@ -242,21 +258,21 @@ RECEIVE = f"""
                 v_lane := v_lanes[v_place];
                 v_since := v_begins[v_place];
             END IF;
-            RETURN QUERY WITH picked AS (
+            SELECT array_agg(key), array_agg(nextval('@.token')) INTO v_keys, v_tokens FROM (
                 SELECT key FROM @.item
                 WHERE queue = p_queue AND state < 2 AND priority = v_lane AND due >= v_since AND due <= v_now
                 ORDER BY due, id LIMIT v_many FOR UPDATE SKIP LOCKED
-            ), numbered AS (
-                SELECT key, nextval('@.token') AS token FROM picked
-            ), leased AS (
-                UPDATE @.item AS item SET
-                    state = 1, due = v_now + p_lease, token = numbered.token, receives = receives + 1,
+            ) AS picked;
+            RETURN QUERY WITH leased AS (
+                UPDATE @.item SET
+                    state = 1, due = v_now + p_lease, token = v_tokens[array_position(v_keys, key)],
+                    receives = receives + 1,
                     -- it may have been added while the lease was running that ran out since
                     attributes = CASE WHEN again_due IS NULL THEN attributes ELSE again_attributes END,
                     body = CASE WHEN again_due IS NULL THEN body ELSE again_body END,
                     again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
-                FROM numbered WHERE item.queue = p_queue AND item.key = numbered.key
-                RETURNING item.key, item.body, item.attributes, item.receives, item.token
+                WHERE queue = p_queue AND key = ANY (v_keys)
+                RETURNING key, body, attributes, receives, token
             ) SELECT *, NULL::float8 FROM leased ORDER BY token;
             GET DIAGNOSTICS v_got = ROW_COUNT;
             v_left := v_left - v_got;
@@ -273,6 +289,7 @@ RECEIVE = f"""
             UPDATE @.queue SET turns = v_turn WHERE name = p_queue;
         END IF;
         IF v_left = p_most THEN
+            o_key := NULL;
             o_pause := v_next - v_now;
             RETURN NEXT;
         END IF;
@@ -280,9 +297,9 @@ RECEIVE = f"""
 """
 
 # the places of those that were lost
-EXTEND = """
-    CREATE FUNCTION @.extend(p_queue text, p_held json, p_lease float8, p_now float8) RETURNS SETOF integer
-    LANGUAGE plpgsql AS $$
+EXTEND = f"""
+    CREATE OR REPLACE FUNCTION @.extend(p_queue text, p_held json, p_lease float8, p_now float8) RETURNS SETOF integer
+    LANGUAGE plpgsql {INDEXED} AS $$
     DECLARE
         v_held record;
     BEGIN
@@ -291,7 +308,7 @@ EXTEND = """
         LOOP
             UPDATE @.item SET due = @.instant(p_now) + p_lease
             WHERE queue = p_queue AND key = v_held.key AND token = v_held.token
-                AND state = 1 AND due > @.instant(p_now);
+                AND state + 0 = 1 AND due > @.instant(p_now);
             IF NOT FOUND THEN
                 RETURN NEXT v_held.place;
             END IF;
@@ -302,9 +319,9 @@ EXTEND = """
 # A verdict is [key, token, what, seconds, touched, kind, reason, trace], with seconds for 'again' and 'back'; the
 # answer is the places of those that were lost. What was added meanwhile is what there is from then on; it could not be
 # ready before this instant.
-SETTLE = """
-    CREATE FUNCTION @.settle(p_queue text, p_verdicts json, p_now float8) RETURNS SETOF integer
-    LANGUAGE plpgsql AS $$
+SETTLE = f"""
+    CREATE OR REPLACE FUNCTION @.settle(p_queue text, p_verdicts json, p_now float8) RETURNS SETOF integer
+    LANGUAGE plpgsql {INDEXED} AS $$
     DECLARE
         v record;
         v_held record;
@@ -318,11 +335,11 @@ SETTLE = """
         LOOP
             IF v.what = 'done' THEN
                 DELETE FROM @.item WHERE queue = p_queue AND key = v.key AND token = v.token
-                    AND state = 1 AND due > @.instant(p_now) AND again_due IS NULL;
+                    AND state + 0 = 1 AND due > @.instant(p_now) AND again_due IS NULL;
                 CONTINUE WHEN FOUND;
             END IF;
             SELECT due, again_due INTO v_held FROM @.item
-                WHERE queue = p_queue AND key = v.key AND token = v.token AND state = 1 FOR UPDATE;
+                WHERE queue = p_queue AND key = v.key AND token = v.token AND state + 0 = 1 FOR UPDATE;
             v_now := @.instant(p_now);
             IF v_held.due > v_now THEN
                 UPDATE @.item SET
@@ -359,43 +376,65 @@ SETTLE = """
 
 # -- what there is
 
-# all, or those of the keys
-REDRIVE = """
-    CREATE FUNCTION @.redrive(p_queue text, p_keys json, p_now float8) RETURNS bigint LANGUAGE plpgsql AS $$
+# The dead letters that died last before one of them, or of all: those that died last first.
+LETTERS = f"""
+    CREATE OR REPLACE FUNCTION @.letters(p_queue text, p_most integer, p_died float8, p_id bigint)
+    RETURNS TABLE (
+        o_key text, o_body text, o_attributes text, o_kind text, o_reason text, o_trace text, o_receives integer,
+        o_died float8, o_id bigint
+    ) LANGUAGE plpgsql {INDEXED} AS $$
+    BEGIN
+        RETURN QUERY SELECT key, body, attributes, kind, reason, trace, receives, due, id FROM @.item
+            WHERE queue = p_queue AND state = 2 AND (due, id) < (p_died, p_id)
+            ORDER BY due DESC, id DESC LIMIT p_most;
+    END $$
+"""
+
+# Redrive or purge dead letters, in the order in which they died: those of the keys, or up to so many of those that died
+# behind one place (an instant and an id) and not behind another. The answer: how many, how many were looked at, and the
+# place of the last.
+EXHUME = f"""
+    CREATE OR REPLACE FUNCTION @.exhume(
+        p_queue text, p_purge boolean, p_keys json, p_most integer,
+        p_behind float8, p_behind_id bigint, p_until float8, p_until_id bigint, p_now float8,
+        OUT o_many integer, OUT o_looked_at integer, OUT o_died float8, OUT o_id bigint
+    ) LANGUAGE plpgsql {INDEXED} AS $$
     DECLARE
-        v_many bigint;
+        v_now float8;
+        v_keys text[];
+        v_key text;
     BEGIN
         PERFORM pg_advisory_xact_lock_shared(@.bell(p_queue));
-        WITH picked AS (
-            SELECT key FROM @.item WHERE queue = p_queue AND state = 2
-                AND (p_keys IS NULL OR key IN (SELECT json_array_elements_text(p_keys)))
-            ORDER BY key FOR UPDATE
-        )
-        UPDATE @.item SET
-            id = DEFAULT, state = 0, due = @.instant(p_now), receives = 0, kind = NULL, reason = NULL, trace = NULL
-        WHERE queue = p_queue AND key IN (SELECT key FROM picked);
-        GET DIAGNOSTICS v_many = ROW_COUNT;
-        IF v_many > 0 THEN
+        v_now := @.instant(p_now);
+        IF p_keys IS NULL THEN
+            SELECT array_agg(key), (array_agg(due))[count(*)], (array_agg(id))[count(*)] INTO v_keys, o_died, o_id
+            FROM (
+                SELECT key, due, id FROM @.item WHERE queue = p_queue AND state = 2
+                    AND (due, id) > (p_behind, p_behind_id) AND (due, id) <= (p_until, p_until_id)
+                ORDER BY due, id LIMIT p_most
+            ) AS dead;
+        ELSE
+            SELECT array_agg(key ORDER BY due, id) INTO v_keys FROM @.item WHERE queue = p_queue
+                AND key = ANY (ARRAY(SELECT json_array_elements_text(p_keys))) AND state + 0 = 2;
+        END IF;
+        o_many := 0;
+        o_looked_at := coalesce(cardinality(v_keys), 0);
+        FOREACH v_key IN ARRAY coalesce(v_keys, '{{}}') LOOP
+            -- somebody else may have been first, and it may have died anew since
+            IF p_purge THEN
+                DELETE FROM @.item WHERE queue = p_queue AND key = v_key
+                    AND state + 0 = 2 AND (due, id) <= (p_until, p_until_id);
+            ELSE
+                UPDATE @.item SET
+                    id = DEFAULT, state = 0, due = v_now, receives = 0, kind = NULL, reason = NULL, trace = NULL
+                WHERE queue = p_queue AND key = v_key AND state + 0 = 2 AND (due, id) <= (p_until, p_until_id);
+            END IF;
+            o_many := o_many + FOUND::integer;
+        END LOOP;
+        IF o_many > 0 AND NOT p_purge THEN
             PERFORM @.ring(p_queue);
         END IF;
-        RETURN v_many;
     END $$
 """
 
-PURGE = """
-    CREATE FUNCTION @.purge(p_queue text, p_keys json) RETURNS bigint LANGUAGE plpgsql AS $$
-    DECLARE
-        v_many bigint;
-    BEGIN
-        WITH picked AS (
-            SELECT key FROM @.item WHERE queue = p_queue AND state = 2
-                AND (p_keys IS NULL OR key IN (SELECT json_array_elements_text(p_keys)))
-            ORDER BY key FOR UPDATE
-        )
-        DELETE FROM @.item WHERE queue = p_queue AND key IN (SELECT key FROM picked);
-        GET DIAGNOSTICS v_many = ROW_COUNT;
-        RETURN v_many;
-    END $$
-"""
-
-FUNCTIONS = (INSTANT, BELL, RING, LISTEN, FULL, ADD, CANCEL, BEGINS, RECEIVE, EXTEND, SETTLE, REDRIVE, PURGE)
+FUNCTIONS = (INSTANT, BELL, RING, LISTEN, FULL, ADD, CANCEL, BEGINS, RECEIVE, EXTEND, SETTLE, LETTERS, EXHUME)

@@ -127,12 +127,19 @@ FIRST = (
         grown float8 NOT NULL
     ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000)
     """,
-    *rules.FUNCTIONS,
-    *trading.FUNCTIONS,
 )
 
-STEPS: tuple[tuple[str, ...], ...] = (FIRST,)
-"""The statements that lead from each version to the next. What has been released is never changed, only added to."""
+# Functions alone: plans that do not depend on the size of the tables, dead letters in batches. The functions `redrive`
+# and `purge` of the first version are not dropped, as its processes may still be running.
+SECOND: tuple[str, ...] = ()
+
+STEPS: tuple[tuple[str, ...], ...] = (FIRST, SECOND)
+"""The statements that lead from each version of the tables to the next. What has been released is never changed, only
+added to."""
+
+FUNCTIONS = (*rules.FUNCTIONS, *trading.FUNCTIONS)
+"""As the newest version has them: all are replaced when a schema is brought to it, so a change needs a step, even if
+that is empty. Others are using them at that moment, so a function that takes other parameters takes another name."""
 
 FOUND = """
     SELECT
@@ -176,7 +183,7 @@ def migrate(run: Run, schema: str) -> None:
     statements = [statement for step in STEPS[version:] for statement in step]
     if version == 0:
         statements = [*(() if _found(run, schema)[0] else ("CREATE SCHEMA @",)), *MARK, *statements]
-    for statement in statements:
+    for statement in (*statements, *FUNCTIONS):
         run(spelled(statement, schema))
     run(spelled("UPDATE @.store SET version = $1", schema), str(len(STEPS)))
     run("COMMIT")

@@ -11,8 +11,10 @@
 
 from __future__ import annotations
 
+from abate.stores.postgres.rules import INDEXED
+
 LOCK = """
-    CREATE FUNCTION @.hold(p_scopes text[]) RETURNS void LANGUAGE plpgsql AS $$
+    CREATE OR REPLACE FUNCTION @.hold(p_scopes text[]) RETURNS void LANGUAGE plpgsql AS $$
     DECLARE
         v_lock bigint;
     BEGIN
@@ -30,7 +32,7 @@ LOCK = """
 
 # the first instant of the oldest slot that counts
 SINCE = """
-    CREATE FUNCTION @.since(p_window float8, p_now float8) RETURNS float8 LANGUAGE sql IMMUTABLE AS $$
+    CREATE OR REPLACE FUNCTION @.since(p_window float8, p_now float8) RETURNS float8 LANGUAGE sql IMMUTABLE AS $$
         SELECT (floor(p_now / (p_window / 50)) - 49) * (p_window / 50)
     $$
 """
@@ -38,7 +40,7 @@ SINCE = """
 # Pay in, take back the newest withdrawals, and withdraw what the balance pays for: how many.
 # A slot that begins more than a window ahead was counted by a clock that has been set back since.
 DRAW = """
-    CREATE FUNCTION @.draw(
+    CREATE OR REPLACE FUNCTION @.draw(
         p_name text, p_window float8, p_one numeric, p_per_deposit numeric, p_reserved numeric,
         p_deposits bigint, p_spent bigint, p_returned bigint, p_want bigint, p_members bigint, p_now float8
     ) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -55,10 +57,12 @@ DRAW = """
     BEGIN
         DELETE FROM @.slot WHERE budget = p_name AND (forgotten <= p_now OR begins > v_place * v_width + p_window);
         -- and those of names that are not used any more, without waiting for anybody
-        DELETE FROM @.slot WHERE (budget, begins) IN (
+        FOR v_slot IN
             SELECT budget, begins FROM @.slot WHERE forgotten <= p_now ORDER BY forgotten LIMIT 100
             FOR UPDATE SKIP LOCKED
-        );
+        LOOP
+            DELETE FROM @.slot WHERE budget = v_slot.budget AND begins = v_slot.begins;
+        END LOOP;
         FOR v_slot IN
             SELECT begins, withdrawals FROM @.slot
             WHERE budget = p_name AND begins >= v_since AND withdrawals > 0 ORDER BY begins DESC
@@ -85,11 +89,11 @@ DRAW = """
     END $$
 """
 
-EXCHANGE = """
-    CREATE FUNCTION @.exchange(
+EXCHANGE = f"""
+    CREATE OR REPLACE FUNCTION @.exchange(
         p_name text, p_window float8, p_one numeric, p_per_deposit numeric, p_reserved numeric,
         p_deposits bigint, p_returned bigint, p_want bigint, p_now float8
-    ) RETURNS bigint LANGUAGE plpgsql AS $$
+    ) RETURNS bigint LANGUAGE plpgsql {INDEXED} AS $$
     BEGIN
         PERFORM @.hold(ARRAY['budget:' || p_name]);
         RETURN @.draw(
@@ -102,7 +106,7 @@ EXCHANGE = """
 
 # one has come; how many there are
 CAME = """
-    CREATE FUNCTION @.came(
+    CREATE OR REPLACE FUNCTION @.came(
         p_scope text, p_member text, p_wanted float8, p_sees text, p_numbers json, p_now float8
     ) RETURNS bigint LANGUAGE plpgsql AS $$
     DECLARE
@@ -120,7 +124,7 @@ CAME = """
 
 # the part of a bucket's rate for one member, given what the others want, and the parts that they have
 SHARE = """
-    CREATE FUNCTION @.share(p_scope text, p_member text, p_wanted float8, p_numbers json) RETURNS float8
+    CREATE OR REPLACE FUNCTION @.share(p_scope text, p_member text, p_wanted float8, p_numbers json) RETURNS float8
     LANGUAGE plpgsql AS $$
     DECLARE
         v_idle float8 := p_numbers->>'idle';
@@ -143,7 +147,7 @@ SHARE = """
 
 # what is known after a member has told what it sees, and what it is told
 HEARD = """
-    CREATE FUNCTION @.heard(
+    CREATE OR REPLACE FUNCTION @.heard(
         p_offer json, p_member text, p_members bigint, p_numbers json, p_now float8,
         OUT o_state text, OUT o_closed float8, OUT o_probe boolean, OUT o_limit float8
     ) LANGUAGE plpgsql AS $$
@@ -230,15 +234,16 @@ HEARD = """
 
 # An offer is an object with its `scope` (budget:a, bucket:b, shelter:c), its `name`, and what it says. Answers come in
 # the order of the offers; members that have not come for an hour are swept out now and then.
-TRADE = """
-    CREATE FUNCTION @.trade(p_member text, p_offers json, p_numbers json, p_now float8)
+TRADE = f"""
+    CREATE OR REPLACE FUNCTION @.trade(p_member text, p_offers json, p_numbers json, p_now float8)
     RETURNS TABLE (
         o_members bigint, o_granted bigint, o_part float8, o_state text, o_closed float8, o_probe boolean,
         o_limit float8
-    ) LANGUAGE plpgsql AS $$
+    ) LANGUAGE plpgsql {INDEXED} AS $$
     DECLARE
         v_now float8;
         v json;
+        v_gone record;
     BEGIN
         PERFORM @.hold(ARRAY(SELECT value->>'scope' FROM json_array_elements(p_offers)));
         v_now := @.instant(p_now);
@@ -264,9 +269,11 @@ TRADE = """
             RETURN NEXT;
         END LOOP;
         IF random() < 0.01 THEN
-            DELETE FROM @.member WHERE (scope, member) IN (
+            FOR v_gone IN
                 SELECT scope, member FROM @.member WHERE seen <= v_now - 3600 LIMIT 1000 FOR UPDATE SKIP LOCKED
-            );
+            LOOP
+                DELETE FROM @.member WHERE scope = v_gone.scope AND member = v_gone.member;
+            END LOOP;
         END IF;
     END $$
 """

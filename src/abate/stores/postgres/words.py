@@ -54,6 +54,10 @@ RIGHTS = (
     "does not let user {user!r} make tables. As an administrator of the database run: "
     "CREATE SCHEMA IF NOT EXISTS {schema}; GRANT USAGE, CREATE ON SCHEMA {schema} TO {user}"
 )
+OWNER = (
+    "has the schema {schema!r} of an older version, which user {user!r} may not bring to the newest: let its owner "
+    "open the store once, as `abate queue ls` does"
+)
 
 
 def explained(trouble: Trouble, address: Address, limit: float, preparing: bool = False) -> StoreError:
@@ -69,7 +73,9 @@ def explained(trouble: Trouble, address: Address, limit: float, preparing: bool 
         case Lost():
             why = "has cut the connection; it is not known whether anything was done"
         case Failed() if preparing and trouble.state == "42501":
-            why = RIGHTS.format(user=address.user, schema=address.schema)
+            why = (OWNER if "must be owner" in trouble.said else RIGHTS).format(
+                user=address.user, schema=address.schema
+            )
         case Failed():
             why = STATES.get(trouble.state, "failed; nothing was changed").format(
                 user=address.user, schema=address.schema

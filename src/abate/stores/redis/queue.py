@@ -153,15 +153,16 @@ class RedisQueue(Queue):
         return counted(self._call(scripts.DEPTH, repeatable=True))
 
     def _dead(self, limit: int) -> list[DeadLetter]:
-        letters: list[DeadLetter] = []
-        for start in range(0, limit, BATCH):
-            most = min(BATCH, limit - start)
-            parts = self._call(scripts.LETTERS, start, start + most - 1, repeatable=True)
-            found = [_letter(*parts[n : n + 5]) for n in range(0, len(parts), 5)]
-            letters += found
-            if len(found) < most:
+        letters: dict[bytes, DeadLetter] = {}  # by key: of those that died at one instant some may be shown twice
+        last: Any = b""
+        died: Any = b""
+        while len(letters) < limit:
+            most = min(BATCH, limit - len(letters))
+            last, died, *parts = self._call(scripts.LETTERS, most, last, died, repeatable=True)
+            letters |= {parts[n]: _letter(*parts[n : n + 5]) for n in range(0, len(parts), 5)}
+            if not last:
                 break
-        return letters
+        return list(letters.values())
 
     def _redrive(self, keys: Sequence[str] | None) -> int:
         return self._exhumed("redrive", keys)

@@ -8,6 +8,9 @@ from abate.stores.redis.address import Address
 
 NO_RIGHTS = "does not let this user do what is needed: expected the rights {rights}"
 RIGHTS = "~{prefix}:* +@read +@write +@scripting +time +blpop +info"
+RIGHTS_BEYOND_0 = " +select"
+"""Of a database other than 0, besides."""
+RIGHTS_IN_A_CLUSTER = " +cluster|slots +command"
 BY_KIND: tuple[tuple[type[Exception], str], ...] = (
     (exceptions.BusyLoadingError, "is still loading its data: ask again in a moment"),
     (exceptions.ReadOnlyError, "is a replica, which can't be written to: name the primary, or wait for the failover"),
@@ -59,11 +62,23 @@ def explained(error: Exception, address: Address, timeout: float) -> str:
         return f"{address.name} did not answer within {timeout:g} s{doubt}"
     if (words := _words(error, said)) is None:
         return f"{address.name} failed (the driver says: {_scrubbed(said, address)})"
-    rights = RIGHTS.format(prefix=address.prefix)
-    return f"{address.name} {words.format(prefix=address.prefix, rights=rights)}"
+    return f"{address.name} {words.format(prefix=address.prefix, rights=rights(address))}"
+
+
+def rights(address: Address) -> str:
+    """What a user of a store must be allowed to do, as ACL SETUSER is told.
+
+    >>> from abate.stores.redis.address import parsed
+    >>> rights(parsed("redis", "//cache/3?prefix=shop"))
+    '~shop:* +@read +@write +@scripting +time +blpop +info +select'
+    """
+    beyond = RIGHTS_BEYOND_0 if address.server["db"] else ""
+    return RIGHTS.format(prefix=address.prefix) + beyond + (RIGHTS_IN_A_CLUSTER if address.cluster else "")
 
 
 def _words(error: Exception, said: str) -> str | None:
+    if isinstance(_first(error), exceptions.NoPermissionError):  # redis-py takes it for a server that is no cluster
+        return NO_RIGHTS
     for text, words in BY_TEXT:
         if text in said:
             return words
@@ -75,6 +90,13 @@ def _words(error: Exception, said: str) -> str | None:
             if text in said:
                 return words
     return None
+
+
+def _first(error: BaseException) -> BaseException:
+    """The error behind which all others were raised."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return error
 
 
 def _scrubbed(said: str, address: Address) -> str:

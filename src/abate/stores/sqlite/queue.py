@@ -7,7 +7,9 @@ which may have taken a while: a lease begins when it is written down.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from sqlite3 import Connection
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from abate.clock import MachineClock
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from abate.stores.sqlite.store import SqliteStore
 
 LONGEST_PAUSE = 3600.0
+BATCH = 500
+"""Dead letters that are read, redriven or purged at once."""
+PAUSE = 0.005
+"""Seconds between two batches: others who wait for the file ask again within this time."""
 SHORTEST_PAUSE = 1e-6
 """Seconds; a shorter one might not move a clock that counts from 1970 at all."""
 LAST_BY_CLOCK = 2**52
@@ -211,33 +217,52 @@ class SqliteQueue(Queue):
         return depths(self._file, self._store.now(), self.name).get(self.name, Depth())
 
     def _dead(self, limit: int) -> list[DeadLetter]:
-        return [
-            DeadLetter(
-                _shown(key),
-                _shown(body),
-                shown(attributes),
-                _shown(kind),
-                _shown(reason),
-                _shown(trace),
-                receives,
-                died,
-            )
-            for key, body, attributes, kind, reason, trace, receives, died in self._file.read(
-                sql.DEAD_LETTERS, (self.name, limit)
-            )
-        ]
+        letters: list[DeadLetter] = []
+        before = (inf, 0)
+        while len(letters) < limit:
+            most = min(limit - len(letters), BATCH)
+            rows = self._file.read(sql.DEAD_LETTERS, (self.name, *before, most))
+            letters += map(_letter, rows)
+            if len(rows) < most:
+                break
+            before = rows[-1][-2:]
+        return letters
 
     def _redrive(self, keys: Sequence[str] | None) -> int:
-        with self._file.transaction() as db:
-            now = self._store.now()
-            many = _each(db, sql.REDRIVE, keys, now, self.name)
-        if many:
-            self._store.bells.ring(self.name, many)
-        return many
+        return self._exhumed(True, keys)
 
     def _purge(self, keys: Sequence[str] | None) -> int:
-        with self._file.transaction() as db:
-            return _each(db, sql.PURGE, keys, self.name)
+        return self._exhumed(False, keys)
+
+    def _exhumed(self, redrive: bool, keys: Sequence[str] | None) -> int:
+        """Redrive or purge dead letters in the order in which they died, a batch in each transaction: how many."""
+        last = self._file.read(sql.DIED_LAST, (self.name,))
+        behind, until = (-inf, 0), last[0] if last else (-inf, 0)  # those that die meanwhile are left alone
+        total = start = 0
+        while True:
+            with self._file.transaction() as db:
+                if keys is None:
+                    rows = db.execute(sql.DIED_FIRST, (self.name, *behind, *until, BATCH)).fetchall()
+                    more = len(rows) == BATCH
+                else:
+                    some = keys[start : start + BATCH]
+                    rows = sorted(row for key in some for row in db.execute(sql.DEAD, (self.name, key)))
+                    start += BATCH
+                    more = start < len(keys)
+                many = self._exhume(db, redrive, [id for _, id in rows])
+            total += many
+            if redrive and many:
+                self._store.bells.ring(self.name, many)
+            if not more:
+                return total
+            behind = rows[-1] if rows else behind
+            sleep(PAUSE)
+
+    def _exhume(self, db: Connection, redrive: bool, ids: list[int]) -> int:
+        if not redrive:
+            return sum(db.execute(sql.PURGE, (id,)).rowcount for id in ids)
+        now = self._store.now()
+        return sum(db.execute(sql.REDRIVE, (now, id)).rowcount for id in ids)
 
 
 def depths(file: File, now: float, name: str | None = None) -> dict[str, Depth]:
@@ -252,11 +277,11 @@ def _earlier(instant: float, other: float | None) -> float:
     return instant if other is None else min(instant, other)
 
 
-def _each(db: Connection, statement: str, keys: Sequence[str] | None, *args: Any) -> int:
-    """Do something to all, or to those of the keys: how many."""
-    if keys is None:
-        return db.execute(statement, args).rowcount
-    return sum(db.execute(statement + " AND key = ?", (*args, key)).rowcount for key in keys)
+def _letter(row: tuple[Any, ...]) -> DeadLetter:
+    key, body, attributes, kind, reason, trace, receives, died, _ = row
+    return DeadLetter(
+        _shown(key), _shown(body), shown(attributes), _shown(kind), _shown(reason), _shown(trace), receives, died
+    )
 
 
 def _shown(words: Any) -> str:

@@ -93,17 +93,30 @@ DEPTHS = """
     WHERE :queue IS NULL OR queue.name = :queue GROUP BY queue.name
 """
 
+# those that died last, of all that died before a place: an instant and an id
 DEAD_LETTERS = """
-    SELECT key, body, attributes, kind, reason, trace, receives, due FROM item
-    WHERE queue = ? AND state = 2 ORDER BY due DESC, id DESC LIMIT ?
+    SELECT key, body, attributes, kind, reason, trace, receives, due, id FROM item
+    WHERE queue = ? AND state = 2 AND (due, id) < (?, ?) ORDER BY due DESC, id DESC LIMIT ?
 """
 
+DIED_LAST = "SELECT due, id FROM item WHERE queue = ? AND state = 2 ORDER BY due DESC, id DESC LIMIT 1"
+
+# those that died first, of all that died behind one place and not behind another
+DIED_FIRST = """
+    SELECT due, id FROM item
+    WHERE queue = ? AND state = 2 AND (due, id) > (?, ?) AND (due, id) <= (?, ?) ORDER BY due, id LIMIT ?
+"""
+
+DEAD = "SELECT due, id FROM item WHERE queue = ? AND key = ? AND state = 2"
+
+# its id is new, as of those that are due at one instant the lowest is the first
 REDRIVE = """
-    UPDATE item SET state = 0, due = ?, receives = 0, kind = NULL, reason = NULL, trace = NULL
-    WHERE queue = ? AND state = 2
+    UPDATE item SET
+        id = (SELECT max(id) FROM item) + 1, state = 0, due = ?, receives = 0, kind = NULL, reason = NULL, trace = NULL
+    WHERE id = ?
 """
 
-PURGE = "DELETE FROM item WHERE queue = ? AND state = 2"
+PURGE = "DELETE FROM item WHERE id = ?"
 
 # -- which is next
 

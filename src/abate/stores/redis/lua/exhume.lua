@@ -1,6 +1,7 @@
--- Redrive or purge dead letters: those of the keys, or a batch of those that had died by an instant ('' for now). The
--- answer: how many, how many were looked at, and that instant.
-local purge, died_by = ARGV[2] == 'purge', tonumber(ARGV[3]) or now
+-- Redrive or purge dead letters, those that died first first: those of the keys, or a batch of those that had died by an
+-- instant ('' for when the last one of now died). The answer: how many, how many were looked at, and that instant.
+local purge = ARGV[2] == 'purge'
+local died_by = tonumber(ARGV[3]) or tonumber(redis.call('ZRANGE', DEAD, -1, -1, 'WITHSCORES')[2]) or now
 local keys = {}
 if ARGV[4] then
   for n = 4, #ARGV do keys[#keys + 1] = ARGV[n] end
@@ -21,6 +22,8 @@ for _, key in ipairs(keys) do
     if purge then
       redis.call('HDEL', ITEM, RECORD .. key, CONTENT .. key)
     else
+      -- a new sequence, as of those that are due at one instant the lowest is the first
+      item.sequence = string.format('%015.0f', redis.call('HINCRBY', META, 'sequence', 1))
       item.state, item.due, item.receives = 'w', now, 0
       enter(key, item)
     end
