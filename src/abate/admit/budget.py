@@ -159,11 +159,12 @@ class Ledger:
         self._prepay(drawn, self._units())
 
     def disown(self) -> None:
-        """Forget all deposits, as they belong to another process; needs the lock."""
-        drawn = self._settle(self.now())
-        self.run, self._run_from = repeat(None, 0), 0
-        self.deposits.clear()
-        self._prepay(drawn, self._units())
+        """Forget all deposits, as they belong to another process."""
+        with self.lock:
+            drawn = self._settle(self.now())
+            self.run, self._run_from = repeat(None, 0), 0
+            self.deposits.clear()
+            self._prepay(drawn, self._units())
 
     def _settle(self, now: float) -> int:
         """Fold, but for what is prepaid, which is nothing now; the last number drawn."""

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -418,8 +419,9 @@ def test_processes_of_multiprocessing_are_members(tmp_path, method):
     url = f"sqlite:///{tmp_path}/fleet.db"
     (tmp_path / "app.py").write_text(textwrap.dedent(APP.format(url=url)))
     (tmp_path / "main.py").write_text(textwrap.dedent(MAIN.format(method=method)))
+    here = {**os.environ, "PYTHONPATH": str(Path(abate.__file__).parent.parent)}
     done = subprocess.run(
-        [sys.executable, "main.py"], cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=60.0
+        [sys.executable, "main.py"], cwd=tmp_path, env=here, capture_output=True, text=True, timeout=60.0
     )
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == 30

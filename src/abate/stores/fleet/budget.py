@@ -100,8 +100,7 @@ class FleetBudget(Budget):
         ledger = self.timeline.main
         if isinstance(ledger.tick, FirstUse):  # the parent is a child that has not used it
             ledger.tick = ledger.tick.numbers
-        with ledger.lock:
-            ledger.disown()
+        ledger.disown()
         self._begin()
         if self._courier.over:
             self._fresh = -inf
