@@ -227,7 +227,9 @@ CAME_BACK = Known("recovering", limit=FIRST, base=FIRST, grown=100.0)
 
 
 @settings(max_examples=200)
-@given(st.sampled_from([Known(), CAME_BACK]), st.lists(st.tuples(SIGHTS, st.integers(0, 7), st.floats(0, 2)), max_size=80))
+@given(
+    st.sampled_from([Known(), CAME_BACK]), st.lists(st.tuples(SIGHTS, st.integers(0, 7), st.floats(0, 2)), max_size=80)
+)
 @example(CAME_BACK, [(DOWN, 0, 1.0), (DOWN, 1, 1.0), (BACK, 1, 1.0), (DOWN, 0, 0.0)])
 @example(CAME_BACK, [(UP, 0, 1.0), (DOWN, 1, 1.0), (NOTHING, 0, 1.0), (NOTHING, 2, 0.0), (DOWN, 3, 0.0)])
 def test_whatever_members_tell_the_rules_hold(known, steps):

@@ -119,7 +119,9 @@ class Courier:
         except RuntimeError as error:  # too many threads, or the interpreter is about to end
             self._thread = None
             if not self._grounded:
-                log.warning("%s: there is no thread to share limits, each process goes by its own (%s)", self.name, error)
+                log.warning(
+                    "%s: there is no thread to share limits, each process goes by its own (%s)", self.name, error
+                )
             self._grounded = True
             return False
         finally:
