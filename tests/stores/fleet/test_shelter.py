@@ -122,15 +122,17 @@ def test_who_may_send_again_minds_the_hint(member):
         member.answered(ticket, after=20.2)
 
 
-@pytest.mark.parametrize("lifted", [CALM, None], ids=["calm", "no news"])
+@pytest.mark.parametrize("lifted", ["told of calm", "unheard", "closed"])
 @pytest.mark.parametrize("before", [STORM, RECOVERING, RECOVERING._replace(limit=0.0), CALM._replace(closed=60.0)])
 def test_calm_and_silence_lift_what_was_said(member, before, lifted):
     """Nothing that others said before holds anybody back."""
     member.told(before)
-    if lifted is None:
-        member.shelter.unheard()
+    state = member.shelter.state
+    if lifted == "told of calm":
+        member.told(CALM)
     else:
-        member.told(lifted)
+        getattr(member.shelter, lifted)()
+    assert member.shelter.state == state, "that it is quiet elsewhere is no storm"
     assert (member.door._barred, member.door._ceiling) == (-inf, inf)
     first = member.sent()
     assert first is not None
@@ -149,6 +151,14 @@ def test_who_waits_is_let_in_by_the_forecast(member):
 
 
 # -- the sight
+
+
+def test_a_newcomer_has_seen_nothing(courier, flaky):
+    """Its first journey says neither good nor bad."""
+    told = []
+    flaky.store = type("Listening", (), {"trade": lambda self, member, offers: told.extend(offers) or [CALM]})()
+    FleetShelter(courier(), "orders")
+    assert [(sight.state, sight.answered, sight.failed, sight.closed) for sight in told] == [("calm", 0, 0, 0.0)]
 
 
 def test_a_hint_is_told_with_what_is_left_of_it(member):

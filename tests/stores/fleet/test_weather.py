@@ -196,6 +196,55 @@ def test_a_member_that_sees_failures_halves_the_limit_once_a_second(fleet):
     assert sum(one.limit for one in many.come(NOTHING)) == pytest.approx(before / 2, rel=0.1)
 
 
+ALL_WELL = Line(members=4, good=4, bad=0, place=0)
+MIXED = Sight("orders", "recovering", 8, 1, 0.0)
+"""A ninth of the calls is turned away: more than `SHED`, and far from most."""
+
+
+def recovering(limit, base=None, grown=100.0):
+    return Known("recovering", limit=limit, base=limit if base is None else base, grown=grown)
+
+
+@pytest.mark.parametrize(
+    ("sight", "later", "limit"),
+    [
+        (NOTHING, 1.0, 20.0),  # an idle member is turned away by nobody
+        (BACK, 1.0, 22.0),  # 10 % more in a second where everybody has one
+        (BACK, 0.5, 23.0),  # of what it was at the beginning of that second
+        (MIXED, 1.0, 10.0),  # halved
+        (MIXED, 0.99, 20.0),  # but no more than once a second, and it does not grow
+        (MIXED._replace(answered=9), 1.0, 22.0),  # a tenth may fail
+    ],
+)
+def test_where_everybody_has_one_the_limit_grows_gently(sight, later, limit):
+    """The server's own limit may be near; it is halved when more than a tenth of somebody's calls fail."""
+    known, told = heard(recovering(20.0, base=21.0 if later == 0.5 else None), sight, "a", ALL_WELL, 100.0 + later)
+    assert known.limit == pytest.approx(limit)
+    assert told.limit == pytest.approx(limit / 4)
+
+
+@pytest.mark.parametrize(("limit", "base", "grown"), [(4.0, 3.9, 7.0), (4.0, 4.0, 4.4)])
+def test_until_everybody_has_one_it_may_double(limit, base, grown):
+    """From what it was when the second began."""
+    known, _ = heard(recovering(limit, base), BACK, "a", ALL_WELL, 100.5)
+    assert known.limit == pytest.approx(grown)
+
+
+def test_it_is_calm_when_there_is_plenty_for_each():
+    """At eight for each, and not before."""
+    line = ALL_WELL
+    for limit, state in ((31.9, "recovering"), (32.0, "calm")):
+        known, told = heard(recovering(limit, base=limit), NOTHING, "a", line, 100.5)
+        assert (known.state, told.state) == (state, state)
+
+
+def test_a_short_hint_is_a_hint(fleet):
+    """Of less than a second, too."""
+    many = fleet(2)
+    many.come(Sight("orders", "calm", 1, 0, 0.5), many.names[:1])
+    assert many.come(NOTHING, many.names[1:])[0].closed == pytest.approx(0.5)
+
+
 def test_a_hint_closes_every_door(fleet):
     """Until then, whoever was told."""
     many = fleet(3)
