@@ -192,7 +192,7 @@ def noticed(module: str, tree: ast.Module, tests: list[str], cpu: int) -> int:
         import pytest
 
         # plain assertions: pytest's own import hook would find the module on disk
-        code = pytest.main(["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:abate", *tests])
+        code = pytest.main(["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", *tests])
         atexit._run_exitfuncs()  # servers that tests have started
     finally:
         os._exit(int(code))
