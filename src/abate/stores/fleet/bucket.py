@@ -1,8 +1,8 @@
 """A token bucket that a fleet shares: each process has a part of its rate, by what it wants.
 
 The store hands out the parts so that together they are never more than the whole. Waiting is as in any bucket. Without
-news from the store every process that was known last has an equal part. A fork's child starts its courier with the first
-token that it asks for; until the first news it has the part of a newcomer.
+news from the store every process that was known last has an equal part. A fork's child starts its courier when it asks
+for the first token; until the first news it has the part of a newcomer.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ QUIET = 0.5
 
 
 class FirstUse(Iterator[int]):
-    """Stands in a child for the numbers that a ledger's deposits take, until the first is taken: that starts the courier.
+    """In a child, stands for the numbers that deposits take, until the first is taken: that starts the courier.
 
     So children that use the budget join the fleet, the others don't, and no call has to ask whether it is the first.
     """

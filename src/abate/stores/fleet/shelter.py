@@ -50,7 +50,7 @@ class FleetShelter(Shelter):
             self._courier.start()  # in a child it has not begun yet
 
     def after_fork(self) -> None:
-        """In a child: go by what it sees itself until it is told more; what the parent has seen is the parent's to tell."""
+        """In a child: go by what is seen here until it is told more; what the parent has seen, the parent tells."""
         weather = self._doors.main.weather
         self._answers, self._failures, self._told = weather.answers, weather.failures, weather.state
         self.calm, weather.look = False, -inf  # the first call comes to the door, and with it the courier begins
