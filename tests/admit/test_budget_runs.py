@@ -95,7 +95,7 @@ def test_after_a_pause_every_deposit_looks_again():
 
 
 def test_what_is_disowned_is_spent_by_nobody():
-    """Deposits that were entered, and those of a run that were not; what was withdrawn stays, and what follows counts."""
+    """Deposits that were entered, and those of a run that were not; withdrawals stay, and what follows counts."""
     clock = VirtualClock()
     budget = Budget(ratio=1, reserve=1, window=SLOTS, clock=clock)
     ledger = budget.timeline.main
