@@ -1,33 +1,77 @@
-"""Breaks schedule/ and admit/ on purpose, one small change at a time, and lists the changes that no test noticed.
+"""Breaks the source on purpose, one small change at a time, and lists the changes that no test noticed.
 
-    make mutation
-    python benchmarks/mutation.py admit/window.py schedule/hints.py
+    make mutation                                                # every change to schedule/ and admit/
+    python benchmarks/mutation.py stores/fleet/weather.py        # every change to this file
+    python benchmarks/mutation.py --sample 160 --seed 1          # some changes to call/, work/, stores/, observe/
 
-Each file is put to its own tests (they mirror the source). A change is made in memory, in a forked child of a process
-that has imported pytest already, so that hundreds of changes take minutes: comparisons, arithmetic and logic are
-turned round, numbers and truths changed, conditions forced, statements dropped.
+A file is put to its own tests (they mirror the source), in a sample to the others of its folder after that. A change is
+made in memory, in a forked child of a process that has imported pytest already, so that hundreds of changes take
+minutes: comparisons, arithmetic and logic are turned round, numbers and truths changed, conditions forced, statements
+dropped.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
+import atexit
 import copy
+import functools
 import importlib.machinery
 import importlib.util
 import os
+import random
 import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 AREAS = ("schedule", "admit")
-WORKERS = 2
-PATIENCE = 90.0
-CPU = 20
+WORKERS = int(os.environ.get("MUTATION_WORKERS", "2"))
+PATIENCE, CPU = 90.0, 20
+SAMPLE_PATIENCE, SAMPLE_CPU = 300.0, 150
 """Seconds, by the clock and of the processor; tests that take longer have noticed: the change has made them hang."""
+
+SAMPLED = (
+    "call/*.py",
+    "work/*.py",
+    "stores/ledger.py",
+    "stores/fleet/*.py",
+    "stores/*/queue.py",
+    *(
+        f"observe/{name}.py"
+        for name in ("snapshot", "asking", "lines", "caps", "episode", "transitions", "series", "carried", "outcomes")
+    ),
+    *(f"observe/{name}.py" for name in ("detached", "installing", "logging", "prometheus")),
+)
+QUEUES = tuple(f"conformance/test_{name}.py" for name in ("queue", "leases", "adds", "input", "sharing", "queue_model"))
+AROUND = {
+    "call": ("call/test_*.py",),
+    "work": ("work/test_*.py",),
+    "stores": ("conformance/test_ledger.py", "conformance/test_trade.py", "-k", "memory"),
+    "stores/fleet": ("stores/fleet/test_*.py",),
+    "stores/sqlite": (*QUEUES, "stores/test_sqlite_*.py", "-k", "memory or sqlite"),
+    "stores/redis": (*QUEUES, "stores/test_redis.py", "stores/test_redis_sharing.py", "-k", "redis"),
+    "stores/postgres": (*QUEUES, "stores/test_postgres_*.py", "-k", "postgres"),
+    "observe": tuple(
+        f"observe/test_{name}.py"
+        for name in (
+            "transitions",
+            "transitions_storms",
+            "logging",
+            "prometheus*",
+            "detached",
+            "outcomes",
+            "adds",
+            "extras",
+        )
+    ),
+}
+"""By folder: the tests that a sample's changes are put to after those of their own file."""
 
 TURNED = {
     ast.Lt: ast.LtE,
@@ -52,8 +96,8 @@ TURNED = {
 }
 
 
-def changes(tree: ast.Module) -> Iterator[tuple[str, ast.Module]]:
-    """Every change to a module: what it is, and the module with it."""
+def changes(tree: ast.Module) -> Iterator[tuple[str, Callable[[], ast.Module]]]:
+    """Every change to a module: what it is, and how to make the module with it."""
     silent = set()  # annotations and lists of names do nothing that a test could notice
     for node in ast.walk(tree):
         for part in (getattr(node, "annotation", None), getattr(node, "returns", None)):
@@ -63,12 +107,17 @@ def changes(tree: ast.Module) -> Iterator[tuple[str, ast.Module]]:
     for place, node in enumerate(ast.walk(tree)):
         if id(node) not in silent:
             for what, change in changes_of(node):
-                changed = copy.deepcopy(tree)
-                change(list(ast.walk(changed))[place])
-                yield f"line {getattr(node, 'lineno', '?')}: {what}", ast.fix_missing_locations(changed)
+                yield f"line {getattr(node, 'lineno', '?')}: {what}", functools.partial(changed, tree, place, change)
 
 
-def changes_of(node: ast.AST) -> Iterator[tuple[str, object]]:
+def changed(tree: ast.Module, place: int, change: Callable[[ast.AST], object]) -> ast.Module:
+    """The module with one change."""
+    whole = copy.deepcopy(tree)
+    change(list(ast.walk(whole))[place])
+    return ast.fix_missing_locations(whole)
+
+
+def changes_of(node: ast.AST) -> Iterator[tuple[str, Callable[[ast.AST], object]]]:
     """The changes to one node, each as a function that makes it in place."""
     text = ast.unparse(node).split("\n")[0][:90]
     if isinstance(node, ast.Compare):
@@ -125,7 +174,7 @@ class Finder:
         return importlib.util.spec_from_file_location(name, self.loader.path, loader=self.loader)
 
 
-def noticed(module: str, tree: ast.Module, tests: list[str]) -> int:
+def noticed(module: str, tree: ast.Module, tests: list[str], cpu: int) -> int:
     """Start a child that runs the tests on the changed module: its exit code is 0 if none fails."""
     child = os.fork()
     if child:
@@ -134,7 +183,7 @@ def noticed(module: str, tree: ast.Module, tests: list[str]) -> int:
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
     os.setsid()
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU, CPU))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
     sys.meta_path.insert(
         0, Finder(f"abate.{module.removesuffix('.py').replace('/', '.')}", ROOT / "src/abate" / module, tree)
     )
@@ -143,49 +192,107 @@ def noticed(module: str, tree: ast.Module, tests: list[str]) -> int:
         import pytest
 
         # plain assertions: pytest's own import hook would find the module on disk
-        code = pytest.main(["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:abate", *tests])
+        code = pytest.main(["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", *tests])
+        atexit._run_exitfuncs()  # servers that tests have started
     finally:
         os._exit(int(code))
 
 
-def mutate(module: str) -> tuple[int, list[str]]:
-    """How many changes were tried, and those that survived."""
-    area, name = module.removesuffix(".py").split("/")
-    tests = sorted(str(file) for file in (ROOT / "tests" / area).glob(f"test_{name}*.py"))
-    whole = ast.parse((ROOT / "src/abate" / module).read_text())
-    if os.waitpid(noticed(module, whole, tests), 0)[1]:
-        raise SystemExit(f"the tests of {module} fail without any change")
-    waiting = list(changes(whole))
-    tried, survived, running = len(waiting), [], {}
+def ended(child: int) -> None:
+    """Leave nothing behind of a child's session: its tests may have been broken off."""
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+
+
+def own_tests(module: str) -> list[str]:
+    """The tests that mirror a module."""
+    folder, name = os.path.split(module.removesuffix(".py"))
+    return sorted(str(file) for file in (ROOT / "tests" / folder).glob(f"test_{name}*.py"))
+
+
+def tests_around(module: str) -> list[str]:
+    """The tests that mirror a module, and then the others of its folder."""
+    found, options = own_tests(module), []
+    for pattern in AROUND[os.path.dirname(module)]:
+        if pattern.startswith("-k") or options:
+            options.append(pattern)
+        else:
+            found += sorted(str(file) for file in (ROOT / "tests").glob(pattern) if str(file) not in found)
+    return found + options
+
+
+sound: set[frozenset[str]] = set()
+"""Tests that pass without any change."""
+
+
+def survivors(
+    module: str, chosen: list[tuple[str, Callable[[], ast.Module]]], tests: list[str], patience: float, cpu: int
+) -> list[str]:
+    """Of these changes to a module, those that no test noticed."""
+    if frozenset(tests) not in sound:
+        whole = ast.parse((ROOT / "src/abate" / module).read_text())
+        if os.waitpid(noticed(module, whole, tests, cpu), 0)[1]:
+            raise SystemExit(f"the tests of {module} fail without any change")
+        sound.add(frozenset(tests))
+    waiting, survived, running = list(chosen), [], {}
     while waiting or running:
         while waiting and len(running) < WORKERS:
-            what, tree = waiting.pop(0)
-            running[noticed(module, tree, tests)] = (what, time.monotonic() + PATIENCE)
+            what, make = waiting.pop(0)
+            running[noticed(module, make(), tests, cpu)] = (what, time.monotonic() + patience)
         time.sleep(0.02)
         for child, (what, due) in list(running.items()):
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
                 del running[child]
+                ended(child)
                 if status == 0:
                     survived.append(what)
             elif time.monotonic() > due:
                 os.killpg(child, signal.SIGKILL)
-    return tried, survived
+    return survived
+
+
+def every_change(module: str) -> list[tuple[str, Callable[[], ast.Module]]]:
+    return list(changes(ast.parse((ROOT / "src/abate" / module).read_text())))
+
+
+def files(*patterns: str) -> list[str]:
+    """The modules that match."""
+    source = ROOT / "src/abate"
+    return [
+        str(file.relative_to(source))
+        for pattern in patterns
+        for file in sorted(source.glob(pattern))
+        if not file.name.startswith("_")
+    ]
 
 
 def main() -> int:
     import hypothesis
     import trio  # noqa: F401  imported here, so that children needn't
 
+    parser = argparse.ArgumentParser(description="Break the source on purpose, and list what no test noticed.")
+    parser.add_argument("modules", nargs="*", help="as admit/window.py")
+    parser.add_argument("--sample", type=int, metavar="N", help="so many changes, by chance, of all modules together")
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
     hypothesis.settings.register_profile("mutation", max_examples=25, derandomize=True, database=None, deadline=None)
     hypothesis.settings.load_profile("mutation")
-    modules = sys.argv[1:] or [
-        f"{area}/{file.name}" for area in AREAS for file in sorted((ROOT / "src/abate" / area).glob("[!_]*.py"))
-    ]
+    modules = asked.modules or (files(*SAMPLED) if asked.sample else files(*(f"{area}/*.py" for area in AREAS)))
+    chosen = {module: every_change(module) for module in modules}
+    if asked.sample:
+        everything = [(module, change) for module in modules for change in chosen[module]]
+        picked = random.Random(asked.seed).sample(everything, min(asked.sample, len(everything)))
+        chosen = {module: [change for of, change in picked if of == module] for module in modules}
     print("| file | changes tried | survived |\n|---|---:|---:|", flush=True)
-    for module in modules:
-        tried, survived = mutate(module)
-        print(f"| {module} | {tried} | {len(survived)} |", flush=True)
+    for module, some in chosen.items():
+        if not some:
+            continue
+        if asked.sample:
+            survived = survivors(module, some, tests_around(module), SAMPLE_PATIENCE, SAMPLE_CPU)
+        else:
+            survived = survivors(module, some, own_tests(module), PATIENCE, CPU)
+        print(f"| {module} | {len(some)} | {len(survived)} |", flush=True)
         for what in survived:
             print(f"survived in {module}, {what}", file=sys.stderr, flush=True)
     return 0

@@ -94,6 +94,23 @@ def test_after_a_pause_every_deposit_looks_again():
     assert length_hint(ledger.run) == 0
 
 
+def test_what_is_disowned_is_spent_by_nobody():
+    """Deposits that were entered, and those of a run that were not; withdrawals stay, and what follows counts."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=1, window=SLOTS, clock=clock)
+    ledger = budget.timeline.main
+    stream(clock, ledger, [0.02] * 110)
+    assert length_hint(ledger.run), "it is in the middle of a run"
+    assert [budget.try_withdraw() for _ in range(3)] == [True] * 3
+    earned = ledger.earned
+    ledger.disown()
+    assert ledger.earned > earned, "what was disowned has been counted"
+    assert (budget.balance(), length_hint(ledger.run)) == (SLOTS - 3.0, 0)
+    stream(clock, ledger, [0.02] * 10)
+    assert budget.balance() == SLOTS + 7.0
+    assert sum(budget.try_withdraw() for _ in range(100)) == SLOTS + 7
+
+
 def test_a_look_at_the_balance_leaves_a_busy_slot_busy():
     """After a slot of 400, a quarter of them go by without a look, again and again, whoever folds in between."""
     clock = VirtualClock()

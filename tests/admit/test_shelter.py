@@ -310,3 +310,29 @@ def test_nobody_is_sent_who_could_not_wait_for_the_answer():
         assert hurried.answer == "late"
         assert patient.answer is not None
         assert patient.answer != "late"
+
+
+def test_news_from_others_wait_for_who_is_at_the_door():
+    """While one thread is told what a fleet knows, another that asks for an attempt waits, and is answered by it."""
+    told, go_on, listening = threading.Event(), threading.Event(), []
+
+    def now():
+        if threading.current_thread() in listening:  # inside `heed`
+            told.set()
+            assert go_on.wait(30.0)
+        return 100.0
+
+    door = Shelter(clock=now).door()
+    answers = []
+    hearing = threading.Thread(target=door.heed, args=(False, 200.0, 1.0))
+    asking = threading.Thread(target=lambda: answers.append(door.knock(100.0, 100.0, None, True)))
+    listening.append(hearing)
+    hearing.start()
+    assert told.wait(30.0)
+    asking.start()
+    asking.join(0.1)
+    assert answers == [], "it was answered by half of the news"
+    go_on.set()
+    hearing.join(30.0)
+    asking.join(30.0)
+    assert [type(answer).__name__ for answer in answers] == ["Waiter"]

@@ -31,6 +31,11 @@ class AgainstEvents(RuleBasedStateMachine):
         self.counts[self.slot] = self.counts.get(self.slot, 0) + count
 
     @rule()
+    def clear(self):
+        self.window.clear()
+        self.counts = {}
+
+    @rule()
     def take_back(self):
         self.window.take_back()
         counted = [slot for slot, count in self.counts.items() if count]

@@ -391,6 +391,23 @@ def test_a_hint_that_is_too_long_to_wait_for_closes_nothing():
         assert policy.call(Script("fine")) == "fine"
 
 
+@pytest.mark.parametrize(("hint", "reason", "attempts"), [(5.0, None, 2), (5.001, "hint", 1), (0.0, None, 2)])
+def test_the_longest_hint_there_may_be_is_waited_for(hint, reason, attempts):
+    """In a shelter as without one: a hint of exactly `max_hint` is minded, and nobody is back before it is over."""
+    with VirtualClock() as clock:
+        policy = Policy(on=busy, max_hint=5.0, shelter=Shelter(rng=random.Random(1)))
+        server = Script(Busy(hint), "fine")
+        if reason is None:
+            assert policy.call(server) == "fine"
+            assert clock.now() >= hint
+        else:
+            with pytest.raises(Busy) as raised:
+                policy.call(server)
+            assert abate.report(raised.value).reason == reason
+            assert clock.now() == 0.0
+        assert len(server.calls) == attempts
+
+
 def test_fatal_errors_say_that_the_server_is_up():
     """A hundred 404s in a row are a hundred answers."""
     with VirtualClock():
@@ -493,6 +510,21 @@ def test_calm_ends_with_failures():
             with pytest.raises((Down, Refused)):
                 policy.replace(timeout=0.001).call(Script(Down()))
         assert policy.shelter.state == "probing"
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0], ids=["not counted", "counted"])
+def test_a_retry_in_calm_waits_for_its_backoff(timeout):
+    """Where the shelter holds nobody back there is no room that could take the backoff's place."""
+    with VirtualClock() as clock:
+        policy = sheltered(backoff=Backoff(3.0, factor=1.0, jitter="none"), timeout=timeout)
+        for _ in range(1500):
+            policy.call(Script("fine"))
+            clock.advance(0.001)
+        assert policy.shelter.door().weather.calm
+        for load in (policy.call, lambda script: policy(script)()):
+            clock.waits.clear()
+            assert load(Script(Down(), "fine")) == "fine"
+            assert (clock.waits, policy.shelter.state) == ([3.0], "calm")
 
 
 STAND_IN = """

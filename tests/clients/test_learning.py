@@ -179,12 +179,23 @@ def test_an_attempt_that_was_cut_off_is_told_of_as_such(load):
 
 @every_client
 def test_only_good_responses_are_observed(load):
-    """A quick 500 says nothing about how long good answers take; the connection for it does about connects."""
+    """A quick 400 or 500 says nothing about how long good answers take; the connection for it does about connects."""
     timeouts = Learning()
-    with Server(respond(500), respond(200)) as server:
+    with Server(respond(500), respond(400), respond(200)) as server:
         assert load(server.url, timeouts) == [500]
+        assert load(server.url, timeouts) == [400]
+        assert timeouts.told() == {"connects": 2}
         assert load(server.url, timeouts) == [200]
-    assert timeouts.told() == {"connects": 2, "good": 1}
+    assert timeouts.told() == {"connects": 3, "good": 1}
+
+
+@pytest.mark.parametrize(("status", "good"), [(200, 1), (304, 1), (399, 1), (400, 0), (404, 0), (429, 0), (503, 0)])
+def test_what_is_no_error_is_a_good_response(status, good):
+    """Errors of the client's begin with 400, and none of them teaches anything: they are often answered unread."""
+    timeouts = Learning()
+    with Stopwatch(timeouts, lambda error: None) as watch:
+        watch.answered(status)
+    assert len(timeouts.good) == good
 
 
 @every_client

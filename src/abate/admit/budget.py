@@ -13,7 +13,7 @@ The rules (Finagle's, funded by successes unless told otherwise):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count, repeat
 from operator import length_hint
 from threading import Lock
@@ -79,7 +79,7 @@ class Ledger:
         self.deposits = Window(window, now)
         self.withdrawals = Window(window, now)
         self.end = self.deposits.end
-        self.tick = count()
+        self.tick: Iterator[int] = count()
         self.draw = count()
         self.run = repeat(None, 0)
         self._issued = self.prepaid = range(0, terms.reserved // terms.one)
@@ -157,6 +157,14 @@ class Ledger:
         drawn = self._settle(self.now())
         self._terms = terms
         self._prepay(drawn, self._units())
+
+    def disown(self) -> None:
+        """Forget all deposits, as they belong to another process."""
+        with self.lock:
+            drawn = self._settle(self.now())
+            self.run, self._run_from = repeat(None, 0), 0
+            self.deposits.clear()
+            self._prepay(drawn, self._units())
 
     def _settle(self, now: float) -> int:
         """Fold, but for what is prepaid, which is nothing now; the last number drawn."""

@@ -112,7 +112,7 @@ class Door:
                 self._room.add(answer, now, first)
                 rung = self._admit(now)
         self.ring(rung)
-        if self.weather.state != before:
+        if self.weather.state != before or isinstance(answer, Waiter):
             self._tell(before, by)
         return answer
 

@@ -55,8 +55,7 @@ class Window:
         slot = floor(now / self._width)
         ahead = slot - self._slot
         if ahead >= SLOTS or not self.total:
-            self._ring = EMPTY
-            self.total = 0
+            self.clear()
         else:
             ring = self._ring
             for passed in range(self._slot + 1, slot + 1):
@@ -74,6 +73,11 @@ class Window:
         count = min(count, MOST - self._ring[self._place])
         self._ring[self._place] += count
         self.total += count
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._ring = EMPTY
+        self.total = 0
 
     def take_back(self) -> None:
         """Forget the newest one, if there is any."""

@@ -291,7 +291,7 @@ class Call:
         deadline, hint = self.deadline, ruling.hint
         if deadline is not None and now >= deadline:
             return Stop("deadline")
-        if hint is not None and (hint > policy.max_hint or (deadline is not None and now + hint >= deadline)):
+        if hint is not None and (not self._minds(hint) or (deadline is not None and now + hint >= deadline)):
             return Stop("hint")
         if ruling.reached and not (ruling.safe is not False if policy.idempotent is None else policy.idempotent):
             return Stop("unsafe")
@@ -335,13 +335,17 @@ class Call:
             return 0.0
         plan = policy.overload_backoff if ruling.reason == "overload" else policy.backoff
         until = None
-        if ruling.hint is not None and ruling.hint <= policy.max_hint:
+        if ruling.hint is not None and self._minds(ruling.hint):
             own = self._delay = plan.delay(self.attempts, policy.chance, self._delay)
             self._hinted_delay = after_hint(ruling.hint, plan, self.attempts, own)
             until = now + self._hinted_delay
         retry = max(1, min(self.attempts, policy.max_attempts - 1))
         closed = door.failed(ticket, now, plan, until, error, hearsay, policy.name, retry)
         return 0.0 if _holds(door) else closed  # within another attempt nobody waits in the room
+
+    def _minds(self, hint: float) -> bool:
+        """Is a hint short enough to be waited for?"""
+        return hint <= self.policy.max_hint
 
     def _vouched(self) -> bool:
         """Does a shelter bound what is sent, so that a retry need not be refused for want of a budget?"""

@@ -1,15 +1,19 @@
 """The courier: how often it goes, and whom it keeps alive."""
 
 import gc
+import sys
 import threading
 import time
 import weakref
 
 import pytest
 
+from abate.registry import Registry
 from abate.stores import Terms, open_store
 from abate.stores.fleet import Courier, FleetBudget
+from abate.stores.fleet import courier as courier_module
 from abate.stores.fleet.courier import LEAST
+from abate.stores.fleet.offers import Demand
 
 LIMIT = 30.0
 """Seconds; nothing here takes as long, it only keeps a broken test from hanging."""
@@ -78,8 +82,14 @@ def test_something_that_breaks_on_the_way_does_not_end_the_journeys(caplog):
     """One party's mistake is logged, and the courier goes on."""
 
     class Broken:
+        mended = False
+
         def offer(self, now):
+            if self.mended:
+                return Demand("mails", 0.0)
             raise ZeroDivisionError
+
+        def take(self, answer, until): ...
 
         def closed(self): ...
 
@@ -88,7 +98,7 @@ def test_something_that_breaks_on_the_way_does_not_end_the_journeys(caplog):
         broken = Broken()
         store.courier._parties.add(broken)
         eventually(lambda: "a journey has failed" in caplog.text)
-        store.courier._parties.discard(broken)
+        broken.mended = True
         before = store.courier.journeys
         eventually(lambda: store.courier.journeys > before)
         del budget
@@ -114,6 +124,106 @@ def test_what_nobody_uses_any_more_is_not_carried(still):
         gc.collect()
         assert gone() is None
         store.courier.travel()
+
+
+def test_what_joins_when_the_thread_is_about_to_end_is_carried(monkeypatch):
+    """The last thing that was shared is gone, and the next one comes while the thread looks for it."""
+    monkeypatch.setattr("abate.stores.fleet.courier.EVERY", 0.01)
+    with open_store("memory:") as store:
+        kept = []
+
+        class Meeting(Registry):
+            def alive(self):
+                found = super().alive()
+                if not found and not kept and threading.current_thread() is not threading.main_thread():
+                    kept.append(store.budget("mails"))
+                return found
+
+        courier = store.courier
+        courier._parties = Meeting()
+        budget = store.budget("orders")
+        del budget
+        gc.collect()
+        eventually(lambda: kept)
+        before = courier.journeys
+        eventually(lambda: courier.journeys > before + 1)
+
+
+def test_without_a_thread_it_is_said_once_and_tried_again(monkeypatch, caplog):
+    """A machine that has no more threads: calls go on, by limits of their own."""
+    with monkeypatch.context() as poor, open_store("memory:") as store:
+        poor.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("no more threads")))
+        budget = store.budget("orders", ratio=0.0, reserve=1.0, window=10.0)
+        for _ in range(3):
+            budget._fresh = 0.0
+            assert budget.try_withdraw()
+        assert caplog.text.count("no more threads") == 1
+        assert store.courier.start() is False
+        poor.undo()
+        assert budget.try_withdraw()
+        assert store.courier._thread.is_alive()
+
+
+def interrupted(function, handler):
+    """Call a function; before each line of it that lies in the courier's file, a signal handler runs."""
+
+    def trace(frame, event, arg):
+        if frame.f_code.co_filename != courier_module.__file__:
+            return None
+        if event == "line":
+            sys.settrace(None)
+            try:
+                handler()
+            finally:
+                sys.settrace(trace)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("what", ["hurry", "start", "travel"])
+def test_a_signal_handler_may_call_from_within_the_courier(what):
+    """At every line of it, in the thread that is there already; nothing waits for itself, and one thread goes."""
+    with open_store("memory:") as store:
+        courier = Courier(store, "fleet")
+        budget = FleetBudget(courier, "orders", Terms(0.0, 1.0, 10.0))
+        courier._thread = None  # as if it had not begun
+
+        def handler():
+            courier.hurry()
+            courier.travel()
+            budget.try_withdraw()
+
+        thread = threading.Thread(target=interrupted, args=(getattr(courier, what), handler), daemon=True)
+        thread.start()
+        thread.join(LIMIT)
+        assert not thread.is_alive(), "it waits for itself"
+        assert len(budget._tokens) <= 5
+        courier.close()
+
+
+def test_a_store_closed_by_a_signal_handler_in_mid_journey_is_closed(still):
+    """The journey that it interrupts brings nothing any more."""
+
+    class Closing:
+        def trade(self, member, offers):
+            if budget_of:
+                budget_of[0]._courier.close()
+            return store.trade(member, offers)
+
+    budget_of = []
+    with open_store("memory:") as store:
+        budget = FleetBudget(Courier(Closing(), "fleet"), "orders", Terms(0.0, 1.0, 10.0))
+        assert len(budget._tokens) == 5
+        budget_of.append(budget)
+        budget._courier.travel()
+        assert len(budget._tokens) == 0
+        assert budget._fresh < 0.0, "it goes by its own limits"
 
 
 @pytest.mark.parametrize("name", ["", 3, "x" * 600])

@@ -5,7 +5,7 @@ from itertools import pairwise
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import abate
@@ -158,6 +158,30 @@ def test_failures_on_the_way_close_the_doors_again(fleet):
     assert (told.state, told.probe) == ("storm", True)
 
 
+def test_a_relapse_takes_more_who_see_failures_than_answers(fleet):
+    """While as many see answers the doors stay open; the one who tips the balance probes, for a turn of its own."""
+    many = fleet(4)
+    many.come(DOWN, many.names[:1])
+    assert many.come(BACK, many.names[:2])[1].state == "recovering"
+    many.clock.advance(1.0)
+    assert {one.state for one in many.come(DOWN, many.names[2:])} == {"recovering"}
+    told = many.come(DOWN, many.names[1:2])[0]
+    assert (told.state, told.probe, told.limit) == ("storm", True, 0.0)
+    many.clock.advance(TURN - 0.5)
+    assert [one.probe for one in many.come(DOWN)] == [False, True, False, False]
+    many.clock.advance(0.5)
+    assert [one.probe for one in many.come(DOWN)] == [True, False, False, False]
+
+
+def test_a_member_without_calls_does_not_relapse_the_fleet(fleet):
+    """However many have seen failures lately, it takes one that sees them now."""
+    many = fleet(4)
+    many.come(DOWN)
+    assert many.come(BACK, many.names[:1])[0].state == "recovering"
+    assert many.come(NOTHING, many.names[1:2])[0].state == "recovering"
+    assert many.come(BACK, many.names[:1])[0].state == "recovering"
+
+
 def test_a_member_that_sees_failures_halves_the_limit_once_a_second(fleet):
     """A server that turns some away has enough: less is sent, and what was won is not lost."""
     many = fleet(100)
@@ -170,6 +194,55 @@ def test_a_member_that_sees_failures_halves_the_limit_once_a_second(fleet):
     told = many.come(DOWN, many.names[:5])
     assert {one.state for one in told} == {"recovering"}
     assert sum(one.limit for one in many.come(NOTHING)) == pytest.approx(before / 2, rel=0.1)
+
+
+ALL_WELL = Line(members=4, good=4, bad=0, place=0)
+MIXED = Sight("orders", "recovering", 8, 1, 0.0)
+"""A ninth of the calls is turned away: more than `SHED`, and far from most."""
+
+
+def recovering(limit, base=None, grown=100.0):
+    return Known("recovering", limit=limit, base=limit if base is None else base, grown=grown)
+
+
+@pytest.mark.parametrize(
+    ("sight", "later", "limit"),
+    [
+        (NOTHING, 1.0, 20.0),  # an idle member is turned away by nobody
+        (BACK, 1.0, 22.0),  # 10 % more in a second where everybody has one
+        (BACK, 0.5, 23.0),  # of what it was at the beginning of that second
+        (MIXED, 1.0, 10.0),  # halved
+        (MIXED, 0.99, 20.0),  # but no more than once a second, and it does not grow
+        (MIXED._replace(answered=9), 1.0, 22.0),  # a tenth may fail
+    ],
+)
+def test_where_everybody_has_one_the_limit_grows_gently(sight, later, limit):
+    """The server's own limit may be near; it is halved when more than a tenth of somebody's calls fail."""
+    known, told = heard(recovering(20.0, base=21.0 if later == 0.5 else None), sight, "a", ALL_WELL, 100.0 + later)
+    assert known.limit == pytest.approx(limit)
+    assert told.limit == pytest.approx(limit / 4)
+
+
+@pytest.mark.parametrize(("limit", "base", "grown"), [(4.0, 3.9, 7.0), (4.0, 4.0, 4.4)])
+def test_until_everybody_has_one_it_may_double(limit, base, grown):
+    """From what it was when the second began."""
+    known, _ = heard(recovering(limit, base), BACK, "a", ALL_WELL, 100.5)
+    assert known.limit == pytest.approx(grown)
+
+
+def test_it_is_calm_when_there_is_plenty_for_each():
+    """At eight for each, and not before."""
+    line = ALL_WELL
+    for limit, state in ((31.9, "recovering"), (32.0, "calm")):
+        known, told = heard(recovering(limit, base=limit), NOTHING, "a", line, 100.5)
+        assert (known.state, told.state) == (state, state)
+
+
+def test_a_short_hint_is_a_hint(fleet):
+    """Of less than a second, too."""
+    many = fleet(2)
+    many.come(Sight("orders", "calm", 1, 0, 0.5), many.names[:1])
+    assert many.come(NOTHING, many.names[1:])[0].closed == pytest.approx(0.5)
 
 
 def test_a_hint_closes_every_door(fleet):
@@ -199,11 +272,19 @@ SIGHTS = st.builds(
 )
 
 
+CAME_BACK = Known("recovering", limit=FIRST, base=FIRST, grown=100.0)
+
+
 @settings(max_examples=200)
-@given(st.lists(st.tuples(SIGHTS, st.integers(0, 7), st.floats(0, 2)), max_size=80))
-def test_whatever_members_tell_the_rules_hold(steps):
-    """One turn at a time, limits that grow step by step, nobody sent before a hint is over."""
-    known, now, views = Known(), 100.0, {}
+@given(
+    st.sampled_from([Known(), CAME_BACK]), st.lists(st.tuples(SIGHTS, st.integers(0, 7), st.floats(0, 2)), max_size=80)
+)
+@example(CAME_BACK, [(DOWN, 0, 1.0), (DOWN, 1, 1.0), (BACK, 1, 1.0), (DOWN, 0, 0.0)])
+@example(CAME_BACK, [(UP, 0, 1.0), (DOWN, 1, 1.0), (NOTHING, 0, 1.0), (NOTHING, 2, 0.0), (DOWN, 3, 0.0)])
+def test_whatever_members_tell_the_rules_hold(known, steps):
+    """One turn at a time, limits that grow step by step, a relapse where most see failures and nowhere else, nobody
+    sent before a hint is over."""
+    now, views = 100.0, {}
     turns: dict[str, float] = {}
     for sight, who, pause in steps:
         now += pause
@@ -211,18 +292,24 @@ def test_whatever_members_tell_the_rules_hold(steps):
         views[member] = seen(sight)
         line = Line(len(views), list(views.values()).count("good"), list(views.values()).count("bad"), who % len(views))
         before = known
+        was = before.state if now < max(before.turn, before.grown) + STALE else "calm"
         known, told = heard(known, sight, member, line, now)
         assert told.closed == max(0.0, known.until - now)
         assert known.until >= min(before.until, now)
+        if was == "recovering":
+            relapse = sight.failed > sight.answered and line.bad > line.good
+            assert (known.state == "storm") == relapse
+            if relapse:
+                assert (told.probe, told.limit, known.prober, known.turn) == (True, 0.0, member, now + TURN)
         if told.probe:
             assert told.state == "storm"
             others = [until for other, until in turns.items() if other != member]
-            if before.state == "storm":
+            if was == "storm":
                 assert all(now >= until for until in others), "two probe at once"
             turns = {member: known.turn}
         if known.state != "storm":
             turns = {}
-        if before.state == known.state == "recovering":
+        if was == known.state == "recovering":
             assert known.limit <= before.limit + sight.answered
             assert FIRST <= known.limit <= known.base * GROWTH
             assert known.limit < PLENTY * line.members

@@ -1,16 +1,18 @@
 """A token bucket that a fleet shares: each process has a part of its rate, by what it wants.
 
 The store hands out the parts so that together they are never more than the whole. Waiting is as in any bucket. Without
-news from the store every process that was known last has an equal part.
+news from the store every process that was known last has an equal part. A fork's child starts its courier when it asks
+for the first token; until the first news it has the part of a newcomer.
 """
 
 from __future__ import annotations
 
 from math import inf
 
+from abate import forks
 from abate.admit.bucket import Claim, Level, TokenBucket
 from abate.clock import MACHINE
-from abate.stores.fleet.courier import Courier
+from abate.stores.fleet.courier import SOON, Courier
 from abate.stores.fleet.offers import Demand, Share
 
 LEAST = 0.1
@@ -26,22 +28,27 @@ class FleetBucket(TokenBucket):
     True
     """
 
-    __slots__ = ("__weakref__", "_asked", "_courier", "_fresh", "_members", "_part", "_since", "whole_rate")
+    __slots__ = ("__weakref__", "_asked", "_courier", "_fresh", "_members", "_new", "_part", "_since", "whole_rate")
 
     def __init__(self, courier: Courier, name: str, rate: float, burst: int = 1) -> None:
         super().__init__(rate, burst, name=name)
         self.whole_rate = self.rate
         self._courier = courier
         self._members = 1
-        self.after_fork()
+        self._begin()
+        forks.keep(self)
         courier.join(self)
+
+    def _begin(self) -> None:
+        self._asked = 0  # tokens, since the courier left
+        self._since = MACHINE.now()
+        self._part = 0.0
+        self._fresh = -inf  # until when that is good
+        self._new = True  # has nobody asked for tokens, and the courier not brought news?
 
     def after_fork(self) -> None:
         """In a child: a part of its own, when the courier brings it."""
-        self._asked = 0  # tokens, since the courier left
-        self._since = MACHINE.now()
-        self._fresh = -inf
-        self._part = 1.0 / self._members
+        self._begin()
 
     def try_acquire(self, n: int = 1) -> bool:
         """Take `n` tokens if they are there now."""
@@ -53,10 +60,15 @@ class FleetBucket(TokenBucket):
         return super()._claim(level, n, timeout)
 
     def _refill(self, level: Level, n: int) -> float:
-        part = self._part
-        if MACHINE.now() >= self._fresh:
-            part = 1.0 / self._members
-            self._courier.start()  # in a child it has not begun yet
+        part, now = self._part, MACHINE.now()
+        if now >= self._fresh:
+            if self._new:
+                # the first use in a child: siblings that don't know of each other would take an equal part each
+                self._fresh = now + SOON
+            else:
+                part = 1.0 / self._members
+            self._new = False
+            self._courier.start()
         self.rate = self.whole_rate * max(part, LEAST / self._members)
         return super()._refill(level, n)
 
@@ -76,10 +88,10 @@ class FleetBucket(TokenBucket):
 
     def take(self, answer: Share, until: float) -> None:
         """The part until the next journey."""
-        self._part, self._members, self._fresh = answer.part, answer.members, until
+        self._part, self._members, self._fresh, self._new = answer.part, answer.members, until, False
 
     def unheard(self) -> None:
         """An equal part for each, from now on."""
-        self._fresh = -inf
+        self._fresh, self._new = -inf, False
 
     closed = unheard

@@ -6,26 +6,47 @@ bring more: as many as were needed lately, and in quiet times a part of half the
 
 Deposits are counted as in any budget, so a call that succeeds costs the same. Without news from the store it is a
 budget of its own: the same ratio, and this process's part of the reserve.
+
+A fork's child begins with nothing. The first deposit or withdrawal there starts its courier; until the first news it
+may spend what it has earned itself.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from math import ceil, inf
 
+from abate import forks
 from abate.admit.budget import Budget, FundedBy, Ledger
 from abate.admit.budget import Terms as Units
 from abate.clock import MACHINE, switch
-from abate.stores.fleet.courier import Courier
+from abate.stores.fleet.courier import SOON, Courier
 from abate.stores.fleet.offers import Accounts, Tokens
 from abate.stores.ledger import Terms
 
 AHEAD = 1.5
 """Tokens are asked for by what was needed since the last time, times this."""
-SOON = 1.0
-"""Seconds within which the first news should be there."""
 QUIET = 0.5
 """The part of the reserve that is held by all together in quiet times."""
+
+
+class FirstUse(Iterator[int]):
+    """In a child, stands for the numbers that deposits take, until the first is taken: that starts the courier.
+
+    So children that use the budget join the fleet, the others don't, and no call has to ask whether it is the first.
+    """
+
+    __slots__ = ("_budget", "numbers")
+
+    def __init__(self, budget: FleetBudget, numbers: Iterator[int]) -> None:
+        self._budget = budget
+        self.numbers = numbers
+
+    def __next__(self) -> int:
+        if self._budget.used():
+            self._budget.timeline.main.tick = self.numbers
+        return next(self.numbers)
 
 
 class FleetBudget(Budget):
@@ -60,19 +81,38 @@ class FleetBudget(Budget):
         self._asked = terms
         self._earning = Units.of(self.ratio, 0.0)
         self._members = 1
-        self.after_fork()
+        self._begin()
+        forks.keep(self)  # after the ledger, which is mended first
         courier.join(self)
 
-    def after_fork(self) -> None:
-        """In a child nothing is held, and what the parent earned is the parent's to report."""
+    def _begin(self) -> None:
+        """Nothing is held or reported yet."""
         self._tokens: deque[None] = deque()
         self._held = 0  # tokens when the courier left
-        # a child waits for its first news before it takes a reserve for its own: they are many, and don't know it
-        self._fresh = MACHINE.now() + SOON
+        self._fresh = inf  # until when to go by what the courier brought
         self._lent = 0  # withdrawals that a refund may give back as a token
         self._earned = self.timeline.main.earned  # deposits that the store knows of
         self._spent = 0  # withdrawals that no token stood for, since the last journey
         self._needed = 0  # withdrawals asked for since the last journey
+
+    def after_fork(self) -> None:
+        """In a child nothing is held, and what the parent earned is the parent's to report and to spend."""
+        ledger = self.timeline.main
+        if isinstance(ledger.tick, FirstUse):  # the parent is a child that has not used it
+            ledger.tick = ledger.tick.numbers
+        ledger.disown()
+        self._begin()
+        if self._courier.over:
+            self._fresh = -inf
+        else:
+            ledger.tick = FirstUse(self, ledger.tick)
+
+    def used(self) -> bool:
+        """A child uses it for the first time: does its courier go from now on?"""
+        if self._fresh == inf:
+            # wait for the first news before taking a reserve: children are many, and don't know of each other
+            self._fresh = MACHINE.now() + SOON
+        return self._courier.start()
 
     # -- for calls
 
@@ -81,7 +121,7 @@ class FleetBudget(Budget):
         if self._elsewhere():
             return super().try_withdraw(now)
         if MACHINE.now() >= self._fresh:
-            self._courier.start()  # in a child it has not begun yet
+            self._courier.start()  # it may have found no thread before
             return super().try_withdraw(now)
         self._needed += 1
         try:

@@ -4,6 +4,10 @@ Nobody waits for it. What it brought is good for `GOOD` seconds; whoever shares 
 (the store is slow, gone, or was never there) goes by its own limits, and that is said once, and once again when it
 is over. After a failure the courier goes less often, with jitter, so that a store that comes back is not met by
 everybody at once.
+
+A fork's child is another member. Its courier starts with the first use of something that is shared (a deposit, a
+withdrawal, a call that comes to a shelter's door), so that children which execute another program, or do nothing, never
+join. `start` and `hurry` are called by calls, and so by signal handlers and finalizers: neither waits for a lock.
 """
 
 from __future__ import annotations
@@ -13,12 +17,15 @@ import os
 import random
 import socket
 from collections.abc import Sequence
-from threading import Condition, Lock, Thread
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Lock, RLock, Thread
 from typing import Any, Protocol
-from weakref import WeakSet, ref
+from weakref import ref
 
 from abate import events, forks
 from abate.clock import MACHINE
+from abate.registry import Registry
 from abate.schedule.backoff import Backoff, Uniform
 from abate.stores.fleet.offers import Accounts, Answer, Offer
 
@@ -30,12 +37,14 @@ LEAST = 0.55
 """Seconds between two journeys where somebody is in need: no more than two a second."""
 GOOD = 3.0
 """Seconds for which an answer is good."""
+SOON = 1.0
+"""Seconds within which a child should have its first answer; after that it is on its own."""
 TROUBLE = Backoff(1.0, 10.0, jitter="equal")
 """How long a store that failed is left alone."""
 
 
 class Party(Protocol):
-    """Something that a process shares with others."""
+    """Something that a process shares with others. It sees to forks itself: what it was given is the parent's."""
 
     def offer(self, now: float) -> Offer:
         """What it brings."""
@@ -49,9 +58,6 @@ class Party(Protocol):
 
     def closed(self) -> None:
         """There will be no more news."""
-
-    def after_fork(self) -> None:
-        """In a child: what it was given is the parent's."""
 
 
 class Trading(Protocol):
@@ -69,74 +75,88 @@ class Courier:
         self._store = store
         self.name = name
         self._chance: Uniform = rng or random
-        self._parties: WeakSet[Any] = WeakSet()
-        self._failures = 0
+        self._parties: Registry[Any] = Registry()
         self.degraded = False
         """Has the store failed, so that everybody here is on its own?"""
-        self._reset()
+        self.over = False
+        """Was it closed?"""
+        self._begin()
         forks.keep(self)
 
-    def _reset(self) -> None:
-        self._lock = Lock()
-        self._journey = Lock()
-        self._news = Condition(self._lock)
-        self._thread: Thread | None = None
-        self._hurry = False
-        self._closed = False
-        self.journeys = 0
+    def _begin(self) -> None:
+        """A new member, of which the store has not heard."""
         self.member = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
+        self.journeys = 0
+        self._failures = 0
+        self._hurry = False
+        self._thread: Thread | None = None
+        self._starting = Lock()  # never waited for
+        self._grounded = False
+        self._news: SimpleQueue[None] = SimpleQueue()  # its `put` may be called anywhere, also within itself
+        self._journey = RLock()
+        self._under_way = False
 
     def after_fork(self) -> None:
-        """In the child: another member, with a thread of its own when there is something to carry."""
-        self._reset()
-        for party in tuple(self._parties):
-            party.after_fork()
+        """In the child: another member, whose thread begins with the first use of something that is shared."""
+        self._begin()
 
     def join(self, party: Party) -> None:
         """Carry for this one too, as long as it lives; the first journey is made at once."""
-        with self._lock:
-            self._parties.add(party)
+        self._parties.add(party)
         self.travel()
         self.start()
 
-    def start(self) -> None:
-        """Have a thread that goes again and again."""
-        if self._thread is not None or self._closed:
-            return
-        with self._lock:
-            if self._thread is None and not self._closed:
+    def start(self) -> bool:
+        """Have a thread that goes again and again; False if none can be started now."""
+        if self._thread is not None or self.over:
+            return True
+        if not self._starting.acquire(blocking=False):
+            return True  # somebody is about to
+        try:
+            if self._thread is None:
                 self._thread = Thread(target=_go, args=(ref(self),), name="abate-courier", daemon=True)
                 self._thread.start()
+        except RuntimeError as error:  # too many threads, or the interpreter is about to end
+            self._thread = None
+            if not self._grounded:
+                log.warning(
+                    "%s: there is no thread to share limits, each process goes by its own (%s)", self.name, error
+                )
+            self._grounded = True
+            return False
+        finally:
+            self._starting.release()
+        self._grounded = False
+        return True
 
     def hurry(self) -> None:
         """Somebody is in need: go as soon as may be."""
         if not self._hurry:
-            with self._lock:
-                self._hurry = True
-                self._news.notify()
+            self._hurry = True
+            self._news.put(None)
         self.start()
 
     def close(self) -> None:
         """Go once more, to hand in what is held, and then no more."""
-        with self._lock:
-            going, self._closed = not self._closed and self._thread is not None, True
-            self._news.notify()
-        if not going:
+        if self.over:
             return
+        self.over = True
+        self._news.put(None)
         with self._journey:
-            parties = self._all()
-            offers = [party.offer(MACHINE.now()) for party in parties]
+            parties = self._parties.alive()
+            offers = [] if self._under_way else [party.offer(MACHINE.now()) for party in parties]
             last = [offer._replace(want=0) if isinstance(offer, Accounts) else offer for offer in offers]
             for party in parties:
                 party.closed()  # before it is handed in: nobody must use it any more
+            if self._under_way:  # a signal handler closes it in the middle of a journey, which ends here
+                self._under_way = False
+                return
+            if not self.journeys:
+                return  # a child that has used nothing
             try:
                 self._store.trade(self.member, last)
             except Exception as error:
                 log.debug("%s did not hear the last word of %s: %r", self.name, self.member, error)
-
-    def _all(self) -> tuple[Any, ...]:
-        with self._lock:
-            return tuple(self._parties)
 
     def wait(self) -> bool:
         """Wait for the next journey: is there one?"""
@@ -144,26 +164,34 @@ class Courier:
         if self._failures:
             delay = max(delay, TROUBLE.delay(self._failures, self._chance))
         began = MACHINE.now()
-        with self._lock:
-            while not self._closed:
-                due = began + (LEAST if self._hurry and not self._failures else delay)
-                left = due - MACHINE.now()
-                if left <= 0:
-                    break
-                self._news.wait(left)
-            self._hurry = False
-            if self._closed or not self._parties:
-                self._thread = None
-                return False
+        while not self.over:
+            due = began + (LEAST if self._hurry and not self._failures else delay)
+            left = due - MACHINE.now()
+            if left <= 0:
+                break
+            with suppress(Empty):
+                self._news.get(timeout=left)
+        self._hurry = False
+        if not self.over and self._parties.alive():
             return True
+        self._thread = None
+        if self._parties.alive():
+            self.start()  # it joined just now, and found this thread still there
+        return False
 
     def travel(self) -> None:
         """One journey: offers to the store, answers back; never two at once."""
         with self._journey:
-            self._travel()
+            if self._under_way:  # a signal handler or a finalizer has come here from within it
+                return
+            self._under_way = True
+            try:
+                self._travel()
+            finally:
+                self._under_way = False
 
     def _travel(self) -> None:
-        parties, began = self._all(), MACHINE.now()
+        parties, began = self._parties.alive(), MACHINE.now()
         offers = [party.offer(began) for party in parties]
         self.journeys += 1
         try:
@@ -172,9 +200,11 @@ class Courier:
             self._failures += 1
             for party in parties:
                 party.unheard()
-            if not self._closed:
+            if not self.over:
                 self._say(error)
             return
+        if not self._under_way:
+            return  # it was closed from within
         self._failures = 0
         self._say(None)
         for party, answer in zip(parties, answers, strict=True):
@@ -199,7 +229,7 @@ def _go(courier: ref[Courier]) -> None:
         if here is None:
             return
         try:
-            if here.journeys and not here.wait():
+            if here.over or (here.journeys and not here.wait()):
                 return
             here.travel()
         except Exception:

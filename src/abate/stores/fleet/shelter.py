@@ -2,14 +2,17 @@
 
 Each process tells what it sees of the dependency, and goes by the forecast that it is given (see `weather`): in a storm
 one process probes and the others send nothing; when the dependency comes back, the doors open one after the other.
-Without news from the store each shelters alone.
+Without news from the store each shelters alone. A fork's child starts its courier with the first call that comes to its
+door: in calm that is the first that is measured, which in a child is the first of all.
 """
 
 from __future__ import annotations
 
 from math import inf
 
+from abate import forks
 from abate.admit.shelter import Shelter
+from abate.admit.weather import State
 from abate.schedule.backoff import Uniform
 from abate.stores.fleet.courier import Courier
 from abate.stores.fleet.offers import Forecast, Sight
@@ -30,10 +33,11 @@ class FleetShelter(Shelter):
     def __init__(
         self, courier: Courier, name: str, capacity: int = 1000, patience: float = 10.0, *, rng: Uniform | None = None
     ) -> None:
-        super().__init__(capacity, patience, name=name, rng=rng)
         self._courier = courier
+        self._told: State = "calm"
+        super().__init__(capacity, patience, name=name, rng=rng)
         self._answers = self._failures = 0
-        self._told = self.state
+        forks.keep(self)  # after the door, which is mended first
         courier.join(self)
 
     def _calmed(self, calm: bool) -> None:
@@ -42,6 +46,14 @@ class FleetShelter(Shelter):
         if state != self._told:  # news for the others
             self._told = state
             self._courier.hurry()
+        else:
+            self._courier.start()  # in a child it has not begun yet
+
+    def after_fork(self) -> None:
+        """In a child: go by what is seen here until it is told more; what the parent has seen, the parent tells."""
+        weather = self._doors.main.weather
+        self._answers, self._failures, self._told = weather.answers, weather.failures, weather.state
+        self.calm, weather.look = False, -inf  # the first call comes to the door, and with it the courier begins
 
     def offer(self, now: float) -> Sight:
         """What was seen since the last time."""
@@ -74,6 +86,3 @@ class FleetShelter(Shelter):
     def closed(self) -> None:
         """Shelter alone from now on."""
         self.unheard()
-
-    def after_fork(self) -> None:
-        """A child goes by what it sees itself until it is told more: its door sees to that."""
