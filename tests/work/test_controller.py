@@ -380,6 +380,7 @@ def test_a_source_brings_keys():
             for key in "abc":
                 await clock.asleep(1.0)
                 yield key
+            await asyncio.Event().wait()
 
         async def more():
             yield "d"
@@ -401,6 +402,7 @@ def test_one_event_may_concern_several_keys():
             yield {"owners": None}
             yield {"owners": "cache"}
             yield {"owners": (owner for owner in ("x", "y"))}
+            await asyncio.Event().wait()
 
         live(reconcile, 10.0)
         assert [key for _, key in seen] == ["web", "db", "cache", "x", "y"]
@@ -439,6 +441,7 @@ def test_a_source_that_raises_is_started_again_and_reported(caplog):
                 yield "a"
             if len(started) < 5:
                 raise ConnectionError("the watch broke")
+            await asyncio.Event().wait()
 
         sink = abate.observe.install(told.append)
         try:
