@@ -317,7 +317,7 @@ class Controller(Service[P, T]):
             sum(intake.skipped for intake in self._intakes),
         )
 
-    async def _alongside(self, loop: Loop) -> None:
+    async def _alongside(self, loop: Loop, grace: float) -> None:
         # threads of their own, as a poller that hangs must not keep a lease from being extended; one for the leader's
         crew = Crew(len(self._feeds) + 1)
         self._intakes = [
@@ -335,18 +335,18 @@ class Controller(Service[P, T]):
         finally:
             for task in tasks:
                 task.cancel()
-            await self._close(tasks)
+            await self._close(tasks, min(grace, CLOSING))
             crew.dismiss()
 
-    async def _close(self, tasks: set[asyncio.Future[Any]]) -> None:
+    async def _close(self, tasks: set[asyncio.Future[Any]], seconds: float) -> None:
         """Wait for feeds that were cancelled; one that goes on must not hold up the end."""
         try:
-            async with clocks.current().within(CLOSING):
+            async with clocks.current().within(seconds):
                 if tasks:
                     await asyncio.wait(tasks)
         except AttemptTimeout:
             left = sum(not task.done() for task in tasks)
-            log.error("%s: %d sources did not end within %g s, and are left behind", self.name, left, CLOSING)
+            log.error("%s: %d sources did not end within %g s, and are left behind", self.name, left, seconds)
 
     def _led(self, bring: feeds.Bring) -> feeds.Bring:
         """What one of the processes that share the queue does for all."""

@@ -182,6 +182,8 @@ class Intake:
         while True:
             self._began, self._steps = clock.now(), 0
             error = await self._brought()
+            if _cancelled():  # and the feed has made nothing of it
+                return
             lasted, self._began = clock.now() - self._began, None
             if not self.feed.lasting:
                 self._ended_for_good(error)
@@ -197,8 +199,7 @@ class Intake:
         try:
             await self.feed.bring(self)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if _cancelled():
                 raise
             return RuntimeError("it was cancelled, and not by the controller")
         except Exception as error:
@@ -290,7 +291,7 @@ async def resynced(look: Callable[[], Any], period: float, intake: Intake) -> No
             try:
                 keys.append((consistent_jitter(key, period), key))
             except Exception as error:  # its own `str` fails
-                intake.skip("what is no key", error)
+                intake.skip(f"what is no key: {_described(error)}")
         intake.step()
         # of a period that had begun already, those whose turn is over have it with the next
         due = sorted([one for one in keys if one[0] >= wall.start - began], key=itemgetter(0))
@@ -336,6 +337,12 @@ async def listed(look: Callable[[], Any], run: Run) -> list[Any]:
     if isinstance(found, (str, bytes)) or not isinstance(found, Iterable):
         raise TypeError(f"what lists keys must return several of them, such as a list, not {found!r}")
     return list(found)
+
+
+def _cancelled() -> bool:
+    """Was this task cancelled from outside?"""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _described(error: Exception) -> str:
