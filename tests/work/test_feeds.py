@@ -18,6 +18,7 @@ from abate.stores import StoreUnreachable
 from abate.testing import VirtualClock
 from abate.work import feeds
 
+
 @pytest.fixture
 def clock():
     with VirtualClock() as clock:
@@ -53,10 +54,10 @@ def looking(seen, **options):
 class Failing:
     """The add of a store's queue, which fails as often as is said."""
 
-    def __init__(self, controller, *fails, error=StoreUnreachable("it restarts")):
+    def __init__(self, controller, *fails, error=None):
         self.asked = []
         self._left = Counter(fails)
-        self._error = error
+        self._error = error or StoreUnreachable("it restarts")
         self._add = controller._queue._add
         controller._queue._add = self
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import defaultdict
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -263,7 +264,7 @@ def test_processes_that_share_a_store_hold_to_their_own_times():
         live(processes[0], body, clock)
         assert sum(map(len, tries.values())) > 3
         for times in tries.values():
-            assert all(after - before >= 9.5 for before, after in zip(times, times[1:], strict=False))
+            assert all(after - before >= 9.5 for before, after in pairwise(times))
 
 
 @settings(max_examples=40, deadline=None)
@@ -310,5 +311,5 @@ def test_whatever_is_added_tries_are_paid_for_or_in_their_time_and_no_add_is_los
         assert early <= len(paid)
         for key, instants in added.items():
             assert tries[key][-1] >= instants[-1]
-            gaps = [after - before for before, after in zip(tries[key], tries[key][1:], strict=False)]
+            gaps = [after - before for before, after in pairwise(tries[key])]
             assert max(gaps, default=0.0) <= max(4.0, 1.5 * slow) + 0.5

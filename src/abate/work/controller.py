@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import AsyncIterable, Callable, Hashable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -146,7 +147,9 @@ class Controller(Service[P, T]):
         """
         if self.in_memory:
             return list(self._local.parked.values())
-        return [Parked(letter.key, letter.kind, letter.reason, letter.trace) for letter in self._queue.dead(MOST_PARKED)]
+        return [
+            Parked(letter.key, letter.kind, letter.reason, letter.trace) for letter in self._queue.dead(MOST_PARKED)
+        ]
 
     def waiting(self) -> int:
         """How many keys are ready, or to come later."""
@@ -266,6 +269,23 @@ class Controller(Service[P, T]):
 
     # -- as a service
 
+    async def arun(
+        self,
+        source: Source | Store | str | None = None,
+        *,
+        workers: int | None = None,
+        grace: float | None = None,
+        drain: bool = False,
+    ) -> Counter[str]:
+        """The same in a task of your own event loop, which has its own signals."""
+        try:
+            return await super().arun(source, workers=workers, grace=grace, drain=drain)
+        finally:
+            left = self._local.waiting() if self.in_memory and not drain else 0
+            if left:
+                text = "%s: ended with %d keys that wait for later: they are in memory alone, until the next run"
+                log.warning(text, self.name, left)
+
     def _source(self, given: object) -> Source:
         if given is not None:
             self.store = opened(given)
@@ -338,7 +358,7 @@ class Controller(Service[P, T]):
             await self._close(tasks, min(grace, CLOSING))
             crew.dismiss()
 
-    async def _close(self, tasks: set[asyncio.Future[Any]], seconds: float) -> None:
+    async def _close(self, tasks: set[asyncio.Task[Any]], seconds: float) -> None:
         """Wait for feeds that were cancelled; one that goes on must not hold up the end."""
         try:
             async with clocks.current().within(seconds):

@@ -241,12 +241,13 @@ class Intake:
 async def watched(source: Any, keys: Mapping | None, intake: Intake) -> None:
     """Add a key, or those that an event concerns, for each thing that an async iterable brings."""
     made = callable(source)
-    stream = source() if made else source
+    stream: Any = source() if made else source
     if not isinstance(stream, AsyncIterable):
         raise TypeError(f"a source must be an async generator function or an async iterable, not one of {stream!r}")
     async with AsyncExitStack() as stack:
-        if made and hasattr(stream, "aclose"):
-            stack.push_async_callback(stream.aclose)
+        close = getattr(stream, "aclose", None)
+        if made and close is not None:
+            stack.push_async_callback(close)
         async for event in stream:
             await intake.bring(event, keys)
 
