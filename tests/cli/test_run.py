@@ -42,6 +42,10 @@ def orders(message):
 def reconcile(key):
     note(f"done {key}")
 
+@abate.controller(resync=0.2, keys=lambda: ["r1", "r2"], leader=True)
+def resynced(key):
+    note(f"done {key}")
+
 class inner:
     reconcile = reconcile
 
@@ -93,6 +97,39 @@ def test_it_works_off_the_queue_of_its_name_or_the_one_named(app, target, words)
     assert "started" in done.stderr.decode().splitlines()[0]
     assert "ended: 3 done" in done.stderr.decode().splitlines()[-1]
     assert len(done.stderr.splitlines()) == 2, "one line per message would be noise"
+
+
+@pytest.mark.parametrize("words", [["--queue", "other"], ["--lease", "5"], ["--queue", "other", "--lease", "5"]])
+def test_a_leader_is_elected_beside_the_queue_of_work(app, words):
+    """Whatever queue and lease are given: workers see keys alone, and the leader's lease is not one of them."""
+    with started("run", "app:resynced", "--store", URL, *words) as process:
+        until(lambda: len(lines(app / "log")) >= 4)
+        process.send_signal(signal.SIGTERM)
+        _, logged = process.communicate(timeout=GUARD)
+    assert set(lines(app / "log")) == {"done r1", "done r2"}
+    assert logged.count(b"this process leads") == 1
+    assert b"failed" not in logged
+    name = "other" if "--queue" in words else "resynced"
+    with open_store(URL) as store:
+        assert set(store.queues()) == {name, f"{name}.leader"}
+
+
+def test_each_queue_has_a_leader_of_its_own(app):
+    """One service on two queues of a store: both are resynced."""
+    with (
+        started("run", "app:resynced", "--store", URL, "--queue", "eu") as one,
+        started("run", "app:resynced", "--store", URL, "--queue", "us") as other,
+    ):
+        for process in (one, other):
+            assert b"this process leads" in process.stderr.readline() + process.stderr.readline()
+
+
+@pytest.mark.parametrize("target", ["app:orders", "app:resynced"])
+def test_no_work_is_taken_from_where_a_leader_is_elected(app, target):
+    """Its key would be handed to the function."""
+    done = abate_command("run", target, "--store", URL, "--queue", "orders.leader", "--drain")
+    assert done.returncode == 2
+    assert b"a queue of work must not be called 'orders.leader'" in done.stderr
 
 
 @pytest.mark.parametrize(

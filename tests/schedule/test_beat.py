@@ -6,6 +6,7 @@ import subprocess
 import sys
 import uuid
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -200,6 +201,80 @@ def test_the_first_beat_of_a_key_on_a_new_clock_is_its_offset(beats):
         seen = beats(ticks(60.0, key="host-7"), 2)
     assert seen == [Tick(3.9981634784204267, 0), Tick(63.9981634784204267, 0)]
     assert clock.waits[0] == 3.9981634784204267
+
+
+class SetClock(VirtualClock):
+    """A clock whose wall clock is set: at each instant it is ahead of the other by so many seconds from then on."""
+
+    def __init__(self, steps, start=0.0):
+        super().__init__(start)
+        self.steps = sorted(steps)
+
+    def wall(self):
+        return self.now() + ([0.0] + [ahead for at, ahead in self.steps if at <= self.now()])[-1]
+
+
+def off(wall, key, period):
+    """By how many seconds an instant misses the key's offset."""
+    missed = (wall - consistent_jitter(key, period)) % period
+    return min(missed, period - missed)
+
+
+@with_a_fixture
+@given(
+    key=st.text(max_size=3),
+    period=st.sampled_from([1.0, 60.0, 3600.0]),
+    steps=st.lists(st.tuples(st.floats(0.0, 6.0), st.floats(-5.0, 5.0)), max_size=4),
+    bodies=st.lists(st.floats(0.0, 2.0), min_size=6, max_size=6),
+)
+def test_beats_of_a_key_come_back_to_its_offset_when_the_wall_clock_was_set(beats, key, period, steps, bodies):
+    """Set forward or back, in a body or in a wait: every beat is at the offset, no two are close, none stays away."""
+    took, walls = iter(bodies), []
+    with SetClock([(period * at, 1e6 + period * ahead) for at, ahead in steps]) as clock:
+
+        def body(tick):
+            walls.append((clock.wall(), clock.now() - tick.due))
+            clock.advance(period * next(took))
+
+        seen = beats(ticks(period, key=key), len(bodies), body)
+    for wall, late in walls:
+        assert off(wall, key, period) <= min(1.0, period / 100) + 1e-5
+        assert late <= 1e-5
+    for before, after, body in zip(seen, seen[1:], bodies, strict=False):
+        between = sum(before.due <= period * at <= after.due for at, _ in steps)
+        assert period * 0.499 <= after.due - before.due <= period * (1.001 + max(1.0, body) + between)
+        assert after.missed == max(0, round((after.due - before.due) / period) - 1)
+
+
+def test_a_wall_clock_that_is_set_back_brings_no_beat_twice(beats):
+    """The instant of the last beat comes again on the wall clock: that one is over."""
+    with SetClock([(4.0, -1.0)]) as clock:
+        seen = beats(ticks(60.0, key="host-7"), 2)
+    assert off(clock.wall(), "host-7", 60.0) <= 1e-5
+    assert seen[1].due - seen[0].due == pytest.approx(61.0)
+
+
+def test_a_long_wait_notices_that_the_wall_clock_was_set(beats):
+    """Within a small part of the period, and not when it is over."""
+    day = 86400.0
+    with SetClock([(day / 2, day / 4)]) as clock:
+        seen = beats(ticks(day, key="host-8"), 2)
+    first, second = seen
+    assert second.due - first.due == pytest.approx(0.75 * day)
+    assert clock.now() == pytest.approx(second.due)
+
+
+def test_a_wall_clock_that_runs_a_little_fast_is_followed(beats):
+    """What adds up is noticed: beats don't leave their offset for good."""
+
+    class Fast(VirtualClock):
+        def wall(self):
+            return self.now() * 1.001
+
+    with Fast() as clock:
+        seen = beats(ticks(60.0, key="host-7"), 200)
+        assert off(clock.wall(), "host-7", 60.0) <= 0.7
+    assert min(b.due - a.due for a, b in pairwise(seen)) > 55.0
 
 
 def test_a_key_may_be_anything_but_none(beats):

@@ -42,6 +42,7 @@ def test_what_sources_bring_is_counted(store):
         async def watch():
             for key in "aabbccdd":
                 yield key
+            await asyncio.Event().wait()
 
         live(reconcile, 60.0)
         adds, coalesced = counted(reconcile)

@@ -328,6 +328,7 @@ def test_a_controller_over_a_full_store_makes_its_sources_wait(store):
         async def watch():
             for number in range(20):
                 yield str(number)
+            await asyncio.Event().wait()
 
         reconcile.add("x")
         reconcile.add("y")

@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -288,6 +289,43 @@ def test_discard_takes_back_what_was_planned():
         assert seen == []
 
 
+@pytest.mark.parametrize("store", [None, "memory:"])
+def test_all_parked_keys_are_listed_and_can_be_discarded(store):
+    """However many they are; one that is discarded is not parked any more."""
+
+    @abate.controller(workers=4, store=store)
+    def reconcile(key):
+        raise PermanentFailure("no")
+
+    for number in range(250):
+        reconcile.add(f"key-{number}")
+    reconcile.run(drain=True)
+    assert len(reconcile.parked()) == reconcile.depth().dead == 250
+    reconcile.discard("key-7")
+    assert len(reconcile.parked()) == reconcile.depth().dead == 249
+    assert "key-7" not in {parked.key for parked in reconcile.parked()}
+
+
+@pytest.mark.parametrize("store", [None, "memory:"])
+def test_a_key_that_is_ready_is_looked_at_though_it_is_discarded(store):
+    """Its function finds that it is gone."""
+    seen = []
+    reconcile = abate.controller(store=store)(seen.append)
+    reconcile.add("a")
+    reconcile.discard("a")
+    reconcile.run(drain=True)
+    assert seen == ["a"]
+
+
+def test_what_is_left_in_memory_for_later_is_said(caplog):
+    """A process that ends loses it; a store would not."""
+    with VirtualClock():
+        reconcile = abate.controller()(lambda key: None)
+        reconcile.add("a", after=60.0)
+        live(reconcile, 10.0)
+    assert "<lambda>: ended with 1 keys that wait for later: they are in memory alone" in caplog.text
+
+
 # -- resync
 
 
@@ -380,6 +418,7 @@ def test_a_source_brings_keys():
             for key in "abc":
                 await clock.asleep(1.0)
                 yield key
+            await asyncio.Event().wait()
 
         async def more():
             yield "d"
@@ -401,6 +440,7 @@ def test_one_event_may_concern_several_keys():
             yield {"owners": None}
             yield {"owners": "cache"}
             yield {"owners": (owner for owner in ("x", "y"))}
+            await asyncio.Event().wait()
 
         live(reconcile, 10.0)
         assert [key for _, key in seen] == ["web", "db", "cache", "x", "y"]
@@ -439,6 +479,7 @@ def test_a_source_that_raises_is_started_again_and_reported(caplog):
                 yield "a"
             if len(started) < 5:
                 raise ConnectionError("the watch broke")
+            await asyncio.Event().wait()
 
         sink = abate.observe.install(told.append)
         try:
@@ -649,6 +690,57 @@ def test_a_signal_handler_of_the_program_is_back_after_the_run():
         assert signal.getsignal(signal.SIGTERM) is mine
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+# -- stopping
+
+
+def test_a_stop_is_for_the_run_that_goes_on():
+    """Before it and after it there is nothing to stop; twice is once."""
+    with VirtualClock() as clock:
+        seen = []
+        reconcile = abate.controller()(looks(seen, clock))
+        reconcile.stop()
+        for _ in range(2):
+            reconcile.add("a")
+            assert live(reconcile, 5.0, lambda: clock.asleep(1.0)) == {"done": 1}
+            reconcile.stop()
+            reconcile.stop()
+
+        async def body():
+            reconcile.stop()
+            reconcile.stop()
+
+        live(reconcile, 1.0, body)
+        assert len(seen) == 2
+
+
+def test_a_stop_that_comes_too_late_does_nothing():
+    """Also where the event loop has been closed since."""
+    reconcile = abate.controller()(lambda key: None)
+    loop = asyncio.new_event_loop()
+    loop.close()
+    reconcile._running = loop, SimpleNamespace(stop=print)
+    reconcile.stop()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_of_a_running_controller_can_run_it_itself():
+    """What runs is the parent's."""
+    seen = []
+
+    @abate.controller(workers=1)
+    async def reconcile(key):
+        if key == "child":
+            return
+        pid = os.fork()
+        if pid == 0:
+            os._exit(17 if not reconcile.health().live else 1)
+        seen.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    reconcile.add("parent")
+    reconcile.run(drain=True)
+    assert seen == [17]
 
 
 # -- signals, in real processes

@@ -88,17 +88,20 @@ def found(target: str) -> Service[..., Any]:
 
 
 class Chosen:
-    """A store of which a service sees one queue, whatever it is called itself."""
+    """A store in which the queue of a service may be another one than that of its name, with another lease."""
 
-    def __init__(self, store: Any, name: str | None, lease: float | None) -> None:
+    def __init__(self, store: Any, service: str, name: str | None, lease: float | None) -> None:
         self._store = store
-        self._name = name
+        self._service = service
+        self._name = name or service
         self._own = {} if lease is None else {"lease": lease}
         self.chosen: Any = None
 
     def queue(self, name: str, **terms: Any) -> Any:
-        """The queue."""
-        self.chosen = self._store.queue(self._name or name, **terms, **self._own)
+        """The queue of the service's work; or another one, such as that of its leader, as it is."""
+        if name != self._service:
+            return self._store.queue(name, **terms)
+        self.chosen = self._store.queue(self._name, **terms, **self._own)
         return self.chosen
 
 
@@ -121,7 +124,8 @@ class Run:
             if options.store is not None:
                 from abate.stores import open_store
 
-                self.source = Chosen(stack.enter_context(open_store(options.store)), options.queue, options.lease)
+                store = stack.enter_context(open_store(options.store))
+                self.source = Chosen(store, service.name, options.queue, options.lease)
             if options.page is not None:
                 from abate.observe.page import serving
 
@@ -194,6 +198,9 @@ class Run:
             parts.append(f"source fails: {health.failing}")
         elif not health.ready:
             parts.append("stopping")
+        parts += [f"{name} fails: {trouble}" for name, trouble in health.feeds.items()]
+        if health.skipped:
+            parts.append(f"{health.skipped} skipped")
         return f"{self.service.name}: {', '.join(parts)}"
 
     async def _count(self) -> None:

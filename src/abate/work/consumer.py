@@ -12,6 +12,7 @@ from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
 from abate.work.adds import Adds
 from abate.work.fuse import Fuse
 from abate.work.judge import Judge
+from abate.work.leader import of_work
 from abate.work.service import P, Service, T, opened
 from abate.work.source import Message, Source
 
@@ -58,6 +59,8 @@ class Consumer(Service[P, T]):
         for name in ("name", "lease", "durable"):
             if not hasattr(source, name):
                 raise TypeError(f"a source must say its {name} (see abate.work.Source), and {given!r} doesn't")
+        if hasattr(source, "redrive"):  # it is a store's
+            of_work(source.name)
         checked: Source = source
         return checked
 

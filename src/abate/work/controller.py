@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+from collections import Counter
 from collections.abc import AsyncIterable, Callable, Hashable, Iterable
+from contextlib import suppress
 from functools import partial
 from inspect import isasyncgen, iscoroutinefunction
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from abate import clock as clocks
 from abate import registry
 from abate.admit.budget import Budget
 from abate.decide.rules import Matcher, rules
-from abate.errors import number, whole
+from abate.errors import AttemptTimeout, number, whole
 from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
 from abate.work import feeds
 from abate.work.adds import Adds
 from abate.work.crew import Crew
 from abate.work.judge import Judge
 from abate.work.keys import QueueFull
-from abate.work.leader import LEASE, led
-from abate.work.local import LocalKeys, Parked
+from abate.work.leader import LEASE, led, of_work, place
+from abate.work.local import MOST_PARKED, LocalKeys, Parked
 from abate.work.loop import Loop
-from abate.work.service import P, Service, T, opened
+from abate.work.pauses import Pauses
+from abate.work.service import Health, P, Service, T, opened
 from abate.work.source import Message, Source
 
 if TYPE_CHECKING:
@@ -32,12 +37,16 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any] | AsyncIterable[Any]")
 L = TypeVar("L", bound=Callable[[], Any])
 
+log = logging.getLogger("abate.work")
+
 MOST_KNOWN = 1_000_000
 """Keys that a resync without `keys` remembers."""
 SHORTEST = 0.001
 """Seconds; the shortest period of a resync."""
 FULL = 1.0
 """Seconds after which a feed looks again whether a store that was full has room."""
+CLOSING = 5.0
+"""Seconds that feeds have to end when the controller stops; those that don't are left behind."""
 
 
 class Controller(Service[P, T]):
@@ -55,6 +64,7 @@ class Controller(Service[P, T]):
         keys: Callable[[], Any] | None,
         leader: bool,
         judge: Judge,
+        budget: Budget,
         timeout: float | None,
         grace: float,
         rng: Uniform | None,
@@ -70,16 +80,19 @@ class Controller(Service[P, T]):
             self._queue = self._stored(self.store)
             self._queue.added = self._added
         self._verdicts = judge
+        self._held = Pauses(budget)
         self._chance: Uniform = rng or random
         self._feeds: list[feeds.Feed] = []
+        self._intakes: list[feeds.Intake] = []
         self._known: dict[Hashable, None] | None = None
+        self._forgotten = False
         if resync is not None:
             if keys is None:
                 self._known = {}
             elif not callable(keys):
                 raise TypeError(f"keys must be a function that lists them, not {keys!r}")
             bring = partial(feeds.resynced, keys or self._remembered, number("resync", resync, least=SHORTEST))
-            # a resync is nobody who adds a parked key again
+            # a resync does not unpark keys
             self._feeds.append(feeds.Feed("resync", self._led(bring) if leader else bring, revives=False))
         elif keys is not None or leader:
             raise ValueError("keys are listed, and leaders chosen, for a resync: give resync= the seconds of a period")
@@ -90,6 +103,9 @@ class Controller(Service[P, T]):
 
     def add(self, key: Any, priority: int = 0, *, after: float = 0.0) -> None:
         """A key wants attention, now or after so many seconds. A key that is parked comes back to life.
+
+        One whose last look failed, and that waits for its backoff, is looked at sooner if the retry budget pays for
+        that, as for any retry; otherwise it keeps its time, and is looked at then.
 
         >>> import abate
         >>> @abate.controller(workers=1)
@@ -103,13 +119,22 @@ class Controller(Service[P, T]):
         self._remember(key)
 
     def discard(self, key: Any) -> None:
-        """A key is gone: it is not planned any more, nor brought back by a resync. One in hand is let finish."""
+        """A key is gone: it is neither planned any more, nor parked, nor brought back by a resync of this process.
+
+        One that is ready or in hand is still looked at: its function finds that nothing is left to do.
+        """
         if self._known is not None:
             self._known.pop(key, None)
+        self._held.forget(key)
         self._queue.cancel(key)
+        if not self.in_memory:
+            self._queue.purge([key])
 
     def parked(self) -> list[Parked]:
         """The keys that are not worked on until somebody adds them again, each with its reason.
+
+        Up to 10,000 of them, the latest; `depth` counts all. In memory no more are kept, and the reasons of older ones
+        are forgotten.
 
         >>> import abate
         >>> @abate.controller(workers=1)
@@ -122,7 +147,9 @@ class Controller(Service[P, T]):
         """
         if self.in_memory:
             return list(self._local.parked.values())
-        return [Parked(letter.key, letter.kind, letter.reason, letter.trace) for letter in self._queue.dead()]
+        return [
+            Parked(letter.key, letter.kind, letter.reason, letter.trace) for letter in self._queue.dead(MOST_PARKED)
+        ]
 
     def waiting(self) -> int:
         """How many keys are ready, or to come later."""
@@ -188,7 +215,9 @@ class Controller(Service[P, T]):
         """Add a key for each thing that an async iterable, or an async generator function, brings.
 
         With `keys`, what it brings are events, and `keys(event)` says which keys they concern: one, a list of them (a
-        change of a part concerns its owner), or None. A feed that raises is started again after a backoff.
+        change of a part concerns its owner), or None. An event for which it raises is skipped, logged and counted
+        (`health().skipped`). A source that raises or ends is started again after a backoff; so give the function, as a
+        generator that has ended can't be.
 
         >>> import abate
         >>> @abate.controller()
@@ -201,8 +230,8 @@ class Controller(Service[P, T]):
         def decorate(feed: Any) -> Any:
             if iscoroutinefunction(feed) or not (callable(feed) or isinstance(feed, AsyncIterable)):
                 raise TypeError(f"a source must be an async generator function or an async iterable, not {feed!r}")
-            bring = partial(feeds.watched, feed, keys)
-            self._feeds.append(feeds.Feed(_named(feed), bring, lasting=not isasyncgen(feed)))
+            bring = partial(feeds.watched, feed, _mapping(keys))
+            self._declare(feeds.Feed(self._distinct(feed), bring, lasting=not isasyncgen(feed)))
             return feed
 
         return decorate if feed is None else decorate(feed)
@@ -222,12 +251,40 @@ class Controller(Service[P, T]):
         def decorate(look: L) -> L:
             if not callable(look):
                 raise TypeError(f"a poller must be a function that returns keys, not {look!r}")
-            self._feeds.append(feeds.Feed(_named(look), partial(feeds.polled, look, seconds, keys)))
+            self._declare(feeds.Feed(self._distinct(look), partial(feeds.polled, look, seconds, _mapping(keys))))
             return look
 
         return decorate
 
+    def _declare(self, feed: feeds.Feed) -> None:
+        self._feeds.append(feed)
+        if self._running is not None:
+            log.warning("%s: %s was declared while it runs: it begins with the next run", self.name, feed.name)
+
+    def _distinct(self, feed: object) -> str:
+        """The name of a feed, which no other of this controller has."""
+        name = getattr(feed, "__name__", type(feed).__name__)
+        taken = {other.name for other in self._feeds}
+        return name if name not in taken else next(f"{name}-{n}" for n in count(2) if f"{name}-{n}" not in taken)
+
     # -- as a service
+
+    async def arun(
+        self,
+        source: Source | Store | str | None = None,
+        *,
+        workers: int | None = None,
+        grace: float | None = None,
+        drain: bool = False,
+    ) -> Counter[str]:
+        """The same in a task of your own event loop, which has its own signals."""
+        try:
+            return await super().arun(source, workers=workers, grace=grace, drain=drain)
+        finally:
+            left = self._local.waiting() if self.in_memory and not drain else 0
+            if left:
+                text = "%s: ended with %d keys that wait for later: they are in memory alone, until the next run"
+                log.warning(text, self.name, left)
 
     def _source(self, given: object) -> Source:
         if given is not None:
@@ -238,41 +295,85 @@ class Controller(Service[P, T]):
             self._queue = queue
         if self._leader and self.in_memory:
             raise ValueError(f"{self.name} has no store by which a leader could be chosen: leader=True needs one")
+        if self._known is not None and not self.in_memory:
+            log.warning(
+                "%s: a resync without keys= is of those keys that this process has added or looked at since its start: "
+                "where processes share a store, give keys= to have all of them resynced",
+                self.name,
+            )
         source: Source = self._queue
         return source
 
     def _stored(self, store: Any) -> Any:
         if not hasattr(store, "queue"):
             raise TypeError(f"store must be a store or the URL of one, not {store!r}")
-        return store.queue(self.name, capacity=self._capacity)
+        queue = store.queue(self.name, capacity=self._capacity)
+        of_work(queue.name)
+        return queue
 
     def _judge(self) -> Judge:
         return self._verdicts
 
+    def _pauses(self) -> Pauses:
+        return self._held
+
     def _handle(self, message: Message) -> object:
+        self._remember(message.key)  # before: the function may discard it
         return self._one(message.key)
 
-    async def _alongside(self, loop: Loop) -> None:
+    def health(self) -> Health:
+        """How it is."""
+        health = super().health()
+        if not health.live:
+            return health
+        troubles = {intake.feed.name: intake.trouble for intake in self._intakes}
+        return Health(
+            health.live,
+            health.ready,
+            health.in_hand,
+            health.failing,
+            health.tally,
+            {name: trouble for name, trouble in troubles.items() if trouble is not None},
+            sum(intake.skipped for intake in self._intakes),
+        )
+
+    async def _alongside(self, loop: Loop, grace: float) -> None:
         # threads of their own, as a poller that hangs must not keep a lease from being extended; one for the leader's
         crew = Crew(len(self._feeds) + 1)
-        kept = []
-        for feed in self._feeds:
-            push = partial(self._push, crew, feed.revives)
-            kept.append(asyncio.create_task(feeds.kept_up(self.name, feed, push, crew.run, self._chance)))
+        self._intakes = [
+            feeds.Intake(self.name, feed, partial(self._push, crew, feed.revives), crew.run, self._chance)
+            for feed in self._feeds
+        ]
+        stopping = asyncio.ensure_future(loop.stopping.wait())
+        tasks = {stopping, *(asyncio.ensure_future(intake.keep_up()) for intake in self._intakes)}
         try:
-            await loop.stopping.wait()
+            while not stopping.done():
+                ended, _ = await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
+                for task in ended:
+                    task.result()  # one that can't be started again; where it has broken, so has the controller
+                tasks -= ended
         finally:
-            for task in kept:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*kept, return_exceptions=True)
+            await self._close(tasks, min(grace, CLOSING))
             crew.dismiss()
 
-    def _led(self, bring: feeds.Bring) -> feeds.Bring:
-        """What one of the processes that share the store does for all."""
+    async def _close(self, tasks: set[asyncio.Task[Any]], seconds: float) -> None:
+        """Wait for feeds that were cancelled; one that goes on must not hold up the end."""
+        try:
+            async with clocks.current().within(seconds):
+                if tasks:
+                    await asyncio.wait(tasks)
+        except AttemptTimeout:
+            left = sum(not task.done() for task in tasks)
+            log.error("%s: %d sources did not end within %g s, and are left behind", self.name, left, seconds)
 
-        async def while_leading(push: feeds.Push, run: feeds.Run) -> None:
-            queue = self.store.queue(f"{self.name}.leader", lease=LEASE)
-            await led(self.name, queue, run, lambda: bring(push, run))
+    def _led(self, bring: feeds.Bring) -> feeds.Bring:
+        """What one of the processes that share the queue does for all."""
+
+        async def while_leading(intake: feeds.Intake) -> None:
+            queue = self.store.queue(place(self._queue.name), lease=LEASE)
+            await led(self.name, queue, intake.run, lambda: bring(intake))
 
         return while_leading
 
@@ -292,18 +393,27 @@ class Controller(Service[P, T]):
                 await clocks.current().asleep(FULL)
 
     def _remember(self, key: Hashable) -> None:
-        if self._known is not None and key not in self._known:
-            self._known[key] = None
-            if len(self._known) > MOST_KNOWN:
-                del self._known[next(iter(self._known))]
+        known = self._known
+        if known is None or key in known:
+            return
+        known[key] = None
+        if len(known) > MOST_KNOWN:
+            if not self._forgotten:
+                self._forgotten = True
+                text = "%s: a resync without keys= remembers %d keys, and forgets the first ones for more: give keys="
+                log.warning(text, self.name, MOST_KNOWN)
+            with suppress(RuntimeError):  # another thread adds at this moment, and will forget one
+                known.pop(next(iter(known)), None)
 
     def _remembered(self) -> list[Hashable]:
-        """The keys for a resync: all that were added."""
+        """The keys for a resync: all that this process has added or looked at."""
         return list(self._known or ())
 
 
-def _named(feed: object) -> str:
-    return getattr(feed, "__name__", type(feed).__name__)
+def _mapping(keys: feeds.Mapping | None) -> feeds.Mapping | None:
+    if keys is not None and (not callable(keys) or iscoroutinefunction(keys)):
+        raise TypeError(f"keys must be a plain function from an event to its keys, not {keys!r}")
+    return keys
 
 
 def controller(
@@ -332,14 +442,15 @@ def controller(
     * `workers`: so many keys are worked on at once; never one key by two.
     * `capacity`: so many keys wait at most; then `add` raises `QueueFull`, and sources wait.
     * `store`: a store, or its URL, in which the keys outlive the process and are shared; without one, in memory.
-    * `resync`, `keys`: every key is looked at once in so many seconds, at an offset of its own; `keys` lists them, and
-      without it all that were ever added are remembered.
+    * `resync`, `keys`: every key is looked at once in so many seconds, at an offset of its own; `keys` lists them.
+      Without it they are those that this process has added or looked at since its start: enough in memory, but not
+      where processes share a store.
     * `leader`: of the processes that share the store only one resyncs. Without it all do, at the same instants, and
       what they add is the same.
     * `on`: what is worth another try, as for a policy; without it, every error is.
     * `backoff`: of a key, from its first failure on; by default from 0.2 s to 60 s with full jitter.
     * `budget`, `slow`: a key comes back by its backoff if the retry budget admits it, or else after `slow` seconds,
-      give or take half.
+      give or take half. Nor does an add, a source or a resync bring it back sooner than the budget pays for.
     * `max_requeues`: a key that fails more often than this is parked; None for no bound.
     * `timeout`: seconds for one look. A coroutine is cut off; a plain function has a deadline that clients inside keep.
     * `grace`: seconds to finish what is in hand after a SIGTERM.
@@ -355,10 +466,11 @@ def controller(
     """
     if budget is not None and not isinstance(budget, Budget):
         raise TypeError(f"budget must be a Budget, not {budget!r}")
+    pays = Budget() if budget is None else budget
     judge = Judge(
         Backoff(0.2, 60.0) if backoff is None else schedule(backoff),
         None if on is None else rules(on),
-        Budget() if budget is None else budget,
+        pays,
         number("slow", slow, above=0),
         None if max_requeues is None else whole("max_requeues", max_requeues, least=0) + 1,
         rng,
@@ -375,6 +487,7 @@ def controller(
             keys=keys,
             leader=leader,
             judge=judge,
+            budget=pays,
             timeout=timeout,
             grace=grace,
             rng=rng,

@@ -1,7 +1,8 @@
 """One of many does it: the leader is whoever holds the lease of one key in the store, and nothing else.
 
 A leader that dies, hangs or loses the store stops leading when its lease runs out, by its own clock and by the store's;
-the next one that asks leads.
+the next one that asks leads. The key is in a queue of its own, beside the one whose workers elect the leader: no work
+is ever put there (`of_work`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,37 @@ from abate.work.source import Back, Message
 log = logging.getLogger("abate.work")
 
 KEY = "leader"
+SUFFIX = ".leader"
 LEASE = 15.0
 """Seconds until another one leads when the leader is gone."""
 BEATS = 3
 """Times that the lease is extended, and asked for, while it lasts."""
 
 Run = Callable[..., Awaitable[Any]]
+
+
+def place(queue: str) -> str:
+    """The name of the queue in which the workers of another elect their leader.
+
+    >>> place("orders")
+    'orders.leader'
+    """
+    return queue + SUFFIX
+
+
+def of_work(name: str) -> str:
+    """The name of a queue, which is to hold work.
+
+    >>> of_work("orders.leader")
+    Traceback (most recent call last):
+    ValueError: a queue of work must not be called 'orders.leader': the workers of 'orders' elect their leader there
+    """
+    if name.endswith(SUFFIX):
+        raise ValueError(
+            f"a queue of work must not be called {name!r}: "
+            f"the workers of {name.removesuffix(SUFFIX)!r} elect their leader there"
+        )
+    return name
 
 
 async def led(name: str, queue: Any, run: Run, work: Callable[[], Awaitable[None]]) -> None:

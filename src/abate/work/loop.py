@@ -36,6 +36,7 @@ from abate.work.crew import Crew
 from abate.work.fuse import Fuse
 from abate.work.hands import Hands, Work
 from abate.work.judge import Judge, Judgement
+from abate.work.pauses import Pauses
 from abate.work.source import Back, Bury, Done, Message, Settlement, Source, Verdict
 from abate.work.worker import Handler, Worker
 
@@ -68,12 +69,14 @@ class Loop:
         workers: int,
         asynchronous: bool,
         fuse: Fuse | None = None,
+        pauses: Pauses | None = None,
         timeout: float | None = None,
     ) -> None:
         self.name = name
         self.source = source
         self.workers = workers
         self.fuse = fuse
+        self.pauses = pauses
         self.crew = Crew(workers + 3)  # beside the workers: one who receives, one who extends, one who settles
         self.tally: Counter[str] = Counter()
         self.worker = Worker(name, handle, judge, asynchronous, timeout, self.crew, self.tally)
@@ -284,6 +287,10 @@ class Loop:
         if self.stopping.is_set() and self.source.durable:
             self._return(work, 0.0)
             return
+        rest = 0.0 if self.pauses is None else self.pauses.rest(work.message, self.clock.now())
+        if rest > 0:
+            self._return(work, rest, "held")
+            return
         work.task = asyncio.create_task(self._work(work))
 
     async def _work(self, work: Work) -> None:
@@ -294,6 +301,8 @@ class Loop:
             self._let_go(work)
         else:
             self._tell_fuse(judgement)
+            if self.pauses is not None:
+                self.pauses.settled(work.message, judgement.verdict, self.clock.now())
             self._deliver(work, judgement.verdict)
 
     def _tell_fuse(self, judgement: Judgement) -> None:
@@ -304,9 +313,9 @@ class Loop:
             log.warning("%s: most messages fail: none are taken for %.3g s", self.name, pause)
             events.emit(events.FuseBlown(self.name, pause))
 
-    def _return(self, work: Work, after: float) -> None:
+    def _return(self, work: Work, after: float, ending: str = "returned") -> None:
         """A message goes back as if it had not been touched."""
-        self.tally["returned"] += 1
+        self.tally[ending] += 1
         self._deliver(work, Back(after, touched=False))
 
     def _deliver(self, work: Work, verdict: Verdict) -> None:

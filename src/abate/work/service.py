@@ -8,15 +8,18 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import update_wrapper
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
+from abate import forks
 from abate.errors import number, whole
 from abate.values import Value
 from abate.work.fuse import Fuse
 from abate.work.judge import Judge
 from abate.work.loop import Loop
+from abate.work.pauses import Pauses
 from abate.work.source import Message, Source
 
 if TYPE_CHECKING:
@@ -34,6 +37,8 @@ class Health(Value):
     * `in_hand`: keys or messages that workers have.
     * `failing`: what the source's last error said; None while it answers.
     * `tally`: how many have ended in which way since the start.
+    * `feeds`: of a controller's sources, pollers and resync those that fail or have ended, by name, and why.
+    * `skipped`: what these have brought and no key could be made of, since the start.
 
     >>> Health(live=True, ready=True).in_hand
     0
@@ -44,6 +49,8 @@ class Health(Value):
     in_hand: int = 0
     failing: str | None = None
     tally: dict[str, int] = {}  # noqa: RUF012  (a default, never written)
+    feeds: dict[str, str] = {}  # noqa: RUF012  (the same)
+    skipped: int = 0
 
 
 class Service(Generic[P, T]):
@@ -62,6 +69,7 @@ class Service(Generic[P, T]):
         self._running: tuple[asyncio.AbstractEventLoop, Loop] | None = None
         self._one = cast("Callable[[Any], object]", function)
         update_wrapper(cast("Callable[..., Any]", self), function)
+        forks.keep(self)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.function(*args, **kwargs)
@@ -78,12 +86,15 @@ class Service(Generic[P, T]):
     def _fuse(self) -> Fuse | None:
         return None
 
+    def _pauses(self) -> Pauses | None:
+        return None
+
     def _handle(self, message: Message) -> object:
         """Call the function with what it is to see of a message."""
         raise NotImplementedError
 
-    async def _alongside(self, loop: Loop) -> None:
-        """What goes on beside the loop until it stops."""
+    async def _alongside(self, loop: Loop, grace: float) -> None:
+        """What goes on beside the loop until it stops, and ends within the grace then."""
         await loop.stopping.wait()
 
     # -- running
@@ -130,28 +141,43 @@ class Service(Generic[P, T]):
             workers=self.workers if workers is None else whole("workers", workers, least=1),
             asynchronous=iscoroutinefunction(self.function) or iscoroutinefunction(type(self.function).__call__),
             fuse=self._fuse(),
+            pauses=self._pauses(),
             timeout=self.timeout,
         )
+        seconds = self.grace if grace is None else number("grace", grace, least=0)
         self._running = asyncio.get_running_loop(), loop
-        beside = None if drain else asyncio.ensure_future(self._alongside(loop))
+        beside = None if drain else asyncio.ensure_future(self._alongside(loop, seconds))
         if beside is not None:
             beside.add_done_callback(lambda _: loop.stop())  # where it breaks, nothing brings work any more
         try:
-            await loop.run(self.grace if grace is None else number("grace", grace, least=0), drain)
-        finally:
-            self._running = None
+            await loop.run(seconds, drain)
+        except asyncio.CancelledError:
             if beside is not None:
                 beside.cancel()
+            raise
+        finally:
+            self._running = None
+            loop.stop()  # it is, unless it has broken
+            if beside is not None:
                 await asyncio.wait({beside})
         if beside is not None and not beside.cancelled():
             beside.result()
         return loop.tally
 
     def stop(self) -> None:
-        """Take no more work, and end when what is in hand is done. Any thread may call it."""
+        """Take no more work, and end when what is in hand is done. Any thread may call it, and so may a signal handler.
+
+        It is for the run that goes on: without one it does nothing, and a later run is not stopped by it. A second
+        call changes nothing.
+        """
         running = self._running
         if running is not None:
-            running[0].call_soon_threadsafe(running[1].stop)
+            with suppress(RuntimeError):  # its event loop was closed just now
+                running[0].call_soon_threadsafe(running[1].stop)
+
+    def after_fork(self) -> None:
+        """In a child nothing runs: the event loop's thread is the parent's."""
+        self._running = None
 
     def health(self) -> Health:
         """How it is."""
