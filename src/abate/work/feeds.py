@@ -7,7 +7,6 @@ ended.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable
 from inspect import isawaitable
@@ -17,10 +16,11 @@ from typing import Any, NamedTuple
 
 from abate import clock as clocks
 from abate import events
+from abate.logs import Log
 from abate.schedule.backoff import Backoff, Uniform
 from abate.schedule.beat import consistent_jitter, ticks
 
-log = logging.getLogger("abate.work")
+log = Log("abate.work")
 
 RESTART = Backoff(1.0, 60.0, jitter="equal")
 """How long a feed that failed is left alone."""

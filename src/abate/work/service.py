@@ -7,20 +7,25 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from functools import update_wrapper
-from inspect import iscoroutinefunction
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
-from abate.errors import number, whole
+from abate import clock as clocks
+from abate.errors import AttemptTimeout, number, whole
+from abate.logs import Log
 from abate.values import Value
 from abate.work.fuse import Fuse
 from abate.work.judge import Judge
-from abate.work.loop import Loop
+from abate.work.loop import MOMENT, Loop, cancelled
 from abate.work.source import Message, Source
 
 if TYPE_CHECKING:
     from abate.stores import Depth, Store
+
+log = Log("abate.work")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,10 +35,13 @@ class Health(Value):
     """How a controller or consumer is.
 
     * `live`: it runs. One that answers this at all has an event loop that turns.
-    * `ready`: it takes work: it isn't stopping, and its source answers.
+    * `ready`: it takes work: it isn't stopping, its source answers, and fewer handlers hang than there are workers.
     * `in_hand`: keys or messages that workers have.
     * `failing`: what the source's last error said; None while it answers.
     * `tally`: how many have ended in which way since the start.
+    * `stuck`: how many handlers have outlasted their `timeout` and can't be stopped. Only a restart ends these.
+    * `oldest`: for how many seconds the handler that began first has been at work; None where none is. Without a
+      `timeout` it is what shows a handler that hangs.
 
     >>> Health(live=True, ready=True).in_hand
     0
@@ -44,6 +52,8 @@ class Health(Value):
     in_hand: int = 0
     failing: str | None = None
     tally: dict[str, int] = {}  # noqa: RUF012  (a default, never written)
+    stuck: int = 0
+    oldest: float | None = None
 
 
 class Service(Generic[P, T]):
@@ -54,6 +64,8 @@ class Service(Generic[P, T]):
     ) -> None:
         if not callable(function):
             raise TypeError(f"a handler must be a function of one argument, not {function!r}")
+        if isgeneratorfunction(function) or isasyncgenfunction(function):
+            raise TypeError(f"a handler must not be a generator, as nothing would run: {function!r} has a yield")
         self.function = function
         self.name = str(name or getattr(function, "__name__", type(function).__name__))
         self.workers = whole("workers", workers, least=1)
@@ -98,16 +110,19 @@ class Service(Generic[P, T]):
     ) -> Counter[str]:
         """Work until `stop`, SIGTERM or SIGINT; with `drain`, until nothing is left to do. The answer is the tally.
 
-        The first signal lets what is in hand finish within the grace, the second one doesn't.
+        The first signal lets what is in hand finish within the grace, the second one doesn't. Five seconds after the
+        grace it returns, whatever still hangs: a handler or feed that ignores its cancellation, a store.
         """
+        loops: list[Loop] = []
 
         async def main() -> Counter[str]:
-            running = asyncio.ensure_future(self.arun(source, workers=workers, grace=grace, drain=drain))
+            loops.append(self._loop(source, workers))
+            running = asyncio.ensure_future(self._serve(loops[0], grace, drain))
             with Signals(self.stop, running.cancel):
                 return await running
 
         try:
-            return asyncio.run(main())
+            return run_to_end(main(), lambda: loops[0].left() if loops else MOMENT)
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
 
@@ -120,9 +135,12 @@ class Service(Generic[P, T]):
         drain: bool = False,
     ) -> Counter[str]:
         """The same in a task of your own event loop, which has its own signals."""
+        return await self._serve(self._loop(source, workers), grace, drain)
+
+    def _loop(self, source: object, workers: int | None) -> Loop:
         if self._running is not None:
             raise RuntimeError(f"{self.name} runs already")
-        loop = Loop(
+        return Loop(
             self.name,
             self._source(source),
             self._handle,
@@ -132,6 +150,8 @@ class Service(Generic[P, T]):
             fuse=self._fuse(),
             timeout=self.timeout,
         )
+
+    async def _serve(self, loop: Loop, grace: float | None, drain: bool) -> Counter[str]:
         self._running = asyncio.get_running_loop(), loop
         beside = None if drain else asyncio.ensure_future(self._alongside(loop))
         if beside is not None:
@@ -140,10 +160,9 @@ class Service(Generic[P, T]):
             await loop.run(self.grace if grace is None else number("grace", grace, least=0), drain)
         finally:
             self._running = None
-            if beside is not None:
-                beside.cancel()
-                await asyncio.wait({beside})
-        if beside is not None and not beside.cancelled():
+            if beside is not None and not await cancelled([beside], loop.left(), loop.clock):
+                log.error("%s: what brings work ignores its cancellation, and is left behind", self.name)
+        if beside is not None and beside.done() and not beside.cancelled():
             beside.result()
         return loop.tally
 
@@ -159,12 +178,54 @@ class Service(Generic[P, T]):
         if running is None:
             return Health(live=False, ready=False)
         loop = running[1]
-        ready = loop.failing is None and not loop.stopping.is_set()
-        return Health(True, ready, len(loop.in_hand), loop.failing, dict(loop.tally))
+        stuck, oldest = loop.stuck, loop.oldest()
+        return Health(True, loop.ready, len(loop.in_hand), loop.failing, dict(loop.tally), stuck, oldest)
 
     def depth(self) -> Depth | None:
         """What waits, is in hand and was buried; None where the source can't tell. Asking a store takes time."""
         return None
+
+
+def run_to_end(main: Coroutine[Any, Any, T], left: Callable[[], float]) -> T:
+    """Run a coroutine in an event loop of its own, as `asyncio.run` does; but for its end there are `left()` seconds.
+
+    `asyncio.run` waits for ever for a task that ignores its cancellation, and for a thread of `asyncio.to_thread`.
+    """
+    runner = asyncio.Runner()
+    loop = runner.get_loop()
+    threads = ThreadPoolExecutor(thread_name_prefix="asyncio")
+    loop.set_default_executor(threads)
+    try:
+        return runner.run(main)
+    finally:
+        try:
+            runner.run(_wind_up(threads, left()))
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()  # rather than the runner, which would wait
+
+
+async def _wind_up(threads: ThreadPoolExecutor, seconds: float) -> None:
+    """End what is left in this event loop, as far as it can be ended."""
+    clock, loop = clocks.MACHINE, asyncio.get_running_loop()
+    ends = clock.now() + seconds
+    await cancelled([task for task in asyncio.all_tasks() if task is not asyncio.current_task()], seconds, clock)
+    ended = asyncio.Event()
+
+    def shut_down() -> None:
+        threads.shutdown()
+        try:
+            loop.call_soon_threadsafe(ended.set)
+        except RuntimeError:
+            pass  # too late
+
+    try:
+        async with clock.within(max(MOMENT, ends - clock.now())):
+            await loop.shutdown_asyncgens()
+            threading.Thread(target=shut_down, daemon=True).start()
+            await ended.wait()
+    except AttemptTimeout:
+        log.error("a thread or an asynchronous generator does not end, and is left behind")
 
 
 def opened(store: object) -> Any:

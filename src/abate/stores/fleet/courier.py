@@ -8,7 +8,6 @@ everybody at once.
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import socket
@@ -19,10 +18,11 @@ from weakref import WeakSet, ref
 
 from abate import events, forks
 from abate.clock import MACHINE
+from abate.logs import Log
 from abate.schedule.backoff import Backoff, Uniform
 from abate.stores.fleet.offers import Accounts, Answer, Offer
 
-log = logging.getLogger("abate.stores")
+log = Log("abate.stores")
 
 EVERY = 1.0
 """Seconds between two journeys, give or take a quarter."""

@@ -123,8 +123,9 @@ class PostgresQueue(Queue):
     def _read(self, rows: Sequence[Row], messages: list[Message]) -> list[Settlement]:
         """Read what was received; what can't be read is to be buried, as it is."""
         unreadable: list[Settlement] = []
-        for key, body, attributes, receives, token, _ in rows:
-            message = Message(read(key), read(body), int(receives or 0), int(token or 0))
+        for key, body, attributes, receives, token, _, unanswered in rows:
+            leased = int(receives or 0), int(token or 0)
+            message = Message(read(key), read(body), *leased, unanswered=int(unanswered or 0))
             try:
                 message.attributes = unwrapped(attributes)
             except ValueError as error:

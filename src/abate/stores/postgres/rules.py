@@ -116,7 +116,8 @@ ADD = """
                 END IF;
                 UPDATE @.item SET
                     id = DEFAULT, state = 0, due = v_now + p_after, priority = p_priority,
-                    attributes = p_attributes, body = p_body, receives = 0, kind = NULL, reason = NULL, trace = NULL
+                    attributes = p_attributes, body = p_body, receives = 0, unanswered = 0,
+                    kind = NULL, reason = NULL, trace = NULL
                 WHERE queue = p_queue AND key = p_key;
             ELSIF v_known.state = 1 AND v_known.due > v_now THEN
                 -- what is added is kept beside what is in hand. The item's own priority counts when it comes back
@@ -131,6 +132,7 @@ ADD = """
                 -- the earlier instant, the higher priority, the newest body. A lease that ran out is over by this.
                 v_new := false;
                 UPDATE @.item SET
+                    unanswered = unanswered + (state = 1)::integer,
                     state = 0, token = 0, due = least(due, v_now + p_after), priority = greatest(priority, p_priority),
                     attributes = p_attributes, body = p_body,
                     again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
@@ -192,7 +194,10 @@ BEGINS = """
 # Where nothing is ready the answer is one row without a key, and the seconds until something will be.
 RECEIVE = f"""
     CREATE FUNCTION @.receive(p_queue text, p_most integer, p_lease float8, p_now float8)
-    RETURNS TABLE (o_key text, o_body text, o_attributes text, o_receives integer, o_token bigint, o_pause float8)
+    RETURNS TABLE (
+        o_key text, o_body text, o_attributes text, o_receives integer, o_token bigint, o_pause float8,
+        o_unanswered integer
+    )
     LANGUAGE plpgsql {INDEXED} AS $$
     DECLARE
         v_now float8 := @.instant(p_now);
@@ -251,13 +256,15 @@ RECEIVE = f"""
             ), leased AS (
                 UPDATE @.item AS item SET
                     state = 1, due = v_now + p_lease, token = numbered.token, receives = receives + 1,
+                    unanswered = unanswered + (state = 1)::integer,  -- a lease that ran out had no answer
                     -- it may have been added while the lease was running that ran out since
                     attributes = CASE WHEN again_due IS NULL THEN attributes ELSE again_attributes END,
                     body = CASE WHEN again_due IS NULL THEN body ELSE again_body END,
                     again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
                 FROM numbered WHERE item.queue = p_queue AND item.key = numbered.key
-                RETURNING item.key, item.body, item.attributes, item.receives, item.token
-            ) SELECT *, NULL::float8 FROM leased ORDER BY token;
+                RETURNING item.key, item.body, item.attributes, item.receives, item.token, NULL::float8,
+                    item.unanswered
+            ) SELECT * FROM leased ORDER BY token;
             GET DIAGNOSTICS v_got = ROW_COUNT;
             v_left := v_left - v_got;
             IF v_turn = 7 THEN
@@ -342,6 +349,7 @@ SETTLE = """
                         WHEN v.what = 'bury' AND again_due IS NULL THEN receives
                         ELSE 0
                     END,
+                    unanswered = CASE WHEN v.what = 'back' AND v.said->>4 = '0' THEN unanswered ELSE 0 END,
                     kind = CASE WHEN again_due IS NULL THEN v.said->>5 END,
                     reason = CASE WHEN again_due IS NULL THEN v.said->>6 END,
                     trace = CASE WHEN again_due IS NULL THEN v.said->>7 END
@@ -372,7 +380,8 @@ REDRIVE = """
             ORDER BY key FOR UPDATE
         )
         UPDATE @.item SET
-            id = DEFAULT, state = 0, due = @.instant(p_now), receives = 0, kind = NULL, reason = NULL, trace = NULL
+            id = DEFAULT, state = 0, due = @.instant(p_now), receives = 0, unanswered = 0,
+            kind = NULL, reason = NULL, trace = NULL
         WHERE queue = p_queue AND key IN (SELECT key FROM picked);
         GET DIAGNOSTICS v_many = ROW_COUNT;
         IF v_many > 0 THEN

@@ -131,7 +131,15 @@ FIRST = (
     *trading.FUNCTIONS,
 )
 
-STEPS: tuple[tuple[str, ...], ...] = (FIRST,)
+UNANSWERED = (
+    # how many of its last receives ended without an answer: the lease ran out
+    "ALTER TABLE @.item ADD COLUMN unanswered integer NOT NULL DEFAULT 0",
+    "DROP FUNCTION @.receive(text, integer, float8, float8)",
+    rules.RECEIVE,
+    *(function.replace("CREATE", "CREATE OR REPLACE", 1) for function in (rules.ADD, rules.SETTLE, rules.REDRIVE)),
+)
+
+STEPS: tuple[tuple[str, ...], ...] = (FIRST, UNANSWERED)
 """The statements that lead from each version to the next. What has been released is never changed, only added to."""
 
 FOUND = """

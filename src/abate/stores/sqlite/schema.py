@@ -112,7 +112,10 @@ SECOND = (
     """,
 )
 
-STEPS: tuple[tuple[str, ...], ...] = (FIRST, SECOND)
+# how many of its last receives ended without an answer: the lease ran out
+UNANSWERED = ("ALTER TABLE item ADD COLUMN unanswered INTEGER NOT NULL DEFAULT 0",)
+
+STEPS: tuple[tuple[str, ...], ...] = (FIRST, SECOND, UNANSWERED)
 """The statements that lead from each version to the next. What has been released is never changed, only added to."""
 
 

@@ -21,7 +21,7 @@ for _, key in ipairs(keys) do
     if purge then
       redis.call('HDEL', ITEM, RECORD .. key, CONTENT .. key)
     else
-      item.state, item.due, item.receives = 'w', now, 0
+      item.state, item.due, item.receives, item.unanswered = 'w', now, 0, 0
       enter(key, item)
     end
   end
