@@ -85,7 +85,8 @@ class Hands:
         """Those that wait in line behind this one."""
         if work.message.group is None:
             return []
-        return [other for other in self._groups[work.message.group] if other is not work and other.waits]
+        line = list(self._groups[work.message.group])
+        return [other for other in line[line.index(work) + 1 :] if other.waits]
 
     def free(self, message: Message) -> Work | None:
         """A message is not in hand any more: the work of its group that can begin now, if there is one."""

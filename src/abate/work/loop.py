@@ -182,8 +182,7 @@ class Loop:
                 await self._rest(self._trouble(error, failures))
                 continue
             failures, self.failing = 0, None
-            for message in messages:
-                self._accept(message)
+            self._accept(messages)
             if messages:
                 self._careful = any(map(self.worker.suspects, messages))
             elif ending:
@@ -362,15 +361,20 @@ class Loop:
 
     # -- one message
 
-    def _accept(self, message: Message) -> None:
-        """A message has come: to a worker, or in line behind others of its group."""
-        work = self.in_hand.take(message)
-        if work is not None:
-            self._start(work)
+    def _accept(self, messages: Sequence[Message]) -> None:
+        """Messages have come: to workers, or in line behind others of their groups.
+
+        All are in hand before the first has its turn: one that goes back takes those behind it along.
+        """
+        for work in [self.in_hand.take(message) for message in messages]:
+            if work is not None and work.waits:
+                self._start(work)
 
     def _start(self, work: Work) -> None:
         """It is the turn of a message: let a worker begin, unless this is no time for it."""
         now = self.clock.now()
+        if work is self._suspect:
+            return  # it has its turn, and waits to be alone
         if self.stopping.is_set() and self.source.durable:
             self._return(work, 0.0)
         elif self.fuse is not None and now < self.fuse.opens:  # it has blown while this one was on its way

@@ -72,6 +72,7 @@ class Service(Generic[P, T]):
         self.grace = number("grace", grace, least=0)
         self.timeout = None if timeout is None else number("timeout", timeout, above=0)
         self._running: tuple[asyncio.AbstractEventLoop, Loop] | None = None
+        self._last: Loop | None = None
         self._one = cast("Callable[[Any], object]", function)
         update_wrapper(cast("Callable[..., Any]", self), function)
 
@@ -113,16 +114,14 @@ class Service(Generic[P, T]):
         The first signal lets what is in hand finish within the grace, the second one doesn't. Five seconds after the
         grace it returns, whatever still hangs: a handler or feed that ignores its cancellation, a store.
         """
-        loops: list[Loop] = []
 
         async def main() -> Counter[str]:
-            loops.append(self._loop(source, workers))
-            running = asyncio.ensure_future(self._serve(loops[0], grace, drain))
+            running = asyncio.ensure_future(self.arun(source, workers=workers, grace=grace, drain=drain))
             with Signals(self.stop, running.cancel):
                 return await running
 
         try:
-            return run_to_end(main(), lambda: loops[0].left() if loops else MOMENT)
+            return run_to_end(main(), self.left)
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
 
@@ -135,12 +134,9 @@ class Service(Generic[P, T]):
         drain: bool = False,
     ) -> Counter[str]:
         """The same in a task of your own event loop, which has its own signals."""
-        return await self._serve(self._loop(source, workers), grace, drain)
-
-    def _loop(self, source: object, workers: int | None) -> Loop:
         if self._running is not None:
             raise RuntimeError(f"{self.name} runs already")
-        return Loop(
+        loop = self._last = Loop(
             self.name,
             self._source(source),
             self._handle,
@@ -150,8 +146,6 @@ class Service(Generic[P, T]):
             fuse=self._fuse(),
             timeout=self.timeout,
         )
-
-    async def _serve(self, loop: Loop, grace: float | None, drain: bool) -> Counter[str]:
         self._running = asyncio.get_running_loop(), loop
         beside = None if drain else asyncio.ensure_future(self._alongside(loop))
         if beside is not None:
@@ -165,6 +159,10 @@ class Service(Generic[P, T]):
         if beside is not None and beside.done() and not beside.cancelled():
             beside.result()
         return loop.tally
+
+    def left(self) -> float:
+        """Seconds that are left of a run for what was begun beside it."""
+        return MOMENT if self._last is None else self._last.left()
 
     def stop(self) -> None:
         """Take no more work, and end when what is in hand is done. Any thread may call it."""
