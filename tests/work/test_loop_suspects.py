@@ -235,6 +235,16 @@ def test_what_had_its_turn_alone_and_no_answer_is_buried_and_holds_nobody_up():
     assert watch.began == [("a", 0.0)]
 
 
+def test_where_nobody_knows_how_receives_ended_those_past_the_bound_are_alone():
+    """As of SQS: what was answered each time would have been buried by now."""
+    with VirtualClock():
+        watch = Watch(1.0)
+        fields = {"unanswered": None}
+        source = Tray(Message("s", receives=4, **fields), Message("a", receives=3, **fields), lease=30.0)
+        abate.consumer(workers=4, max_receives=3)(watch).run(source, drain=True)
+    assert watch.began == [("a", 0.0), ("s", 1.0)]
+
+
 def test_after_one_unanswered_receive_nobody_is_alone():
     """As a restart leaves behind: full speed."""
     with VirtualClock() as clock:
