@@ -13,6 +13,7 @@ from threading import Lock
 from time import monotonic
 from typing import TypeAlias, TypeVar
 
+from abate.logs import Log
 from abate.values import Value
 
 
@@ -238,7 +239,4 @@ if hasattr(os, "register_at_fork"):
 def _cut_off(sink: Sink, why: str) -> None:
     """Send nothing to a sink any more, and log it, with the error that is being handled."""
     remove(sink)
-    import logging
-
-    error = sys.exc_info()[1]
-    logging.getLogger("abate").error("the sink %r %s, and was cut off", sink, why, exc_info=error)
+    Log("abate").error("the sink %r %s, and was cut off", sink, why, exc_info=sys.exc_info()[1])

@@ -20,7 +20,7 @@ from tests.clients.sqs_servers import KINDS, eventually, running
 
 ARN = "arn:aws:sqs:us-east-1:123456789012:orders"
 OUTCOMES = ("done", "silent", "again", "permanent", "recoverable", "error", "odd")
-FINE = ("done", "silent")
+FINE = ("done", "silent", "odd")
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -174,10 +174,88 @@ def test_rules_that_fail_themselves_fail_their_message_alone():
 
 
 def test_a_message_that_was_handed_out_too_often_is_not_handled():
-    """It may be what kills the function."""
+    """It is what kills the function: it had its chances alone."""
     handler = aws_lambda.consumer()(consumer(max_receives=3)(obedient))
-    assert failed(handler({"Records": [record("done", receives=4)]}, None)) == ["done"]
+    assert failed(handler({"Records": [record("done", receives=7)]}, None)) == ["done"]
     assert handler.tally == {"buried": 1}
+
+
+def test_a_message_that_may_kill_the_function_is_handled_alone():
+    """The others of its batch are reported, untouched, and don't share its fate."""
+    handled = []
+    handler = aws_lambda.consumer()(consumer(max_receives=3)(lambda message: handled.append(message.key)))
+    records = [record("a"), record("s", receives=4), record("t", receives=5), record("b")]
+    assert failed(handler({"Records": records}, None)) == ["a", "t", "b"]
+    assert handled == ["s"]
+    assert handler.tally == {"done": 1, "returned": 3}
+    assert failed(handler({"Records": [record("a", receives=2), record("t", receives=6)]}, None)) == ["a"]
+    assert handled == ["s", "t"]
+
+
+def test_a_message_that_may_kill_the_function_passes_none_of_its_group():
+    """One behind another of its group waits, and with it those behind it."""
+    handled = []
+    handler = aws_lambda.consumer(hold="group")(consumer(max_receives=3)(lambda message: handled.append(message.key)))
+    fifo = ARN + ".fifo"
+    records = [
+        record("a", fifo, "g"),
+        record("s", fifo, "g", receives=4),
+        record("b", fifo, "g"),
+        record("x", fifo, "h"),
+    ]
+    assert failed(handler({"Records": records}, None)) == ["s", "b"]
+    assert handled == ["a", "x"]
+    records = [record("x", fifo, "h"), record("s", fifo, "g", receives=5), record("b", fifo, "g", receives=2)]
+    assert failed(handler({"Records": records}, None)) == ["x", "b"]
+    assert handled == ["a", "x", "s"]
+
+
+@pytest.mark.parametrize("why", ["fuse", "time", "group"])
+def test_what_was_never_touched_is_not_buried_for_its_receives(why):
+    """A blown fuse, too little time, a failure before it in its group: none of these was an attempt."""
+    handled, down = [], True
+    fifo = ".fifo" * (why == "group")
+    with VirtualClock() as clock:
+        fuse = Fuse(least=1, pause=1e6) if why == "fuse" else False
+
+        @aws_lambda.consumer(hold="group")
+        @consumer(max_receives=3, fuse=fuse)
+        def handler(message):
+            handled.append(message.key)
+            if down:
+                raise Recoverable if why != "group" or message.key == "head" else AssertionError
+
+        def batch(receives):
+            keys = ["a", "b"] if why == "time" else ["head", "a", "b"]
+            group = "g" if fifo else None
+            counts = {"head": 1, "a": receives, "b": receives}
+            records = [record(key, ARN + fifo, group, counts[key]) for key in keys]
+            return failed(handler({"Records": records}, Context(1.0) if why == "time" and down else None))
+
+        for receives in range(1, 11):
+            assert {"a", "b"} <= set(batch(receives))
+        assert not {"a", "b"} & set(handled)
+        down = False
+        clock.advance(1e8)
+        assert batch(11) == []
+    assert handler.tally["buried"] == 0
+    assert handled[-2:] == ["a", "b"]
+
+
+def test_a_message_that_is_to_come_again_is_never_buried_for_its_receives():
+    """It was done each time."""
+    handler = aws_lambda.consumer()(consumer(max_receives=3)(obedient))
+    for receives in range(1, 20):
+        assert failed(handler({"Records": [record("again", receives=receives)]}, None)) == ["again"]
+    assert handler.tally == {"again": 19}
+
+
+def test_a_value_that_a_handler_returns_is_told_once(caplog):
+    """The message is done."""
+    handler = aws_lambda.consumer()(obedient)
+    for _ in range(3):
+        assert failed(handler({"Records": [record("odd")]}, None)) == []
+    assert caplog.text.count("returned a value of type int") == 1
 
 
 def test_the_handler_sees_the_message_as_sent():

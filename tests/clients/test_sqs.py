@@ -53,6 +53,19 @@ def test_a_message_has_its_id_its_count_and_its_attributes(sqs):
     assert (again.key, again.receives, again.token) == (message.key, 2, 2)
 
 
+def test_a_receive_that_was_no_attempt_does_not_count(sqs):
+    """SQS counts it, this process doesn't: untouched, or done for now."""
+    queue, _ = sqs.opened()
+    queue.send("a")
+    seen = []
+    for verdict in (Back(0), Back(0, touched=False), Back(0, touched=False), Back(0), Done(again=0), Back(0), Done()):
+        (message,) = eventually(lambda: queue.receive(1, 0))
+        seen.append((message.receives, message.token))
+        assert message.unanswered is None
+        queue.settle([(message, verdict)])
+    assert seen == [(1, 1), (2, 2), (2, 3), (2, 4), (3, 5), (1, 6), (2, 7)]
+
+
 def test_no_more_than_asked_for_and_no_more_than_ten(sqs):
     """A batch of SQS holds ten messages at most."""
     queue, _ = sqs.opened()

@@ -21,6 +21,7 @@ class Item:
     def __init__(self, key, body, priority, due):
         self.key, self.body, self.priority, self.due = key, body, priority, due
         self.state, self.receives, self.token, self.again = "waiting", 0, None, None
+        self.unanswered = 0
 
     def merge(self):
         """What was added while it was leased is what there is."""
@@ -72,6 +73,7 @@ class Model:
                 added.due, highest = min(added.due, item.again.due), max(highest, item.again.priority)
             added.priority, item.again = highest, added
             return new
+        item.unanswered += item.state == "leased"
         item.state, item.token, item.again = "waiting", None, None
         item.body, item.due = body, min(item.due, now + after)
         return False
@@ -98,6 +100,7 @@ class Model:
 
     def lease(self, item, token, now):
         item.merge()
+        item.unanswered += item.state == "leased"
         item.state, item.due, item.token, item.receives = "leased", now + LEASE, token, item.receives + 1
 
     def holding(self, message, now):
@@ -130,6 +133,8 @@ class Model:
             case Back(after, touched):
                 item.receives, back = item.receives - (not touched), now + after
         if back is not None:
+            if getattr(verdict, "touched", True):
+                item.unanswered = 0
             item.state, item.token = "waiting", None
             item.due = back if again is None else min(back, max(now, again.due))
         return True
@@ -137,7 +142,7 @@ class Model:
     def redrive(self, now):
         dead = [item for item in self.items if item.state == "dead"]
         for item in dead:
-            item.state, item.due, item.receives = "waiting", now, 0
+            item.state, item.due, item.receives, item.unanswered = "waiting", now, 0, 0
         return len(dead)
 
     def purge(self):
@@ -207,6 +212,7 @@ class BesideTheModel(RuleBasedStateMachine):
             self.token = message.token
             self.model.lease(item, message.token, self.now)
             assert (message.body, message.receives) == (item.body, item.receives)
+            assert message.unanswered == item.unanswered
         self.handed_out = [*self.handed_out, *messages][-8:]
 
     @precondition(lambda self: self.handed_out)

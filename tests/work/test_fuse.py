@@ -90,6 +90,30 @@ def test_what_was_in_hand_when_it_blew_counts_neither_way(late):
     assert fuse.room(opens) == 1
 
 
+@given(st.lists(st.booleans(), max_size=20))
+def test_what_was_taken_before_it_blew_is_no_trial(late):
+    """It says how the dependency was then: only a message that was taken since mends or blows."""
+    fuse = Fuse(pause=10.0)
+    taken = fuse.blows
+    pause = blown(fuse)
+    assert [fuse.record(ok, pause, taken) for ok in late] == [0.0] * len(late)
+    assert fuse.room(pause) == 1
+    taken, again = fuse.blows, fuse.record(False, pause, fuse.blows)
+    assert again > 0
+    assert fuse.record(True, pause + again, taken) == 0.0  # a trial of before
+    assert fuse.room(pause + again) == 1
+    fuse.record(True, pause + again, fuse.blows)
+    assert fuse.room(pause + again) == inf
+
+
+def test_what_was_taken_before_counts_once_it_is_mended():
+    """Then it is an outcome like any other."""
+    fuse = Fuse(least=2, pause=10.0)
+    pause = blown(fuse)
+    fuse.record(True, pause)
+    assert [fuse.record(False, pause, taken=0) > 0 for _ in range(2)] == [False, True]
+
+
 def test_old_failures_are_forgotten():
     """Only the last window counts."""
     fuse = Fuse(least=2, window=10.0)

@@ -34,13 +34,54 @@ def test_again_is_done_and_comes_back(after):
     assert Judge(PLAIN).returned(Again(after)) == (Done(again=after), "again", False)
 
 
-@given(st.one_of(st.integers(), st.text(), st.booleans(), st.lists(st.integers())))
-def test_anything_else_returned_is_kept_with_a_clear_reason(odd):
-    """A handler that returns something odd has its message buried, with what it returned in the reason."""
-    verdict, ending, failed = Judge(PLAIN).returned(odd)
-    assert isinstance(verdict, Bury)
+VALUES = st.one_of(st.integers(), st.text(), st.booleans(), st.lists(st.integers()), st.builds(object))
+
+
+@given(VALUES)
+def test_any_other_value_is_done(value):
+    """The work has been done, whatever the handler says of it."""
+    assert Judge(PLAIN).returned(value) == (Done(), "done", False)
+
+
+@given(st.lists(st.none() | VALUES | st.builds(Again, st.just(1.0))))
+def test_a_value_surprises_once(answers):
+    """The first answer that says nothing is to be told, and no other."""
+    judge = Judge(PLAIN)
+    surprised = [judge.surprised(answer) for answer in answers]
+    odd = [answer is not None and not isinstance(answer, Again) for answer in answers]
+    assert surprised == [odd[place] and not any(odd[:place]) for place in range(len(odd))]
+
+
+def _numbers():
+    yield 1
+
+
+async def _later():
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (Recoverable, "a handler must raise Recoverable, not return it"),
+        (PermanentFailure("no"), "a handler must raise PermanentFailure, not return it"),
+        (KeyError("x"), "a handler must raise KeyError, not return it"),
+        (SystemExit, "a handler must raise SystemExit, not return it"),
+        (Again, "a handler must return abate.Again(after), not the class"),
+        (Back(5.0), "not a source's verdict Back"),
+        (Done(), "not a source's verdict Done"),
+        (Bury("permanent", "no"), "not a source's verdict Bury"),
+        (_numbers(), "a handler must not be a generator: nothing of it has run"),
+        (_later(), "a handler must not be a generator: nothing of it has run"),
+    ],
+)
+def test_an_answer_that_was_meant_otherwise_is_buried_with_a_clear_reason(answer, reason):
+    """To count it as done would lose the message."""
+    judge = Judge(PLAIN, budget=abate.Budget(ratio=1.0, reserve=0.0))
+    verdict, ending, failed = judge.returned(answer)
     assert (verdict.kind, ending, failed) == ("fatal", "buried", None)
-    assert "must return None or abate.Again(after)" in verdict.reason
+    assert reason in verdict.reason
+    assert not judge.surprised(answer)
 
 
 @given(st.floats(max_value=-1e-9) | st.just(float("nan")) | st.just(float("inf")))
@@ -180,6 +221,66 @@ def test_who_kills_its_workers_is_buried_untouched(most, receives):
 def test_without_a_bound_nobody_is_hopeless():
     """None means for ever."""
     assert Judge(PLAIN).hopeless(10**9) is None
+    assert Judge(PLAIN).hopeless(10**9, None) is None
+
+
+@given(st.integers(1, 20), st.lists(st.sampled_from(["answered", "killed", "returned"]), max_size=60))
+def test_nobody_is_buried_for_its_receives_before_it_was_alone(most, fates):
+    """However answers, deaths and untouched returns mix: a death in company is never the last chance.
+
+    And whoever dies each time is buried in the end, at the latest one receive after the bound.
+    """
+    judge = Judge(PLAIN, most=most)
+    receives = unanswered = 0
+    alone = None  # was the last receive without an answer alone?
+    for fate in fates:
+        receives += 1
+        if judge.hopeless(receives, unanswered):
+            assert not judge.suspect(receives, unanswered)
+            assert alone
+            assert receives in (most + 1, most + 2)
+            return
+        suspect = judge.suspect(receives, unanswered)
+        assert not (suspect and unanswered == 0)
+        if fate == "returned":
+            receives -= 1
+        elif fate == "killed":
+            unanswered, alone = unanswered + 1, suspect
+        elif receives >= most:
+            return  # it is buried for its last failure
+        else:
+            unanswered, alone = 0, None
+    if fates == ["killed"] * 60:
+        raise AssertionError("it was never buried")
+
+
+def test_one_death_makes_no_suspect_unless_it_is_the_last_chance():
+    """A deployment that kills its processes leaves one receive without an answer in everything they had in hand."""
+    judge = Judge(PLAIN, most=5)
+    assert [judge.suspect(receives, 1) for receives in range(1, 7)] == [False] * 4 + [True] * 2
+    assert judge.suspect(3, 2)
+    assert not Judge(PLAIN).suspect(10**6, 1)
+    assert Judge(PLAIN).suspect(3, 2)
+
+
+@given(st.integers(1, 20), st.integers(1, 60))
+def test_where_nobody_knows_how_receives_ended_there_are_twice_as_many(most, receives):
+    """Past the bound some of them had no answer, and others may have been none of the message's fault."""
+    judge = Judge(PLAIN, most=most)
+    assert (judge.hopeless(receives, None) is None) == (receives <= 2 * most)
+    assert judge.suspect(receives, None) == (most < receives <= 2 * most)
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), ValueError("odd")])
+def test_rules_that_end_by_anything_bury(error):
+    """There is always a judgement, or the message would stay in hand for ever."""
+
+    def complain(failure):
+        raise error
+
+    verdict, ending, _ = Judge(PLAIN, rules(on=complain)).judged(KeyError("x"), 1)
+    assert (verdict.kind, ending) == ("fatal", "buried")
+    assert "in the rules" in verdict.reason
 
 
 @given(st.lists(st.booleans(), max_size=60), st.integers(0, 2**32))

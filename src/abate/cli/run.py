@@ -21,7 +21,8 @@ from abate.cli.target import imported
 from abate.cli.terminal import REDRAW, StatusLine, plain, say, seconds
 from abate.errors import AbateError
 from abate.work.controller import Controller
-from abate.work.service import Service, Signals
+from abate.work.crew import Crew
+from abate.work.service import Service, Signals, run_to_end
 
 REFUSED, BROKEN_OFF = 2, 128
 EVERY = 60.0
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         say(str(error))
         return REFUSED
     try:
-        return asyncio.run(Run(service, options).serve())
+        return run_to_end(Run(service, options).serve(), service.left)
     except (AbateError, OSError, TypeError, ValueError, ImportError) as error:
         say(str(error))
         return REFUSED
@@ -113,6 +114,7 @@ class Run:
         self.options = options
         self.source: Chosen | None = None
         self.status = StatusLine(sys.stderr) if sys.stderr.isatty() else None
+        self._crew = Crew(1)  # not asyncio's threads, for which Python waits at its end
         self.waiting: int | None = None
         self.age: float | None = None
 
@@ -196,6 +198,8 @@ class Run:
             parts.append(f"oldest {seconds(self.age)}")
         if health.failing is not None:
             parts.append(f"source fails: {health.failing}")
+        elif health.stuck:
+            parts.append(f"{health.stuck} stuck")
         elif not health.ready:
             parts.append("stopping")
         parts += [f"{name} fails: {trouble}" for name, trouble in health.feeds.items()]
@@ -208,11 +212,11 @@ class Run:
         queue: Any = self.source.chosen if self.source is not None else getattr(self.service, "source", None)
         try:
             if hasattr(queue, "depth"):
-                depth = await asyncio.to_thread(queue.depth)
+                depth = await self._crew.run(queue.depth)
                 self.waiting, self.age = depth.waiting, depth.age
             elif isinstance(self.service, Controller):
                 stored = self.service.store is not None
-                self.waiting = await asyncio.to_thread(self.service.waiting) if stored else self.service.waiting()
+                self.waiting = await self._crew.run(self.service.waiting) if stored else self.service.waiting()
         except AbateError:
             self.waiting = self.age = None
 

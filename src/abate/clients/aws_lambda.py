@@ -10,7 +10,11 @@ Lambda deletes the others. The rules:
   where that can't be reached, it is reported, and the queue's own redrive policy moves it in the end;
 * what was not touched is reported too: when the function's time is about to run out, when the **fuse** blows or is
   blown (it belongs to the container), and behind a failure in a **FIFO** queue: all that follows, as AWS asks for, or
-  with ``hold="group"`` all that follows in its group.
+  with ``hold="group"`` all that follows in its group. For SQS that is a receive like any other; the container
+  remembers that it was no attempt, so that it brings no message nearer to `max_receives`;
+* a message that was received more often than `max_receives` may have killed the function in the middle of its batches:
+  it is handled alone, and the others of the batch are reported. The next one that was received so often has its turn
+  with the next batch.
 
 boto3 is needed for `delays` and `dead_letters` alone. Whatever fails beside the handler (a message's delay, a dead
 letter) is logged, and the message reported: a batch never fails as a whole but for an event that can't be read.
@@ -21,11 +25,10 @@ from __future__ import annotations
 import asyncio
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import copy_context
 from functools import update_wrapper
 from inspect import isawaitable
-from logging import getLogger
 from math import inf
 from typing import Any, TypeAlias, cast
 
@@ -33,16 +36,19 @@ from abate import clock as clocks
 from abate import events
 from abate.clients.sqs import DeadLetters, Queue, received
 from abate.clients.sqs_api import client_for
+from abate.clients.sqs_receives import Receives
 from abate.errors import choice, number
+from abate.logs import Log
 from abate.schedule.deadlines import deadline
 from abate.work.consumer import Consumer
 from abate.work.consumer import consumer as plain_consumer
 from abate.work.source import Back, Bury, Done, Message, Verdict
+from abate.work.worker import report, warn_of_value
 
 Response: TypeAlias = dict[str, list[dict[str, str]]]
 """What Lambda wants to know: the messages that are not done."""
 
-log = getLogger("abate.work")
+log = Log("abate.work")
 
 
 def consumer(
@@ -149,6 +155,12 @@ class Batch:
             behind = None if after is None else Back(after, touched=False)
             self._held[message.group if self._hold == "group" else None] = behind
 
+    def pass_over(self, message: Message) -> None:
+        """A message is not touched, nor is what it holds back."""
+        self._give_back(message, Back(0.0, touched=False))
+        if self._fifo:
+            self._held[message.group] = Back(0.0, touched=False)
+
     def stop(self, after: float) -> None:
         """Nothing more is done: all that follows comes back after so many seconds, so that none overtakes another."""
         self._held[None] = Back(after, touched=False)
@@ -184,12 +196,13 @@ class Handler:
         self._queues = queues
         self._margin = margin
         self._hold = hold
+        self._receives = Receives()
         self._runner: asyncio.Runner | None = None
         update_wrapper(cast("Callable[..., Any]", self), consumer.function)
 
     def __call__(self, event: Any, context: Any = None) -> Response:
         """Handle an event of Lambda."""
-        arn, messages = _read(event)
+        arn, messages = _read(event, self._receives)
         if context is None:
             return self._batch(arn, messages, inf)
         left = context.get_remaining_time_in_millis() / 1000
@@ -206,6 +219,8 @@ class Handler:
     def _batch(self, arn: str, messages: Sequence[Message], ends: float) -> Response:
         """Handle messages until the instant `ends`."""
         batch, fuse, clock = Batch(arn.endswith(".fifo"), self._hold), self.consumer.fuse, clocks.current()
+        suspects = {message for message in messages if self._suspects(message)}
+        alone = _first(messages, suspects)
         for message in messages:
             now = clock.now()
             if fuse is not None and fuse.room(now) < 1:
@@ -213,41 +228,51 @@ class Handler:
             elif now >= ends:
                 batch.stop(0.0)
             if batch.holds(message):
-                self.tally["returned"] += 1
+                self._untouched(message)
+            elif message is not alone and (alone is not None or message in suspects):
+                batch.pass_over(message)
+                self._untouched(message)
             else:
                 self._work(arn, batch, message, ends - now)
         self._queues.delay(arn, batch.back)
         return batch.response()
 
+    def _suspects(self, message: Message) -> bool:
+        return self.consumer.judge.suspect(message.receives, message.unanswered)
+
+    def _untouched(self, message: Message) -> None:
+        self.tally["returned"] += 1
+        self._receives.settled(message, Back(0.0, touched=False))
+
     def _work(self, arn: str, batch: Batch, message: Message, left: float) -> None:
         judge, name, clock = self.consumer.judge, self.name, clocks.current()
         began = clock.now()
         error: BaseException | None = None
-        judgement = judge.hopeless(message.receives)
+        judgement = judge.hopeless(message.receives, message.unanswered)
         if judgement is None:
             try:
-                judgement = judge.returned(self._handled(message, left))
+                answer = self._handled(message, left)
+                judgement = judge.returned(answer)
+                if judge.surprised(answer):
+                    warn_of_value(name, answer)
             except BaseException as failure:  # an exit too: what was done before must not come again
                 error = failure
                 judgement = judge.judged(failure, message.receives)
         self.tally[judgement.ending] += 1
-        if events.sinks:
-            seconds = clock.now() - began
-            events.emit(events.Worked(name, message.key, judgement.ending, seconds, message.receives, error))
         self._settle(arn, batch, message, judgement.verdict)
         fuse = self.consumer.fuse
+        pause = 0.0
         if fuse is not None and judgement.failed is not None:
             pause = fuse.record(not judgement.failed, clock.now())
-            if pause:
-                log.warning("%s: most messages fail: none are taken for %.3g s", name, pause)
-                events.emit(events.FuseBlown(name, pause))
+        report(name, message, judgement, clock.now() - began, error)
+        if pause:
+            log.warning("%s: most messages fail: none are taken for %.3g s", name, pause)
+            events.emit(events.FuseBlown(name, pause))
 
     def _settle(self, arn: str, batch: Batch, message: Message, verdict: Verdict) -> None:
+        self._receives.settled(message, verdict)
         match verdict:
             case Bury():
-                name = self.name
-                log.error("%s: %r is buried (%s): %s", name, message.key, verdict.kind, verdict.reason)
-                events.emit(events.Buried(name, message.key, verdict.kind, verdict.reason))
                 if not self._queues.bury(arn, message, verdict):
                     batch.fail(message, None)
             case Done(again=None):
@@ -277,19 +302,30 @@ async def _within(answer: Any, limit: float | None) -> object:
         return await answer
 
 
-def _read(event: Any) -> tuple[str, list[Message]]:
+def _first(messages: Sequence[Message], suspects: Collection[Message]) -> Message | None:
+    """The first suspect of a batch that is not behind another of its group."""
+    groups: set[str] = set()
+    for message in messages:
+        if message in suspects and message.group not in groups:
+            return message
+        if message.group is not None:
+            groups.add(message.group)
+    return None
+
+
+def _read(event: Any, receives: Receives) -> tuple[str, list[Message]]:
     """The queue and the messages of an event, or an error that says why it is none of SQS."""
     records = event.get("Records") if isinstance(event, Mapping) else None
     if not isinstance(records, Sequence) or isinstance(records, str):
         raise ValueError(f"the event must be one of SQS, with a list of Records, not {_shown(event)}")
-    messages = [_message(record) for record in records]
+    messages = [_message(record, receives) for record in records]
     queues = {record["eventSourceARN"] for record in records}
     if len(queues) > 1:
         raise ValueError(f"the records of one event must be of one queue, not of {', '.join(sorted(queues))}")
     return (queues.pop() if queues else ""), messages
 
 
-def _message(record: Any) -> Message:
+def _message(record: Any, receives: Receives) -> Message:
     fields = ("messageId", "receiptHandle", "body", "eventSourceARN")
     if not isinstance(record, Mapping) or not all(isinstance(record.get(field), str) for field in fields):
         raise ValueError(f"a record of SQS must have {', '.join(fields)}, each a string, not {_shown(record)}")
@@ -305,7 +341,7 @@ def _message(record: Any) -> Message:
         },
     }
     # the lease is Lambda's: the function is ended when it is over
-    return received(raw, record["eventSourceARN"].endswith(".fifo"), clocks.current().now(), inf)
+    return received(raw, record["eventSourceARN"].endswith(".fifo"), clocks.current().now(), inf, receives)
 
 
 def _attribute(value: Any) -> dict[str, Any]:

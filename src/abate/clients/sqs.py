@@ -8,7 +8,8 @@ The rules:
   although somebody else has the message by now;
 * **done** deletes. **back** makes the message visible after the delay, in whole seconds, at most 900; so does a done
   message that is to come again, which SQS can't tell from one that failed. A receive can't be taken back either:
-  what comes back untouched has been received once more;
+  what comes back untouched has been received once more. A process remembers which receives were no attempts of its own
+  (see `abate.clients.sqs_receives`), and `Message.receives` is without them;
 * **buried** sends the message to the dead-letter queue with the reason (see `abate.clients.sqs_letter`), and deletes
   it when SQS has said that it is there. It may be there twice, never nowhere;
 * of a **FIFO** queue a message that failed holds its group back for as long as it is not visible. Its dead letters
@@ -24,7 +25,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from json import loads
-from logging import getLogger
 from math import ceil
 from typing import Any, Literal, TypeAlias
 from uuid import uuid4
@@ -32,9 +32,13 @@ from uuid import uuid4
 from abate import clock as clocks
 from abate.clients.sqs_api import BATCH, LONGEST_POLL, Api, Entry, client_for
 from abate.clients.sqs_letter import LARGEST, Attributes, dead, fits, plain, text, typed
+from abate.clients.sqs_receives import Receives
 from abate.clock import Clock
 from abate.errors import number, whole
+from abate.logs import Log
 from abate.work.source import Back, Bury, Done, Message, Settlement
+
+log = Log("abate.work")
 
 LONGEST_LEASE = 43_200
 """Seconds since a message was received; SQS grants no more."""
@@ -61,22 +65,24 @@ class Receipt:
         self.sent = False
 
 
-def received(raw: Mapping[str, Any], fifo: bool, now: float, lease: float) -> Message:
+def received(raw: Mapping[str, Any], fifo: bool, now: float, lease: float, receives: Receives) -> Message:
     """A message that was just received, from the words of boto3.
 
-    >>> received({"MessageId": "42", "ReceiptHandle": "r", "Body": "{}"}, fifo=False, now=0.0, lease=30.0)
+    >>> raw = {"MessageId": "42", "ReceiptHandle": "r", "Body": "{}"}
+    >>> received(raw, fifo=False, now=0.0, lease=30.0, receives=Receives())
     Message(key='42', body='{}', receives=1)
     """
     about, attributes = raw.get("Attributes", {}), raw.get("MessageAttributes", {})
-    receives = int(about.get("ApproximateReceiveCount", 1))
+    count = int(about.get("ApproximateReceiveCount", 1))
     return Message(
         raw["MessageId"],
         raw["Body"],
-        receives,
-        token=receives,
+        receives.attempts(raw["MessageId"], count),
+        token=count,
         attributes=plain(attributes),
         group=about.get("MessageGroupId") if fifo else None,  # in a standard queue it says nothing on order
         handle=Receipt(raw["ReceiptHandle"], attributes, now, now + lease),
+        unanswered=None,
     )
 
 
@@ -121,6 +127,7 @@ class Queue:
         self._largest = whole("largest", largest, least=1)
         self._clock = clocks.given(clock)
         self._own = client is None
+        self._receives = Receives()
         self._api = Api.of(self.name, client_for(url) if client is None else client, self._clock)
         try:
             self._look(dead_letters)
@@ -215,6 +222,7 @@ class Queue:
         buried: list[tuple[Message, Bury]] = []
         for message, verdict in settlements:
             receipt = _receipt(message)
+            self._receives.settled(message, verdict)  # even if SQS is not told: it comes back by itself then
             if receipt.settled:
                 continue  # before an error made somebody settle them all once more
             if now >= receipt.until:
@@ -282,15 +290,13 @@ class Queue:
             # where the answer got lost, the next attempt is given the same messages, instead of finding groups held
             request["ReceiveRequestAttemptId"] = uuid4().hex
         found = self._api.receive(self.url, **request)
-        return [received(raw, self.fifo, self._now(), self._lease) for raw in found]
+        return [received(raw, self.fifo, self._now(), self._lease, self._receives) for raw in found]
 
     def _bury(self, message: Message, bury: Bury) -> list[Message]:
         """Send a message to the dead letters, and delete it when it is there."""
         receipt = _receipt(message)
         if self._dead_letters is None:
-            getLogger("abate.work").warning(
-                "%s keeps %s, which is %s: %s", self.name, message.key, bury.kind, bury.reason
-            )
+            log.warning("%s keeps %s, which is %s: %s", self.name, message.key, bury.kind, bury.reason)
             return []
         if not receipt.sent:
             request: dict[str, Any] = {

@@ -10,7 +10,6 @@ itself. Nobody can break off a function that blocks; from a thread it can be lef
 from __future__ import annotations
 
 import atexit
-import logging
 import time
 from contextvars import Context, copy_context
 from queue import SimpleQueue
@@ -22,8 +21,9 @@ from abate import events, forks
 from abate.call.tally import Tick
 from abate.errors import number, whole
 from abate.events import Event, Sink
+from abate.logs import Log
 
-log = logging.getLogger("abate")
+log = Log("abate")
 
 Handed = tuple[Context, Event] | Flag | None
 """An event with its context; a flag to be set when everything before it is done; nothing, to end."""

@@ -7,7 +7,6 @@ machine's clock it is said in time that it is over; on another that waits for th
 from __future__ import annotations
 
 import atexit
-import logging
 from collections.abc import Callable
 from math import isinf
 from threading import Timer
@@ -16,9 +15,10 @@ from weakref import WeakSet, ref
 from abate.admit.timeline import Timeline
 from abate.clock import MACHINE, Clock
 from abate.events import Event
+from abate.logs import Log
 from abate.observe.transitions import Line, Transitions
 
-log = logging.getLogger("abate")
+log = Log("abate")
 
 
 class Desk:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterable, Callable, Hashable, Iterable
@@ -17,7 +16,8 @@ from abate import clock as clocks
 from abate import registry
 from abate.admit.budget import Budget
 from abate.decide.rules import Matcher, rules
-from abate.errors import AttemptTimeout, number, whole
+from abate.errors import number, whole
+from abate.logs import Log
 from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
 from abate.work import feeds
 from abate.work.adds import Adds
@@ -26,7 +26,7 @@ from abate.work.judge import Judge
 from abate.work.keys import QueueFull
 from abate.work.leader import LEASE, led, of_work, place
 from abate.work.local import MOST_PARKED, LocalKeys, Parked
-from abate.work.loop import Loop
+from abate.work.loop import Loop, cancelled
 from abate.work.pauses import Pauses
 from abate.work.service import Health, P, Service, T, opened
 from abate.work.source import Message, Source
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any] | AsyncIterable[Any]")
 L = TypeVar("L", bound=Callable[[], Any])
 
-log = logging.getLogger("abate.work")
+log = Log("abate.work")
 
 MOST_KNOWN = 1_000_000
 """Keys that a resync without `keys` remembers."""
@@ -335,6 +335,8 @@ class Controller(Service[P, T]):
             health.tally,
             {name: trouble for name, trouble in troubles.items() if trouble is not None},
             sum(intake.skipped for intake in self._intakes),
+            health.stuck,
+            health.oldest,
         )
 
     async def _alongside(self, loop: Loop, grace: float) -> None:
@@ -353,20 +355,12 @@ class Controller(Service[P, T]):
                     task.result()  # one that can't be started again; where it has broken, so has the controller
                 tasks -= ended
         finally:
-            for task in tasks:
-                task.cancel()
-            await self._close(tasks, min(grace, CLOSING))
-            crew.dismiss()
-
-    async def _close(self, tasks: set[asyncio.Task[Any]], seconds: float) -> None:
-        """Wait for feeds that were cancelled; one that goes on must not hold up the end."""
-        try:
-            async with clocks.current().within(seconds):
-                if tasks:
-                    await asyncio.wait(tasks)
-        except AttemptTimeout:
-            left = sum(not task.done() for task in tasks)
-            log.error("%s: %d sources did not end within %g s, and are left behind", self.name, left, seconds)
+            seconds = min(grace, CLOSING)
+            try:
+                if not await cancelled(tasks, seconds, clocks.current()):
+                    log.error("%s: sources did not end within %g s, and are left behind", self.name, seconds)
+            finally:
+                crew.dismiss()
 
     def _led(self, bring: feeds.Bring) -> feeds.Bring:
         """What one of the processes that share the queue does for all."""

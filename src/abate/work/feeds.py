@@ -14,10 +14,9 @@ The rules:
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from inspect import isawaitable
 from math import inf
 from operator import itemgetter
@@ -25,10 +24,11 @@ from typing import Any, NamedTuple
 
 from abate import clock as clocks
 from abate import events
+from abate.logs import ERROR, INFO, WARNING, Log
 from abate.schedule.backoff import Backoff, Uniform
 from abate.schedule.beat import LOOK, LOOKS, SET, SHARE, consistent_jitter, ticks
 
-log = logging.getLogger("abate.work")
+log = Log("abate.work")
 
 RESTART = Backoff(1.0, 60.0, jitter="equal")
 """How long a feed that failed or ended is left alone, and a key that could not be added."""
@@ -81,13 +81,7 @@ class Sparing:
         if self._left_out:
             text, args = text + " (%d more like this since the last line)", (*args, self._left_out)
         self._next, self._left_out = now + SPARING, 0
-        said(level, text, *args)
-
-
-def said(level: int, text: str, *args: object, error: Exception | None = None) -> None:
-    """Log a line; a logging handler that raises must not end a feed."""
-    with suppress(Exception):
-        log.log(level, text, *args, exc_info=error)
+        log.log(level, text, *args)
 
 
 class Intake:
@@ -162,7 +156,7 @@ class Intake:
                     await self._pause(f"{_shown(key)} could not be added", error, failures)
         except asyncio.CancelledError:
             text = "%s: stopped before %s was added, which %s brought"
-            said(logging.WARNING, text, self._policy, _shown(key), self.feed.name)
+            log.warning(text, self._policy, _shown(key), self.feed.name)
             raise
         finally:
             self._adding = False
@@ -171,7 +165,7 @@ class Intake:
     def skip(self, what: str) -> None:
         """Leave something out that no key can be made of."""
         self.skipped += 1
-        self._skips_said.say(logging.ERROR, "%s: %s brought %s (skipped)", self._policy, self.feed.name, what)
+        self._skips_said.say(ERROR, "%s: %s brought %s (skipped)", self._policy, self.feed.name, what)
 
     # -- for the controller
 
@@ -212,14 +206,12 @@ class Intake:
         name = self.feed.name
         if error is None:
             self._trouble = "it has ended, and is started again"
-            level = logging.INFO if failures == 1 else logging.WARNING
+            level = INFO if failures == 1 else WARNING
             self._failures_said.say(level, "%s: %s has ended, started again in %.3g s", self._policy, name, delay)
         else:
             self._trouble = _described(error)
             then = "started again" if what is None else f"{what}, next try"
-            self._failures_said.say(
-                logging.WARNING, "%s: %s failed, %s in %.3g s: %r", self._policy, name, then, delay, error
-            )
+            self._failures_said.say(WARNING, "%s: %s failed, %s in %.3g s: %r", self._policy, name, then, delay, error)
             events.emit(events.SourceFailed(self._policy, name, error, delay))
         await clocks.current().asleep(delay)
         return delay
@@ -230,11 +222,11 @@ class Intake:
         if error is None:
             self._trouble = "it has ended, and can't be started again"
             text = "%s: %s has ended, and can't be started again: give its function instead"
-            said(logging.WARNING, text, self._policy, name)
+            log.warning(text, self._policy, name)
             return
         self._trouble = f"it has failed, and can't be started again: {_described(error)}"
         text = "%s: %s has failed, and can't be started again: give its function instead"
-        said(logging.ERROR, text, self._policy, name, error=error)
+        log.error(text, self._policy, name, exc_info=error)
         events.emit(events.SourceFailed(self._policy, name, error, inf))
 
 

@@ -5,8 +5,9 @@ The rules:
 * of what ended in the last `window` seconds, and at least `least` of it, a share of `threshold` has failed: the fuse
   blows, and no message is taken for a while of about `pause` seconds, give or take half;
 * after that one message at a time is taken, on trial. One that succeeds mends the fuse; one that fails blows it again,
-  for twice as long, up to `LONGEST` pauses;
-* what ends while it is blown counts neither way, and a message that is buried for its own fault says nothing.
+  for twice as long, up to `LONGEST` pauses. A trial that lasts for longer than a pause makes room for another;
+* what ends while it is blown counts neither way, nor does, during the trials, a message that was taken before it blew;
+  and a message that is buried for its own fault says nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,19 @@ class Fuse:
     (0.0, inf)
     """
 
-    __slots__ = ("_chance", "_ended", "_failed", "_pauses", "_trial", "least", "opens", "pause", "threshold", "window")
+    __slots__ = (
+        "_chance",
+        "_ended",
+        "_failed",
+        "_pauses",
+        "_trial",
+        "blows",
+        "least",
+        "opens",
+        "pause",
+        "threshold",
+        "window",
+    )
 
     def __init__(
         self,
@@ -55,6 +68,8 @@ class Fuse:
         self._trial = False
         self.opens = -inf
         """The instant from which on messages are taken again."""
+        self.blows = 0
+        """How often it has blown. Note it when a message is taken: `record` tells by it what was taken before."""
 
     def room(self, now: float) -> float:
         """How many messages may be taken now, whatever is in hand: none, one on trial, or any number."""
@@ -62,11 +77,16 @@ class Fuse:
             return 0
         return 1 if self._trial else inf
 
-    def record(self, ok: bool, now: float) -> float:
-        """A message has ended well, or failed: for how many seconds has that blown the fuse? 0 for not at all."""
+    def record(self, ok: bool, now: float, taken: int | None = None) -> float:
+        """A message has ended well, or failed: for how many seconds has that blown the fuse? 0 for not at all.
+
+        `taken` is what `blows` was when the message was taken; None for since then.
+        """
         if now < self.opens:
             return 0.0
         if self._trial:
+            if taken is not None and taken != self.blows:
+                return 0.0
             return self._mend() if ok else self._blow(now, min(2 * self._pauses, LONGEST))
         if self._ended is None or self._failed is None:
             self._ended, self._failed = Window(self.window, now), Window(self.window, now)
@@ -85,6 +105,7 @@ class Fuse:
 
     def _blow(self, now: float, pauses: float) -> float:
         self._trial, self._pauses = True, pauses
+        self.blows += 1
         self._ended = self._failed = None
         seconds = self.pause * pauses * (0.5 + self._chance.random())
         self.opens = now + seconds

@@ -5,27 +5,44 @@ from __future__ import annotations
 from asyncio import Task
 from collections import deque
 from collections.abc import Iterator
+from math import inf
 
 from abate.work.source import Message, Verdict
 
 
 class Work:
-    """A message in hand: `task` is the worker that has it, `verdict` what was decided about it."""
+    """A message in hand.
 
-    __slots__ = ("broken_off", "lost", "message", "task", "tries", "verdict")
+    * `task`: the worker that has it, since the instant `began`; None while it waits.
+    * `verdict`: what was decided about it, and how many `tries` there were to carry that out.
+    * `blows`: how often the fuse had blown when the worker began.
+    * `lost`: its lease ran out. `broken_off`: its worker was cancelled, as the grace is over.
+    * `stuck`: its handler has outlasted its time and can't be stopped. `replaced`: its place was given to another.
+    """
+
+    __slots__ = ("began", "blows", "broken_off", "lost", "message", "replaced", "stuck", "task", "tries", "verdict")
 
     def __init__(self, message: Message) -> None:
         self.message = message
         self.task: Task[None] | None = None
+        self.began = inf
         self.verdict: Verdict | None = None
         self.tries = 0
+        self.blows = 0
         self.lost = False
         self.broken_off = False
+        self.stuck = False
+        self.replaced = False
 
     @property
     def waits(self) -> bool:
         """Has nobody begun with it, or decided about it?"""
         return self.task is None and self.verdict is None
+
+    @property
+    def runs(self) -> bool:
+        """Is its handler at work?"""
+        return self.task is not None and self.verdict is None
 
 
 class Hands:
@@ -49,7 +66,7 @@ class Hands:
         return len(self._works)
 
     def __iter__(self) -> Iterator[Work]:
-        return iter(tuple(self._works.values()))
+        return iter(self._works.copy().values())  # a copy, as other threads ask for the health
 
     def of(self, message: Message) -> Work | None:
         """The work on a message, if it is in hand."""
@@ -68,7 +85,8 @@ class Hands:
         """Those that wait in line behind this one."""
         if work.message.group is None:
             return []
-        return [other for other in self._groups[work.message.group] if other is not work and other.waits]
+        line = list(self._groups[work.message.group])
+        return [other for other in line[line.index(work) + 1 :] if other.waits]
 
     def free(self, message: Message) -> Work | None:
         """A message is not in hand any more: the work of its group that can begin now, if there is one."""

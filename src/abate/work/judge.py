@@ -2,11 +2,14 @@
 
 The rules, the first that applies:
 
-* it returned nothing: done; `Again`: done, and once more later; anything else is a mistake, and fatal;
+* it returned nothing: done; `Again`: done, and once more later. What was meant to be raised (an error), or to be
+  called (`Again` itself), or has not run at all (a generator), is a mistake, and fatal. Any other value: done, as the
+  work is; the value says nothing;
 * `SilentSuccess`: done; `PermanentFailure`: buried;
 * an error that `on` doesn't name: fatal, buried. Without `on` every error is worth another try. One that a policy
   inside has given up on is like any other: it comes back once, with the queue's delay;
-* it was handed out as often as it may be: buried;
+* it was handed out as often as it may be: buried. A message that may have killed the process that had it is a
+  suspect, and is worked on alone before it is buried, so that those in hand beside it don't share its fate;
 * otherwise it comes back: after its backoff with jitter (from a second on where the server is overloaded), never
   before a hint, and only if the retry budget admits it, or else at the slow rate.
 """
@@ -14,6 +17,7 @@ The rules, the first that applies:
 from __future__ import annotations
 
 import random
+from inspect import isasyncgen, isgenerator
 from traceback import format_exception
 from typing import Literal, NamedTuple
 
@@ -34,6 +38,10 @@ LONGEST_TRACE = 16_000
 
 LONGEST_HINT = 3600.0
 """Seconds; a server that asks for more is asked again after this long. What a handler says is taken as it is."""
+
+SUSPECT = 2
+"""Receives in a row without an answer that make a message a suspect. One is what a deployment that kills its processes
+leaves behind for everything they had in hand; the same message twice in a row is rare, unless it is the cause."""
 
 Ending = Literal["done", "again", "silent", "retry", "slow", "buried"]
 """How a piece of work has ended, in one word: the same in counts, events and metrics."""
@@ -60,7 +68,7 @@ class Judge:
     'no address'
     """
 
-    __slots__ = ("_budget", "_chance", "_most", "_overload_backoff", "_rules", "_slow", "backoff")
+    __slots__ = ("_budget", "_chance", "_most", "_overload_backoff", "_rules", "_slow", "_told", "backoff")
 
     def __init__(
         self,
@@ -78,23 +86,49 @@ class Judge:
         self._slow = slow
         self._most = most
         self._chance: Uniform = rng or random
+        self._told = False
 
-    def hopeless(self, receives: int) -> Judgement | None:
-        """A message that was handed out too often without ever being settled has killed its workers."""
-        if self._most is None or receives <= self._most:
+    def hopeless(self, receives: int, unanswered: int | None = 0) -> Judgement | None:
+        """A message that was handed out too often without ever being settled has killed its workers.
+
+        `unanswered` is how many of the last receives ended without an answer; None where the source can't tell. Where
+        the last one is the first of those, others were in hand, and there is one more, alone. Where nobody knows, what
+        was received and not worked on may be among the receives, so there are twice as many.
+        """
+        if self._most is None:
+            return None
+        more = self._most if unanswered is None else int(unanswered == 1)
+        if receives <= self._most + more:
             return None
         reason = f"handed out {receives} times, and settled by nobody: at most {self._most} are allowed"
         return Judgement(Bury("receives", reason), "buried", None)
 
+    def suspect(self, receives: int, unanswered: int | None = 0) -> bool:
+        """Must nothing else be in hand while a message is worked on, as it may kill the process?"""
+        if self.hopeless(receives, unanswered) is not None:
+            return False
+        if unanswered is None:  # with an answer each time it would have been buried by now
+            return self._most is not None and receives > self._most
+        last = self._most is not None and receives >= self._most
+        return unanswered >= SUSPECT or (last and unanswered > 0)
+
     def returned(self, result: object) -> Judgement:
         """The handler has returned."""
-        if result is not None and not isinstance(result, Again):
-            return _buried("fatal", TypeError(f"a handler must return None or abate.Again(after), not {result!r}"))
+        mistake = _mistake(result)
+        if mistake is not None:
+            return _buried("fatal", TypeError(mistake))
         if self._budget is not None:
             self._budget.deposit()
-        if result is None:
-            return Judgement(Done(), "done", False)
-        return Judgement(Done(again=result.after), "again", False)
+        if isinstance(result, Again):
+            return Judgement(Done(again=result.after), "again", False)
+        return Judgement(Done(), "done", False)
+
+    def surprised(self, result: object) -> bool:
+        """Is this the first value that a handler returned for nothing? To be told once."""
+        if self._told or result is None or isinstance(result, Again) or _mistake(result) is not None:
+            return False
+        self._told = True
+        return True
 
     def raised(self, error: Exception, receives: int) -> Judgement:
         """The handler has raised, when its message had been handed out so often."""
@@ -132,7 +166,7 @@ class Judge:
             if isinstance(error, Exception):
                 return self.raised(error, receives)
             return self.failed(error, receives, BLIP)
-        except Exception as broken:
+        except BaseException as broken:  # an exit too: without a judgement its message would stay in hand
             return _buried("fatal", broken, " (in the rules that judge what handlers raise)")
 
     def _ruling(self, error: Exception) -> Ruling:
@@ -144,6 +178,20 @@ class Judge:
             return ruling if ruling is not None and ruling.retry else nature(error)
         ruling = self._rules.decide(outcome)
         return Ruling.blip() if ruling.reason == "layer" else ruling
+
+
+def _mistake(result: object) -> str | None:
+    """What is wrong with what a handler returned; None for nothing."""
+    kind = result if isinstance(result, type) else type(result)
+    if issubclass(kind, BaseException):
+        return f"a handler must raise {kind.__name__}, not return it"
+    if result is Again:
+        return "a handler must return abate.Again(after), not the class"
+    if isinstance(result, (Done, Back, Bury)):
+        return f"a handler must return None or abate.Again(after), not a source's verdict {kind.__name__}"
+    if isgenerator(result) or isasyncgen(result):
+        return "a handler must not be a generator: nothing of it has run"
+    return None
 
 
 def _buried(kind: str, error: BaseException, more: str = "", failed: bool | None = None) -> Judgement:

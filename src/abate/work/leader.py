@@ -8,16 +8,16 @@ is ever put there (`of_work`).
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from abate import clock as clocks
 from abate.errors import AttemptTimeout
+from abate.logs import Log
 from abate.work.source import Back, Message
 
-log = logging.getLogger("abate.work")
+log = Log("abate.work")
 
 KEY = "leader"
 SUFFIX = ".leader"

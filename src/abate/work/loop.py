@@ -11,18 +11,23 @@
 * A source that fails is asked again after a backoff, and what could not be settled is kept until it can.
 * A worker that ends by something that is no answer (an exit, a cancellation of its own making) has crashed: its message
   has failed once, and another worker takes its place.
+* A handler that goes on after its `timeout` hangs: a plain function, or a coroutine that ignores its cancellation. Its
+  lease is extended no more, so that another process can take the message, and its place is given to another worker.
+  There are up to as many of these replacements as there are workers; then the loop is not ready any more.
+* A message that may have killed the process that had it is a suspect (see `Judge.suspect`), and is worked on alone:
+  nothing more is taken, what is in hand ends first, and other suspects go back untouched.
 * Stopping: nothing more is taken, but what waits in a source that doesn't outlive the process is worked off. What is
   not done when the grace is over is cancelled, and given back as if it had not been touched; a plain function can't be
-  cancelled, and its lease runs out.
+  cancelled, and its lease runs out. `LAST_WORDS` seconds later the run ends, whatever still hangs.
+* What changes comes first, what is told about it (logs, sinks) after it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from inspect import isawaitable
 from math import inf
 from typing import Any, cast
@@ -31,16 +36,17 @@ from abate import clock as clocks
 from abate import events
 from abate.clock import Clock
 from abate.errors import AttemptTimeout
+from abate.logs import Log
 from abate.schedule.backoff import Backoff
 from abate.work.crew import Crew
 from abate.work.fuse import Fuse
 from abate.work.hands import Hands, Work
-from abate.work.judge import Judge, Judgement
+from abate.work.judge import Judge
 from abate.work.pauses import Pauses
 from abate.work.source import Back, Bury, Done, Message, Settlement, Source, Verdict
 from abate.work.worker import Handler, Worker
 
-log = logging.getLogger("abate.work")
+log = Log("abate.work")
 
 BEATS = 3
 """Times that a lease is extended while it lasts."""
@@ -50,10 +56,20 @@ SHORTEST_LOOK = 0.05
 """Seconds between two looks at a source that does not wait, or can't be waited for as the clock is virtual."""
 TROUBLE = Backoff(0.5, 30.0)
 """How long a source that fails is left alone."""
+HASTE = 1.0
+"""Seconds; the longest time for which a source that fails is left alone while the loop stops."""
 TRIES = 8
 """Times that a verdict is sent off by itself before its message is left to its lease."""
 LAST_WORDS = 5.0
 """Seconds for settling what is left when the grace is over."""
+MOMENT = 0.1
+"""Seconds for tasks to end that are cancelled when no time is left."""
+LATE = 1.0
+"""Seconds, or a tenth of the timeout where that is longer: how late a handler may be before it is taken to hang."""
+APART = 10.0
+"""Seconds, or a lease where that is shorter: over how long suspects that came together are spread when they go back."""
+COMPANY = 30.0
+"""Seconds, or a lease or the timeout where one is longer: for how long a suspect waits for others to end."""
 
 
 class Loop:
@@ -77,9 +93,11 @@ class Loop:
         self.workers = workers
         self.fuse = fuse
         self.pauses = pauses
-        self.crew = Crew(workers + 3)  # beside the workers: one who receives, one who extends, one who settles
+        self.timeout = timeout
+        self.crew = Crew(3)  # for the source: one thread receives, one extends, one settles
+        self.handlers = Crew(workers)  # apart from these, so that no handler keeps a lease from being extended
         self.tally: Counter[str] = Counter()
-        self.worker = Worker(name, handle, judge, asynchronous, timeout, self.crew, self.tally)
+        self.worker = Worker(name, handle, judge, asynchronous, timeout, self.handlers, self.tally)
         self.clock: Clock = clocks.current()
         self.in_hand = Hands()
         self.outbox: list[Settlement] = []
@@ -88,7 +106,13 @@ class Loop:
         self.failing: str | None = None
         """What the source's last error said; None while it answers."""
         self.stopping = asyncio.Event()
+        self.ends = inf
+        """The instant at which the run ends, whatever hangs."""
         self._changed = asyncio.Event()
+        self._suspect: Work | None = None
+        """It is worked on alone, or waits for that."""
+        self._careful = False
+        """Did the last receive bring a suspect? The next one asks for one message, so that fewer have to go back."""
 
     # -- from outside, in the event loop
 
@@ -96,7 +120,8 @@ class Loop:
         """Work until `stop`, or with `drain` until nothing is left; then finish what is in hand within the grace."""
         self.clock = clocks.current()
         taking = asyncio.create_task(self._take(drain))
-        tasks = {taking, *map(asyncio.ensure_future, (self._settle(), self._beat(), self.stopping.wait()))}
+        beside = (self._settle(), self._beat(), self._watch(), self.stopping.wait())
+        tasks = {taking, *map(asyncio.ensure_future, beside)}
         try:
             ended, _ = await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
             for task in ended:
@@ -107,15 +132,35 @@ class Loop:
             await self._finish(taking, 0.0)
             raise
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancelled(tasks, self.left(), self.clock)
             self.crew.dismiss()
+            self.handlers.dismiss()
 
     def stop(self) -> None:
         """Take no more."""
         self.stopping.set()
         self._changed.set()
+
+    def left(self) -> float:
+        """Seconds for what is cancelled at the end."""
+        return max(MOMENT, min(LAST_WORDS, self.ends - self.clock.now()))
+
+    # -- how it is; any thread may ask
+
+    @property
+    def stuck(self) -> int:
+        """How many handlers hang."""
+        return sum(work.stuck for work in self.in_hand)
+
+    @property
+    def ready(self) -> bool:
+        """Does it take work?"""
+        return self.failing is None and not self.stopping.is_set() and self.stuck < self.workers
+
+    def oldest(self) -> float | None:
+        """For how many seconds the handler that began first has been at work; None where none is."""
+        began = min((work.began for work in self.in_hand if work.runs), default=None)
+        return None if began is None else max(0.0, self.clock.now() - began)
 
     # -- the tasks
 
@@ -124,7 +169,10 @@ class Loop:
         patience = getattr(self.source, "patience", PATIENCE)
         failures = 0
         while not (self.stopping.is_set() and self.source.durable):
-            free = min(self.workers - len(self.in_hand), self._room())
+            if self._suspect is not None:
+                await self._work_alone(self._suspect)
+                continue
+            free = min(self._places(), self._room())
             if free < 1:
                 await self._change(self._pause())
                 continue
@@ -134,32 +182,56 @@ class Loop:
                 messages = await self._receive(int(free), 0.0 if ending else patience)
             except Exception as error:
                 failures += 1
-                await self._change(self._trouble(error, failures))
+                await self._rest(self._trouble(error, failures))
                 continue
             failures, self.failing = 0, None
-            for message in messages:
-                self._accept(message)
-            if ending and not messages:
-                if not self.in_hand:
+            self._accept(messages)
+            if messages:
+                self._careful = any(map(self.worker.suspects, messages))
+            elif ending:
+                if not self._busy():
                     return
                 await self._change(None)  # what is in hand may bring something back
-            elif not messages and self.clock.now() < asked + SHORTEST_LOOK:
+            elif self.clock.now() < asked + SHORTEST_LOOK:
                 await self._change(SHORTEST_LOOK)  # a source that doesn't wait must not be asked without a pause
+        if self._suspect is not None and self._waits(self._suspect):
+            self._return(self._suspect, 0.0)
+
+    def _places(self) -> int:
+        """How many more workers could begin; after a suspect one by one."""
+        taken = sum(not work.replaced for work in self.in_hand)
+        return min(self.workers - taken, 1 if self._careful else self.workers)
+
+    def _busy(self) -> bool:
+        """Is anything in hand but handlers that hang?"""
+        return any(not work.stuck for work in self.in_hand)
 
     def _room(self) -> float:
         """How many more the fuse allows."""
         if self.fuse is None:
             return inf
         room = self.fuse.room(self.clock.now())
-        return room if room == inf else room - len(self.in_hand)
+        return room if room == inf else room - len(self._trials(self.fuse))
+
+    def _trials(self, fuse: Fuse) -> list[float]:
+        """When the trials of the fuse began, but for those that have lasted for longer than a pause."""
+        since = self.clock.now() - fuse.pause
+        return [work.began for work in self.in_hand if work.blows == fuse.blows and since < work.began < inf]
 
     def _pause(self) -> float | None:
         """Seconds until the fuse lets something through; None where it is not what is waited for."""
-        left = -inf if self.fuse is None else self.fuse.opens - self.clock.now()
-        return left if left > 0 else None
+        if self.fuse is None:
+            return None
+        now = self.clock.now()
+        if now < self.fuse.opens:
+            return self.fuse.opens - now
+        trials = () if self.fuse.room(now) == inf else self._trials(self.fuse)
+        return max(0.0, min(trials) + self.fuse.pause - now) if trials else None
 
     async def _receive(self, most: int, wait: float) -> Sequence[Message]:
         """Ask the source; a stop breaks it off if it is a task, and gives back what a thread still brings."""
+        if not self.worker.asynchronous:
+            most = self.handlers.prepare(most)
         if clocks.entered() is not None and not asyncio.iscoroutinefunction(self.source.receive):
             # a plain function that waits on a virtual clock would move it past everybody else's instants
             messages = cast("Sequence[Message]", self.source.receive(most, 0.0))
@@ -187,7 +259,8 @@ class Loop:
         assert self.source.lease is not None
         while True:
             await self.clock.asleep(self.source.lease / BEATS)
-            messages = [work.message for work in self.in_hand if not work.lost and work.message not in self._settling]
+            held = [work for work in self.in_hand if not (work.lost or work.stuck)]
+            messages = [work.message for work in held if work.message not in self._settling]
             if not messages:
                 continue
             try:
@@ -199,6 +272,20 @@ class Loop:
                 for message in lost:
                     if message not in self._settling:
                         self._lose(message)
+
+    async def _watch(self) -> None:
+        """Find handlers that hang."""
+        if self.timeout is None:
+            await asyncio.Event().wait()
+        assert self.timeout is not None
+        limit = self.timeout + max(LATE, 0.1 * self.timeout)
+        while True:
+            # one that begins meanwhile is not late before this sleep is over
+            began = min((work.began for work in self.in_hand if work.runs and not work.stuck), default=self.clock.now())
+            await self.clock.asleep(began + limit - self.clock.now())
+            for work in self.in_hand:
+                if work.runs and not work.stuck and work.began + limit <= self.clock.now():
+                    self._give_up_on(work)
 
     async def _settle(self) -> None:
         """Send off the verdicts, together where there are several."""
@@ -216,7 +303,7 @@ class Loop:
                 self._settling = frozenset()
                 failures += 1
                 self.outbox = [*self.outbox[len(batch) :], *batch]
-                await self.clock.asleep(self._trouble(error, failures))
+                await self._rest(self._trouble(error, failures))
                 if len(batch) == 1:
                     self._tried(batch[0])
                 continue
@@ -236,82 +323,161 @@ class Loop:
             return
         work.tries += 1
         if work.tries >= TRIES and self.source.lease is not None:
-            log.error("%s: %r could not be settled (%r): it is left to its lease", self.name, message.key, verdict)
             self.tally["unsettled"] += 1
             self.outbox.remove(settlement)
             self._let_go(work)
+            log.error("%s: %r could not be settled (%r): it is left to its lease", self.name, message.key, verdict)
 
     async def _finish(self, taking: asyncio.Task[None], grace: float) -> None:
         """Wait for what is in hand, and cancel what is not done in time."""
+        self.ends = self.clock.now() + grace + LAST_WORDS
         try:
             async with self.clock.within(grace):
                 await asyncio.wait({taking})  # a thread may still bring something, which is to be given back
                 await self._empty()
-                return
         except AttemptTimeout:
-            pass
-        taking.cancel()
-        stuck: list[str] = []
-        for work in self.in_hand:
-            if work.verdict is None:
-                self._break_off(work, stuck)
-        try:
-            async with self.clock.within(LAST_WORDS):
-                await self._empty()
-        except AttemptTimeout:
-            stuck = [str(work.message.key) for work in self.in_hand]
+            taking.cancel()
+            self._break_off()
+            try:
+                async with self.clock.within(LAST_WORDS):
+                    await self._empty()
+            except AttemptTimeout:
+                pass
+        stuck = [str(work.message.key) for work in self.in_hand]
         if stuck:
-            log.error("%s: %s not done within the grace of %g s: left to their leases", self.name, stuck[:10], grace)
+            for work in self.in_hand:
+                work.lost = True
             self.in_hand.drop()
+            log.error("%s: %s not done within the grace of %g s: left to their leases", self.name, stuck[:10], grace)
 
-    def _break_off(self, work: Work, stuck: list[str]) -> None:
-        if work.task is None:
-            self._return(work, 0.0)
-        elif self.worker.asynchronous:
-            work.broken_off = True
-            work.task.cancel()
-        else:  # it goes on, for nobody
-            work.lost = True
-            stuck.append(str(work.message.key))
-            self.in_hand.free(work.message)
+    def _break_off(self) -> None:
+        """The grace is over: cancel what can be cancelled, and give back what nobody has begun with."""
+        for work in self.in_hand:
+            if work.waits:
+                self._return(work, 0.0)
+            elif work.runs and self.worker.asynchronous and work.task is not None:
+                work.broken_off = True
+                work.task.cancel()
+            elif work.runs:  # it goes on, for nobody
+                work.lost = work.stuck = True
+                self._changed.set()
 
     # -- one message
 
-    def _accept(self, message: Message) -> None:
-        """A message has come: to a worker, or in line behind others of its group."""
-        work = self.in_hand.take(message)
-        if work is not None:
-            self._start(work)
+    def _accept(self, messages: Sequence[Message]) -> None:
+        """Messages have come: to workers, or in line behind others of their groups.
+
+        All are in hand before the first has its turn: one that goes back takes those behind it along.
+        """
+        for work in [self.in_hand.take(message) for message in messages]:
+            if work is not None and work.waits:
+                self._start(work)
 
     def _start(self, work: Work) -> None:
+        """It is the turn of a message: let a worker begin, unless this is no time for it."""
+        now = self.clock.now()
+        if work is self._suspect:
+            return  # it has its turn, and waits to be alone
         if self.stopping.is_set() and self.source.durable:
             self._return(work, 0.0)
-            return
-        rest = 0.0 if self.pauses is None else self.pauses.rest(work.message, self.clock.now())
-        if rest > 0:
+        elif self.fuse is not None and now < self.fuse.opens:  # it has blown while this one was on its way
+            self._return(work, self.fuse.opens - now)
+        elif self.pauses is not None and (rest := self.pauses.rest(work.message, now)) > 0:
             self._return(work, rest, "held")
-            return
+        elif not self.worker.suspects(work.message):
+            self._begin(work)
+        elif self._suspect is None:
+            self._suspect = work
+            self._return_behind(work, 0.0)
+            self._changed.set()
+        else:
+            self._return(work, random.random() * min(APART, self.source.lease or APART))
+
+    def _begin(self, work: Work) -> None:
+        work.began = self.clock.now()
+        work.blows = 0 if self.fuse is None else self.fuse.blows
         work.task = asyncio.create_task(self._work(work))
 
+    async def _work_alone(self, work: Work) -> None:
+        """Let a suspect work while nothing else is in hand; nothing is taken meanwhile.
+
+        It doesn't wait for ever: after a while it begins beside what is left. A message that is hit by that is a
+        suspect itself in the end, and has its turn alone before it is buried.
+        """
+        until = self.clock.now() + max(COMPANY, self.source.lease or 0.0, self.timeout or 0.0)
+        while self._waits(work) and self.clock.now() < until and not self.stopping.is_set():
+            if all(other is work or other.stuck for other in self.in_hand):
+                break
+            await self._change(until - self.clock.now())
+        if self._waits(work) and not (self.stopping.is_set() and self.source.durable):
+            self._begin(work)
+            while work.runs and not work.stuck and self.in_hand.of(work.message) is work:
+                await self._change(None)
+        if not self._waits(work):
+            self._suspect = None
+
+    def _waits(self, work: Work) -> bool:
+        return work.waits and self.in_hand.of(work.message) is work
+
     async def _work(self, work: Work) -> None:
-        judgement = await self.worker.work(work, self.clock)
-        if judgement is None and work.broken_off:
+        ended = await self.worker.work(work, self.clock)
+        if work.replaced:
+            work.replaced = False
+            self.handlers.shrink()
+        if self.in_hand.of(work.message) is not work:
+            return  # the loop has ended without it
+        if ended is None and work.broken_off:
             self._return(work, 0.0)
-        elif judgement is None:
+        elif ended is None:
             self._let_go(work)
         else:
-            self._tell_fuse(judgement)
+            verdict = ended.judgement.verdict
             if self.pauses is not None:
-                self.pauses.settled(work.message, judgement.verdict, self.clock.now())
-            self._deliver(work, judgement.verdict)
+                self.pauses.settled(work.message, verdict, self.clock.now())
+            self._deliver(work, verdict)
+            pause = self._tell_fuse(work, ended.judgement.failed)
+            self.worker.tell(work.message, ended)
+            self._say_blown(pause)
 
-    def _tell_fuse(self, judgement: Judgement) -> None:
-        if self.fuse is None or judgement.failed is None:
-            return
-        pause = self.fuse.record(not judgement.failed, self.clock.now())
+    def _tell_fuse(self, work: Work, failed: bool | None) -> float:
+        """For how many seconds does this blow the fuse? A handler that hangs has failed already."""
+        if self.fuse is None or failed is None or work.stuck:
+            return 0.0
+        return self.fuse.record(not failed, self.clock.now(), work.blows)
+
+    def _say_blown(self, pause: float) -> None:
         if pause:
             log.warning("%s: most messages fail: none are taken for %.3g s", self.name, pause)
             events.emit(events.FuseBlown(self.name, pause))
+
+    def _give_up_on(self, work: Work) -> None:
+        """A handler hangs: its message is left to its lease, and its place is given to another while there are any."""
+        pause = self._tell_fuse(work, True)
+        work.stuck = True
+        self.tally["stuck"] += 1
+        hanging = self.stuck
+        if hanging <= self.workers:
+            work.replaced = True
+            if not self.worker.asynchronous:
+                self.handlers.grow()
+        self._return_behind(work, 0.0)
+        self._changed.set()
+        log.error(
+            "%s: the handler of %r has not ended %.3g s after its timeout of %g s, and can't be stopped: its lease is"
+            " not extended any more",
+            self.name,
+            work.message.key,
+            self.clock.now() - work.began - (self.timeout or 0.0),
+            self.timeout,
+        )
+        if hanging == self.workers:
+            log.error(
+                "%s: %d handlers hang, as many as there are workers: it is not ready, and those that hang from here on"
+                " are not replaced. Restart it.",
+                self.name,
+                hanging,
+            )
+        self._say_blown(pause)
 
     def _return(self, work: Work, after: float, ending: str = "returned") -> None:
         """A message goes back as if it had not been touched."""
@@ -345,12 +511,12 @@ class Loop:
             return
         work.lost = True
         self.tally["lost"] += 1
-        log.warning("%s: the lease of %r ran out", self.name, message.key)
-        events.emit(events.LeaseLost(self.name, message.key))
         if work.task is None or work.verdict is not None:
             self._let_go(work)
         elif self.worker.asynchronous:
             work.task.cancel()
+        log.warning("%s: the lease of %r ran out", self.name, message.key)
+        events.emit(events.LeaseLost(self.name, message.key))
 
     def _let_go(self, work: Work) -> None:
         """A message is not ours any more, and will come again: before those of its group that wait in hand."""
@@ -381,6 +547,17 @@ class Loop:
         events.emit(events.SourceFailed(self.name, self.source.name, error, delay))
         return delay
 
+    async def _rest(self, seconds: float) -> None:
+        """Leave the source alone for so many seconds. A stop ends that; after it, for no more than `HASTE`."""
+        if self.stopping.is_set():
+            await self.clock.asleep(min(seconds, HASTE))
+            return
+        try:
+            async with self.clock.within(seconds):
+                await self.stopping.wait()
+        except AttemptTimeout:
+            pass
+
     async def _change(self, seconds: float | None) -> None:
         """Wait until something has changed, or so many seconds."""
         self._changed.clear()
@@ -394,5 +571,21 @@ class Loop:
             pass
 
     async def _empty(self) -> None:
-        while self.in_hand:
+        while self._busy():
             await self._change(None)
+
+
+async def cancelled(tasks: Collection[asyncio.Future[Any]], seconds: float, clock: Clock) -> bool:
+    """Cancel tasks: have they all ended within so many seconds? One that ignores its cancellation is left behind."""
+    for task in tasks:
+        task.cancel()
+    try:
+        async with clock.within(seconds):
+            if tasks:
+                await asyncio.wait(tasks)
+    except AttemptTimeout:
+        pass
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()  # or asyncio would complain that nobody has asked for it
+    return all(task.done() for task in tasks)

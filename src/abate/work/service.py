@@ -7,23 +7,28 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import update_wrapper
-from inspect import iscoroutinefunction
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
+from abate import clock as clocks
 from abate import forks
-from abate.errors import number, whole
+from abate.errors import AttemptTimeout, number, whole
+from abate.logs import Log
 from abate.values import Value
 from abate.work.fuse import Fuse
 from abate.work.judge import Judge
-from abate.work.loop import Loop
+from abate.work.loop import MOMENT, Loop, cancelled
 from abate.work.pauses import Pauses
 from abate.work.source import Message, Source
 
 if TYPE_CHECKING:
     from abate.stores import Depth, Store
+
+log = Log("abate.work")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,12 +38,15 @@ class Health(Value):
     """How a controller or consumer is.
 
     * `live`: it runs. One that answers this at all has an event loop that turns.
-    * `ready`: it takes work: it isn't stopping, and its source answers.
+    * `ready`: it takes work: it isn't stopping, its source answers, and fewer handlers hang than there are workers.
     * `in_hand`: keys or messages that workers have.
     * `failing`: what the source's last error said; None while it answers.
     * `tally`: how many have ended in which way since the start.
     * `feeds`: of a controller's sources, pollers and resync those that fail or have ended, by name, and why.
     * `skipped`: what these have brought and no key could be made of, since the start.
+    * `stuck`: how many handlers have outlasted their `timeout` and can't be stopped. Only a restart ends these.
+    * `oldest`: for how many seconds the handler that began first has been at work; None where none is. Without a
+      `timeout` it is what shows a handler that hangs.
 
     >>> Health(live=True, ready=True).in_hand
     0
@@ -51,6 +59,8 @@ class Health(Value):
     tally: dict[str, int] = {}  # noqa: RUF012  (a default, never written)
     feeds: dict[str, str] = {}  # noqa: RUF012  (the same)
     skipped: int = 0
+    stuck: int = 0
+    oldest: float | None = None
 
 
 class Service(Generic[P, T]):
@@ -61,12 +71,15 @@ class Service(Generic[P, T]):
     ) -> None:
         if not callable(function):
             raise TypeError(f"a handler must be a function of one argument, not {function!r}")
+        if isgeneratorfunction(function) or isasyncgenfunction(function):
+            raise TypeError(f"a handler must not be a generator, as nothing would run: {function!r} has a yield")
         self.function = function
         self.name = str(name or getattr(function, "__name__", type(function).__name__))
         self.workers = whole("workers", workers, least=1)
         self.grace = number("grace", grace, least=0)
         self.timeout = None if timeout is None else number("timeout", timeout, above=0)
         self._running: tuple[asyncio.AbstractEventLoop, Loop] | None = None
+        self._last: Loop | None = None
         self._one = cast("Callable[[Any], object]", function)
         update_wrapper(cast("Callable[..., Any]", self), function)
         forks.keep(self)
@@ -109,7 +122,8 @@ class Service(Generic[P, T]):
     ) -> Counter[str]:
         """Work until `stop`, SIGTERM or SIGINT; with `drain`, until nothing is left to do. The answer is the tally.
 
-        The first signal lets what is in hand finish within the grace, the second one doesn't.
+        The first signal lets what is in hand finish within the grace, the second one doesn't. Five seconds after the
+        grace it returns, whatever still hangs: a handler or feed that ignores its cancellation, a store.
         """
 
         async def main() -> Counter[str]:
@@ -118,7 +132,7 @@ class Service(Generic[P, T]):
                 return await running
 
         try:
-            return asyncio.run(main())
+            return run_to_end(main(), self.left)
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
 
@@ -133,7 +147,7 @@ class Service(Generic[P, T]):
         """The same in a task of your own event loop, which has its own signals."""
         if self._running is not None:
             raise RuntimeError(f"{self.name} runs already")
-        loop = Loop(
+        loop = self._last = Loop(
             self.name,
             self._source(source),
             self._handle,
@@ -164,6 +178,10 @@ class Service(Generic[P, T]):
             beside.result()
         return loop.tally
 
+    def left(self) -> float:
+        """Seconds that are left of a run for what was begun beside it."""
+        return MOMENT if self._last is None else self._last.left()
+
     def stop(self) -> None:
         """Take no more work, and end when what is in hand is done. Any thread may call it, and so may a signal handler.
 
@@ -185,12 +203,55 @@ class Service(Generic[P, T]):
         if running is None:
             return Health(live=False, ready=False)
         loop = running[1]
-        ready = loop.failing is None and not loop.stopping.is_set()
-        return Health(True, ready, len(loop.in_hand), loop.failing, dict(loop.tally))
+        return Health(
+            True, loop.ready, len(loop.in_hand), loop.failing, dict(loop.tally), stuck=loop.stuck, oldest=loop.oldest()
+        )
 
     def depth(self) -> Depth | None:
         """What waits, is in hand and was buried; None where the source can't tell. Asking a store takes time."""
         return None
+
+
+def run_to_end(main: Coroutine[Any, Any, T], left: Callable[[], float]) -> T:
+    """Run a coroutine in an event loop of its own, as `asyncio.run` does; but for its end there are `left()` seconds.
+
+    `asyncio.run` waits for ever for a task that ignores its cancellation, and for a thread of `asyncio.to_thread`.
+    """
+    runner = asyncio.Runner()
+    loop = runner.get_loop()
+    threads = ThreadPoolExecutor(thread_name_prefix="asyncio")
+    loop.set_default_executor(threads)
+    try:
+        return runner.run(main)
+    finally:
+        try:
+            runner.run(_wind_up(threads, left()))
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()  # rather than the runner, which would wait
+
+
+async def _wind_up(threads: ThreadPoolExecutor, seconds: float) -> None:
+    """End what is left in this event loop, as far as it can be ended."""
+    clock, loop = clocks.MACHINE, asyncio.get_running_loop()
+    ends = clock.now() + seconds
+    await cancelled([task for task in asyncio.all_tasks() if task is not asyncio.current_task()], seconds, clock)
+    ended = asyncio.Event()
+
+    def shut_down() -> None:
+        threads.shutdown()
+        try:
+            loop.call_soon_threadsafe(ended.set)
+        except RuntimeError:
+            pass  # too late
+
+    try:
+        async with clock.within(max(MOMENT, ends - clock.now())):
+            await loop.shutdown_asyncgens()
+            threading.Thread(target=shut_down, daemon=True).start()
+            await ended.wait()
+    except AttemptTimeout:
+        log.error("a thread or an asynchronous generator does not end, and is left behind")
 
 
 def opened(store: object) -> Any:

@@ -44,12 +44,15 @@ class Message:
     * `attributes`: what the sender wrote on the envelope.
     * `group`: messages of one group are worked on in order, one at a time; None for no order.
     * `handle`: what the source knows this lease by.
+    * `unanswered`: how many of its last receives ended without an answer, this one not included: the lease ran out, as
+      it does when a process dies. One that was answered with done or back begins anew from 0. None where the source
+      counts receives, and can't tell how they ended.
 
     >>> Message("orders/42", "{}")
     Message(key='orders/42', body='{}', receives=1)
     """
 
-    __slots__ = ("attributes", "body", "group", "handle", "key", "receives", "token")
+    __slots__ = ("attributes", "body", "group", "handle", "key", "receives", "token", "unanswered")
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class Message:
         attributes: Mapping[str, str] = NOTHING,
         group: str | None = None,
         handle: object = None,
+        unanswered: int | None = 0,
     ) -> None:
         self.key = key
         self.body = body
@@ -68,6 +72,7 @@ class Message:
         self.attributes = attributes
         self.group = group
         self.handle = handle
+        self.unanswered = unanswered
 
     def __repr__(self) -> str:
         return f"Message(key={self.key!r}, body={self.body!r}, receives={self.receives})"

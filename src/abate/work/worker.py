@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
-from typing import cast
+from typing import NamedTuple, cast
 
 from abate import events
 from abate.clock import Clock
+from abate.logs import Log
 from abate.schedule.deadlines import deadline
 from abate.work.crew import Crew
 from abate.work.hands import Work
 from abate.work.judge import Judge, Judgement
 from abate.work.source import Bury, Message
 
-log = logging.getLogger("abate.work")
+log = Log("abate.work")
 
 Handler = Callable[[Message], object]
+
+
+class Ended(NamedTuple):
+    """How the work on a message has ended, after how many seconds, and by what error."""
+
+    judgement: Judgement
+    seconds: float
+    error: BaseException | None
+
+
+def report(name: str, message: Message, judgement: Judgement, seconds: float, error: BaseException | None) -> None:
+    """Tell sinks and the log how a message has ended."""
+    if events.sinks:
+        events.emit(events.Worked(name, message.key, judgement.ending, seconds, message.receives, error))
+    if isinstance(judgement.verdict, Bury):
+        bury = judgement.verdict
+        log.error("%s: %r is buried (%s): %s", name, message.key, bury.kind, bury.reason)
+        events.emit(events.Buried(name, message.key, bury.kind, bury.reason))
+
+
+def warn_of_value(name: str, answer: object) -> None:
+    """A handler has returned a value that says nothing to us."""
+    log.warning(
+        "%s: the handler returned a value of type %s, which is ignored: its work counts as done. A handler returns None"
+        " or abate.Again(after), and raises an error if the work is not done. Further values are not reported.",
+        name,
+        type(answer).__name__,
+    )
 
 
 class Worker:
@@ -47,14 +75,21 @@ class Worker:
         self._crew = crew
         self._tally = tally
 
-    async def work(self, work: Work, clock: Clock) -> Judgement | None:
-        """Work on a message: what becomes of it, which is counted; None where it was taken out of our hands."""
+    def suspects(self, message: Message) -> bool:
+        """Must it be worked on alone?"""
+        return self._judge.suspect(message.receives, message.unanswered)
+
+    async def work(self, work: Work, clock: Clock) -> Ended | None:
+        """Work on a message: how it has ended; None where it was taken out of our hands."""
         message, began = work.message, clock.now()
         error: BaseException | None = None
-        judgement = self._judge.hopeless(message.receives)
+        judgement = self._judge.hopeless(message.receives, message.unanswered)
         if judgement is None:
             try:
-                judgement = self._judge.returned(await self._handled(message, clock))
+                answer = await self._handled(message, clock)
+                judgement = self._judge.returned(answer)
+                if self._judge.surprised(answer):
+                    warn_of_value(self.name, answer)
             except BaseException as raised:
                 if not isinstance(raised, Exception):
                     if work.lost or work.broken_off:
@@ -62,17 +97,13 @@ class Worker:
                     self._say(raised, message)
                 error = raised
                 judgement = self._judge.judged(raised, message.receives)
-        if work.lost:
-            return None
+        return None if work.lost else Ended(judgement, clock.now() - began, error)
+
+    def tell(self, message: Message, ended: Ended) -> None:
+        """Count and report how a message has ended."""
+        judgement, seconds, error = ended
         self._tally[judgement.ending] += 1
-        if events.sinks:
-            took = clock.now() - began
-            events.emit(events.Worked(self.name, message.key, judgement.ending, took, message.receives, error))
-        if isinstance(judgement.verdict, Bury):
-            bury = judgement.verdict
-            log.error("%s: %r is buried (%s): %s", self.name, message.key, bury.kind, bury.reason)
-            events.emit(events.Buried(self.name, message.key, bury.kind, bury.reason))
-        return judgement
+        report(self.name, message, judgement, seconds, error)
 
     async def _handled(self, message: Message, clock: Clock) -> object:
         """Call the handler, within its time."""

@@ -7,16 +7,16 @@ missed. One that does not take what it is sent within its patience is dropped; a
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from abate.clock import Clock
 from abate.errors import AttemptTimeout
+from abate.logs import Log
 from abate.observe.page.board import Board
 
-log = logging.getLogger("abate.page")
+log = Log("abate.page")
 
 
 class Stream:

@@ -12,7 +12,6 @@ join. `start` and `hurry` are called by calls, and so by signal handlers and fin
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import socket
@@ -25,11 +24,12 @@ from weakref import ref
 
 from abate import events, forks
 from abate.clock import MACHINE
+from abate.logs import Log
 from abate.registry import Registry
 from abate.schedule.backoff import Backoff, Uniform
 from abate.stores.fleet.offers import Accounts, Answer, Offer
 
-log = logging.getLogger("abate.stores")
+log = Log("abate.stores")
 
 EVERY = 1.0
 """Seconds between two journeys, give or take a quarter."""

@@ -12,7 +12,6 @@ ends when nobody has waited for `IDLE` seconds: a connection that listens has to
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import selectors
@@ -20,13 +19,14 @@ from threading import Lock, Thread
 from time import monotonic
 
 from abate import forks
+from abate.logs import Log
 from abate.schedule.backoff import Uniform
 from abate.stores.bells import Bells
 from abate.stores.contract import StoreError
 from abate.stores.postgres.pool import Pool
 from abate.stores.postgres.session import Session, Trouble
 
-log = logging.getLogger("abate.stores")
+log = Log("abate.stores")
 
 ANNOUNCED = 30.0
 SLOWLY, QUICKLY = 5.0, 0.5

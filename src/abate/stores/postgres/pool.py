@@ -13,13 +13,13 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from functools import partial
 from threading import BoundedSemaphore, Lock
 from time import monotonic, sleep
 
 from abate import forks
+from abate.logs import Log
 from abate.schedule.backoff import Uniform
 from abate.stores.contract import StoreError, StoreUnreachable
 from abate.stores.postgres.address import Address
@@ -27,7 +27,7 @@ from abate.stores.postgres.schema import Foreign, migrate, spelled
 from abate.stores.postgres.session import Failed, Lost, Row, Session, Trouble, Unreachable
 from abate.stores.postgres.words import explained
 
-log = logging.getLogger("abate.stores")
+log = Log("abate.stores")
 
 MOST = 4
 IDLE = 30.0

@@ -113,7 +113,7 @@ class PostgresQueue(Queue):
         while len(messages) < most:
             many = min(most - len(messages), MOST)
             rows = self._pool.run(
-                "SELECT * FROM @.receive($1, $2, $3, $4)", self._name, str(many), repr(self._lease), self._store.now()
+                "SELECT * FROM @.hand_out($1, $2, $3, $4)", self._name, str(many), repr(self._lease), self._store.now()
             )
             if rows[0][0] is None:
                 pause = None if rows[0][5] is None else float(rows[0][5])
@@ -128,8 +128,9 @@ class PostgresQueue(Queue):
     def _read(self, rows: Sequence[Row], messages: list[Message]) -> list[Settlement]:
         """Read what was received; what can't be read is to be buried, as it is."""
         unreadable: list[Settlement] = []
-        for key, body, attributes, receives, token, _ in rows:
-            message = Message(read(key), read(body), int(receives or 0), int(token or 0))
+        for key, body, attributes, receives, token, _, unanswered in rows:
+            leased = int(receives or 0), int(token or 0)
+            message = Message(read(key), read(body), *leased, unanswered=int(unanswered or 0))
             try:
                 message.attributes = unwrapped(attributes)
             except ValueError as error:

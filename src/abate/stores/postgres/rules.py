@@ -126,7 +126,8 @@ ADD = f"""
                 END IF;
                 UPDATE @.item SET
                     id = DEFAULT, state = 0, due = v_now + p_after, priority = p_priority,
-                    attributes = p_attributes, body = p_body, receives = 0, kind = NULL, reason = NULL, trace = NULL
+                    attributes = p_attributes, body = p_body, receives = 0, unanswered = 0,
+                    kind = NULL, reason = NULL, trace = NULL
                 WHERE queue = p_queue AND key = p_key;
             ELSIF v_known.state = 1 AND v_known.due > v_now THEN
                 -- what is added is kept beside what is in hand. The item's own priority counts when it comes back
@@ -141,6 +142,7 @@ ADD = f"""
                 -- the earlier instant, the higher priority, the newest body. A lease that ran out is over by this.
                 v_new := false;
                 UPDATE @.item SET
+                    unanswered = unanswered + (state = 1)::integer,
                     state = 0, token = 0, due = least(due, v_now + p_after), priority = greatest(priority, p_priority),
                     attributes = p_attributes, body = p_body,
                     again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
@@ -203,8 +205,11 @@ BEGINS = """
 # counted where there is more than one priority; priorities are looked at one after the other, so they should be few.
 # Where nothing is ready the answer is one row without a key, and the seconds until something will be.
 RECEIVE = f"""
-    CREATE OR REPLACE FUNCTION @.receive(p_queue text, p_most integer, p_lease float8, p_now float8)
-    RETURNS TABLE (o_key text, o_body text, o_attributes text, o_receives integer, o_token bigint, o_pause float8)
+    CREATE OR REPLACE FUNCTION @.hand_out(p_queue text, p_most integer, p_lease float8, p_now float8)
+    RETURNS TABLE (
+        o_key text, o_body text, o_attributes text, o_receives integer, o_token bigint, o_pause float8,
+        o_unanswered integer
+    )
     LANGUAGE plpgsql {INDEXED} AS $$
     DECLARE
         v_now float8 := @.instant(p_now);
@@ -267,13 +272,14 @@ RECEIVE = f"""
                 UPDATE @.item SET
                     state = 1, due = v_now + p_lease, token = v_tokens[array_position(v_keys, key)],
                     receives = receives + 1,
+                    unanswered = unanswered + (state = 1)::integer,  -- a lease that ran out had no answer
                     -- it may have been added while the lease was running that ran out since
                     attributes = CASE WHEN again_due IS NULL THEN attributes ELSE again_attributes END,
                     body = CASE WHEN again_due IS NULL THEN body ELSE again_body END,
                     again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
                 WHERE queue = p_queue AND key = ANY (v_keys)
-                RETURNING key, body, attributes, receives, token
-            ) SELECT *, NULL::float8 FROM leased ORDER BY token;
+                RETURNING key, body, attributes, receives, token, NULL::float8, unanswered
+            ) SELECT * FROM leased ORDER BY token;
             GET DIAGNOSTICS v_got = ROW_COUNT;
             v_left := v_left - v_got;
             IF v_turn = 7 THEN
@@ -359,6 +365,7 @@ SETTLE = f"""
                         WHEN v.what = 'bury' AND again_due IS NULL THEN receives
                         ELSE 0
                     END,
+                    unanswered = CASE WHEN v.what = 'back' AND v.said->>4 = '0' THEN unanswered ELSE 0 END,
                     kind = CASE WHEN again_due IS NULL THEN v.said->>5 END,
                     reason = CASE WHEN again_due IS NULL THEN v.said->>6 END,
                     trace = CASE WHEN again_due IS NULL THEN v.said->>7 END
@@ -426,7 +433,8 @@ EXHUME = f"""
                     AND state + 0 = 2 AND (due, id) <= (p_until, p_until_id);
             ELSE
                 UPDATE @.item SET
-                    id = DEFAULT, state = 0, due = v_now, receives = 0, kind = NULL, reason = NULL, trace = NULL
+                    id = DEFAULT, state = 0, due = v_now, receives = 0, unanswered = 0,
+                    kind = NULL, reason = NULL, trace = NULL
                 WHERE queue = p_queue AND key = v_key AND state + 0 = 2 AND (due, id) <= (p_until, p_until_id);
             END IF;
             o_many := o_many + FOUND::integer;

@@ -129,9 +129,9 @@ FIRST = (
     """,
 )
 
-# Functions alone: plans that do not depend on the size of the tables, dead letters in batches. The functions `redrive`
+# How many of an item's last receives ended without an answer, as the lease ran out. The functions `receive`, `redrive`
 # and `purge` of the first version are not dropped, as its processes may still be running.
-SECOND: tuple[str, ...] = ()
+SECOND = ("ALTER TABLE @.item ADD COLUMN unanswered integer NOT NULL DEFAULT 0",)
 
 STEPS: tuple[tuple[str, ...], ...] = (FIRST, SECOND)
 """The statements that lead from each version of the tables to the next. What has been released is never changed, only
@@ -139,7 +139,8 @@ added to."""
 
 FUNCTIONS = (*rules.FUNCTIONS, *trading.FUNCTIONS)
 """As the newest version has them: all are replaced when a schema is brought to it, so a change needs a step, even if
-that is empty. Others are using them at that moment, so a function that takes other parameters takes another name."""
+that is empty. Others are using them at that moment, so a function that takes or returns something else takes another
+name."""
 
 FOUND = """
     SELECT

@@ -3,9 +3,9 @@
 The layout. A queue has these keys, all under one hash tag, so that a cluster keeps them together:
 
     item      hash              four fields for each message, one letter before its key:
-                                r  state, sequence, due, priority, receives, token: w(aiting), l(eased), a(dded again
-                                   while leased) or d(ead); due is since when or from when on it is ready, when its
-                                   lease runs out, or when it died
+                                r  state, sequence, due, priority, receives, token, unanswered: w(aiting), l(eased),
+                                   a(dded again while leased) or d(ead); due is since when or from when on it is ready,
+                                   when its lease runs out, or when it died
                                 c  attributes and body
                                 a  what was added while it was leased
                                 w  of a dead one: kind, reason, trace
@@ -109,12 +109,13 @@ class RedisQueue(Queue):
             patience = 0.0 if messages else max(0.0, left)  # who has got something does not wait
             waits = (waiter, repr(patience), repr(self._rng.random())) if waiter else ()
             pause, strays, *parts = self._call(scripts.RECEIVE, wanted, repr(self._lease), *waits)
-            leased = list(zip(*[iter(parts)] * 4, strict=True))
+            leased = list(zip(*[iter(parts)] * 5, strict=True))
             before = len(messages)
-            for key, content, receives, token in leased:
+            for key, content, receives, token, unanswered in leased:
                 try:
                     body, attributes = unwrapped(content)
-                    messages.append(Message(key.decode(), body, receives, int(token), attributes))
+                    known = body, receives, int(token), attributes
+                    messages.append(Message(key.decode(), *known, unanswered=unanswered))
                 except ValueError as error:
                     self._bury_unreadable(key, token, error)
             if len(messages) == most or (len(messages) - before < wanted and len(leased) < wanted and not strays):

@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, Final, Literal, TypeAlias, TypeVar
@@ -26,12 +25,13 @@ from redis.cluster import RedisCluster
 from redis.retry import Retry
 
 from abate import forks
+from abate.logs import Log
 from abate.stores.contract import StoreError, StoreUnreachable
 from abate.stores.redis.address import Address
 from abate.stores.redis.scripts import Script
 from abate.stores.redis.trouble import explained
 
-log = logging.getLogger("abate.stores")
+log = Log("abate.stores")
 
 Keys: TypeAlias = Sequence[str] | Sequence[bytes]
 Use: TypeAlias = Literal["work", "trade", "wait"]

@@ -144,12 +144,13 @@ class SqliteQueue(Queue):
 
     def _leased(self, db: Connection, row: tuple[Any, ...], token: int, now: float) -> Message | None:
         """Lease one item; None if it can't be read: that one is buried, with its bytes as they are."""
-        id, key, receives, attributes, body, again_due, again_attributes, again_body = row
+        id, key, receives, attributes, body, again_due, again_attributes, again_body, unanswered = row
         if again_due is not None:  # it was added while the lease was running that ran out since
             attributes, body = again_attributes, again_body
             db.execute(sql.MERGE, (id,))
         try:
-            message = Message(key.decode(), body.decode(), receives + 1, token, unwrapped(attributes))
+            content = body.decode(), receives + 1, token, unwrapped(attributes)
+            message = Message(key.decode(), *content, unanswered=unanswered)
         except ValueError as error:
             db.execute(
                 sql.BURY,
@@ -162,7 +163,7 @@ class SqliteQueue(Queue):
                 ),
             )
             return None
-        db.execute(sql.LEASE, (now + self._lease, token, receives + 1, id))
+        db.execute(sql.LEASE, (now + self._lease, token, receives + 1, unanswered, id))
         return message
 
     def _extend(self, messages: Sequence[Message]) -> list[Message]:
@@ -207,8 +208,10 @@ class SqliteQueue(Queue):
                 db.execute(sql.BEGIN_ANEW, (added, again_priority, id))
             case Done(float() | int() as again):
                 db.execute(sql.BACK, (_earlier(now + again, added), 0, id))
-            case Back(after, touched):
-                db.execute(sql.BACK, (_earlier(now + after, added), receives if touched else receives - 1, id))
+            case Back(after, touched=True):
+                db.execute(sql.BACK, (_earlier(now + after, added), receives, id))
+            case Back(after):
+                db.execute(sql.UNTOUCHED, (_earlier(now + after, added), id))
         return True
 
     # -- what there is

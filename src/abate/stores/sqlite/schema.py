@@ -116,6 +116,8 @@ THIRD = (
     # of which start of the machine the file was told last, when that was, and the latest instant that was written down
     "CREATE TABLE instant (start TEXT NOT NULL, origin REAL NOT NULL, mark REAL NOT NULL)",
     "INSERT INTO instant VALUES ('', 0, 0)",
+    # how many of its last receives ended without an answer: the lease ran out
+    "ALTER TABLE item ADD COLUMN unanswered INTEGER NOT NULL DEFAULT 0",
 )
 
 STEPS: tuple[tuple[str, ...], ...] = (FIRST, SECOND, THIRD)

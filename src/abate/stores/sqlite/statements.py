@@ -9,6 +9,7 @@ INSERT = "INSERT INTO item (queue, key, due, priority, attributes, body) VALUES 
 # one that waits: the earlier instant, the higher priority, the newest body. A lease that ran out is over by this.
 COALESCE = """
     UPDATE item SET
+        unanswered = unanswered + (state = 1),
         state = 0, token = 0, due = min(due, ?), priority = max(priority, ?), attributes = ?, body = ?,
         again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
     WHERE id = ?
@@ -27,7 +28,7 @@ AGAIN = """
 LIVE = """
     UPDATE item SET
         state = 0, due = ?, priority = ?, attributes = ?, body = ?,
-        receives = 0, kind = NULL, reason = NULL, trace = NULL
+        receives = 0, unanswered = 0, kind = NULL, reason = NULL, trace = NULL
     WHERE id = ?
 """
 
@@ -50,7 +51,7 @@ NEXT_DUE = """
     )
 """
 
-LEASE = "UPDATE item SET state = 1, due = ?, token = ?, receives = ? WHERE id = ?"
+LEASE = "UPDATE item SET state = 1, due = ?, token = ?, receives = ?, unanswered = ? WHERE id = ?"
 
 EXTEND = "UPDATE item SET due = ? WHERE queue = ? AND key = ? AND token = ? AND due > ? AND state = 1"
 
@@ -72,9 +73,11 @@ MERGE = """
     WHERE id = ?
 """
 
-BACK = "UPDATE item SET state = 0, token = 0, due = ?, receives = ? WHERE id = ?"
+BACK = "UPDATE item SET state = 0, token = 0, due = ?, receives = ?, unanswered = 0 WHERE id = ?"
 
-BEGIN_ANEW = "UPDATE item SET state = 0, token = 0, receives = 0, due = ?, priority = ? WHERE id = ?"
+UNTOUCHED = "UPDATE item SET state = 0, token = 0, due = ?, receives = receives - 1 WHERE id = ?"
+
+BEGIN_ANEW = "UPDATE item SET state = 0, token = 0, receives = 0, unanswered = 0, due = ?, priority = ? WHERE id = ?"
 
 BURY = "UPDATE item SET state = 2, token = 0, due = ?, kind = ?, reason = ?, trace = ? WHERE id = ?"
 
@@ -112,7 +115,8 @@ DEAD = "SELECT due, id FROM item WHERE queue = ? AND key = ? AND state = 2"
 # its id is new, as of those that are due at one instant the lowest is the first
 REDRIVE = """
     UPDATE item SET
-        id = (SELECT max(id) FROM item) + 1, state = 0, due = ?, receives = 0, kind = NULL, reason = NULL, trace = NULL
+        id = (SELECT max(id) FROM item) + 1, state = 0, due = ?, receives = 0, unanswered = 0,
+        kind = NULL, reason = NULL, trace = NULL
     WHERE id = ?
 """
 
@@ -120,7 +124,8 @@ PURGE = "DELETE FROM item WHERE id = ?"
 
 # -- which is next
 
-COLUMNS = "id, key, receives, attributes, body, again_due, again_attributes, again_body"
+# a lease that ran out had no answer
+COLUMNS = "id, key, receives, attributes, body, again_due, again_attributes, again_body, unanswered + (state = 1)"
 
 # without being told, SQLite would sort all that wait
 LOWER = """

@@ -15,6 +15,7 @@ if not item then
   if sequence == 1 and LISTED then redis.call('SADD', LISTED, name) end
   item = {
     state = 'w', sequence = string.format('%015.0f', sequence), due = due, priority = priority, receives = 0, token = '0',
+    unanswered = 0,
   }
   new = 1
 elseif item.state == 'd' then
@@ -22,7 +23,7 @@ elseif item.state == 'd' then
   if full() then return -1 end
   redis.call('ZREM', DEAD, item.sequence .. key)
   redis.call('HDEL', ITEM, WHY .. key)
-  item.state, item.due, item.priority, item.receives = 'w', due, priority, 0
+  item.state, item.due, item.priority, item.receives, item.unanswered = 'w', due, priority, 0, 0
   new = 1
 elseif held(item) then
   -- what is added is kept beside what is in hand. The item's own priority counts when it comes back without being
@@ -42,6 +43,7 @@ else
   if item.state ~= 'w' then
     redis.call('ZREM', LEASED, item.sequence .. key)
     redis.call('HDEL', ITEM, AGAIN .. key)
+    item.unanswered = item.unanswered + 1
   end
   item.state, item.token = 'w', '0'
   item.due, item.priority = math.min(item.due, due), math.max(item.priority, priority)

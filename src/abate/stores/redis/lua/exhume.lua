@@ -24,7 +24,7 @@ for _, key in ipairs(keys) do
     else
       -- a new sequence, as of those that are due at one instant the lowest is the first
       item.sequence = string.format('%015.0f', redis.call('HINCRBY', META, 'sequence', 1))
-      item.state, item.due, item.receives = 'w', now, 0
+      item.state, item.due, item.receives, item.unanswered = 'w', now, 0, 0
       enter(key, item)
     end
   end

@@ -27,21 +27,22 @@ end
 -- The fields of a message in ITEM
 local RECORD, CONTENT, AGAIN, WHY = 'r', 'c', 'a', 'w'
 
--- RECORD: "state sequence due priority receives token"
+-- RECORD: "state sequence due priority receives token unanswered"; the last is how many of its last receives ended
+-- without an answer, as the lease ran out
 local function read(record)
   if not record then return nil end
-  local state, sequence, due, priority, receives, token =
-    string.match(record, '^(%a) (%d+) (%S+) (%d+) (%d+) (%d+)$')
+  local state, sequence, due, priority, receives, token, unanswered =
+    string.match(record, '^(%a) (%d+) (%S+) (%d+) (%d+) (%d+) ?(%d*)$')
   if not tonumber(due) then return nil end
   return {
     state = state, sequence = sequence, due = tonumber(due), priority = tonumber(priority),
-    receives = tonumber(receives), token = token,
+    receives = tonumber(receives), token = token, unanswered = tonumber(unanswered) or 0,
   }
 end
 
 local function written(item)
   return table.concat(
-    {item.state, item.sequence, exact(item.due), item.priority, item.receives, item.token}, ' ')
+    {item.state, item.sequence, exact(item.due), item.priority, item.receives, item.token, item.unanswered}, ' ')
 end
 
 -- Is it in somebody's hands?

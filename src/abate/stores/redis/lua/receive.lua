@@ -1,5 +1,6 @@
 -- Lease what is ready, up to so many. The answer: seconds until somebody should look again ('' for no such instant),
--- how many strays were swept out, and for each message its key, content, receives and token.
+-- how many strays were swept out, and for each message its key, content, receives, token, and how many of the receives
+-- before ended without an answer.
 local most, lease = tonumber(ARGV[2]), tonumber(ARGV[3])
 local waiter, left = ARGV[4] or '', tonumber(ARGV[5] or 0)
 local known = redis.call('HMGET', META, 'turns', 'watch', 'watcher')
@@ -84,12 +85,13 @@ if #members > 0 then
         redis.call('HDEL', ITEM, AGAIN .. key)
       end
       leave_lane(key, item)
+      if item.state ~= 'w' then item.unanswered = item.unanswered + 1 end  -- its lease ran out
       token = token + 1
       item.state, item.due, item.receives, item.token = 'l', now + lease, item.receives + 1, string.format('%.0f', token)
       if item.priority > 0 then redis.call('ZADD', LANE, 0, place(key, item)) end
       dues[#dues + 1], dues[#dues + 2] = due, members[n]
       written_down[#written_down + 1], written_down[#written_down + 2] = RECORD .. key, written(item)
-      for _, part in ipairs({key, content, item.receives, item.token}) do answer[#answer + 1] = part end
+      for _, part in ipairs({key, content, item.receives, item.token, item.unanswered}) do answer[#answer + 1] = part end
     end
   end
   if #dues > 0 then

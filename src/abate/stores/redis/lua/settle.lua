@@ -7,9 +7,9 @@ for n = 2, #ARGV, 4 do fields[#fields + 1] = RECORD .. ARGV[n] end
 for n, record in ipairs(redis.call('HMGET', ITEM, unpack(fields))) do records[ARGV[4 * n - 2]] = read(record) end
 
 -- Back among those who wait.
-local function wait(key, item, due, receives, content)
+local function wait(key, item, due, receives, content, unanswered)
   redis.call('ZREM', LEASED, item.sequence .. key)
-  item.state, item.token, item.due, item.receives = 'w', '0', due, receives
+  item.state, item.token, item.due, item.receives, item.unanswered = 'w', '0', due, receives, unanswered or 0
   enter(key, item, content)
   records[key] = nil
   waiting, earliest = waiting + 1, math.min(earliest, due)
@@ -47,9 +47,10 @@ for n = 2, #ARGV, 4 do
       wait(key, item, now, 0)
     elseif word == 'again' then
       wait(key, item, math.min(now + tonumber(detail), added), 0, content)
-    else
-      local receives = word == 'back' and item.receives or item.receives - 1
-      wait(key, item, math.min(now + tonumber(detail), added), receives, content)
+    elseif word == 'back' then
+      wait(key, item, math.min(now + tonumber(detail), added), item.receives, content)
+    else  -- untouched
+      wait(key, item, math.min(now + tonumber(detail), added), item.receives - 1, content, item.unanswered)
     end
   end
 end

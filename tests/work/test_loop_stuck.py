@@ -1,0 +1,622 @@
+"""The loop when something hangs: handlers, the trials of a fuse, threads, loggers."""
+
+import asyncio
+import logging
+import threading
+from itertools import pairwise
+
+import pytest
+
+import abate
+from abate import Fuse, PermanentFailure, events
+from abate.stores import open_store
+from abate.testing import VirtualClock
+from abate.work import Back, Done, Message
+from abate.work import crew as crews
+from abate.work import loop as loops
+from tests.work.tray import PlainTray, Tray, messages
+
+
+async def served(consumer, source, body, **options):
+    """Run a consumer beside a body, then stop it."""
+    running = asyncio.create_task(consumer.arun(source, **options))
+    try:
+        await body()
+    finally:
+        consumer.stop()
+        tally = await running
+    return tally
+
+
+async def until(condition):
+    """Let others run until something is so."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+class Kept(Tray):
+    """A source that hands a message out again when its lease was not extended for long enough."""
+
+    def __init__(self, *given, lease):
+        super().__init__(*given, lease=lease)
+        self.held = {}
+
+    async def receive(self, most, wait):
+        now = abate.clock.current().now()
+        for message, end in list(self.held.items()):
+            if end <= now:
+                del self.held[message]
+                self.messages.append(Message(message.key, receives=message.receives + 1))
+        batch = [self.messages.popleft() for _ in range(min(most, len(self.messages)))]
+        self.taken += batch
+        self.held |= dict.fromkeys(batch, now + self.lease)
+        if not batch and wait:
+            await abate.clock.current().asleep(0.5)
+        return batch
+
+    async def extend(self, messages):
+        self.extended.append([message.key for message in messages])
+        self.held |= dict.fromkeys(messages, abate.clock.current().now() + self.lease)
+        return ()
+
+    async def settle(self, settlements):
+        for message, verdict in settlements:
+            if self.held.pop(message, None) is not None:
+                self.settled.append((message.key, verdict))
+        return ()
+
+
+# -- handlers
+
+
+async def deaf(clock, times=2):
+    """Ignore the first cancellations: when the time is over, and when the grace is."""
+    for _ in range(times):
+        try:
+            await clock.asleep(1e6)
+        except asyncio.CancelledError:
+            pass
+    await clock.asleep(1e6)
+
+
+def test_a_handler_that_hangs_loses_its_lease_and_its_place(caplog):
+    """Its message is handed out again, others have its place, and it is counted and logged once."""
+    with VirtualClock() as clock:
+
+        async def main():
+            source, done = Kept(*messages("bad", "good", "fine"), lease=3.0), []
+
+            @abate.consumer(workers=1, timeout=5.0)
+            async def handle(message):
+                if message.key == "bad" and message.receives == 1:
+                    await deaf(clock)
+                done.append((message.key, message.receives))
+
+            async def body():
+                await clock.asleep(5.5)
+                assert (handle.health().stuck, handle.health().oldest, done) == (0, 5.5, [])
+                await clock.asleep(14.5)
+                assert done == [("good", 1), ("fine", 1), ("bad", 2)]
+                assert handle.health().stuck == 1
+
+            tally = await served(handle, source, body, grace=0.0)
+            assert tally == {"stuck": 1, "done": 3}
+            assert source.extended == [["bad"]] * 5
+
+        asyncio.run(main())
+    said = [record.getMessage() for record in caplog.records if "has not ended" in record.getMessage()]
+    assert len(said) == 1
+    assert "the handler of 'bad' has not ended 1 s after its timeout of 5 s" in said[0]
+
+
+def test_a_handler_that_is_late_is_settled_if_its_lease_holds():
+    """What was done counts, as long as nobody else has the message."""
+    with VirtualClock() as clock:
+
+        async def main():
+            source = Kept(*messages("late"), lease=30.0)
+
+            @abate.consumer(workers=1, timeout=5.0)
+            async def handle(message):
+                try:
+                    await clock.asleep(100.0)
+                except asyncio.CancelledError:
+                    await clock.asleep(3.0)
+
+            async def body():
+                await clock.asleep(7.0)
+                assert handle.health().stuck == 1
+                await clock.asleep(3.0)
+                assert (handle.health().stuck, handle.health().in_hand) == (0, 0)
+
+            assert await served(handle, source, body) == {"stuck": 1, "done": 1}
+            assert source.settled == [("late", Done())]
+
+        asyncio.run(main())
+
+
+def test_as_many_are_replaced_as_there_are_workers_and_then_it_is_not_ready(caplog):
+    """Threads don't grow without bound: a consumer of hung handlers stops taking, and says so."""
+    hangs, before = threading.Event(), threading.active_count()
+
+    @abate.consumer(workers=2, timeout=0.01)
+    def handle(message):
+        hangs.wait(30.0)
+
+    async def main():
+        source = PlainTray(*messages(*range(10)), lease=30.0)
+        health = []
+
+        async def body():
+            await until(lambda: handle.health().stuck == 4)
+            health.append(handle.health())
+            assert threading.active_count() <= before + 2 * 2 + 3
+            await asyncio.sleep(0.05)
+            assert len(source.taken) == 4  # two in their places, two replaced
+
+        tally = await served(handle, source, body, grace=0.0)
+        assert health[0].live
+        assert not health[0].ready
+        assert tally == {"stuck": 4}
+
+    loops_late, loops.LATE = loops.LATE, 0.01
+    try:
+        asyncio.run(main())
+    finally:
+        loops.LATE = loops_late
+        hangs.set()
+    assert caplog.text.count("2 handlers hang, as many as there are workers") == 1
+
+
+def test_it_is_ready_while_fewer_hang_than_there_are_workers():
+    """It takes work: one hung handler of two is shown, and no more."""
+    with VirtualClock() as clock:
+
+        async def main():
+            source = Kept(*messages("bad"), lease=30.0)
+
+            @abate.consumer(workers=2, timeout=1.0)
+            async def handle(message):
+                await deaf(clock)
+
+            async def body():
+                await clock.asleep(5.0)
+                assert (handle.health().stuck, handle.health().ready) == (1, True)
+
+            await served(handle, source, body, grace=0.0)
+
+        asyncio.run(main())
+
+
+def test_a_thread_that_hung_comes_back_and_its_replacement_goes():
+    """What was stuck and ends is not stuck any more."""
+    hangs, done = threading.Event(), []
+
+    @abate.consumer(workers=1, timeout=0.01)
+    def handle(message):
+        if message.key == "bad":
+            hangs.wait(30.0)
+        done.append(message.key)
+
+    async def main():
+        source = PlainTray(*messages("bad", "good"), lease=30.0)
+
+        async def body():
+            await until(lambda: done == ["good"])
+            assert handle.health().stuck == 1
+            hangs.set()
+            await until(lambda: len(source.settled) == 2)
+            assert handle.health().stuck == 0
+            assert handle.health().ready
+
+        assert await served(handle, source, body) == {"stuck": 1, "done": 2}
+
+    loops_late, loops.LATE = loops.LATE, 0.01
+    try:
+        asyncio.run(main())
+    finally:
+        loops.LATE = loops_late
+        hangs.set()
+
+
+def test_those_behind_a_handler_that_hangs_go_back():
+    """They can't have their turn here before it has ended."""
+    with VirtualClock() as clock:
+
+        async def main():
+            source = Tray(*(Message(number, group="g") for number in range(3)), lease=30.0)
+
+            @abate.consumer(workers=3, timeout=5.0)
+            async def handle(message):
+                await deaf(clock)
+
+            await served(handle, source, lambda: clock.asleep(10.0), grace=0.0)
+            assert source.settled == [(1, Back(0.0, touched=False)), (2, Back(0.0, touched=False))]
+
+        asyncio.run(main())
+
+
+def test_without_a_timeout_nobody_is_cut_off():
+    """A handler may take for ever; its age shows."""
+    with VirtualClock() as clock:
+
+        async def main():
+            source = Kept(*messages("long"), lease=30.0)
+
+            @abate.consumer(workers=1)
+            async def handle(message):
+                await clock.asleep(5000.0)
+
+            async def body():
+                assert handle.health().oldest is None
+                await clock.asleep(4000.0)
+                health = handle.health()
+                assert (health.stuck, health.ready, health.oldest) == (0, True, 4000.0)
+                await clock.asleep(1001.0)
+                assert source.settled == [("long", Done())]
+
+            await served(handle, source, body)
+
+        asyncio.run(main())
+
+
+def test_a_drain_ends_though_a_handler_hangs(caplog):
+    """What hangs is left to its lease."""
+    with VirtualClock() as clock:
+        source = Kept(*messages("bad", "good"), lease=1e6)
+
+        @abate.consumer(workers=1, timeout=5.0, grace=1000.0)
+        async def handle(message):
+            if message.key == "bad":
+                await deaf(clock, times=1)
+
+        assert handle.run(source, drain=True) == {"stuck": 1, "done": 1}
+        assert clock.now() < 10.0
+    assert "['bad'] not done within the grace" in caplog.text
+
+
+def test_handlers_that_hang_blow_the_fuse():
+    """A dependency that hangs is down."""
+    with VirtualClock() as clock:
+
+        async def main():
+            seen, source = [], Kept(*messages(*range(9)), lease=1000.0)
+            sink = abate.observe.install(seen.append)
+
+            @abate.consumer(workers=4, timeout=5.0, fuse=Fuse(least=4, pause=100.0))
+            async def handle(message):
+                await deaf(clock)
+
+            await served(handle, source, lambda: clock.asleep(30.0), grace=0.0)
+            abate.observe.remove(sink)
+            assert len(source.taken) == 4
+            assert [type(event) for event in seen].count(events.FuseBlown) == 1
+
+        asyncio.run(main())
+
+
+# -- the fuse
+
+
+def test_a_trial_does_not_wait_for_what_was_taken_before_the_fuse_blew():
+    """One worker is busy for an hour: the others try again when the pause is over."""
+    with VirtualClock() as clock:
+
+        async def main():
+            down, good = True, []
+
+            @abate.consumer(workers=4, fuse=Fuse(least=5, pause=10.0), backoff=[1.0])
+            async def handle(message):
+                if message.key == "long":
+                    await clock.asleep(3600.0)
+                    return
+                if down:
+                    raise ConnectionError
+                good.append(clock.now())
+
+            async def body():
+                nonlocal down
+                await clock.asleep(1.0)
+                down = False
+                await clock.asleep(20.0)
+                assert len(good) >= 10
+                assert len(source.settled) == 20
+
+            source = Tray(*messages("long", *range(20)))
+            await served(handle, source, body, grace=0.0)
+
+        asyncio.run(main())
+
+
+def test_a_trial_that_hangs_makes_room_for_another():
+    """No timeout, and the first trial hangs: after a pause the next one is taken."""
+    with VirtualClock() as clock:
+
+        async def main():
+            trial = asyncio.Event()
+
+            @abate.consumer(workers=2, fuse=Fuse(least=6, pause=10.0), backoff=[1.0])
+            async def handle(message):
+                if message.key < 6:
+                    raise ConnectionError
+                if not trial.is_set():
+                    trial.set()
+                    began.append(clock.now())
+                    await clock.asleep(1e5)
+                began.append(clock.now())
+
+            began, source = [], Tray(*messages(*range(10)))
+
+            async def body():
+                await clock.asleep(100.0)
+                assert began[1] == pytest.approx(began[0] + 10.0)
+                assert len(source.settled) == 9
+
+            await served(handle, source, body, grace=0.0)
+
+        asyncio.run(main())
+
+
+def test_what_comes_while_the_fuse_blows_goes_back_untouched():
+    """A receive was under way: nothing that it brings is begun, and no receive is burned."""
+    with VirtualClock() as clock:
+
+        async def main():
+            class Slow(Tray):
+                async def receive(self, most, wait):
+                    if self.taken:
+                        await clock.asleep(2.0)
+                    return await super().receive(1, wait)
+
+            @abate.consumer(workers=2, fuse=Fuse(least=1, pause=100.0), backoff=[1.0])
+            async def handle(message):
+                await clock.asleep(1.0)
+                raise ConnectionError
+
+            source = Slow(*messages("first", "second"))
+            await served(handle, source, lambda: clock.asleep(5.0))
+            back = source.verdicts["second"]
+            assert source.verdicts["first"] == Back(1.0)
+            assert not back.touched
+            assert 48.0 <= back.after <= 149.0
+
+        asyncio.run(main())
+
+
+# -- threads and loggers
+
+
+def test_nothing_is_taken_while_there_is_no_thread_to_work_on_it(monkeypatch):
+    """A process out of threads waits for some, and burns no receives."""
+    refused = 0
+
+    class Refusing(threading.Thread):
+        def start(self):
+            nonlocal refused
+            if refused < 7:
+                refused += 1
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    monkeypatch.setattr(crews, "Thread", Refusing)
+    monkeypatch.setattr(loops, "TROUBLE", abate.Backoff(0.001, 0.002))
+    source, seen = PlainTray(*messages("a")), []
+
+    @abate.consumer(workers=4)
+    def handle(message):
+        seen.append(message.key)
+
+    assert handle.run(source, drain=True) == {"done": 1}
+    assert (seen, refused, source.verdicts) == (["a"], 7, {"a": Done()})
+
+
+class Broken(logging.Handler):
+    def emit(self, record):
+        raise RuntimeError("the log server is down")
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_logger_that_raises_breaks_nothing(asynchronous, capsys):
+    """Buried, crashed, failed, lost and stuck messages are all logged: each is settled as ever."""
+    broken, logger = Broken(), logging.getLogger("abate")
+    logger.addHandler(broken)
+
+    def answer(message):
+        if message.key == "buried":
+            raise PermanentFailure("no")
+        if message.key == "crashed":
+            raise SystemExit
+        if message.key == "odd":
+            return 42
+        return None
+
+    async def task(message):
+        return answer(message)
+
+    source = Tray(*messages("buried", "crashed", "odd", "fine", "lost"), lease=30.0)
+    source.lost = {"lost"}
+    source.receive_errors.append(ConnectionError())
+    source.settle_errors.append(ConnectionError())
+    try:
+        with VirtualClock():
+            consumer = abate.consumer(workers=2, backoff=[1.0], fuse=Fuse(least=1, pause=1.0))
+            tally = consumer(task if asynchronous else answer).run(source, drain=True)
+    finally:
+        logger.removeHandler(broken)
+    assert tally == {"buried": 1, "crashed": 1, "retry": 1, "done": 3, "lost": 1}
+    assert sorted(source.verdicts) == ["buried", "crashed", "fine", "odd"]
+
+
+def test_a_sink_that_raises_breaks_nothing(capsys):
+    """Neither does one that can't be cut off quietly, as the logger raises too."""
+    broken, logger = Broken(), logging.getLogger("abate")
+    logger.addHandler(broken)
+
+    def sink(event):
+        raise KeyError("x")
+
+    abate.observe.install(sink)
+    try:
+        queue = open_store("memory:").queue("orders")
+        queue.send("a")
+
+        @abate.consumer(source=queue)
+        def handle(message):
+            raise PermanentFailure("no")
+
+        assert handle.run(drain=True) == {"buried": 1}
+        assert queue.depth().dead == 1
+    finally:
+        abate.observe.remove(sink)
+        logger.removeHandler(broken)
+
+
+def test_a_value_that_a_handler_returns_is_told_once(caplog):
+    """The messages are done; a consumer warns of the first one alone."""
+    source = Tray(*messages(*range(3)))
+    with VirtualClock():
+        assert abate.consumer()(lambda message: {"sent": 1}).run(source, drain=True) == {"done": 3}
+    assert caplog.text.count("returned a value of type dict, which is ignored") == 1
+    assert sorted(source.verdicts) == [0, 1, 2]
+
+
+def test_a_generator_is_no_handler():
+    """Nothing of it would run."""
+
+    def numbers(message):
+        yield 1
+
+    async def later(message):
+        yield 1
+
+    for function in (numbers, later):
+        with pytest.raises(TypeError, match="a handler must not be a generator"):
+            abate.consumer()(function)
+
+
+# -- a source that fails
+
+
+class Constant:
+    """Chance that is always the same: delays are as long as they can be."""
+
+    @staticmethod
+    def random():
+        return 0.999999
+
+    @staticmethod
+    def uniform(low, high):
+        return high
+
+
+def failures_of(source, monkeypatch):
+    """The instants at which a source was asked in vain."""
+    monkeypatch.setattr(loops, "random", Constant)
+    seen = []
+
+    def note(event):
+        if isinstance(event, events.SourceFailed):
+            seen.append((abate.clock.current().now(), event.delay))
+
+    sink = abate.observe.install(note)
+    try:
+        with VirtualClock():
+            abate.consumer(fuse=False)(lambda message: None).run(source, drain=True)
+    finally:
+        abate.observe.remove(sink)
+    return seen
+
+
+@pytest.mark.parametrize("method", ["receive", "settle"])
+def test_a_source_that_keeps_failing_is_left_alone_for_longer_and_longer(method, monkeypatch):
+    """From half a second to half a minute, and it is asked again after just that."""
+    source = Tray(*messages("a"))
+    getattr(source, f"{method}_errors").extend([ConnectionError()] * 9)
+    seen = failures_of(source, monkeypatch)
+    assert [delay for _, delay in seen] == pytest.approx([0.5, 1, 2, 4, 8, 16, 30, 30, 30], rel=0.01)
+    asked = [instant for instant, _ in seen]
+    assert [after - before for before, after in pairwise(asked)] == pytest.approx(
+        [0.5, 1, 2, 4, 8, 16, 30, 30], rel=0.01
+    )
+
+
+@pytest.mark.parametrize("method", ["receive", "settle"])
+def test_the_pause_begins_anew_after_a_success(method, monkeypatch):
+    """A source that answers again has its failures forgotten."""
+
+    class Flaky(Tray):
+        """Fails three times for each message."""
+
+        tries = 0
+
+        def fail(self, asked):
+            self.tries += asked == method
+            if asked == method and self.tries % 4:
+                raise ConnectionError
+
+        async def receive(self, most, wait):
+            if self.messages:
+                self.fail("receive")
+            return await super().receive(1, wait)
+
+        async def settle(self, settlements):
+            self.fail("settle")
+            return await super().settle(settlements)
+
+    seen = failures_of(Flaky(*messages("a", "b")), monkeypatch)
+    assert [delay for _, delay in seen] == pytest.approx([0.5, 1, 2, 0.5, 1, 2], rel=0.01)
+
+
+def test_a_pause_is_not_cut_short_by_work_that_ends(monkeypatch):
+    """However busy the loop is, a source that fails is not asked before its time."""
+    monkeypatch.setattr(loops, "random", Constant)
+    with VirtualClock() as clock:
+        asked = []
+
+        class Down(Tray):
+            async def receive(self, most, wait):
+                if self.taken:
+                    asked.append(clock.now())
+                    raise ConnectionError
+                return await super().receive(most, wait)
+
+        async def main():
+            @abate.consumer(workers=4)
+            async def handle(message):
+                await clock.asleep(0.1 + 0.1 * message.key)
+
+            await served(handle, Down(*messages(0, 1, 2)), lambda: clock.asleep(3.0))
+
+        asyncio.run(main())
+        assert asked == pytest.approx([0.0, 0.5, 1.5], abs=0.01)
+
+
+def test_a_stop_ends_a_pause_and_verdicts_are_sent_off_soon():
+    """A store that is back within the grace is told what was done, though it had been down for an hour."""
+    with VirtualClock() as clock:
+
+        async def main():
+            back = asyncio.Event()
+
+            class Down(Tray):
+                async def settle(self, settlements):
+                    if not back.is_set():
+                        raise ConnectionError
+                    return await super().settle(settlements)
+
+            source = Down(*messages("a"), lease=None)
+
+            @abate.consumer()
+            async def handle(message): ...
+
+            running = asyncio.create_task(handle.arun(source, grace=10.0))
+            await clock.asleep(600.0)
+            handle.stop()
+            await clock.asleep(5.0)
+            back.set()
+            await running
+            assert source.verdicts == {"a": Done()}
+            assert clock.now() <= 606.5
+
+        asyncio.run(main())

@@ -1,0 +1,254 @@
+"""Messages that may have killed a process are worked on alone."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import abate
+from abate.testing import VirtualClock
+from abate.work import Back, Bury, Done, Message
+from abate.work import loop as loops
+from tests.work.tray import Tray, messages
+
+
+def suspect(key, **fields):
+    return Message(key, receives=3, unanswered=2, **fields)
+
+
+class Shelf(Tray):
+    """A source that hands out again what comes back, with what it knows of its receives."""
+
+    async def receive(self, most, wait):
+        now = abate.clock.current().now()
+        batch = [message for message in self.messages if (message.handle or 0.0) <= now][:most]
+        for message in batch:
+            self.messages.remove(message)
+        self.taken += batch
+        if not batch and wait:
+            await abate.clock.current().asleep(0.25)
+        return batch
+
+    async def settle(self, settlements):
+        for message, verdict in settlements:
+            self.settled.append((message.key, verdict))
+            if isinstance(verdict, Back):
+                due = abate.clock.current().now() + verdict.after
+                unanswered = 0 if verdict.touched else message.unanswered
+                receives = message.receives + verdict.touched
+                self.messages.append(
+                    Message(message.key, receives=receives, unanswered=unanswered, group=message.group, handle=due)
+                )
+        return ()
+
+
+class Watch:
+    """A handler that writes down what was at work at the same time."""
+
+    def __init__(self, seconds=10.0):
+        self.busy, self.company, self.began = set(), {}, []
+        self.seconds = seconds
+
+    async def __call__(self, message):
+        self.began.append((message.key, abate.clock.current().now()))
+        for other in self.busy:
+            self.company[other].add(message.key)
+        self.company[message.key] = set(self.busy)
+        self.busy.add(message.key)
+        await abate.clock.current().asleep(self.seconds)
+        self.busy.remove(message.key)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(1, 5))
+def test_a_suspect_is_worked_on_alone_and_everything_is_done(suspects, workers):
+    """Nothing else is at work beside one, whatever comes with it, and nobody waits for ever."""
+    handle = Watch()
+    with VirtualClock():
+        source = Shelf(*(suspect(key) if odd else Message(key) for key, odd in enumerate(suspects)), lease=30.0)
+
+        async def main():
+            consumer = abate.consumer(workers=workers)(handle)
+            running = asyncio.create_task(consumer.arun(source))
+            while sum(verdict == Done() for _, verdict in source.settled) < len(suspects):
+                await abate.clock.current().asleep(1.0)
+            consumer.stop()
+            await running
+
+        asyncio.run(main())
+    for key, odd in enumerate(suspects):
+        if odd:
+            assert handle.company[key] == set()
+    ordinary = suspects.count(False)
+    if ordinary >= workers > 1 and ordinary == len(suspects):
+        assert any(handle.company.values())
+
+
+def test_what_is_in_hand_ends_first_and_other_suspects_go_back_untouched():
+    """No receive is burned for those that wait, and nothing is taken beside the one."""
+    handle = Watch()
+    with VirtualClock() as clock:
+        source = Shelf(Message("a"), suspect("s"), suspect("t"), Message("b"), *messages("c", "d"), lease=30.0)
+
+        async def main():
+            consumer = abate.consumer(workers=4)(handle)
+            running = asyncio.create_task(consumer.arun(source))
+            await clock.asleep(5.0)
+            assert handle.busy == {"a", "b"}
+            assert not source.verdicts["t"].touched
+            await clock.asleep(10.0)
+            assert handle.busy == {"s"}
+            assert consumer.health().in_hand == 1
+            await clock.asleep(60.0)
+            consumer.stop()
+            await running
+            assert {key for key, verdict in source.settled if verdict == Done()} == set("abcdst")
+            assert handle.company["t"] == set()
+
+        asyncio.run(main())
+
+
+def test_a_suspect_that_no_company_leaves_begins_all_the_same():
+    """A handler that takes an hour, without a timeout: others are not held up for longer than a while."""
+    with VirtualClock() as clock:
+        began = {}
+
+        async def main():
+            @abate.consumer(workers=2)
+            async def handle(message):
+                began[message.key] = clock.now()
+                await clock.asleep(3600.0 if message.key == "long" else 1.0)
+
+            source = Shelf(Message("long"), suspect("s"), Message("next"), lease=20.0)
+            running = asyncio.create_task(handle.arun(source))
+            await clock.asleep(100.0)
+            handle.stop()
+            running.cancel()
+            await asyncio.wait({running})
+            assert began["s"] == pytest.approx(loops.COMPANY)
+            assert began["next"] == pytest.approx(loops.COMPANY + 1.0, abs=0.3)
+
+        asyncio.run(main())
+
+
+def test_a_stop_gives_a_waiting_suspect_back():
+    """Nobody has begun with it."""
+    with VirtualClock() as clock:
+
+        async def main():
+            source = Shelf(Message("a"), suspect("s"), lease=30.0)
+            handle = abate.consumer(workers=2)(Watch())
+            running = asyncio.create_task(handle.arun(source, grace=100.0))
+            await clock.asleep(1.0)
+            handle.stop()
+            await running
+            assert source.settled == [("s", Back(0.0, touched=False)), ("a", Done())]
+            assert clock.now() == 10.0
+
+        asyncio.run(main())
+
+
+def test_a_suspect_whose_lease_is_lost_while_it_waits_holds_nobody_up():
+    """It is not ours any more."""
+    with VirtualClock() as clock:
+
+        async def main():
+            source = Tray(Message("a"), suspect("s"), *messages("b", "c"), lease=3.0)
+            source.lost = {"s"}
+            watch = Watch()
+            handle = abate.consumer(workers=2)(watch)
+            running = asyncio.create_task(handle.arun(source))
+            await clock.asleep(2.0)
+            assert watch.began == [("a", 0.0), ("b", 1.0)]
+            handle.stop()
+            assert await running == {"lost": 1, "done": 2}
+
+        asyncio.run(main())
+
+
+def test_a_suspect_of_a_group_keeps_its_place():
+    """Those before it are done first; those behind it go back, and none passes it."""
+    with VirtualClock():
+        watch = Watch(1.0)
+        source = Tray(
+            Message("a", group="g"),
+            suspect("s", group="g"),
+            Message("b", group="g"),
+            Message("x", group="h"),
+            lease=30.0,
+        )
+        abate.consumer(workers=4)(watch).run(source, drain=True)
+    assert [key for key, _ in watch.began] == ["a", "x", "s"]
+    assert source.verdicts == {"a": Done(), "x": Done(), "s": Done(), "b": Back(0.0, touched=False)}
+    assert watch.company["s"] == set()
+
+
+def test_a_second_suspect_of_a_group_takes_along_what_is_behind_it():
+    """Order holds where suspects go back."""
+    with VirtualClock():
+        watch = Watch(1.0)
+        source = Tray(suspect("s"), suspect("t", group="g"), Message("b", group="g"), lease=30.0)
+        abate.consumer(workers=4)(watch).run(source, drain=True)
+    assert [key for key, _ in watch.began] == ["s"]
+    assert source.verdicts["b"] == source.verdicts["t"]
+    assert 0 <= source.verdicts["t"].after <= loops.APART
+
+
+def test_a_suspect_that_hangs_does_not_keep_others_from_working():
+    """After its time it is given up on, as any other."""
+    with VirtualClock() as clock:
+
+        async def main():
+            source = Shelf(suspect("s"), *messages("a", "b"), lease=1000.0)
+            done = []
+
+            @abate.consumer(workers=2, timeout=5.0)
+            async def handle(message):
+                if message.key == "s":
+                    try:
+                        await clock.asleep(1e6)
+                    except asyncio.CancelledError:
+                        await clock.asleep(1e6)
+                done.append((message.key, clock.now()))
+
+            running = asyncio.create_task(handle.arun(source, grace=0.0))
+            await clock.asleep(20.0)
+            # these came with it, and were done before it began
+            assert [key for key, _ in done] == ["a", "b"]
+            source.put(Message("c"))
+            await clock.asleep(1.0)
+            assert done[-1][0] == "c"
+            handle.stop()
+            await running
+
+        asyncio.run(main())
+
+
+def test_what_had_its_turn_alone_and_no_answer_is_buried_and_holds_nobody_up():
+    """It is settled without a worker, so it needs not be alone."""
+    with VirtualClock():
+        watch = Watch(1.0)
+        source = Tray(Message("poison", receives=4, unanswered=3), *messages("a"), lease=30.0)
+        assert abate.consumer(max_receives=3)(watch).run(source, drain=True) == {"buried": 1, "done": 1}
+    assert isinstance(source.verdicts["poison"], Bury)
+    assert watch.began == [("a", 0.0)]
+
+
+def test_where_nobody_knows_how_receives_ended_those_past_the_bound_are_alone():
+    """As of SQS: what was answered each time would have been buried by now."""
+    with VirtualClock():
+        watch = Watch(1.0)
+        fields = {"unanswered": None}
+        source = Tray(Message("s", receives=4, **fields), Message("a", receives=3, **fields), lease=30.0)
+        abate.consumer(workers=4, max_receives=3)(watch).run(source, drain=True)
+    assert watch.began == [("a", 0.0), ("s", 1.0)]
+
+
+def test_after_one_unanswered_receive_nobody_is_alone():
+    """As a restart leaves behind: full speed."""
+    with VirtualClock() as clock:
+        watch = Watch(1.0)
+        source = Tray(*(Message(key, receives=2, unanswered=1) for key in range(8)), lease=30.0)
+        abate.consumer(workers=4)(watch).run(source, drain=True)
+        assert clock.now() == 2.0
