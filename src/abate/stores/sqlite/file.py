@@ -17,7 +17,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import sqlite3
@@ -29,12 +28,13 @@ from time import monotonic, sleep
 from typing import Any
 
 from abate import forks
+from abate.logs import Log
 from abate.schedule.backoff import Uniform
 from abate.stores.contract import StoreError
 from abate.stores.sqlite import instants, place
 from abate.stores.sqlite.schema import Foreign, migrate
 
-log = logging.getLogger("abate.stores")
+log = Log("abate.stores")
 
 SHORTEST, LONGEST = 0.0002, 0.005
 """Seconds between two tries to write; most transactions of others take less than a millisecond."""
