@@ -277,7 +277,7 @@ def test_a_forked_child_shares_the_store(store):
 
 
 @forks
-@pytest.mark.parametrize("url", ["redis", "postgres"], indirect=True)
+@shared
 def test_a_forked_child_goes_on_when_its_parent_has_closed_the_store(store, url):
     """The connections of each are its own, those that were open before the fork too."""
     queue = store.queue("orders")
