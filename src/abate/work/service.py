@@ -63,7 +63,7 @@ class Service(Generic[P, T]):
         self._one = cast("Callable[[Any], object]", function)
         update_wrapper(cast("Callable[..., Any]", self), function)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.function(*args, **kwargs)
 
     # -- what differs
