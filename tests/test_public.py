@@ -19,13 +19,14 @@ NAMES = {
     "abate": """
         AbateError Again AsyncWorkQueue AttemptTimeout Backoff Budget Fuse Gate Hedge LayeredRetryWarning
         LeaseLost Outcome PermanentFailure Permits Policy QueueFull Recoverable Refused Report RetryExhausted
-        Ruling Shelter ShutDown SilentSuccess StoreError Throttle Timeouts TokenBucket WorkQueue clients
+        Ruling Shelter ShutDown SilentSuccess StoreError Throttle Timeouts TokenBucket WorkQueue carry_deadline clients
         consistent_jitter consumer controller deadline events http load_policies observe on_error on_result
         open_store remaining report retry retry_on_db_conflict sim testing ticks widen
     """,
     "abate.decide": "Outcome Rule Rules Ruling http on_error on_result widen",
     "abate.schedule": """
-        Backoff Jitter Schedule Tick consistent_jitter deadline pushback remaining retry_after schedule ticks
+        Backoff Jitter Schedule Tick carry_deadline consistent_jitter deadline pushback remaining retry_after schedule
+        ticks
     """,
     "abate.admit": "All Budget Gate Permits Shelter Throttle TokenBucket",
     "abate.call": "Attempt Attempts Call Policy Send Stop Wait WorstCase load_policies report",

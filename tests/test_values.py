@@ -4,11 +4,13 @@ import copy
 import dataclasses
 import inspect
 import pickle
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import abate
 from abate.values import Fields, Value
 
 
@@ -149,3 +151,25 @@ def test_a_class_has_the_signature_of_its_fields():
     assert inspect.signature(Place) == inspect.signature(Model).replace(return_annotation=inspect.Signature.empty)
     assert list(inspect.signature(Both).parameters) == ["both"]
     assert not hasattr(Point(1.0), "__signature__")
+
+
+class Anything:
+    """Equal to whatever it is compared with, as `unittest.mock.ANY` is."""
+
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        return 0
+
+
+VALUES = [Point(1.0), Pair(1, 2), abate.Policy(on=OSError), abate.events.Recovered("a", 2, 0.1)]
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_a_value_leaves_it_to_others_to_be_equal_to_it(value):
+    """From either side, alone or in a list; to anything else it is unequal."""
+    assert value == Anything() == value
+    assert [value] == [ANY]
+    assert (value == 1, value != 1, value == None) == (False, True, False)  # noqa: E711
+    assert value.__eq__(1) is NotImplemented

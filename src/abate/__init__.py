@@ -12,7 +12,7 @@ from abate.admit import Budget, Gate, Permits, Shelter, Throttle, TokenBucket
 from abate.call import Policy, load_policies, report
 from abate.decide import Outcome, Ruling, http, on_error, on_result, widen
 from abate.errors import AbateError, AttemptTimeout, LayeredRetryWarning, Refused, Report, RetryExhausted
-from abate.schedule import Backoff, consistent_jitter, deadline, remaining, ticks
+from abate.schedule import Backoff, carry_deadline, consistent_jitter, deadline, remaining, ticks
 
 if TYPE_CHECKING:
     from abate import clients, observe, sim, testing
@@ -70,6 +70,7 @@ __all__ = [
     "Timeouts",
     "TokenBucket",
     "WorkQueue",
+    "carry_deadline",
     "clients",
     "consistent_jitter",
     "consumer",

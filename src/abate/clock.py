@@ -10,11 +10,11 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager
-from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Protocol, cast
 
 from abate.errors import AttemptTimeout
+from abate.scopes import Scope, Scopes
 
 
 class Clock(Protocol):
@@ -36,7 +36,10 @@ class Clock(Protocol):
         ...
 
     def within(self, seconds: float) -> AbstractAsyncContextManager[object]:
-        """Cut the block short with `AttemptTimeout` when it takes longer than this."""
+        """Cut the block short with `AttemptTimeout` when it takes longer than this.
+
+        Neither entering nor leaving it waits for anything.
+        """
         ...
 
 
@@ -140,7 +143,7 @@ class Switch:
     """What hot paths read before they look into the context: has any context of this process ever entered a
     virtual clock (`virtual`) or switched retries off (`off`)?
 
-    Neither is turned back: a task that was started within the ``with`` block may outlive it.
+    Neither is turned back: other contexts may be in such a block.
     """
 
     __slots__ = ("off", "virtual")
@@ -154,31 +157,49 @@ MACHINE = MachineClock()
 switch = Switch()
 before_virtual: list[Callable[[], None]] = []
 """Called once, when the first virtual clock is entered: for those who spare themselves the look at the switch."""
-_context: ContextVar[ContextClock | None] = ContextVar("abate_clock", default=None)
+
+
+class Entered(Scope):
+    """A virtual clock that a context has entered."""
+
+    __slots__ = ("clock",)
+
+    def __init__(self, clock: ContextClock) -> None:
+        super().__init__(clock)
+        self.clock = clock
+
+
+_scopes: Scopes[Entered] = Scopes("abate_clock")
 
 
 def current() -> Clock:
     """The clock of this context."""
-    return (_context.get() or MACHINE) if switch.virtual else MACHINE
+    return (entered() or MACHINE) if switch.virtual else MACHINE
 
 
 def entered() -> ContextClock | None:
     """The clock that this context has entered; None where the machine's rules."""
-    return _context.get() if switch.virtual else None
+    scope = _scopes.nearest() if switch.virtual else None
+    return None if scope is None else scope.clock
 
 
-def enter(clock: ContextClock) -> Token[ContextClock | None]:
-    """Make `clock` the clock of this context until `leave`."""
+def enter(clock: ContextClock) -> Entered:
+    """Make `clock` the clock of this context, and of the tasks started in it, until `leave`."""
     if not switch.virtual:
         switch.virtual = True
         for prepare in before_virtual:
             prepare()
-    return _context.set(clock)
+    return _scopes.enter(Entered(clock))
 
 
-def leave(token: Token[ContextClock | None]) -> None:
-    """Undo `enter`."""
-    _context.reset(token)
+def leave(scope: Entered) -> None:
+    """Undo `enter`, for all who have copied the context since."""
+    _scopes.leave(scope)
+
+
+def entered_by(clock: ContextClock) -> Entered | None:
+    """The innermost block here in which `clock` rules."""
+    return _scopes.entered_by(clock)
 
 
 def given(clock: Clock | Callable[[], float] | None) -> Clock | None:

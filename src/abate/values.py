@@ -18,7 +18,9 @@ class Fields:
         return tuple([getattr(self, name) for name in self.__match_args__])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Fields) and type(self) is type(other) and self._values() == other._values()
+        if not isinstance(other, Fields) or type(self) is not type(other):
+            return NotImplemented
+        return self._values() == other._values()
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__match_args__)

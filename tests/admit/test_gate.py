@@ -1,5 +1,7 @@
 """Gates in a row: in order, all or nothing."""
 
+import asyncio
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 import abate
 from abate import Budget, Permits, Throttle, TokenBucket
 from abate.admit import All, Gate
+from abate.call.hedge import Race
 from abate.testing import VirtualClock
 
 
@@ -199,3 +202,125 @@ def test_a_policy_uses_a_row_as_one_gate():
         assert policy.call(abate.testing.Script(OSError(), "fine")) == "fine"
         assert permits.held == 0
         assert not bucket.try_acquire()
+
+
+# -- gates that raise
+
+
+class Broken(Gate):
+    """A gate of the user's own, with a bug in one of its methods."""
+
+    def __init__(self, method, error=RuntimeError):
+        self.name = "broken"
+        self.method, self.error = method, error
+
+    def _do(self, method):
+        if method == self.method:
+            raise self.error(method)
+
+    def enter(self, retry):
+        self._do("enter")
+
+    def leave(self, accepted):
+        self._do("leave")
+
+    def refund(self):
+        self._do("refund")
+
+
+METHODS = {
+    "enter": lambda row: row.enter(True),
+    "leave": lambda row: (row.enter(True), row.leave(True)),
+    "refund": lambda row: (row.enter(True), row.refund()),
+    "undo": lambda row: (row.enter(True), row.undo(True)),
+}
+
+
+@given(st.sampled_from(sorted(METHODS)), st.integers(0, 3), st.sampled_from([RuntimeError, KeyboardInterrupt]))
+def test_a_gate_that_raises_keeps_nothing_of_the_others(method, place, error):
+    """Wherever it stands: what those before it gave is given back, those after it are told as well, and it raises."""
+    permits = [Permits(1, name=f"permits {number}") for number in range(3)]
+    gates = [*permits[:place], Broken("refund" if method == "undo" else method, error), *permits[place:]]
+    with pytest.raises(error):
+        METHODS[method](All(tuple(gates)))
+    assert [each.held for each in permits] == [0, 0, 0]
+
+
+def test_a_row_that_is_undone_charges_first_attempts_nothing():
+    """A budget takes nothing for a first attempt, and gives nothing back for it."""
+    clock = VirtualClock()
+    budget = Budget(0.0, 1.0, 10.0, clock=clock)
+    row = Permits(1) & budget
+    row.enter(False)
+    before = budget.balance()
+    row.undo(False)
+    assert budget.balance() == before
+    assert row.enter(False) is None
+
+
+@pytest.mark.parametrize("method", ["enter", "leave"])
+@pytest.mark.parametrize("form", ["call", "decorated", "block"])
+@pytest.mark.parametrize("outcome", ["fine", OSError])
+def test_a_call_with_a_gate_that_raises_leaves_nothing_behind(method, form, outcome):
+    """Permits before it are free, the shelter's ticket is back, the error of the gate comes out."""
+    permits = Permits(1)
+    with VirtualClock():
+        policy = abate.Policy(
+            on=OSError, backoff=[0.0], gate=permits & Broken(method), shelter=abate.Shelter(), budget=Budget()
+        )
+        script = abate.testing.Script(outcome)
+        before = policy.budget.balance()
+        with pytest.raises(RuntimeError, match=method):
+            if form == "call":
+                policy.call(script)
+            elif form == "decorated":
+                policy(script)()
+            else:
+                for attempt in policy.attempts():
+                    with attempt:
+                        script()
+        assert permits.held == 0
+        assert policy.shelter.door().weather.in_flight == 0
+        assert policy.budget.balance() == before
+
+
+def test_a_gate_that_raises_does_not_stop_a_cancellation(caplog):
+    """Who is cancelled ends cancelled; what the gate raised is logged, and the others are left."""
+    permits = Permits(1)
+    policy = abate.Policy(on=OSError, name="orders", gate=permits & Broken("leave"))
+
+    async def main():
+        task = asyncio.create_task(policy.acall(asyncio.sleep, 3600.0))
+        await asyncio.sleep(0)
+        assert permits.held == 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert permits.held == 0
+    assert "the gate of orders failed when a call was broken off" in caplog.text
+
+
+def test_a_hedge_that_a_gate_breaks_is_refunded():
+    """What the budget gave for the second attempt goes back."""
+    budget = Budget(0.0, 1.0, 10.0)
+    policy = abate.Policy(on=OSError, budget=budget)
+    before = budget.balance()
+    race = Race(policy.replace(gate=Broken("enter")), abate.Timeouts(), abate.clock.MACHINE)
+    with pytest.raises(RuntimeError, match="enter"):
+        race.hedge()
+    assert budget.balance() == before
+
+
+def test_a_gate_and_a_predicate_that_raise_both_come_out():
+    """The gate's error, after that of the predicate; the other gates are left."""
+
+    def broken(error):
+        raise ValueError("a bug")
+
+    permits = Permits(1)
+    with pytest.raises(RuntimeError, match="leave") as caught:
+        abate.Policy(on=broken, gate=permits & Broken("leave")).call(abate.testing.Script(OSError()))
+    assert isinstance(caught.value.__context__, ValueError)
+    assert permits.held == 0

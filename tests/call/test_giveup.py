@@ -1,6 +1,8 @@
 """The mark of a give-up: found through chains, told from older ones, carried through pickles, noted once."""
 
 import asyncio
+import contextlib
+import dataclasses
 import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 import abate
 from abate import Policy, Report
-from abate.call.giveup import DEEPEST, chain, give_ups, given_up_within, mark, place
+from abate.call.giveup import ALONE, DEEPEST, GiveUp, chain, give_ups, given_up_within, mark, place
 from abate.testing import Script
 
 pytestmark = pytest.mark.filterwarnings("ignore::abate.LayeredRetryWarning")
@@ -32,50 +34,181 @@ def reason(function, *args, **kwargs):
     return abate.report(caught.value).reason
 
 
-def linked(*errors, by="__cause__"):
+def linked(*errors):
     """The first of these errors, each raised from the next."""
     for error, behind in pairwise(errors):
-        setattr(error, by, behind)
+        error.__cause__ = behind
     return errors[0]
+
+
+def given_up(error, owner="inner", report=REPORT):
+    """The error, marked as one that a policy has retried and given up on."""
+    give_ups.last = give_ups.next()
+    mark(error, GiveUp(report, owner, give_ups.last, error.__traceback__))
+    return error
+
+
+def found_within(error, since=0, owner="outer"):
+    """The report of the policy inside, if there is one."""
+    give_up = given_up_within(error, since, owner)
+    return None if give_up is None else give_up.report
 
 
 # -- chains
 
 
-@pytest.mark.parametrize("by", ["__cause__", "__context__"])
-def test_a_give_up_is_found_behind_other_errors(by):
-    """An error raised from, or while handling, one that was given up on has been given up on as well."""
-    error = OSError()
-    mark(error, REPORT, "inner")
-    outer = linked(KeyError(), ValueError(), error, by=by)
-    assert given_up_within(outer, 0, "outer") == abate.report(outer) == REPORT
+def test_a_give_up_is_found_behind_other_errors():
+    """An error raised from one that was given up on has been given up on as well."""
+    outer = linked(KeyError(), ValueError(), given_up(OSError()))
+    assert found_within(outer) == abate.report(outer) == REPORT
 
 
-def test_a_give_up_is_found_behind_from_none():
-    """Hiding the error from tracebacks doesn't hide that it was retried."""
-    error = OSError()
-    mark(error, REPORT, "inner")
+def translate(error):
+    try:
+        raise error
+    except OSError:
+        raise KeyError  # noqa: B904  the implicit context is the point
+
+
+def translate_hiding(error):
+    try:
+        raise error
+    except OSError:
+        raise KeyError from None
+
+
+def translate_at_the_end(error):
+    try:
+        raise error
+    finally:
+        raise KeyError
+
+
+def translate_twice(error):
+    try:
+        translate(error)
+    except KeyError:
+        raise ValueError  # noqa: B904
+
+
+@contextlib.contextmanager
+def translating():
+    try:
+        yield
+    except OSError:
+        raise KeyError  # noqa: B904
+
+
+def translate_by_a_block(error):
+    with translating():
+        raise error
+
+
+def translate_in_a_group(error):
+    try:
+        raise error
+    except OSError as found:
+        raise ExceptionGroup("several", [ValueError(), found])  # noqa: B904
+
+
+TRANSLATIONS = [
+    translate,
+    translate_hiding,
+    translate_at_the_end,
+    translate_twice,
+    translate_by_a_block,
+    translate_in_a_group,
+]
+
+
+@pytest.mark.parametrize("translation", TRANSLATIONS, ids=lambda function: function.__name__)
+def test_a_give_up_is_found_behind_its_translation(translation):
+    """What the function that caught it raises in its place has been given up on, whether or not it says `from`."""
+    with pytest.raises(Exception) as caught:
+        translation(given_up(OSError()))
+    assert found_within(caught.value) == abate.report(caught.value) == REPORT
+
+
+def raises_again():
+    raise KeyError
+
+
+async def fallback_in_a_task(error):
+    try:
+        raise error
+    except OSError:
+        await asyncio.sleep(0)
+        raises_again()
+
+
+def fall_back(error):
+    try:
+        raise error
+    except OSError:
+        raises_again()
+
+
+def fall_back_on_a_builtin(error):
+    try:
+        raise error
+    except OSError:
+        return {}["other"]
+
+
+def fall_back_on_a_function_in_c(error):
+    try:
+        raise error
+    except OSError:
+        return int("other")
+
+
+def fall_back_twice(error):
+    try:
+        fall_back(error)
+    except KeyError:
+        raise ValueError  # noqa: B904  translates the fallback's error
+
+
+FALLBACKS = [
+    fall_back,
+    fall_back_on_a_builtin,
+    fall_back_on_a_function_in_c,
+    fall_back_twice,
+    lambda error: asyncio.run(fallback_in_a_task(error)),
+]
+
+
+@pytest.mark.parametrize("fallback", FALLBACKS, ids=lambda function: function.__name__)
+def test_what_a_fallback_raises_is_its_own(fallback):
+    """Another server was asked after the first was given up on: nobody has retried that."""
+    with pytest.raises((KeyError, ValueError)) as caught:
+        fallback(given_up(OSError()))
+    assert found_within(caught.value) is None
+
+
+def test_an_error_whose_traceback_is_gone_is_followed_by_from_alone():
+    """Who raised it cannot be told."""
     with pytest.raises(KeyError) as caught:
-        try:
-            raise error
-        except OSError:
-            raise KeyError from None
-    assert given_up_within(caught.value, 0, "outer") == REPORT
+        translate(given_up(OSError()))
+    for error in (caught.value, caught.value.__context__):
+        trace, error.__traceback__ = error.__traceback__, None
+        assert found_within(caught.value) is None
+        error.__traceback__ = trace
+    assert found_within(caught.value) == REPORT
 
 
 def test_a_give_up_is_found_in_groups():
     """One error of a group is enough, however deep the groups are nested."""
-    error = OSError()
-    mark(error, REPORT, "inner")
+    error = given_up(OSError())
     group = ExceptionGroup("outer", [KeyError(), ExceptionGroup("inner", [ValueError(), linked(KeyError(), error)])])
-    assert given_up_within(group, 0, "outer") == abate.report(group) == REPORT
+    assert found_within(group) == abate.report(group) == REPORT
 
 
 def test_errors_without_a_mark_have_no_report():
     """Neither a single error nor a chain nor a group."""
     for error in (OSError(), linked(OSError(), KeyError()), ExceptionGroup("two", [OSError(), KeyError()])):
         assert abate.report(error) is None
-        assert given_up_within(error, 0, "outer") is None
+        assert found_within(error) is None
 
 
 def test_cycles_in_a_chain_end():
@@ -84,18 +217,18 @@ def test_cycles_in_a_chain_end():
     linked(first, second, third, first)
     second.__context__ = second
     assert list(chain(first)) == [first, second, third]
-    mark(third, REPORT, "inner")
-    assert given_up_within(first, 0, "outer") == REPORT
+    given_up(third)
+    assert found_within(first) == REPORT
 
 
 @pytest.mark.parametrize(("depth", "found"), [(DEEPEST - 1, True), (DEEPEST, False), (999, False)])
 def test_long_chains_are_looked_at_so_far(depth, found):
     """Of a chain of a thousand errors the nearest hundred are looked at."""
     errors = [OSError(number) for number in range(1000)]
-    mark(errors[depth], REPORT, "inner")
+    given_up(errors[depth])
     error = linked(*errors)
     assert len(list(chain(error))) == DEEPEST
-    assert (given_up_within(error, 0, "outer") == abate.report(error) == REPORT) is found
+    assert (found_within(error) == abate.report(error) == REPORT) is found
 
 
 @given(st.data())
@@ -250,6 +383,92 @@ def test_one_error_object_in_two_calls_at_once_is_not_a_layer_in_tasks():
     assert reason(asyncio.run, orders.acall(attempt)) == "attempts"
 
 
+class Shared:
+    """One connect that several calls wait for: each round fails with one error object for all of them."""
+
+    def __init__(self):
+        self.rounds = 0
+        self.waiting = None
+
+    async def connect(self):
+        if self.waiting is None:
+            self.waiting = asyncio.get_running_loop().create_future()
+        return await asyncio.shield(self.waiting)
+
+    async def fail(self, rounds):
+        for _ in range(rounds):
+            while self.waiting is None:
+                await asyncio.sleep(0)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            waiting, self.waiting = self.waiting, None
+            self.rounds += 1
+            waiting.set_exception(OSError(f"round {self.rounds}"))
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 30))
+def test_one_error_object_for_many_tasks_is_not_a_layer(first, second, late):
+    """Calls that wait for one connect give up each for itself, however their attempts lie to each other."""
+
+    async def main():
+        shared = Shared()
+
+        async def slow():
+            for _ in range(late):
+                await asyncio.sleep(0)
+            return await shared.connect()
+
+        calls = [
+            asyncio.create_task(policy("a", attempts=first).acall(shared.connect)),
+            asyncio.create_task(policy("b", attempts=second).acall(slow)),
+        ]
+        failing = asyncio.create_task(shared.fail(first + second + 1))
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        failing.cancel()
+        return found
+
+    seen = asyncio.run(main())
+    reports = {abate.report(error).reason for error in seen}
+    assert reports == {"attempts"}
+
+
+# -- errors that are not like others
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(OSError):
+    """An error that takes no attributes."""
+
+    code: int = 0
+
+
+class Slotted(OSError):
+    """An error that has its attributes in slots."""
+
+    __slots__ = ("code",)
+
+
+class Talkative(OSError):
+    """An error that has an answer to every name."""
+
+    def __getattr__(self, name):
+        return "anything"
+
+
+@pytest.mark.parametrize("kind", [Frozen, Slotted, Talkative])
+def test_every_error_can_be_told_to_have_been_retried(kind):
+    """Two layers of three attempts make three calls, whatever the class of the error refuses or invents."""
+    calls = []
+
+    def fails():
+        calls.append(1)
+        raise kind
+
+    inner, outer = policy("inner"), policy("outer")
+    assert reason(outer.call, inner.call, fails) == "layer"
+    assert len(calls) == 3
+
+
 # -- where
 
 
@@ -313,23 +532,22 @@ def test_a_report_goes_with_a_pickled_wrapper():
 def test_an_error_from_another_process_is_not_a_layer_here():
     """Its mark belongs to no call of this process; a second pickle tells the same."""
     error = OSError(2, "gone")
-    mark(error, REPORT, policy())
+    given_up(error)
     travelled = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(error))))
-    assert given_up_within(travelled, 0, "outer") is None
+    assert found_within(travelled) is None
     assert abate.report(travelled) == REPORT
 
 
 def test_give_ups_are_numbered():
     """A mark made later has a higher number, and the last one is known."""
-    first, second = OSError(), OSError()
     before = give_ups.last
-    mark(first, REPORT, "inner")
+    first = given_up(OSError())
     between = give_ups.last
-    mark(second, REPORT, "inner")
+    second = given_up(OSError())
     assert before < between < give_ups.last
-    assert given_up_within(first, before, "outer") == REPORT
-    assert given_up_within(first, between, "outer") is None
-    assert given_up_within(second, between, "outer") == REPORT
+    assert found_within(first, before) == REPORT
+    assert found_within(first, between) is None
+    assert found_within(second, between) == REPORT
 
 
 def test_notes_do_not_pile_up():
@@ -337,17 +555,17 @@ def test_notes_do_not_pile_up():
     gone = OSError("gone")
     gone.add_note("written by somebody else")
     for attempts in range(1000):
-        mark(gone, Report("orders", attempts, 0.0, "attempts"), "owner")
+        mark(gone, GiveUp(Report("orders", attempts, 0.0, "attempts"), "owner", ALONE))
     assert gone.__notes__ == ["written by somebody else", "abate: orders gave up after 999 attempts: attempts"]
 
 
 def test_a_note_that_somebody_has_taken_away_is_not_missed():
     """Another thread may give up on the same object, or the program may clear its notes."""
     gone = OSError("gone")
-    mark(gone, REPORT, "owner")
+    given_up(gone)
     gone.__notes__.clear()
-    mark(gone, REPORT, "owner")
+    given_up(gone)
     assert gone.__notes__ == [f"abate: {REPORT}"]
     del gone.__notes__
-    mark(gone, REPORT, "owner")
+    given_up(gone)
     assert gone.__notes__ == [f"abate: {REPORT}"]

@@ -252,3 +252,21 @@ def test_a_loser_counts_as_slow(bench):
 def test_failures_are_retried():
     """By the policy, around the race."""
     assert make(Policy(on=OSError, backoff=[0.0])).call(Script(OSError(), "fine")) == "fine"
+
+
+def test_the_attempt_that_loses_keeps_the_deadline_of_its_call():
+    """It belongs to the call, whose block is over when the other has answered."""
+    numbers, left, go, ended = iter((1, 2)), [], threading.Event(), threading.Event()
+
+    def work():
+        if next(numbers) == 2:
+            return "quick"
+        go.wait(60)
+        left.append(abate.remaining())
+        ended.set()
+
+    assert make(Policy(on=OSError, timeout=5.0), quick(floor=3600.0, ceiling=3600.0)).call(work) == "quick"
+    assert abate.remaining() is None
+    go.set()
+    assert ended.wait(60)
+    assert left[0] <= 5.0

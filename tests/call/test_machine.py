@@ -233,10 +233,10 @@ def test_the_events_of_a_call_that_is_broken_off(abate_events):
 @pytest.mark.filterwarnings("ignore::abate.LayeredRetryWarning")
 def test_the_events_of_a_layer(abate_events):
     """The layer is counted before the call gives up, and names the policy inside."""
-    inner, outer = Call(policy(name="inner", attempts=1)), Call(policy(name="outer"))
-    inner.give_up(inner.failed(ERROR, 0.0), ERROR)
+    inner, outer = Call(policy(name="inner", attempts=2)), Call(policy(name="outer"))
+    exhaust(inner, ERROR)
     outer.give_up(outer.failed(ERROR, 0.0), ERROR)
-    assert abate_events[2:] == [
+    assert abate_events[3:] == [
         FirstFailure("outer", "blip", ERROR),
         LayeredRetry("outer", "inner"),
         GaveUp("outer", "layer", 1, 0.0, ERROR),
@@ -250,8 +250,8 @@ def test_a_pair_of_layers_is_warned_about_once(no_warnings_yet):
     """The first time that one policy stands around another, a warning says so."""
 
     def layered(inner_name):
-        inner, outer = Call(policy(name=inner_name, attempts=1)), Call(policy(name="outer"))
-        inner.give_up(inner.failed(ERROR, 0.0), ERROR)
+        inner, outer = Call(policy(name=inner_name, attempts=2)), Call(policy(name="outer"))
+        exhaust(inner, ERROR)
         return outer.failed(ERROR, 0.0)
 
     for inner_name in ("inner", "other"):
@@ -264,17 +264,17 @@ def test_a_pair_of_layers_is_warned_about_once(no_warnings_yet):
 def test_the_pairs_that_were_warned_about_are_bounded(no_warnings_yet):
     """A process with ever new policy names does not keep them all."""
     no_warnings_yet.update((str(number), "inner") for number in range(1000))
-    inner, outer = Call(policy(name="inner", attempts=1)), Call(policy(name="outer"))
-    inner.give_up(inner.failed(ERROR, 0.0), ERROR)
+    inner, outer = Call(policy(name="inner", attempts=2)), Call(policy(name="outer"))
+    exhaust(inner, ERROR)
     assert outer.failed(ERROR, 0.0) == Stop("layer")
     assert len(no_warnings_yet) == 1000
 
 
 def test_a_bad_result_is_no_layer():
     """An attempt may give up on something inside, get over it, and return a result that is worth another attempt."""
-    inner, outer = Call(policy(attempts=1)), Call(policy(on=abate.on_result(lambda result: result is None)))
+    inner, outer = Call(policy(attempts=2)), Call(policy(on=abate.on_result(lambda result: result is None)))
     outer.begin()
-    inner.give_up(inner.failed(ERROR, 0.0), ERROR)
+    exhaust(inner, ERROR)
     assert outer.failed(Outcome(result=None), 0.0) == Wait(1.0)
 
 
@@ -282,12 +282,41 @@ def test_a_bad_result_is_no_layer():
 def test_every_attempt_looks_for_layers_of_its_own():
     """What a policy gave up on before an attempt began is not held against that attempt."""
     error = ConnectionError()
-    inner, outer = Call(policy(name="inner", attempts=1)), Call(policy(name="outer"))
-    inner.give_up(inner.failed(error, 0.0), error)
+    inner, outer = policy(name="inner", attempts=2), Call(policy(name="outer"))
+    exhaust(Call(inner), error)
     outer.begin()
     assert outer.failed(error, 0.0) == Wait(1.0)
-    inner.give_up(Stop("attempts"), error)
+    exhaust(Call(inner), error)
     assert outer.failed(error, 1.0) == Stop("layer")
     assert abate.report(outer.give_up(Stop("layer"), error)) == Report(
-        "outer", 2, 1.0, "layer", Report("inner", 1, 0.0, "attempts")
+        "outer", 2, 1.0, "layer", Report("inner", 2, 1.0, "attempts")
     )
+
+
+@pytest.mark.parametrize("reason", ["attempts", "deadline", "shelter", "fatal"])
+def test_what_was_tried_once_is_no_layer(reason):
+    """Nothing multiplies where a policy inside made one attempt."""
+    error = ConnectionError()
+    inner, outer = Call(policy(name="inner", attempts=1)), Call(policy(name="outer"))
+    inner.failed(error, 0.0)
+    inner.give_up(Stop(reason), error)
+    assert outer.failed(error, 0.0) == Wait(1.0)
+
+
+@pytest.mark.filterwarnings("ignore::abate.LayeredRetryWarning")
+@pytest.mark.parametrize("reason", ["unsafe", "hint", "budget", "layer"])
+def test_what_must_not_be_repeated_by_anybody_is_a_layer(reason):
+    """The server may have seen it, asked for time, or has enough retries: that holds for the layers around as well."""
+    error = ConnectionError()
+    inner, outer = Call(policy(name="inner")), Call(policy(name="outer"))
+    outer.begin()
+    inner.failed(error, 0.0)
+    inner.give_up(Stop(reason), error)
+    assert outer.failed(error, 0.0) == Stop("layer")
+    assert Call(policy(name="later")).failed(error, 0.0) == Wait(1.0)
+
+
+def exhaust(call, error):
+    """Fail both attempts of a call."""
+    assert call.failed(error, 0.0) == Wait(1.0)
+    call.give_up(call.failed(error, 1.0), error)

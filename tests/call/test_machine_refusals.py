@@ -35,7 +35,8 @@ def refuse(counting_budget):
         call = Call(policy, deadline=NOW if "deadline" in reasons else None)
         error = ConnectionError()
         if "layer" in reasons:
-            Call(policy.replace(name="inner")).give_up(Stop("attempts"), error)
+            inner = Call(policy.replace(name="inner"))
+            inner.give_up(Stop("layer"), error)  # which holds however often it was tried
         return call.failed(error, NOW), budget
 
     return refuse

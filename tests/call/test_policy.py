@@ -1,5 +1,6 @@
 """The policy as a value: what it takes, what it refuses, how it is compared, changed and shown."""
 
+import asyncio
 import copy
 import math
 import random
@@ -255,3 +256,32 @@ def test_a_copy_is_the_policy_itself():
     policy = Policy(on=OSError)
     assert copy.copy(policy) is policy
     assert copy.deepcopy({"policy": policy})["policy"] is policy
+
+
+@pytest.mark.parametrize("way", ["call", "acall", "decorated", "hedged", "ahedged", "hedge", "script"])
+def test_a_functions_arguments_may_have_any_name(way):
+    """`function`, `self`, `policy`: what a call is given belongs to the function."""
+    policy = Policy(on=OSError)
+    names = {"function": 1, "self": 2, "policy": 3, "args": 4, "kwargs": 5, "call": 6}
+
+    async def aload(**kwargs):
+        return kwargs
+
+    if way == "call":
+        assert policy.call(dict, **names) == names
+    elif way == "acall":
+        assert asyncio.run(policy.acall(aload, **names)) == names
+    elif way == "decorated":
+        assert policy(dict)(**names) == names
+        assert policy.replace(timeout=9.0)(dict)(**names) == names
+    elif way == "hedged":
+        assert abate.Hedge(policy, abate.Timeouts()).call(dict, **names) == names
+    elif way == "ahedged":
+        assert asyncio.run(abate.Hedge(policy, abate.Timeouts()).acall(aload, **names)) == names
+    elif way == "hedge":
+        assert abate.Hedge(policy, abate.Timeouts())(dict)(**names) == names
+    else:
+        script = abate.testing.Script("fine", "fine")
+        script(**names)
+        asyncio.run(script.acall(**names))
+        assert script.calls == [((), names)] * 2

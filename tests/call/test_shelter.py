@@ -5,13 +5,14 @@ import itertools
 import random
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import trio
 
 import abate
 from abate import Backoff, Budget, Policy, Refused, Shelter
-from abate.call.machine import _held
+from abate.call.machine import _Held, _held, _holds
 from abate.testing import Recorder, Script, VirtualClock
 from abate.testing.script import after
 
@@ -672,7 +673,7 @@ def test_a_call_within_a_call_does_not_wait_for_itself(loop):
 
         assert run(main, loop) == "fine"
         assert clock.now() == pytest.approx(0.01)
-    assert _held.get() is None
+    assert _held.around() is None
 
 
 def test_not_even_in_a_task_of_its_own():
@@ -806,7 +807,7 @@ def test_a_gate_that_raises_leaves_no_ticket_behind():
         with pytest.raises(RuntimeError, match="a bug"):
             policy.replace(gate=Broken()).call(Script())
         assert policy.shelter.door().weather.in_flight == 0
-        assert _held.get() is None
+        assert _held.around() is None
 
 
 def test_a_schedule_of_the_users_own_is_asked_for_no_more_than_its_retries():
@@ -854,6 +855,21 @@ def test_an_answer_from_before_does_not_end_a_hint(loop):
     assert arrivals == []
 
 
+def test_a_ticket_is_found_behind_those_of_other_doors():
+    """A call within a call within a call: the outermost attempt holds the ticket, as long as it is out."""
+    first, second, third = (Shelter().door() for _ in range(3))
+    ticket = SimpleNamespace(out=True)
+    outer, inner = _held.enter(_Held(first, ticket)), _held.enter(_Held(second, SimpleNamespace(out=True)))
+    try:
+        assert (_holds(first), _holds(second), _holds(third)) == (True, True, False)
+        ticket.out = False
+        assert not _holds(first)
+    finally:
+        _held.leave(inner)
+        _held.leave(outer)
+    assert not _holds(second)
+
+
 def test_the_context_of_an_attempt_that_has_ended_holds_nothing():
     """Work that schedules the next piece of work within an attempt carries no growing tail along."""
 
@@ -863,9 +879,9 @@ def test_the_context_of_an_attempt_that_has_ended_holds_nothing():
             tasks = []
 
             def depth():
-                held, deep = _held.get(), 0
+                held, deep = _held.around(), 0
                 while held is not None:
-                    held, deep = held[2], deep + 1
+                    held, deep = held.outer, deep + 1
                 return deep
 
             async def hop(left):

@@ -209,7 +209,20 @@ def gives_up():
         raise OSError
 
     with pytest.raises(OSError):
-        abate.Policy(on=OSError, attempts=1).call(down)
+        abate.Policy(on=OSError, attempts=2, backoff=[0.0]).call(down)
+
+
+def test_a_policy_that_never_retried_tells_callers_nothing():
+    """Their retry would be the first: the answer does not say that retrying is of no use."""
+
+    async def handler(scope):
+        with pytest.raises(OSError):
+            await abate.Policy(on=OSError, attempts=1).acall(abate.testing.Script(OSError()).acall)
+        return 503
+
+    with serving(Middleware(responding(handler))) as url:
+        response = httpx.get(url, timeout=60.0)
+    assert (response.status_code, "Abate-Exhausted" in response.headers) == (503, False)
 
 
 def test_a_wsgi_service_does_the_same():

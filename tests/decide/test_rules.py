@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import functools
+import re
 import socket
 from datetime import timedelta
 from typing import NamedTuple
@@ -88,7 +89,17 @@ ANSWERS = [
     (True, BLIP),
     (False, FATAL),
     (None, FATAL),
-    (0, Ruling(True, "blip", 0.0)),
+    (0, FATAL),
+    (0.0, FATAL),
+    (timedelta(0), FATAL),
+    ("", FATAL),
+    ([], FATAL),
+    (re.search("gone", "try again"), FATAL),
+    (re.search("again", "try again"), BLIP),
+    ("yes", BLIP),
+    ([1], BLIP),
+    (object(), BLIP),
+    (4, Ruling(True, "blip", 4.0)),
     (2, Ruling(True, "blip", 2.0)),
     (2.5, Ruling(True, "blip", 2.5)),
     (-3.0, Ruling(True, "blip", 0.0)),
@@ -102,7 +113,7 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("answer", "ruling"), ANSWERS)
 def test_what_a_predicate_may_answer(answer, ruling):
-    """Yes, no, nothing, seconds to wait, or a ruling of its own: the same for errors and for results."""
+    """A ruling, seconds to wait, or whatever is true or false: the same for errors and for results."""
     assert decide(lambda error: answer, KeyError()) == ruling
     assert decide(on_error(lambda error: answer), KeyError()) == ruling
     assert decide(on_result(lambda result: answer), result="empty") == ruling
@@ -114,16 +125,41 @@ def test_seconds_keep_the_nature_of_the_error():
     assert decide(lambda error: 3.0, ConnectionRefusedError()) == Ruling(True, "blip", 3.0, False)
 
 
-@pytest.mark.parametrize("garbage", ["yes", b"", [], [1], object, 1j])
-def test_any_other_answer_is_an_error(garbage):
-    """Truthy or not: the error names the predicate and its answer."""
+@pytest.mark.parametrize(("answer", "ruling"), ANSWERS)
+def test_unless_understands_the_same_answers(answer, ruling):
+    """What says that an error is worth another attempt is, as `unless`, what speaks against it; nothing else is."""
+    found = decide(KeyError, KeyError(), unless=lambda error: answer)
+    assert found == (FATAL if ruling.retry else BLIP)
 
-    def unsure(error):
-        return garbage
 
-    with pytest.raises(TypeError, match=r"the predicate .*unsure must answer True, .* or None, not ") as caught:
-        decide(unsure, KeyError())
-    assert str(caught.value).endswith(repr(garbage))
+@given(
+    st.none() | st.booleans() | st.text(max_size=2) | st.lists(st.integers(), max_size=2) | st.integers() | st.binary()
+)
+def test_what_is_true_is_a_yes(answer):
+    """As everywhere in Python."""
+    assert decide(lambda error: answer, KeyError()).retry is bool(answer)
+
+
+async def coroutine_function(error):
+    return True
+
+
+def generator_function(error):
+    yield True
+
+
+@pytest.mark.parametrize("predicate", [coroutine_function, generator_function, functools.partial(coroutine_function)])
+def test_a_predicate_that_does_not_answer_at_once_is_refused(predicate):
+    """A coroutine is true whatever it will find: on, unless, on_error and on_result say so when they are made."""
+    for make in (rules, lambda given: rules(OSError, given), on_error, on_result):
+        with pytest.raises(TypeError, match=r"a predicate must answer at once, .*coroutine or generator function: "):
+            make(predicate)
+
+
+def test_a_coroutine_that_hides_behind_a_predicate_is_an_error():
+    """A plain function that returns one is found out by its first answer, and nothing is left to be awaited."""
+    with pytest.raises(TypeError, match=r"the predicate .*lambda.* must answer at once, and not with a coroutine"):
+        decide(lambda error: coroutine_function(error), KeyError())
 
 
 @pytest.mark.parametrize("garbage", [float("nan"), 10**400])
@@ -207,10 +243,12 @@ def slow_model(on, unless, error):
         if isinstance(matcher, type):
             return nature if isinstance(error, matcher) else None
         verdict = matcher.predicate(error)
-        if verdict is None or verdict is False:
+        if isinstance(verdict, Ruling):
+            return verdict
+        if verdict is True or not isinstance(verdict, (int, float, timedelta)):
+            return nature if verdict else None
+        if not verdict:
             return None
-        if verdict is True or isinstance(verdict, Ruling):
-            return nature if verdict is True else verdict
         seconds = verdict.total_seconds() if isinstance(verdict, timedelta) else verdict
         return Ruling(True, nature.reason, max(0.0, seconds), nature.reached)
 

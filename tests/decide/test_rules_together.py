@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abate.decide import Outcome, Ruling, http, on_error, widen
-from abate.decide.outcome import BLIP, FATAL, OVERLOAD, UNREACHED
+from abate.decide import Outcome, Rule, Ruling, http, on_error, widen
+from abate.decide.outcome import BLIP, FATAL, LAYER, OVERLOAD, UNREACHED
 from abate.decide.rules import MOST_KNOWN, rules
 from abate.errors import AttemptTimeout
 
@@ -189,3 +189,104 @@ def test_what_somebody_further_in_gave_up_on_is_not_widened():
     inner = on_error(lambda error: Ruling(False, "layer"))
     wider = widen(inner, by=OSError, seconds=5.0)
     assert wider.judge(Outcome(error=OSError())).reason == "layer"
+
+
+# -- groups as a whole
+
+
+class Several(ExceptionGroup):
+    """A group of the user's own."""
+
+    def derive(self, members):
+        return Several(self.message, members)
+
+
+NAMED = [
+    ExceptionGroup,
+    Several,
+    lambda error: isinstance(error, ExceptionGroup),
+    lambda error: isinstance(error, Several) and len(error.exceptions) == 1,
+    widen(KeyError, by=ExceptionGroup, seconds=5.0),
+    widen(ExceptionGroup, by=KeyError, seconds=5.0),
+    rules((KeyError, ExceptionGroup)),
+]
+
+
+@pytest.mark.parametrize("on", NAMED)
+def test_a_rule_that_names_groups_is_asked_about_the_group(on):
+    """Its members are not, where nothing else says that they are worth another attempt."""
+    assert decide(on, Several("one", [ValueError()])) == BLIP
+
+
+def test_a_rule_that_names_another_group_leaves_the_members_to_decide():
+    """A plain group is no group of the user's own."""
+    assert decide(Several, ExceptionGroup("one", [ValueError()])) == FATAL
+    assert decide((Several, ValueError), ExceptionGroup("one", [ValueError()])) == BLIP
+    assert decide(widen(KeyError, by=ExceptionGroup, seconds=5.0), Several("one", [ValueError()]), 5.0) == FATAL
+
+
+def test_a_wide_type_does_not_name_groups():
+    """`on=Exception` retries a group because of its members, so that `unless` is heard about each of them."""
+    group = ExceptionGroup("two", [KeyError(), ValueError()])
+    assert decide(Exception, group) == BLIP
+    assert decide(Exception, group, unless=ValueError) == FATAL
+
+
+@pytest.mark.parametrize("on", [ExceptionGroup, lambda error: True])
+@pytest.mark.parametrize("unless", [ValueError, ExceptionGroup, lambda error: isinstance(error, ValueError)])
+def test_unless_wins_over_a_rule_that_names_groups(on, unless):
+    """Be it about the group, or about one error in it, however deep."""
+    group = ExceptionGroup("outer", [KeyError(), ExceptionGroup("inner", [ValueError()])])
+    assert decide(on, group, unless=unless) == FATAL
+    assert decide(on, group, unless=RuntimeError) == BLIP
+
+
+def test_the_hints_of_the_members_count_for_the_group():
+    """A retry of the whole does not come back before the time that one of them was asked to wait for."""
+    busy = Ruled(Ruling.overload(7.0))
+    on = (ExceptionGroup, on_error(lambda error: getattr(error, "ruling", None)))
+    assert decide(on, ExceptionGroup("two", [busy, ValueError()])) == Ruling.overload(7.0)
+
+
+def test_a_member_that_was_retried_further_in_stops_the_group():
+    """Whatever is said about the group: the retries would multiply."""
+    group = ExceptionGroup("two", [Ruled(LAYER), Ruled(BLIP)])
+    assert decide((ExceptionGroup, lambda error: error.ruling), group) == LAYER
+
+
+def test_a_predicate_that_knows_single_errors_only_is_asked_about_these():
+    """What it raises about a group says nothing; what it raises about a member is the user's mistake."""
+    assert decide(lambda error: error.ruling, ExceptionGroup("one", [Ruled(BLIP)])) == BLIP
+    with pytest.raises(AttributeError):
+        decide(lambda error: error.ruling, ExceptionGroup("one", [ValueError()]))
+
+
+@given(groups, st.booleans())
+def test_a_group_is_never_retried_early(group, named):
+    """Named or not: where a group is retried, it waits for the longest hint of its members."""
+    on = (ExceptionGroup, lambda error: error.ruling) if named else (lambda error: error.ruling,)
+    found = decide(on, group)
+    hints = [ruling.hint for ruling in leaves_of(group) if ruling.retry and ruling.hint is not None]
+    if found.retry:
+        assert (found.hint or 0.0) >= max(hints, default=0.0)
+    assert found.retry or not named
+
+
+def test_a_rule_of_ones_own_is_asked_about_the_members():
+    """Unless it has something to say about groups."""
+
+    class Anything(Rule):
+        def judge(self, outcome):
+            return BLIP if isinstance(outcome.error, ValueError) else None
+
+    assert decide(Anything(), ExceptionGroup("one", [ValueError()])) == BLIP
+    assert decide(Anything(), ExceptionGroup("two", [ValueError(), KeyError()])) == FATAL
+
+
+def test_a_wide_type_does_not_overrule_what_is_said_of_a_member():
+    """A 404 that one rule calls fatal is not retried because `Exception` is in the list as well."""
+
+    class NotFound(Exception):
+        status_code = 404
+
+    assert decide((http.transient, Exception), ExceptionGroup("one", [NotFound()])) == FATAL

@@ -152,10 +152,10 @@ def test_calls_in_flight(watched, name, way):
 
 def test_layers_of_retries(watched, name):
     """Who stood around whom."""
-    inner = abate.Policy(name=f"{name}-inner", on=OSError, attempts=1)
+    inner = abate.Policy(name=f"{name}-inner", on=OSError, attempts=2, backoff=[0.0])
     outer = abate.Policy(name=name, on=OSError)
     with pytest.warns(abate.LayeredRetryWarning), pytest.raises(OSError):
-        outer.call(inner.call, Script(OSError()))
+        outer.call(inner.call, Script(OSError(), OSError()))
     assert watched.value("layered_retries_total", policy=name, inner=f"{name}-inner") == 1
     assert watched.calls(name) == {"layer": 1}
 

@@ -1,7 +1,11 @@
 """Deadlines: they nest, the nearest wins, and each context has its own."""
 
+import asyncio
 import contextvars
+import inspect
+import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -10,7 +14,7 @@ from hypothesis import strategies as st
 
 import abate
 from abate import clock as clocks
-from abate.schedule import deadline, remaining
+from abate.schedule import carry_deadline, deadline, remaining
 from abate.schedule.deadlines import shorter
 from abate.testing import Script, VirtualClock
 
@@ -136,7 +140,6 @@ def test_on_the_machines_clock():
         (float("inf"), ValueError),
         (True, TypeError),
         ("2", TypeError),
-        (None, TypeError),
     ],
 )
 def test_bad_seconds_are_refused(seconds, error):
@@ -256,3 +259,185 @@ def test_policies_keep_it():
             policy.call(Script(OSError("first"), OSError("second"), OSError("third")))
     assert abate.report(caught.value).reason == "deadline"
     assert clock.waits == [1.0, 1.0]
+
+
+# -- what outlives the block
+
+
+def test_a_closed_deadline_is_seen_through_to_the_open_one_around_it():
+    """A task that outlives the inner block is still bound by the outer one."""
+    seen = []
+
+    async def main(clock):
+        async def outlives():
+            seen.append(remaining())
+            await clock.asleep(1.0)
+            seen.append(remaining())
+
+        with deadline(60.0):
+            with deadline(5.0):
+                task = asyncio.create_task(outlives())
+                await asyncio.sleep(0)
+            await task
+            seen.append(remaining())
+
+    with VirtualClock() as clock:
+        asyncio.run(main(clock))
+    assert seen == [5.0, 59.0, 59.0]
+
+
+def test_a_context_that_outlives_both_blocks_is_bound_by_none():
+    """Each closes for itself, in whichever order."""
+    with VirtualClock() as clock:
+        outer, inner = deadline(60.0), deadline(5.0)
+        outer.__enter__()
+        inner.__enter__()
+        copied = contextvars.copy_context()
+        inner.__exit__(None, None, None)
+        clock.advance(1.0)
+        assert copied.run(remaining) == 59.0
+        outer.__exit__(None, None, None)
+        assert copied.run(remaining) is None
+
+
+def test_work_started_in_a_call_is_not_bound_by_its_timeout():
+    """A poller that a first request starts lives for ever, and its calls are retried as any others."""
+    calls = []
+    orders = abate.Policy(on=ConnectionError, backoff=[0.1])
+
+    async def main(clock):
+        async def poller():
+            await clock.asleep(60.0)
+            return await orders.acall(Script(ConnectionError(), "fine").acall)
+
+        @abate.retry(on=ConnectionError, timeout=5.0)
+        async def start():
+            calls.append(asyncio.create_task(poller()))
+
+        await start()
+        return await calls[0]
+
+    with VirtualClock() as clock:
+        assert asyncio.run(main(clock)) == "fine"
+
+
+# -- clocks
+
+
+def test_a_deadline_binds_in_the_time_of_its_own_clock():
+    """Instants of two clocks are not compared: in virtual time a deadline of the machine's is none, and back."""
+    with deadline(3600.0), VirtualClock(start=1e9) as clock:
+        assert (remaining(), shorter(None), shorter(5.0)) == (None, None, 5.0)
+        policy = abate.Policy(on=OSError, backoff=[7200.0])
+        assert policy.call(Script(OSError(), "fine")) == "fine"
+        with deadline(10.0):
+            assert remaining() == 10.0
+            with VirtualClock(), deadline(2.0):
+                assert remaining() == 2.0
+            clock.advance(4.0)
+            assert remaining() == 6.0
+    with VirtualClock() as clock, deadline(1.0):
+        clock.advance(2.0)
+        machine = contextvars.copy_context()
+    assert machine.run(remaining) is None
+
+
+# -- shedding
+
+
+def test_no_deadline_at_all():
+    """`deadline(None)` sheds those around it, not those inside."""
+    with VirtualClock(), deadline(5.0):
+        with deadline(None) as shed:
+            assert (remaining(), shed.remaining(), shorter(9.0)) == (None, math.inf, 9.0)
+            with deadline(60.0) as inner:
+                assert (remaining(), inner.remaining()) == (60.0, 60.0)
+                with deadline(9.0):
+                    assert remaining() == 9.0
+        assert remaining() == 5.0
+
+
+@given(st.lists(st.none() | quarters, max_size=8), quarters)
+def test_the_nearest_of_those_inside_the_innermost_shed_counts(nested, later):
+    """However deadlines and sheds are nested."""
+    with VirtualClock() as clock, ExitStack() as stack:
+        for seconds in nested:
+            stack.enter_context(deadline(seconds))
+        inside = nested[len(nested) - nested[::-1].index(None) :] if None in nested else nested
+        clock.advance(later)
+        assert remaining() == (max(0.0, min(inside) - later) if inside else None)
+
+
+# -- carrying
+
+
+def test_a_carried_deadline_binds_in_other_threads_and_after_the_block():
+    """The function has the instant, whichever thread runs it, and when."""
+    with ThreadPoolExecutor(1) as pool:
+        with deadline(3600.0):
+            carried = carry_deadline(remaining)
+            assert pool.submit(carried).result() <= 3600.0
+        assert pool.submit(carried).result() <= 3600.0
+        assert pool.submit(remaining).result() is None
+    assert carried() <= 3600.0
+    assert remaining() is None
+
+
+def test_a_carried_deadline_binds_a_task_for_its_life(run, together):
+    """A coroutine function stays one; the nearest deadline of where it runs and of where it was carried from wins."""
+
+    async def look():
+        return remaining()
+
+    async def main():
+        with VirtualClock() as clock:
+            with deadline(10.0):
+                carried = carry_deadline(look)
+            assert inspect.iscoroutinefunction(carried)
+            clock.advance(4.0)
+            found = [await carried()]
+            with deadline(2.0):
+                found.append(await carried())
+            found.append(remaining())
+            return found
+
+    assert run(main) == [6.0, 2.0, None]
+
+
+def test_a_wrapper_of_a_coroutine_function_carries_it_as_well():
+    """What is bound is what is awaited."""
+
+    async def look():
+        return remaining()
+
+    with VirtualClock():
+        with deadline(10.0):
+            carried = carry_deadline(lambda: look())
+        assert asyncio.run(carried()) == 10.0
+
+
+def test_where_there_is_no_deadline_nothing_is_carried():
+    """The function is returned as it is; so it is where a shed is the nearest."""
+    assert carry_deadline(remaining) is remaining
+    with deadline(5.0), deadline(None):
+        assert carry_deadline(remaining) is remaining
+
+
+def test_a_carried_function_keeps_its_name_and_arguments():
+    """It passes on what it is given, and what is raised."""
+
+    def divide(a, /, *, by):
+        return a / by
+
+    with deadline(5.0):
+        carried = carry_deadline(divide)
+    assert (carried.__name__, carried(6, by=3)) == ("divide", 2.0)
+    with pytest.raises(ZeroDivisionError):
+        carried(1, by=0)
+
+
+@pytest.mark.parametrize("given", [None, 5, (number for number in [1]), lambda: (yield)])
+def test_what_cannot_carry_a_deadline_is_refused(given):
+    """Generator functions among it: their body runs later."""
+    with pytest.raises(TypeError, match="carry_deadline needs a function or coroutine function, not "):
+        carry_deadline(given)

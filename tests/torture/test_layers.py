@@ -1,12 +1,13 @@
 """Stacked policies: one layer retries, the others pass on."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 import abate
-from abate.testing import Recorder, VirtualClock
+from abate.testing import Recorder, Script, VirtualClock
 
 pytestmark = pytest.mark.filterwarnings("ignore::abate.LayeredRetryWarning")
 
@@ -115,6 +116,129 @@ def test_layers_in_tasks_of_their_own_do_not_multiply():
     with pytest.raises(OSError):
         asyncio.run(top())
     assert len(calls) == 3
+
+
+async def gathered(bottom):
+    await asyncio.gather(bottom(), bottom())
+
+
+async def grouped_tasks(bottom):
+    async with asyncio.TaskGroup() as group:
+        group.create_task(bottom())
+
+
+async def awaited(bottom):
+    await asyncio.create_task(bottom())
+
+
+async def shielded(bottom):
+    await asyncio.shield(bottom())
+
+
+async def timed(bottom):
+    await asyncio.wait_for(bottom(), 60.0)
+
+
+@pytest.mark.parametrize("around", [gathered, grouped_tasks, awaited, shielded, timed])
+def test_layers_in_tasks_do_not_multiply_however_they_are_awaited(around):
+    """An outer policy passes on what a policy in another task has retried and given up on."""
+    calls = []
+    inner = abate.Policy(name="inner", on=OSError, backoff=[0.0])
+    outer = abate.Policy(name="outer", on=OSError, backoff=[0.0])
+
+    @inner
+    async def bottom():
+        calls.append(1)
+        raise OSError
+
+    with pytest.raises((OSError, ExceptionGroup)) as caught:
+        asyncio.run(outer.acall(around, bottom))
+    assert abate.report(caught.value).reason == "layer"
+    assert len(calls) == (6 if around is gathered else 3)
+
+
+def test_layers_in_a_thread_of_an_event_loop_do_not_multiply():
+    """`asyncio.to_thread` hands the error over as it is."""
+    function, calls = counted()
+    inner = abate.Policy(name="inner", on=OSError, backoff=[0.0])(function)
+    outer = abate.Policy(name="outer", on=OSError, backoff=[0.0])
+    with pytest.raises(OSError, match="down"):
+        asyncio.run(outer.acall(asyncio.to_thread, inner))
+    assert len(calls) == 3
+
+
+# -- where nothing is layered
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_fallback_is_retried_by_the_policy_around_it(clock, attempts):
+    """The cache was given up on; the database is another server, which nobody has retried."""
+    cache = abate.Policy(name="cache", on=ConnectionError, attempts=attempts, backoff=[0.0])
+    orders = abate.Policy(name="orders", on=ConnectionError, backoff=[0.0])
+    database = Script(ConnectionError("blip"), ConnectionError("blip"), "row")
+
+    @orders
+    def load():
+        try:
+            return cache.call(Script(*[ConnectionError("the cache is down")] * attempts))
+        except ConnectionError:
+            return database()
+
+    assert load() == "row"
+    assert len(database.calls) == 3
+
+
+def test_a_policy_that_never_retried_is_no_layer(clock):
+    """One attempt inside, three outside: three calls."""
+    function, calls = counted()
+    inner = abate.Policy(name="inner", on=OSError, attempts=1)(function)
+    with pytest.raises(OSError, match="down") as caught:
+        abate.Policy(name="outer", on=OSError, backoff=[0.0]).call(inner)
+    assert (len(calls), abate.report(caught.value).reason) == (3, "attempts")
+
+
+def test_one_error_object_for_many_threads_is_not_a_layer():
+    """Two threads wait for one future; the one that has retried before does not speak for the other."""
+    error = OSError("shared")
+    a = abate.Policy(name="a", on=OSError, attempts=2, backoff=[0.0])
+    b = abate.Policy(name="b", on=OSError, attempts=3, backoff=[0.0])
+    first, second = Future(), Future()
+    b_waits = threading.Event()
+    a_seen, b_seen = [], []
+
+    def by_a():
+        a_seen.append(1)
+        if len(a_seen) == 1:
+            raise OSError("own")
+        b_waits.wait(60)
+        return second.result()
+
+    def by_b():
+        b_seen.append(1)
+        if len(b_seen) == 1:
+            b_waits.set()
+            first.result()  # until a has given up
+            return second.result()
+        return "fine"
+
+    with ThreadPoolExecutor(2) as pool:
+        ends_a = pool.submit(a.call, by_a)
+        while not a_seen[1:]:
+            threading.Event().wait(0.001)
+        ends_b = pool.submit(b.call, by_b)
+        second.set_exception(error)
+        assert ends_a.exception() is error
+        first.set_result(None)
+        assert ends_b.result() == "fine"
+
+
+def test_what_an_inner_policy_must_not_repeat_the_outer_one_does_not_repeat(clock):
+    """A payment that may have been taken is sent once, whoever stands around."""
+    function, calls = counted()
+    pay = abate.Policy(name="pay", on=OSError, idempotent=False)(function)
+    with pytest.raises(OSError, match="down") as caught:
+        abate.Policy(name="outer", on=OSError, backoff=[0.0]).call(pay)
+    assert (len(calls), abate.report(caught.value).reason) == (1, "layer")
 
 
 @pytest.mark.parametrize("form", ["call", "block"])

@@ -111,3 +111,6 @@ abate.Policy(on=OSError, budget=abate.open_store("memory:").budget("orders"))
 
 reconcile(42)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 abate.controller(store=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+assert_type(abate.carry_deadline(load)(1, fresh=True), str)
+assert_type(abate.deadline(None).remaining(), float)

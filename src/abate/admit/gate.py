@@ -6,7 +6,7 @@ all is refunded instead. Entering never waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 
 class Gate:
@@ -69,21 +69,35 @@ class All(Gate):
         self.name = " & ".join(gate.name for gate in gates)
 
     def enter(self, retry: bool) -> Gate | None:
-        for place, gate in enumerate(self.gates):
-            refused = gate.enter(retry)
-            if refused is not None:
-                for earlier in reversed(self.gates[:place]):
-                    earlier.undo(retry)
-                return refused
-        return None
+        entered = 0
+        try:
+            for gate in self.gates:
+                refused = gate.enter(retry)
+                if refused is not None:
+                    return refused
+                entered += 1
+            return None
+        finally:
+            if entered < len(self.gates):
+                _each(self.gates[:entered], lambda gate: gate.undo(retry))
 
     def leave(self, accepted: bool) -> None:
-        for gate in reversed(self.gates):
-            gate.leave(accepted)
+        _each(self.gates, lambda gate: gate.leave(accepted))
 
     def refund(self) -> None:
-        for gate in reversed(self.gates):
-            gate.refund()
+        _each(self.gates, lambda gate: gate.refund())
+
+    def undo(self, retry: bool) -> None:
+        _each(self.gates, lambda gate: gate.undo(retry))
+
+
+def _each(gates: tuple[Gate, ...], tell: Callable[[Gate], object]) -> None:
+    """Tell all gates, the last one first. What one of them raises is raised when all have been told."""
+    if gates:
+        try:
+            tell(gates[-1])
+        finally:
+            _each(gates[:-1], tell)
 
 
 def parts(gate: Gate) -> Iterator[Gate]:

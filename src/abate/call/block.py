@@ -3,10 +3,14 @@
 for attempt in policy.attempts():
     with attempt:
         ...
+
+In an ``async for`` the body is cut off when the time of its attempt is over, as a coroutine function would be.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -47,7 +51,7 @@ class Attempts:
             if isinstance(action, Hold):
                 wait(action.door, action.waiter)
                 action = block.machine.turn()
-            return block.begin(action)
+            return block.begin(action, asynchronous=False)
         except BaseException as error:
             block.break_off(error)
             raise
@@ -67,7 +71,7 @@ class Attempts:
             if isinstance(action, Hold):
                 await awaiting(action.door, action.waiter)
                 action = block.machine.turn()
-            return block.begin(action)
+            return block.begin(action, asynchronous=True)
         except BaseException as error:
             block.break_off(error)
             raise
@@ -99,7 +103,7 @@ class _Block:
         if not self.entered:
             raise RuntimeError("an attempt was not used: put the body of the loop into `with attempt:`")
 
-    def begin(self, action: Send | Stop) -> Attempt:
+    def begin(self, action: Send | Stop, asynchronous: bool) -> Attempt:
         if isinstance(action, Stop):
             assert self.last is not None
             failure = self.machine.give_up(action, self.last)
@@ -109,23 +113,32 @@ class _Block:
             finally:
                 del failure  # its traceback holds this frame: don't hold it back
         self.entered = False
-        return Attempt(self, self.machine.attempts + 1)
+        return Attempt(self, self.machine.attempts + 1, asynchronous)
 
-    def enter(self) -> deadline | None:
+    def enter(self) -> float | None:
+        """The seconds that the attempt may take; None where nothing bounds it."""
         if self.entered or self.over:
             raise RuntimeError("an attempt is used once, within its loop")
         self.entered = True
         if not self.machine.policy.bounded:
             return None
-        return deadline(self.machine.allowance(self.clock.now()))
+        return self.machine.allowance(self.clock.now())
 
     def succeed(self) -> None:
+        try:
+            self.machine.succeeded()
+        except BaseException as error:
+            self.break_off(error)
+            raise
         self._end(good=True)
-        self.machine.succeeded()
 
     def fail(self, error: Exception) -> Exception | None:
         """The error that ends the loop; None if another attempt follows."""
-        action = self.machine.failed(error, self.clock.now())
+        try:
+            action = self.machine.failed(error, self.clock.now())
+        except BaseException as broken:
+            self.break_off(broken)
+            raise
         if isinstance(action, Wait):
             self.wait, self.last = action, error
             return None
@@ -146,36 +159,61 @@ class _Block:
 class Attempt:
     """One attempt of a block; `number` counts from 1."""
 
-    __slots__ = ("_block", "_deadline", "number")
+    __slots__ = ("_asynchronous", "_block", "_cut", "_deadline", "number")
 
-    def __init__(self, block: _Block, number: int) -> None:
+    def __init__(self, block: _Block, number: int, asynchronous: bool) -> None:
         self._block = block
+        self._asynchronous = asynchronous
         self._deadline: deadline | None = None
+        self._cut: AbstractAsyncContextManager[object] | None = None
         self.number = number
 
     def __enter__(self) -> Attempt:
-        self._deadline = self._block.enter()
-        if self._deadline is not None:
+        allowance = self._block.enter()
+        if allowance is not None:
+            if self._asynchronous:
+                cut = self._block.clock.within(allowance)
+                _at_once(cut.__aenter__())
+                self._cut = cut
+            self._deadline = deadline(allowance)
             self._deadline.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if self._deadline is not None:
-            self._deadline.__exit__(kind, error, trace)
-        if error is None:
+        raised = self._leave(kind, error, trace)
+        if raised is None:
             self._block.succeed()
             return False
-        if not isinstance(error, Exception):
-            self._block.break_off(error)
-            return False
-        final = self._block.fail(error)
+        final: BaseException | None = raised
+        if isinstance(raised, Exception):
+            final = self._block.fail(raised)
+        else:
+            self._block.break_off(raised)
         if final is None:
             return True
         if final is not error:
             try:
                 raise final
             finally:
-                del final  # its traceback holds this frame: don't hold it back
+                del final, raised  # their tracebacks hold this frame: don't hold them back
         return False
+
+    def _leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> BaseException | None:
+        """What the body has ended with: an `AttemptTimeout` where it was cut off."""
+        if self._deadline is not None:
+            self._deadline.__exit__(kind, error, trace)
+        if self._cut is not None:
+            try:
+                _at_once(self._cut.__aexit__(kind, error, trace))
+            except BaseException as instead:
+                return instead
+        return error
+
+
+def _at_once(step: Awaitable[object]) -> None:
+    """Run to its end what is to be awaited, and waits for nothing."""
+    assert next(step.__await__(), None) is None

@@ -1,31 +1,53 @@
-"""What a policy leaves on an error that it gave up on: a report for people, a mark for the layers around it."""
+"""What a policy leaves on an error that it gave up on: a report for people, a mark for the layers around it.
+
+One layer retries: a policy does not retry an error if a policy inside its attempt has retried that work already, as
+the attempts would multiply. Three things must hold for that, and none of them costs a call anything that succeeds:
+
+* the inner call made more than one attempt; or it may not be repeated by anybody (`FOR_ALL`); or it stopped for a
+  layer further in;
+* its first retry came after the attempt around it had begun: calls that retry are numbered, and an attempt notes the
+  last number;
+* the error is that one, or was raised from it: with ``from``, as a member of a group, or by a ``raise`` in the function
+  that caught it. What a fallback raises after it is an error of its own.
+
+An error object that several tasks or threads are handed, as those are that wait for one connect, carries the mark of
+whichever call gave up on it last. In another task or thread a mark counts only where the error came out of that call:
+then its traceback leads through it.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
 from threading import get_ident
+from types import TracebackType
 
 from abate.errors import Report
 
 NOTE = "abate: "
 DEEPEST = 100
 """How many errors of one chain are looked at."""
+FOR_ALL = frozenset({"unsafe", "hint", "budget"})
+"""Reasons that hold for whoever would repeat the work, also where it was tried once only."""
+ALONE = 0
+"""The number of a give-up that concerns no layer around it."""
 
 
 class GiveUp:
-    """The mark on an error: who gave up on it, and when."""
+    """The mark on an error: who gave up on it, where, and the number of its first retry."""
 
-    __slots__ = ("owner", "place", "report", "serial")
+    __slots__ = ("owner", "place", "report", "serial", "trace")
 
-    def __init__(self, report: Report, owner: object) -> None:
+    def __init__(self, report: Report, owner: object, serial: int, trace: TracebackType | None = None) -> None:
         self.report = report
         self.owner = owner
+        self.serial = serial
         self.place = place()
-        self.serial = give_ups.last = next(give_ups.serials)
+        self.trace = trace
+        """How far the error had come when it was given up on."""
 
     def __reduce__(self) -> tuple[type[_Travelled], tuple[Report]]:
         return _Travelled, (self.report,)
@@ -36,23 +58,23 @@ class _Travelled(GiveUp):
 
     def __init__(self, report: Report) -> None:
         self.report = report
-        self.owner = None
+        self.owner = self.trace = None
         self.place = (0, 0)
-        self.serial = 0
+        self.serial = ALONE
 
 
 class GiveUps:
-    """Numbers the give-ups of this process, so that one can be told to lie within an attempt or before it.
+    """Numbers the calls of this process that retry, so that one can be told to lie within an attempt or before it.
 
-    An attempt notes `last` when it begins, which is all that the success path pays. An error object that is
-    raised again by a later call carries an older number, and is not mistaken for one from within.
+    An attempt notes `last` when it begins, which is all that the success path pays. A call that was retried before
+    the attempt began has a lower number, and so has an error object that is raised again later.
     """
 
-    __slots__ = ("last", "serials")
+    __slots__ = ("last", "next")
 
     def __init__(self) -> None:
         self.last = 0
-        self.serials = count(1)
+        self.next: Callable[[], int] = count(1).__next__
 
 
 give_ups = GiveUps()
@@ -72,49 +94,58 @@ _watch: ContextVar[Watch | None] = ContextVar("abate_watch", default=None)
 
 @contextmanager
 def watching() -> Generator[Watch]:
-    """Watch the block, and the tasks started in it, for calls that end with their retries used up.
+    """Watch the block, and the tasks started in it, for calls that have retried, and ended all the same.
 
     >>> import abate
     >>> with watching() as watch:
-    ...     try: abate.Policy(on=OSError, attempts=1).call(abate.testing.Script(OSError()))
+    ...     try: abate.Policy(on=OSError, attempts=2, backoff=[0.0]).call(abate.testing.Script(OSError(), OSError()))
     ...     except OSError: pass
     >>> watch.exhausted
     True
     """
-    watch = Watch()
-    token = _watch.set(watch)
+    watch, outer = Watch(), _watch.get()
+    _watch.set(watch)
     try:
         yield watch
     finally:
-        _watch.reset(token)
+        if _watch.get() is watch:  # else it ends in another context, as a response's body may
+            _watch.set(outer)
 
 
 def tell_watch() -> None:
-    """Tell who watches here that a policy has given up."""
+    """Tell who watches here that a policy has retried, and given up."""
     watch = _watch.get()
     if watch is not None:
         watch.exhausted = True
 
 
-def mark(error: BaseException, report: Report, owner: object) -> None:
+def mark(error: BaseException, give_up: GiveUp) -> None:
     """Leave the report on the error, for `abate.report`, for tracebacks, and for the layers around."""
-    earlier = getattr(error, "__abate__", None)
-    notes: list[str] | None = getattr(error, "__notes__", None)
+    earlier, report = _mark_of(error), give_up.report
+    notes: list[str] | None = error.__dict__.get("__notes__")
     if earlier is not None and notes is not None:
         try:
             notes.remove(NOTE + str(earlier.report))
         except ValueError:
             pass  # it had none, or another thread that gave up on the same error has just taken it away
-    try:
-        error.__abate__ = GiveUp(report, owner)  # type: ignore[attr-defined]
-    except AttributeError:
-        return  # an error that takes no attributes keeps its own counsel
+    _put(error, "__abate__", give_up)
     if report.reason != "fatal" or report.attempts > 1:
-        error.add_note(NOTE + str(report))
+        if notes is None:
+            _put(error, "__notes__", [NOTE + str(report)])
+        else:
+            notes.append(NOTE + str(report))
+
+
+_put = BaseException.__setattr__
+"""Sets an attribute of errors whose class refuses that as well, such as frozen dataclasses."""
+
+
+def _mark_of(error: BaseException) -> GiveUp | None:
+    return error.__dict__.get("__abate__")  # not by getattr: there are errors with an answer to every name
 
 
 def report(error: BaseException) -> Report | None:
-    """The report that a policy left on `error`, or on an error that it was raised from; None without one.
+    """The report that a policy left on `error`, or on an error that it was raised from or after; None without one.
 
     >>> import abate
     >>> try:
@@ -124,39 +155,55 @@ def report(error: BaseException) -> Report | None:
     Report(policy='orders', attempts=1, waited=0.0, reason='attempts', inner=None)
     """
     for found in chain(error):
-        give_up = getattr(found, "__abate__", None)
+        give_up = _mark_of(found)
         if give_up is not None:
-            return give_up.report  # type: ignore[no-any-return]
+            return give_up.report
     return None
 
 
-def given_up_within(error: BaseException, since: int, owner: object) -> Report | None:
-    """The report of a policy that gave up on this error, or on one behind it, since the attempt began.
+def given_up_within(error: BaseException, since: int, owner: object) -> GiveUp | None:
+    """What a policy inside the attempt left on this error, or on one that it was raised from, if it retried.
 
-    An error that a policy would not retry at all (``fatal``) is nobody's: the layer around may still retry it.
+    `since` is the last number when the attempt began, `owner` the policy that asks.
     """
     if (
-        getattr(error, "__abate__", None) is None
+        _mark_of(error) is None
         and error.__context__ is None
         and error.__cause__ is None
         and not isinstance(error, BaseExceptionGroup)
     ):
         return None  # the usual case, without a walk
-    for found in chain(error):
-        give_up = getattr(found, "__abate__", None)
-        if (
-            give_up is not None
-            and give_up.serial > since
-            and give_up.report.reason != "fatal"
-            # a policy around itself is a layer too, but one error object in two calls at once is not
-            and (give_up.owner is not owner or give_up.place == place())
-        ):
-            return give_up.report  # type: ignore[no-any-return]
+    for found in chain(error, translated):
+        give_up = _mark_of(found)
+        if give_up is not None and give_up.serial > since and _within(give_up, found, owner):
+            return give_up
     return None
 
 
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, the errors it was raised from or within, and those it groups; each once."""
+def _within(give_up: GiveUp, error: BaseException, owner: object) -> bool:
+    """Did the error come to this attempt through the call that gave up on it?"""
+    if give_up.place == place():
+        return True
+    # a policy around itself is a layer too, but one error object in two calls at once is not
+    if give_up.owner is owner or give_up.trace is None:
+        return False
+    trace = error.__traceback__
+    while trace is not None and trace is not give_up.trace:
+        trace = trace.tb_next
+    return trace is not None
+
+
+def _always(error: BaseException, context: BaseException) -> bool:
+    return True
+
+
+def chain(
+    error: BaseException, follow: Callable[[BaseException, BaseException], bool] = _always
+) -> Iterator[BaseException]:
+    """An error, the errors it was raised from or within, and those it groups; each once.
+
+    `follow` is asked about an error and the one that was being handled when it was raised.
+    """
     waiting, seen = [error], set[int]()
     while waiting and len(seen) < DEEPEST:
         found = waiting.pop(0)
@@ -164,9 +211,30 @@ def chain(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(found))
         yield found
-        waiting += [other for other in (found.__cause__, found.__context__) if other is not None]
+        cause, context = found.__cause__, found.__context__
+        if cause is not None:
+            waiting.append(cause)
+        if context is not None and context is not cause and follow(found, context):
+            waiting.append(context)
         if isinstance(found, BaseExceptionGroup):
             waiting += found.exceptions
+
+
+def translated(error: BaseException, context: BaseException) -> bool:
+    """Is `error` what was made of `context`, by a ``raise`` statement of the very call that caught it?
+
+    Anything else is raised by what was done next: by a function that is called to help out, or by one written in C.
+    """
+    caught, raised = context.__traceback__, error.__traceback__
+    if caught is None or raised is None:
+        return False
+    while raised.tb_next is not None:
+        raised = raised.tb_next
+    if raised.tb_frame is not caught.tb_frame:
+        return False
+    from opcode import opmap
+
+    return raised.tb_frame.f_code.co_code[raised.tb_lasti] == opmap["RAISE_VARARGS"]
 
 
 def place() -> tuple[int, int]:

@@ -26,11 +26,11 @@ from typing import Any, ParamSpec, TypeVar, overload
 from abate import clock as clocks
 from abate.call import machine
 from abate.call.policy import Policy
-from abate.call.wrap import CO_COROUTINE
 from abate.clock import Clock, switch
 from abate.decide.outcome import Outcome
 from abate.errors import AttemptTimeout, number
-from abate.schedule.deadlines import deadline, remaining
+from abate.functions import is_coroutine, returned_coroutine
+from abate.schedule.deadlines import carry_deadline, deadline, remaining
 from abate.schedule.latency import Timeouts
 
 P = ParamSpec("P")
@@ -60,17 +60,20 @@ class Race:
         """The first attempt is late: may a second one be sent? If so, it is paid for."""
         self._late = True
         policy = self._policy
-        if self.over or remaining() == 0.0 or (switch.off and machine._off.get()):
+        if self.over or remaining() == 0.0 or (switch.off and machine.is_off()):
             return False
         if policy.shelter is not None and not policy.shelter.door().weather.calm:
             return False
         if not policy.budget.try_withdraw():
             return False
-        if policy.gate is not None and policy.gate.enter(True) is not None:
-            policy.budget.refund()
-            return False
-        self._running += 1
-        return True
+        admitted = False
+        try:
+            admitted = policy.gate is None or policy.gate.enter(True) is None
+        finally:
+            if not admitted:
+                policy.budget.refund()
+        self._running += admitted
+        return admitted
 
     def unsent(self) -> None:
         """The second attempt was paid for, and could not be sent after all."""
@@ -181,7 +184,7 @@ class Hedge:
         self.timeouts = timeouts
         self.quantile = float(quantile)
 
-    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function with hedged attempts.
 
         >>> Hedge(Policy(on=ConnectionError), Timeouts()).call(max, 1, 2)
@@ -191,7 +194,7 @@ class Hedge:
         result: T = self.policy.call(partial(self._in_threads, function), args, kwargs)
         return result
 
-    async def acall(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def acall(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a coroutine function with hedged attempts, under asyncio or trio.
 
         >>> import asyncio
@@ -220,8 +223,7 @@ class Hedge:
         """
         if isinstance(function, (classmethod, staticmethod)):
             return type(function)(self(function.__func__))
-        stand_in = self.policy(function)  # which refuses what cannot be decorated, and knows a coroutine function
-        if stand_in.__code__.co_flags & CO_COROUTINE:
+        if is_coroutine(self.policy(function)):  # the policy refuses what cannot be decorated
 
             @wraps(function)
             async def attempt(*args: Any, **kwargs: Any) -> Any:
@@ -249,7 +251,10 @@ class Hedge:
             outcome, broken = Outcome(), None
             try:
                 with deadline(limit):
-                    outcome.result = function(*args, **kwargs)
+                    result = outcome.result = function(*args, **kwargs)
+                if returned_coroutine(result):
+                    result.close()
+                    raise TypeError(f"{function!r} returns a coroutine: use acall, or hedge the coroutine function")
             except Exception as error:
                 outcome.error = error
             except BaseException as error:  # somebody waits for this thread: it ends there
@@ -379,7 +384,8 @@ class TrioCrew:
 
 
 def _start(attempt: Callable[[int], None], which: int) -> None:
-    Thread(target=copy_context().run, args=(attempt, which), name="abate hedge", daemon=True).start()
+    work = carry_deadline(attempt)  # the attempt that loses keeps the deadline of its call
+    Thread(target=copy_context().run, args=(work, which), name="abate hedge", daemon=True).start()
 
 
 def _callable(function: Any) -> None:

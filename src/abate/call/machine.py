@@ -18,52 +18,67 @@ from __future__ import annotations
 
 import math
 import warnings
-from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from abate import events
 from abate.admit.door import Door
 from abate.admit.room import Waiter
 from abate.admit.weather import Ticket
-from abate.call.giveup import give_ups, given_up_within, mark, tell_watch
+from abate.call.giveup import ALONE, FOR_ALL, GiveUp, give_ups, given_up_within, mark, tell_watch
 from abate.clock import current, switch
 from abate.decide.outcome import Outcome, Ruling
 from abate.errors import LayeredRetryWarning, Refused, Report, RetryExhausted
 from abate.schedule.hints import after_hint
+from abate.scopes import Scope, Scopes
 from abate.values import Fields
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
 
-_off: ContextVar[bool] = ContextVar("abate_off", default=False)
+_off: Scopes[Scope] = Scopes("abate_off")
 
 
-def switch_off() -> Token[bool]:
+def switch_off() -> Scope:
     """Let calls of this context make one attempt, until `switch_on`."""
     switch.off = True
-    return _off.set(True)
+    return _off.enter(Scope())
 
 
-def switch_on(token: Token[bool]) -> None:
-    """Undo `switch_off`."""
-    _off.reset(token)
+def switch_on(scope: Scope) -> None:
+    """Undo `switch_off`, for all who have copied the context since."""
+    _off.leave(scope)
+
+
+def is_off() -> bool:
+    """Are retries switched off here? Hot paths look at `switch.off` first."""
+    return _off.nearest() is not None
 
 
 _warned: set[tuple[str, str]] = set()
 _MOST_WARNINGS = 1000
 
 
-_held: ContextVar[tuple[Door, Ticket, Any] | None] = ContextVar("abate_held", default=None)
-"""The ticket of the attempt that this code runs in, and those of the attempts around it."""
+class _Held(Scope):
+    """The ticket of an attempt, which holds for what runs inside it."""
+
+    __slots__ = ("door", "ticket")
+
+    def __init__(self, door: Door, ticket: Ticket) -> None:
+        super().__init__()
+        self.door = door
+        self.ticket = ticket
+
+
+_held: Scopes[_Held] = Scopes("abate_held")
 
 
 def _holds(door: Door) -> bool:
     """Does an attempt around this one hold a ticket of that door? A call within a call must not wait for itself."""
-    held = _held.get()
+    held = _held.nearest()
     while held is not None:
-        if held[0] is door and held[1].out:
+        if held.door is door and held.ticket.out:
             return True
-        held = held[2]
+        held = _held.beyond(held)
     return False
 
 
@@ -124,6 +139,7 @@ class Call:
         "_hinted_delay",
         "_in_flight",
         "_inner",
+        "_number",
         "_over",
         "_ticket",
         "_waiter",
@@ -137,9 +153,12 @@ class Call:
 
     # of a shelter: set when the call first comes to its door
     _began: float
-    _ticket: Ticket | None
+    _ticket: _Held | None
     _waiter: Waiter | None
     _hinted_delay: float
+
+    _number: int
+    """The number of the call among those that have retried; set when it first does."""
 
     def __init__(self, policy: Policy, deadline: float | None = None, since: int | None = None) -> None:
         self.policy = policy
@@ -149,7 +168,7 @@ class Call:
         self.waited = 0.0
         self._first: float | None = None
         self._delay: float | None = None
-        self._inner: Report | None = None
+        self._inner: GiveUp | None = None
         self._over = self.unspent = self._in_flight = False
         self._door: Door | None = None
 
@@ -158,7 +177,7 @@ class Call:
 
         `now` spares a look at the clock to who has just looked.
         """
-        if self.policy.shelter is not None and not (switch.off and _off.get()):
+        if self.policy.shelter is not None and not (switch.off and is_off()):
             action = self._knock(self.policy.shelter.door(), now)
             if action is not None:
                 return action
@@ -197,11 +216,7 @@ class Call:
         return max(0.0, self.deadline - clock.now())
 
     def _hold(self, door: Door, ticket: Ticket) -> None:
-        self._ticket = ticket
-        outer = _held.get()
-        while outer is not None and not outer[1].out:
-            outer = outer[2]  # left behind in the context of an attempt that has ended
-        _held.set((door, ticket, outer))
+        self._ticket = _held.enter(_Held(door, ticket))
 
     def turn(self) -> Send | Stop:
         """The waiter has its answer."""
@@ -277,7 +292,7 @@ class Call:
         if self._in_flight:
             self._leave(not ruling.retry)
         closed = 0.0
-        if policy.shelter is not None and not (switch.off and _off.get()):
+        if policy.shelter is not None and not (switch.off and is_off()):
             closed = self._tell(policy.shelter.door(), ruling, error)
         listening = events.sinks
         if listening and attempts == 1:
@@ -286,7 +301,7 @@ class Call:
             return Stop("layer" if ruling.reason == "layer" else "fatal")
         if give_ups.last != self.since and self._layered(error):
             return Stop("layer")
-        if attempts >= policy.max_attempts or (switch.off and _off.get()):
+        if attempts >= policy.max_attempts or (switch.off and is_off()):
             return Stop("attempts")
         deadline, hint = self.deadline, ruling.hint
         if deadline is not None and now >= deadline:
@@ -311,7 +326,10 @@ class Call:
             if listening:
                 events.emit(events.BudgetRefused(policy.name, policy.budget.name, attempts))
             return Stop("budget")
-        self.since = give_ups.last
+        if attempts == 1:
+            self._number = self.since = give_ups.last = give_ups.next()
+        else:
+            self.since = give_ups.last
         self.waited += delay
         if listening:
             events.emit(events.Retry(policy.name, attempts, max(delay, closed), ruling.reason, hint, error))
@@ -354,11 +372,11 @@ class Call:
 
     def _returned(self) -> Ticket | None:
         """The ticket of the attempt that has ended."""
-        ticket, self._ticket = self._ticket, None
-        held = _held.get()
-        if ticket is not None and held is not None and held[1] is ticket:
-            _held.set(held[2])
-        return ticket
+        held, self._ticket = self._ticket, None
+        if held is None:
+            return None
+        _held.leave(held)
+        return held.ticket
 
     def _ruling(self, outcome: Outcome | Exception, now: float) -> Ruling:
         """Ask the rules, where the type of the error alone does not decide."""
@@ -370,11 +388,11 @@ class Call:
         return self.policy.rules.decide(outcome)
 
     def _layered(self, error: Exception | None) -> bool:
-        """Did a policy inside this attempt give up on the error already?"""
-        inner = None if error is None else given_up_within(error, self.since, self.policy)
-        if inner is None:
+        """Has a policy inside this attempt retried already?"""
+        found = None if error is None else given_up_within(error, self.since, self.policy)
+        if found is None:
             return False
-        self._inner = inner
+        self._inner, inner = found, found.report
         if events.sinks:
             events.emit(events.LayeredRetry(self.policy.name, inner.policy))
         pair = (self.policy.name, inner.policy)
@@ -392,19 +410,35 @@ class Call:
         self._over = True
         policy = self.policy
         error, result = (outcome, None) if isinstance(outcome, Exception) else (outcome.error, outcome.result)
-        report = Report(policy.name, self.attempts, self.waited, stop.reason, self._inner)
-        if stop.reason != "fatal":
+        inner = None if self._inner is None else self._inner.report
+        report = Report(policy.name, self.attempts, self.waited, stop.reason, inner)
+        serial = self._serial(stop.reason)
+        if serial != ALONE:
             tell_watch()
         if events.sinks:
             events.emit(events.GaveUp(policy.name, stop.reason, self.attempts, self.waited, error))
+        give_up = GiveUp(report, policy, serial, None if error is None else error.__traceback__)
         if error is not None:
-            mark(error, report, policy)
+            mark(error, give_up)
         if policy.raises == "original" or stop.reason == "fatal":
             return error
         exhausted = RetryExhausted(report, result)
         exhausted.__cause__ = error
-        mark(exhausted, report, policy)
+        mark(exhausted, give_up)
         return exhausted
+
+    def _serial(self, reason: str) -> int:
+        """By which number the layers around know that this work must not be repeated."""
+        if reason == "fatal":
+            return ALONE  # nobody has tried to repeat what is fatal here: a layer around may
+        if self._inner is not None:
+            return self._inner.serial
+        if self.attempts > 1:
+            return self._number
+        if reason != "layer" and reason not in FOR_ALL:
+            return ALONE
+        give_ups.last = give_ups.next()
+        return give_ups.last
 
     def broken_off(self, error: BaseException | None = None) -> None:
         """The call ends from outside, by a cancellation or an exit: return what was withdrawn and not used.
@@ -414,23 +448,43 @@ class Call:
         if self._over:
             return
         self._over = True
-        self._return_unused()
+        try:
+            self._return_unused()
+        except Exception:
+            if error is None or isinstance(error, Exception):
+                raise
+            import logging  # a gate that fails must not stop a cancellation or an exit
+
+            logging.getLogger("abate").exception("the gate of %s failed when a call was broken off", self.policy.name)
         if events.sinks and error is not None:
             events.emit(events.GaveUp(self.policy.name, "cancelled", self.attempts, self.waited, error))
+
+    def unsent(self) -> None:
+        """The attempt was not sent after all: the call is made in another way."""
+        self._over = True
+        entered, self._in_flight = self._in_flight, False
+        try:
+            self._return_unused()
+        finally:
+            if entered:
+                assert self.policy.gate is not None
+                self.policy.gate.undo(self.attempts > 0)
 
     def _return_unused(self) -> None:
         if self.unspent:
             self.unspent = False
             self.policy.budget.refund()
-        if self._in_flight:
-            self._leave(False)
-        if self._door is not None:
-            now = self._door.clock.now()
-            if self._waiter is not None:
-                self._door.leave(self._waiter, now)
-                self._waiter = None
-                self.waited += now
-            self._door.void(self._returned(), now)
+        try:
+            if self._in_flight:
+                self._leave(False)
+        finally:
+            if self._door is not None:
+                now = self._door.clock.now()
+                if self._waiter is not None:
+                    self._door.leave(self._waiter, now)
+                    self._waiter = None
+                    self.waited += now
+                self._door.void(self._returned(), now)
 
     def _leave(self, accepted: bool) -> None:
         self._in_flight = False

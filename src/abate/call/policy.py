@@ -215,7 +215,7 @@ class Policy:
             return type(function)(self(function.__func__))
         return wrap(self, function)
 
-    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function with retries.
 
         >>> Policy(on=ConnectionError).call(divmod, 7, 2)
@@ -226,7 +226,7 @@ class Policy:
             return result
         return threads.call(self, function, args, kwargs)
 
-    async def acall(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def acall(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a coroutine function with retries, under asyncio or trio.
 
         >>> import asyncio
@@ -295,7 +295,7 @@ class Policy:
         return tuple(settings.values())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Policy) and self._compared() == other._compared()
+        return self._compared() == other._compared() if isinstance(other, Policy) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self._compared())

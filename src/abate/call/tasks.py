@@ -11,7 +11,7 @@ from abate.call.giveup import give_ups
 from abate.call.machine import SEND, Call, Hold, Send, Stop, Wait
 from abate.clock import MACHINE, switch
 from abate.decide.outcome import Outcome
-from abate.schedule.deadlines import deadline, nearest, shorter
+from abate.schedule.deadlines import around, deadline, shorter
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
@@ -45,6 +45,22 @@ async def call(
     return await drive(policy, None, 0, function, args, kwargs)
 
 
+def adopt(
+    policy: Policy,
+    function: Callable[..., Awaitable[T]],
+    begun: Awaitable[T],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Awaitable[T]:
+    """The call of a plain function that has returned a coroutine: that is its first attempt."""
+    waiting = [begun]
+
+    def attempt(*args: Any, **kwargs: Any) -> Awaitable[T]:
+        return waiting.pop() if waiting else function(*args, **kwargs)
+
+    return call(policy, attempt, args, kwargs)
+
+
 async def drive(
     policy: Policy,
     failure: Exception | None,
@@ -55,11 +71,11 @@ async def drive(
 ) -> T:
     """Make a call, or go on with one whose first attempt has ended in `failure`.
 
-    `since` is where the give-ups stood when that attempt began.
+    `since` is the number of the last call that had retried when that attempt began.
     """
     clock = policy.clock or (clocks.current() if switch.virtual else MACHINE)
     now = clock.now()
-    left = policy.timeout if nearest() is None else shorter(policy.timeout)
+    left = policy.timeout if around() is None else shorter(policy.timeout)
     machine = Call(policy, None if left is None else now + left, since)
     last: Outcome | Exception = Outcome() if failure is None else failure
     action: Send | Wait | Hold | Stop

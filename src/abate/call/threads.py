@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import CoroutineType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from abate import clock as clocks
 from abate.admit.bells import wait
+from abate.call import tasks
 from abate.call.giveup import give_ups
 from abate.call.machine import SEND, Call, Hold, Send, Stop, Wait
 from abate.clock import MACHINE, switch
 from abate.decide.outcome import Outcome
-from abate.schedule.deadlines import deadline, nearest, shorter
+from abate.functions import returned_coroutine
+from abate.schedule.deadlines import around, deadline, shorter
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
@@ -31,15 +32,17 @@ def call(policy: Policy, function: Callable[..., T], args: tuple[Any, ...], kwar
         except Exception as error:
             failure = error
         else:
+            if returned_coroutine(result):
+                _refuse(policy, function, result, args, kwargs)
             policy.budget.deposit()
             if policy.shelter is not None:
                 policy.shelter.sample_some()
-            return _plain(function, result)
+            return result
         try:
-            return _plain(function, drive(policy, failure, since, function, args, kwargs))
+            return drive(policy, failure, since, function, args, kwargs, _refuse)
         finally:
             del failure  # its traceback holds this frame: don't hold it back
-    return _plain(function, drive(policy, None, 0, function, args, kwargs))
+    return drive(policy, None, 0, function, args, kwargs, _refuse)
 
 
 def drive(
@@ -49,14 +52,16 @@ def drive(
     function: Callable[..., T],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
+    adopt: Callable[..., Any] = tasks.adopt,
 ) -> T:
     """Make a call, or go on with one whose first attempt has ended in `failure`.
 
-    `since` is where the give-ups stood when that attempt began.
+    `since` is the number of the last call that had retried when that attempt began. A function that returns a coroutine
+    has done nothing yet: `adopt` answers for it then.
     """
     clock = policy.clock or (clocks.current() if switch.virtual else MACHINE)
     now = clock.now()
-    left = policy.timeout if nearest() is None else shorter(policy.timeout)
+    left = policy.timeout if around() is None else shorter(policy.timeout)
     machine = Call(policy, None if left is None else now + left, since)
     last: Outcome | Exception = Outcome() if failure is None else failure
     action: Send | Wait | Hold | Stop
@@ -90,6 +95,9 @@ def drive(
                 last, now = error, clock.now()
                 action = machine.failed(error, now)
             else:
+                if result is not None and returned_coroutine(result):
+                    machine.unsent()
+                    return adopt(policy, function, result, args, kwargs)  # type: ignore[no-any-return]
                 if not policy.reads_results or machine.good(result):
                     machine.succeeded()
                     return result
@@ -120,9 +128,7 @@ def _bounded(
         return function(*args, **kwargs)
 
 
-def _plain(function: Callable[..., T], result: T) -> T:
-    """The result, unless it is a coroutine that nobody would await."""
-    if isinstance(result, CoroutineType):
-        result.close()
-        raise TypeError(f"{function!r} is a coroutine function: use acall, or decorate it")
-    return result
+def _refuse(policy: Policy, function: Callable[..., Any], result: Any, args: object, kwargs: object) -> NoReturn:
+    """Nobody would await what the function has returned."""
+    result.close()
+    raise TypeError(f"{function!r} is a coroutine function: use acall, or decorate it")

@@ -8,7 +8,6 @@ source below is all that such a call runs; whatever fails goes on in the driver.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
@@ -16,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 from abate.call import tasks, threads
 from abate.call.giveup import give_ups
 from abate.call.tally import acounted, aended, counted, ended, watch
+from abate.functions import CO_VARARGS, CO_VARKEYWORDS, is_coroutine, is_generator, returned_coroutine
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
-
-# as in `inspect`, which takes longer to import than all of abate
-CO_VARARGS, CO_VARKEYWORDS, CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR = 0x4, 0x8, 0x20, 0x80, 0x200
 
 SOURCE = """\
 {async_}def stand_in({parameters}):
@@ -31,7 +28,7 @@ SOURCE = """\
     except _a_Exception as _a_error:
         _a_failure = _a_error
 {broken}    else:
-{good}{deposit}        return _a_result
+{probe}{good}{deposit}        return _a_result
     try:
         return {await_}{drive}(_a_policy, _a_failure, _a_since, _a_function, ({positional}), {{{named}}})
     finally:
@@ -51,17 +48,25 @@ GUARD = """\
         return {await_}{drive}(_a_policy, None, 0, _a_function, ({positional}), {{{named}}})
 """
 
+# until a plain function has returned something: it may stand for a coroutine function, as many wrappers do
+PROBE = """\
+        if _a_returned_coroutine(_a_result):
+            return {adopt}(_a_policy, _a_function, _a_result, ({positional}), {{{named}}})
+        _a_proven()
+"""
+
 OWN_CLOCK_DEPOSIT = """\
         _a_deposit()
 """
 
 # while somebody watches: what the driver takes over, it counts to its end
-PLAIN = {"begun": "", "broken": "", "good": "", "drive": "_a_drive"}
+PLAIN = {"begun": "", "broken": "", "good": "", "drive": "_a_drive", "adopt": "_a_adopt"}
 COUNTED = {
     "begun": "    _a_begun()\n",
     "broken": "    except _a_BaseException:\n        _a_bad()\n        raise\n",
     "good": "        _a_good()\n",
     "drive": "_a_counted_drive",
+    "adopt": "_a_counted_adopt",
 }
 
 
@@ -69,34 +74,41 @@ def wrap(policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
     """The stand-in for `function`: the same signature and kind, with retries."""
     if not callable(function):
         raise TypeError(f"a policy decorates functions, not {function!r}")
-    flags = _flags(function)
-    if flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
+    if is_generator(function):
         raise TypeError(
             f"{_name(function)} is a generator function, and what it yielded cannot be taken back: decorate the"
             " function that consumes it, or use the block form inside it"
         )
     if not policy.name:
         policy = policy.replace(name=_name(function))
-    asynchronous = bool(flags & CO_COROUTINE) or _marked_coroutine(function)
-    stand_in = (_plain if policy.plain else _full)(policy, function, asynchronous)
+    stand_in = (_plain if policy.plain else _full)(policy, function, is_coroutine(function))
     return functools.wraps(function)(stand_in)
 
 
 def _full(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> Callable[..., Any]:
     """A stand-in for a policy that has more to do on success than to deposit."""
+
+    async def arun(*args: Any, **kwargs: Any) -> Any:
+        if watch.on:
+            return await acounted(policy.tally, tasks.drive, policy, None, 0, function, args, kwargs)
+        return await tasks.drive(policy, None, 0, function, args, kwargs)
+
     if asynchronous:
-
-        async def arun(*args: Any, **kwargs: Any) -> Any:
-            if watch.on:
-                return await acounted(policy.tally, tasks.drive, policy, None, 0, function, args, kwargs)
-            return await tasks.drive(policy, None, 0, function, args, kwargs)
-
         return arun
 
+    awaited = False
+
+    def adopt(*call: Any) -> Any:
+        nonlocal awaited
+        awaited = True  # later calls must not wait in the thread of their event loop for a gate or shelter
+        return tasks.adopt(*call)
+
     def run(*args: Any, **kwargs: Any) -> Any:
+        if awaited:
+            return arun(*args, **kwargs)
         if watch.on:
-            return counted(policy.tally, threads.drive, policy, None, 0, function, args, kwargs)
-        return threads.drive(policy, None, 0, function, args, kwargs)
+            return counted(policy.tally, threads.drive, policy, None, 0, function, args, kwargs, adopt)
+        return threads.drive(policy, None, 0, function, args, kwargs, adopt)
 
     return run
 
@@ -106,7 +118,7 @@ def _plain(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> 
     signature = _Signature.of(function)
     timeline = policy.budget.timeline
     deposit = "" if policy.budget.boundless else DEPOSIT if timeline.ambient else OWN_CLOCK_DEPOSIT
-    names = {
+    names: dict[str, Any] = {
         "_a_function": function,
         "_a_policy": policy,
         "_a_drive": tasks.drive if asynchronous else threads.drive,
@@ -120,6 +132,9 @@ def _plain(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> 
         "_a_good": policy.tally.good.add,
         "_a_bad": policy.tally.bad.add,
         "_a_counted_drive": aended(policy.tally, tasks.drive) if asynchronous else ended(policy.tally, threads.drive),
+        "_a_adopt": tasks.adopt,
+        "_a_counted_adopt": aended(policy.tally, tasks.adopt),
+        "_a_returned_coroutine": returned_coroutine,
     }
     shelter, guard = policy.shelter, ""
     if shelter is not None:
@@ -130,17 +145,30 @@ def _plain(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> 
             shelter.sample()
 
         names |= {"_a_shelter": shelter, "_a_look": look_around}
-    versions: list[Any] = []
-    for counts in (False, True):
-        exec(_compiled(signature, guard, deposit, asynchronous, counts), names)
-        versions.append(names["stand_in"])
-    stand_in = versions[0]
-    names["_a_versions"] = tuple(version.__code__ for version in versions)
+
+    def versions(probe: str) -> tuple[CodeType, ...]:
+        return tuple(
+            _code(_compiled(signature, guard, probe, deposit, asynchronous, counts)) for counts in (False, True)
+        )
+
+    def proven() -> None:
+        """The function is what it looks like: don't look at its results any more."""
+        names["_a_versions"] = versions("")
+        watch.keep(stand_in)
+
+    names["_a_proven"] = proven
+    names["_a_versions"] = versions("" if asynchronous else PROBE)
+    stand_in: Any = FunctionType(names["_a_versions"][0], names, "stand_in")
     watch.keep(stand_in)
     if isinstance(function, FunctionType):
         stand_in.__defaults__ = function.__defaults__
         stand_in.__kwdefaults__ = function.__kwdefaults__
     return stand_in  # type: ignore[no-any-return]
+
+
+def _code(module: CodeType) -> CodeType:
+    """The code of the one function that a compiled piece of source defines."""
+    return next(constant for constant in module.co_consts if isinstance(constant, CodeType))
 
 
 class _Signature(tuple[str, str, str, str]):
@@ -177,7 +205,9 @@ class _Signature(tuple[str, str, str, str]):
 
 
 @functools.lru_cache(maxsize=1024)
-def _compiled(signature: _Signature, guard: str, deposit: str, asynchronous: bool, counts: bool) -> CodeType:
+def _compiled(
+    signature: _Signature, guard: str, probe: str, deposit: str, asynchronous: bool, counts: bool
+) -> CodeType:
     parameters, arguments, positional, named = signature
     await_ = "await " if asynchronous else ""
     pieces = COUNTED if counts else PLAIN
@@ -189,27 +219,11 @@ def _compiled(signature: _Signature, guard: str, deposit: str, asynchronous: boo
         positional=positional,
         named=named,
         guard=guard.format(await_=await_, positional=positional, named=named, drive=pieces["drive"]),
+        probe=probe.format(positional=positional, named=named, adopt=pieces["adopt"]),
         deposit=deposit,
-        **pieces,
+        **{piece: pieces[piece] for piece in ("begun", "broken", "good", "drive")},
     )
     return compile(source, "<abate stand-in>", "exec")
-
-
-def _flags(function: Any) -> int:
-    """The code flags of what runs when `function` is called; none for what is not written in Python."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    for called in (function, type(function).__call__):
-        code = getattr(called, "__code__", None)
-        if code is not None:
-            return int(code.co_flags)
-    return 0
-
-
-def _marked_coroutine(function: Callable[..., Any]) -> bool:
-    """Was a plain function marked as a coroutine function? Whoever did so has imported `inspect`."""
-    inspect = sys.modules.get("inspect")
-    return inspect is not None and inspect.iscoroutinefunction(function)
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -15,7 +15,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
@@ -25,6 +25,7 @@ from abate.call.policy import Policy
 from abate.clock import Clock
 from abate.decide.outcome import BLIP, UNREACHED, Outcome, Ruling
 from abate.decide.rules import Matcher, Rule, matchers, nature
+from abate.functions import returned_coroutine
 from abate.schedule.backoff import Backoff, Schedule, Uniform
 
 P = ParamSpec("P")
@@ -190,24 +191,23 @@ class Running:
     Tasks and threads that were started inside have a copy of the context. They learn here when it is over.
     """
 
-    __slots__ = ("_over", "_token", "outer", "place")
+    __slots__ = ("_over", "outer", "place")
 
     def __init__(self, place: object = None) -> None:
         self.place = place
         self.outer = running()
         self._over = False
-        self._token: Token[Running | None] | None = None
 
     def __enter__(self) -> Running:
-        self._token = _running.set(self)
+        _running.set(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._token is not None
         self._over = True
-        _running.reset(self._token)
+        if _running.get() is self:  # else it is left in another context than the one that entered it
+            _running.set(self.outer)
 
     @property
     def over(self) -> bool:
@@ -301,9 +301,16 @@ def _run(function: Callable[P, T], retried: Callable[P, T]) -> Callable[P, T]:
         if running() is not None:
             return function(*args, **kwargs)
         with Running():
-            return retried(*args, **kwargs)
+            result = retried(*args, **kwargs)
+        return _held(result) if returned_coroutine(result) else result  # type: ignore[return-value]
 
     return run
+
+
+async def _held(coroutine: Any) -> Any:
+    """Await what a plain function has returned in place of its result."""
+    with Running():
+        return await coroutine
 
 
 def _arun(function: Callable[..., Any], retried: Callable[..., Any]) -> Callable[..., Any]:

@@ -37,6 +37,7 @@ from abate.call.policy import Policy
 from abate.clients.exchange import ATTEMPT, DEADLINE, EXHAUSTED, travelling, within
 from abate.decide.outcome import BLIP, FATAL, LAYER, OVERLOAD, Outcome, Ruling
 from abate.decide.rules import Rule
+from abate.schedule.deadlines import carry_deadline
 from abate.schedule.hints import pushback
 
 Metadata = tuple[tuple[str, str | bytes], ...]
@@ -257,9 +258,10 @@ class _Stream(grpc.Call):  # type: ignore[misc]
     """A server stream: what it is asked is answered by the attempt that brought the first message."""
 
     def __init__(self, policy: Policy, sender: _Sender) -> None:
-        self._policy = policy
         self._sender = sender
-        self._context = copy_context()  # the deadline is that of the caller, whichever thread reads
+        # whichever thread reads, and whenever: the context and the deadline are those of the caller
+        self._context = copy_context()
+        self._make = carry_deadline(policy.call)
         self._lock = Lock()
         self._open = self._cancelled = False
         self._failure: Exception | None = None
@@ -286,7 +288,7 @@ class _Stream(grpc.Call):  # type: ignore[misc]
         with self._lock:
             if not self._open:
                 try:
-                    self._context.run(self._policy.call, self._attempt)
+                    self._context.run(self._make, self._attempt)
                 except Exception as error:
                     self._failure = error
                 self._open = True

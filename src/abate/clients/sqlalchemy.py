@@ -85,7 +85,7 @@ class transaction(Generic[Handle]):
         """Decorate a function: the connection or session is given to it, as its first argument."""
         return self.policy(self._whole(function))
 
-    def call(self, function: Callable[Concatenate[Handle, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function in a transaction; a coroutine function is run by awaiting what this returns.
 
         >>> import sqlalchemy as sa

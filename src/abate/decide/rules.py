@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from abate.decide.outcome import BLIP, FATAL, OVERLOAD, UNREACHED, Outcome, Ruling
+from abate.decide.outcome import BLIP, FATAL, LAYER, OVERLOAD, UNREACHED, Outcome, Ruling
 from abate.errors import AttemptTimeout, number
+from abate.functions import is_coroutine, is_generator, returned_coroutine
 from abate.values import Value
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-Verdict: TypeAlias = "Ruling | bool | float | timedelta | None"
-"""What a predicate may answer: yes or no, yes with a hint in seconds, or a ruling of its own."""
+Verdict: TypeAlias = "Ruling | float | timedelta | object"
+"""What a predicate may answer: a ruling of its own; seconds, which are a yes with that hint; or anything else, which is
+a yes where it is true. What is false, 0 among it, is a no."""
 
 Matcher: TypeAlias = "type[BaseException] | Callable[[Exception], Verdict] | Rule"
 """One thing that `on` or `unless` may hold."""
@@ -33,6 +35,10 @@ class Rule(Value):
         """The ruling on this outcome, or None."""
         raise NotImplementedError
 
+    def judge_group(self, outcome: Outcome) -> Ruling | None:
+        """The ruling on a group of errors as a whole, or None to have its members judged."""
+        return None
+
 
 class OnType(Rule):
     """Errors of one type: a timeout is an overload, anything else a blip."""
@@ -43,6 +49,10 @@ class OnType(Rule):
         error = outcome.error
         return nature(error) if isinstance(error, self.kind) else None
 
+    def judge_group(self, outcome: Outcome) -> Ruling | None:
+        # `on=Exception` says nothing about groups: their members may be excepted
+        return self.judge(outcome) if issubclass(self.kind, BaseExceptionGroup) else None
+
 
 class OnError(Rule):
     """Errors for which the user's predicate says so."""
@@ -52,6 +62,13 @@ class OnError(Rule):
     def judge(self, outcome: Outcome) -> Ruling | None:
         error = outcome.error
         return None if error is None else _ruling(self.predicate, self.predicate(error), nature(error))
+
+    def judge_group(self, outcome: Outcome) -> Ruling | None:
+        try:
+            ruling = self.judge(outcome)
+        except Exception:
+            return None  # it may read what single errors have: these are asked about next
+        return ruling if ruling is not None and ruling.retry else None  # a no may be meant for single errors
 
 
 class OnResult(Rule):
@@ -83,6 +100,12 @@ class Widened(Rule):
         final = ruling is not None and (ruling.retry or ruling.reason == "layer")
         if not final and outcome.elapsed < self.seconds:
             return self.by.judge(outcome) or ruling
+        return ruling
+
+    def judge_group(self, outcome: Outcome) -> Ruling | None:
+        ruling = self.rule.judge_group(outcome)
+        if ruling is None and outcome.elapsed < self.seconds:
+            return self.by.judge_group(outcome)
         return ruling
 
 
@@ -119,8 +142,9 @@ class Rules(Rule):
     def decide(self, outcome: Outcome) -> Ruling:
         """The ruling on an outcome; an error that no rule knows is fatal.
 
-        A group of errors is retried only if every error in it would be: the longest hint counts. An attempt that
-        was cut off is an overload, whatever the rules say.
+        A group of errors is retried if a rule names groups and says so, or else if every error in it would be; none
+        of them may be excepted by `unless`. The longest hint counts. An attempt that was cut off is an overload,
+        whatever the rules say.
         """
         error = outcome.error
         if isinstance(error, AttemptTimeout):
@@ -133,10 +157,15 @@ class Rules(Rule):
         return ruling
 
     def _decide_group(self, outcome: Outcome, group: ExceptionGroup[Exception]) -> Ruling:
+        whole = self.judge_group(outcome)
         rulings = [self.decide(Outcome(error=error, elapsed=outcome.elapsed)) for error in group.exceptions]
+        if LAYER in rulings:
+            return LAYER
         reached = any(ruling.reached for ruling in rulings)
-        if not all(ruling.retry for ruling in rulings):
+        if not (all(ruling.retry for ruling in rulings) if whole is None else whole.retry):
             return Ruling.fatal(reached=reached)
+        if whole is not None:
+            rulings.append(whole)
         return Ruling(
             True,
             "overload" if any(ruling.overloaded for ruling in rulings) else "blip",
@@ -144,6 +173,24 @@ class Rules(Rule):
             reached,
             False if any(ruling.safe is False for ruling in rulings) else None,
         )
+
+    def judge_group(self, outcome: Outcome) -> Ruling | None:
+        if self._excepted(outcome.error, outcome.elapsed):
+            return FATAL
+        for rule in self.on:
+            ruling = rule.judge_group(outcome)
+            if ruling is not None:
+                return ruling
+        return None
+
+    def _excepted(self, error: Exception | None, elapsed: float) -> bool:
+        """Does `unless` speak against an error, or against a group or one of its members?"""
+        outcome, group = Outcome(error=error, elapsed=elapsed), isinstance(error, ExceptionGroup)
+        for rule in self.unless:
+            ruling = rule.judge_group(outcome) if group else rule.judge(outcome)
+            if ruling is not None and ruling.retry:
+                return True
+        return isinstance(error, ExceptionGroup) and any(self._excepted(one, elapsed) for one in error.exceptions)
 
 
 def rules(on: Matcher | Iterable[Matcher], unless: Matcher | Iterable[Matcher] = ()) -> Rules:
@@ -174,7 +221,7 @@ def matchers(name: str, given: Matcher | Iterable[Matcher]) -> tuple[Matcher, ..
 
 
 def on_error(predicate: Callable[[Exception], Verdict]) -> Rule:
-    """Retry errors for which `predicate` is true; a number it answers is the hint, in seconds.
+    """Retry errors for which `predicate` is true; a number it answers is the hint, in seconds, and 0 is a no.
 
     >>> on_error(lambda error: 2.5).judge(Outcome(error=ValueError()))
     Ruling(retry=True, reason='blip', hint=2.5, reached=True, safe=None)
@@ -242,27 +289,39 @@ def _check(name: str, matcher: object) -> None:
         raise TypeError(f"{expected}, not the instance {matcher!r}: give its type {type(matcher).__name__}")
     elif not callable(matcher):
         raise TypeError(f"{expected}, not {matcher!r}")
+    else:
+        _answers(f"{expected}: a predicate", matcher)
 
 
 def _function(name: str, predicate: Callable[..., Verdict]) -> Callable[..., Verdict]:
     if not callable(predicate) or isinstance(predicate, type):
         raise TypeError(f"{name} needs a function, not {predicate!r}")
+    _answers(f"{name}: a predicate", predicate)
     return predicate
+
+
+def _answers(name: str, predicate: Callable[..., Verdict]) -> None:
+    """Refuse functions whose answer would be true whatever they find."""
+    if is_coroutine(predicate) or is_generator(predicate):
+        raise TypeError(f"{name} must answer at once, and cannot be a coroutine or generator function: {predicate!r}")
 
 
 def _ruling(predicate: Callable[..., Verdict], verdict: Verdict, yes: Ruling) -> Ruling | None:
     """What a predicate's answer means: `yes` is the ruling for a plain True."""
-    if verdict is None or verdict is False:
-        return None
     if verdict is True:
         return yes
     if isinstance(verdict, Ruling):
         return verdict
+    if not verdict:
+        return None
     name = getattr(predicate, "__qualname__", repr(predicate))
+    if returned_coroutine(verdict):
+        verdict.close()  # type: ignore[attr-defined]
+        raise TypeError(f"the predicate {name} must answer at once, and not with a coroutine")
     seconds = getattr(verdict, "total_seconds", None)  # of a timedelta, whose module is not worth importing here
-    if seconds is not None:
+    if callable(seconds):
         verdict = seconds()
     if isinstance(verdict, (int, float)):
         hint = max(0.0, number(f"the answer of the predicate {name}", verdict, infinite=True))
         return Ruling(True, yes.reason, hint, yes.reached)
-    raise TypeError(f"the predicate {name} must answer True, False, seconds, a Ruling or None, not {verdict!r}")
+    return yes

@@ -5,7 +5,7 @@ Everything here returns numbers; nothing but `ticks` waits.
 
 from abate.schedule.backoff import Backoff, Jitter, Schedule, schedule
 from abate.schedule.beat import Tick, consistent_jitter, ticks
-from abate.schedule.deadlines import deadline, remaining
+from abate.schedule.deadlines import carry_deadline, deadline, remaining
 from abate.schedule.hints import pushback, retry_after
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Jitter",
     "Schedule",
     "Tick",
+    "carry_deadline",
     "consistent_jitter",
     "deadline",
     "pushback",

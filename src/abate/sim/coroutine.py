@@ -23,7 +23,7 @@ from typing import Any
 from abate import clock as clocks
 from abate.call.giveup import chain, report
 from abate.errors import AbateError, Refused
-from abate.schedule.deadlines import nearest
+from abate.schedule.deadlines import due
 from abate.sim.agenda import RESTLESS
 from abate.sim.answers import Answer
 from abate.sim.arrivals import Arrivals
@@ -165,9 +165,8 @@ class Crowd:
         if self._over or self._stands_still(now):
             await self._loop.create_future()  # there is no answer any more
         self._recorder.attempt(client, now)
-        due = nearest()
         future = self._loop.create_future()
-        request = Request(_answered, future, None if due is None else due.instant)
+        request = Request(_answered, future, due())
         try:
             self._server.submit(request)
             failure = await future

@@ -230,8 +230,9 @@ class Server:
             if reason is None:
                 self._call(request, place + 1)
             else:
-                # a give-up tells those further out not to begin anew; who has no policy has nothing to tell
-                told = self._tells and self._service.policy is not None and reason != "fatal"
+                # a give-up tells those further out not to begin anew; who does not retry has nothing to tell
+                policy = self._service.policy
+                told = self._tells and policy is not None and policy.max_attempts > 1 and reason != "fatal"
                 self._finish(request, answer(502, exhausted=told)())
 
         self.callers[place].call(over, request.deadline if self._tells else None)

@@ -10,7 +10,7 @@ from abate.call.machine import switch_off, switch_on
 
 @contextmanager
 def off() -> Iterator[None]:
-    """Switch retries off in this context: every call makes one attempt.
+    """Switch retries off in this context, and in tasks started here, until the block ends: calls make one attempt.
 
     >>> import abate
     >>> flaky = abate.testing.Script(ConnectionError("gone"), "fine")
@@ -20,8 +20,8 @@ def off() -> Iterator[None]:
     ConnectionError: gone
     ...
     """
-    token = switch_off()
+    scope = switch_off()
     try:
         yield
     finally:
-        switch_on(token)
+        switch_on(scope)

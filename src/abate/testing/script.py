@@ -48,14 +48,14 @@ class Script:
         self._lock = Lock()
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         outcome = self._next(args, kwargs)
         if isinstance(outcome, Late):
             clock.current().sleep(outcome.seconds)
             outcome = outcome.outcome
         return _played(outcome)
 
-    async def acall(self, *args: Any, **kwargs: Any) -> Any:
+    async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
         """Play the next outcome, as a coroutine function."""
         outcome = self._next(args, kwargs)
         if isinstance(outcome, Late):

@@ -10,7 +10,6 @@ import heapq
 import sys
 from collections.abc import Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager
-from contextvars import Token
 from itertools import count
 from threading import Lock
 from types import TracebackType
@@ -18,7 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from abate import clock as clocks
-from abate.clock import ContextClock, TrioScope, cut
+from abate.clock import Entered, TrioScope, cut
 from abate.errors import number
 
 SETTLE = 8
@@ -43,8 +42,8 @@ class VirtualClock:
     """A clock for tests: sleeping moves it, and takes no time.
 
     Entered with ``with``, it is the clock of the context, sync and async: policies, budgets, buckets, deadlines and
-    ticks follow it. Given as ``clock=`` to one of them, it is that one's alone. `waits` holds the seconds of every
-    sleep.
+    ticks follow it, in the tasks started there as well, until the block ends. Given as ``clock=`` to one of them, it
+    is that one's alone. `waits` holds the seconds of every sleep.
 
     >>> import abate
     >>> with VirtualClock() as clock:
@@ -61,7 +60,7 @@ class VirtualClock:
         self._order = count()
         self._jumping = False
         self._loop: object = None
-        self._tokens: list[Token[ContextClock | None]] = []
+        self._entered: list[Entered] = []
         self.states: MutableMapping[Any, Any] = WeakKeyDictionary()
         self.waits: list[float] = []
 
@@ -103,13 +102,15 @@ class VirtualClock:
         return _VirtualWithin(self, seconds)
 
     def __enter__(self) -> VirtualClock:
-        self._tokens.append(clocks.enter(self))
+        self._entered.append(clocks.enter(self))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        clocks.leave(self._tokens.pop())
+        scope = clocks.entered_by(self) or self._entered[-1]  # a fixture may be left in another context
+        self._entered.remove(scope)
+        clocks.leave(scope)
 
     # -- sleepers in line
 

@@ -84,7 +84,7 @@ class Service(Generic[P, T]):
         update_wrapper(cast("Callable[..., Any]", self), function)
         forks.keep(self)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.function(*args, **kwargs)
 
     # -- what differs

@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 from abate import events
 from abate.clock import Clock
 from abate.logs import Log
-from abate.schedule.deadlines import deadline
+from abate.schedule.deadlines import carry_deadline, deadline
 from abate.work.crew import Crew
 from abate.work.hands import Work
 from abate.work.judge import Judge, Judgement
@@ -118,7 +118,8 @@ class Worker:
     async def _answer(self, message: Message) -> object:
         if self.asynchronous:
             return await cast("Awaitable[object]", self._handle(message))
-        answer = await self._crew.run(self._handle, message)
+        # a thread that cannot be ended keeps its deadline, also when nobody waits for it any more
+        answer = await self._crew.run(carry_deadline(self._handle), message)
         return await answer if isawaitable(answer) else answer
 
     def _say(self, crash: BaseException, message: Message) -> None:

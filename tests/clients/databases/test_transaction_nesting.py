@@ -1,6 +1,7 @@
 """clients.sqlalchemy.transaction: never half of a transaction, and who retries when they are nested."""
 
 import asyncio
+import contextvars
 import warnings
 
 import pytest
@@ -11,7 +12,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import abate
 from abate import report
-from abate.clients.databases import retry_on_db_conflict, running
+from abate.clients.databases import Running, retry_on_db_conflict, running
 from abate.clients.sqlalchemy import transaction
 
 NOW = [0.0]
@@ -272,3 +273,13 @@ def test_functions_of_the_wrong_kind_are_refused(sqlite_engine):
         transaction(sqlite_engine)(lambda *, connection: None)
     with pytest.raises(ValueError, match="attempts"):
         transaction(sqlite_engine, attempts=0)
+
+
+def test_a_transaction_that_is_left_in_another_context_takes_none_away_there():
+    """As a generator may be: it is over where it was entered, and the other context is still in its own."""
+    first, here = Running(), contextvars.copy_context()
+    here.run(first.__enter__)
+    with Running() as own:
+        first.__exit__(None, None, None)
+        assert running() is own
+    assert here.run(running) is None

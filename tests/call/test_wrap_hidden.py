@@ -1,0 +1,222 @@
+"""Coroutine functions that hide behind plain ones: what they return is awaited under the policy all the same."""
+
+import asyncio
+import functools
+import gc
+import warnings
+
+import pytest
+import trio
+
+import abate
+from abate import Budget, Hedge, Permits, Policy, Shelter, Throttle, Timeouts
+from abate.clients.databases import Running, running
+from abate.testing import Script
+
+RUNNERS = {"asyncio": lambda main: asyncio.run(main()), "trio": trio.run}
+in_both_loops = pytest.mark.parametrize("run", RUNNERS.values(), ids=RUNNERS)
+
+
+def logged(function):
+    """A plain wrapper, as many libraries have them."""
+
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def plain(function):
+    """One that doesn't tell."""
+    return lambda *args, **kwargs: function(*args, **kwargs)
+
+
+class Wrapping:
+    """A callable object."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, *args, **kwargs):
+        return self.function(*args, **kwargs)
+
+    def method(self, *args, **kwargs):
+        return self.function(*args, **kwargs)
+
+
+HIDDEN = [
+    logged,
+    plain,
+    Wrapping,
+    lambda function: Wrapping(function).method,
+    lambda function: functools.partial(logged(function)),
+]
+hidden = pytest.mark.parametrize("hide", HIDDEN, ids=["wraps", "lambda", "object", "method", "partial"])
+
+
+def settings():
+    """Policies that need nothing but a deposit on success, and such as need more."""
+    return {
+        "plain": {},
+        "timeout": {"timeout": 60.0, "attempt_timeout": 30.0},
+        "gate": {"gate": Permits(1)},
+        "shelter": {"shelter": Shelter()},
+        "result": {"on": (ConnectionError, abate.on_result(lambda result: result is None))},
+        "request": {"budget": Budget(funded_by="request")},
+    }
+
+
+@pytest.fixture(params=settings())
+def policy(request):
+    return Policy(**{"on": ConnectionError, "name": "orders", "backoff": [0.0], **settings()[request.param]})
+
+
+@hidden
+@in_both_loops
+def test_it_is_retried_when_it_is_awaited(policy, hide, run):
+    """Two failures, then an answer; again, once its kind is known."""
+
+    async def main():
+        script = Script(ConnectionError(), ConnectionError(), "fine", ConnectionError(), "again")
+        fetch = policy(hide(script.acall))
+        found = [await fetch(1, k=2), await fetch(3)]
+        assert script.calls == [((1,), {"k": 2})] * 3 + [((3,), {})] * 2
+        return found
+
+    assert run(main) == ["fine", "again"]
+    if isinstance(policy.gate, Permits):
+        assert policy.gate.held == 0
+
+
+@hidden
+def test_a_call_that_is_given_up_on_tells_its_report_and_earns_nothing(policy, hide, counting_budget):
+    """Three attempts, two withdrawals, no deposit."""
+    budget = counting_budget(funded_by=policy.budget.funded_by)
+    fetch = policy.replace(budget=budget)(hide(Script(*[ConnectionError] * 3).acall))
+    with pytest.raises(ConnectionError) as caught:
+        asyncio.run(awaited(fetch))
+    assert abate.report(caught.value).attempts == 3
+    assert budget.granted == 2
+    if budget.funded_by == "success":
+        assert budget.deposited == 0
+
+
+async def awaited(function):
+    return await function()
+
+
+def test_a_gate_is_asked_by_the_attempts_alone(door):
+    """Calling the function is not yet an attempt: what it entered is taken back, not counted as refused."""
+    gate = door()
+    policy = Policy(on=ConnectionError, backoff=[0.0], gate=gate)
+    fetch = policy(plain(Script("fine", "fine").acall))
+
+    async def main():
+        made = fetch()
+        assert gate.left == []
+        first = await made
+        entered = len(gate.entered)
+        made = fetch()
+        assert len(gate.entered) == entered  # once it is known what it returns, the gate is asked when it is awaited
+        return [first, await made]
+
+    assert asyncio.run(main()) == ["fine", "fine"]
+    assert gate.left == [True, True]
+
+
+def test_a_throttle_does_not_take_it_for_a_refusal():
+    """Many first calls of many functions leave it open."""
+    throttle = Throttle()
+    policy = Policy(on=ConnectionError, gate=throttle)
+
+    async def main():
+        for _ in range(200):
+            assert await policy(plain(Script("fine").acall))() == "fine"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_plain_function_is_looked_at_until_it_has_returned(bounded):
+    """What returns anything else is what it looks like, and is called once per call."""
+    policy = Policy(on=ConnectionError, backoff=[0.0], timeout=60.0 if bounded else None)
+    script = Script("fine", ConnectionError(), None, 3)
+    function = policy(script)
+    assert [function(), function(), function()] == ["fine", None, 3]
+    assert "_a_returned_coroutine" not in function.__code__.co_names
+
+
+def test_calls_are_counted_to_their_end():
+    """While somebody watches: a hidden call is under way until it was awaited."""
+    from abate.call.tally import watch
+
+    policy = Policy(on=ConnectionError, name="counted", backoff=[0.0], attempts=1)
+    watch.come()
+    try:
+        fetch = policy(plain(Script("fine", ConnectionError()).acall))
+
+        async def main():
+            made = fetch()
+            assert policy.tally.in_flight == 1
+            await made
+            with pytest.raises(ConnectionError):
+                await fetch()
+
+        asyncio.run(main())
+        assert (policy.tally.begun.read(), policy.tally.good.read(), policy.tally.bad.read()) == (2, 1, 1)
+    finally:
+        watch.go()
+
+
+def test_a_stand_in_that_was_proven_is_counted_as_others():
+    """The version without the look is exchanged as well when somebody begins to watch."""
+    from abate.call.tally import watch
+
+    policy = Policy(on=ConnectionError, name="proven")
+    function = policy(lambda: "fine")
+    assert function() == "fine"
+    watch.come()
+    try:
+        assert function() == "fine"
+        assert policy.tally.good.read() == 1
+    finally:
+        watch.go()
+    assert function() == "fine"
+    assert policy.tally.good.read() == 1
+
+
+@hidden
+def test_call_refuses_it_before_it_earns(policy, hide, counting_budget, door):
+    """Nobody would await it: the error says what to use, nothing is deposited, and no gate is left closed."""
+    budget = counting_budget()
+    gate = door() if policy.gate is not None else None
+    refusing = policy.replace(budget=budget, gate=gate)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(TypeError, match=r"is a coroutine function: use acall, or decorate it"):
+            refusing.call(hide(Script("fine").acall))
+        gc.collect()
+    assert budget.deposited == 0
+
+
+def test_a_hedge_refuses_it():
+    """In a thread of its own nobody could await it."""
+    hedge = Hedge(Policy(on=ConnectionError), Timeouts())
+    for way in (hedge.call, lambda function: hedge(function)()):
+        with pytest.raises(TypeError, match="returns a coroutine: use acall, or hedge the coroutine function"):
+            way(plain(Script("fine").acall))
+
+
+def test_a_transaction_lasts_until_it_was_awaited():
+    """A function inside, decorated as well, is not retried by itself."""
+    seen = []
+
+    @abate.retry_on_db_conflict()
+    @plain
+    async def whole():
+        seen.append(isinstance(running(), Running))
+
+    asyncio.run(awaited(whole))
+    assert seen == [True]
+    assert running() is None

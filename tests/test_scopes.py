@@ -1,0 +1,243 @@
+"""Blocks that hold in a context: deadlines, virtual clocks, the off switch; none of them outlives its `with`."""
+
+import asyncio
+import contextvars
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+import abate
+from abate import clock as clocks
+from abate import scopes
+from abate.call import machine
+from abate.call.giveup import tell_watch, watching
+from abate.scopes import Scope, Scopes
+from abate.testing import VirtualClock, off
+
+BLOCKS = {
+    "deadline": (lambda: abate.deadline(60.0), lambda: abate.remaining() is not None),
+    "clock": (VirtualClock, lambda: clocks.entered() is not None),
+    "off": (off, machine.is_off),
+}
+each_block = pytest.mark.parametrize(("block", "holds"), BLOCKS.values(), ids=BLOCKS)
+RUNNERS = {"asyncio": lambda main: asyncio.run(main()), "trio": trio.run}
+in_both_loops = pytest.mark.parametrize("run", RUNNERS.values(), ids=RUNNERS)
+
+
+@each_block
+@in_both_loops
+def test_a_task_is_bound_while_the_block_is_open_and_not_after(block, holds, run):
+    """A task that was started inside and goes on outside is out of the block with everybody else."""
+    seen = []
+
+    async def main():
+        on_trio = run is trio.run
+        left, done = (trio.Event(), trio.Event()) if on_trio else (asyncio.Event(), asyncio.Event())
+        started = trio.Event() if on_trio else asyncio.Event()
+
+        async def poller():
+            seen.append(holds())
+            started.set()
+            await left.wait()
+            seen.append(holds())
+            with block():
+                seen.append(holds())
+            seen.append(holds())
+            done.set()
+
+        async def start(begin):
+            with block():
+                begin(poller)
+                await started.wait()
+            left.set()
+            await done.wait()
+
+        if on_trio:
+            async with trio.open_nursery() as nursery:
+                await start(nursery.start_soon)
+        else:
+            tasks = []
+            await start(lambda function: tasks.append(asyncio.ensure_future(function())))
+
+    run(main)
+    assert seen == [True, False, True, False]
+    assert not holds()
+
+
+@each_block
+def test_a_copied_context_is_bound_wherever_it_runs_and_as_long(block, holds):
+    """As `asyncio.to_thread` carries it; a thread pool by itself carries nothing, on any build."""
+    with ThreadPoolExecutor(1) as pool:
+        with block():
+            carried = contextvars.copy_context()
+            assert pool.submit(carried.run, holds).result()
+            assert not pool.submit(holds).result()
+        assert not pool.submit(carried.run, holds).result()
+
+
+@each_block
+def test_a_thread_that_is_started_inside_is_not_bound(block, holds):
+    """Where Python starts threads with a copy of the context as well."""
+    seen = []
+    with block():
+        thread = threading.Thread(target=lambda: seen.append(holds()))
+        thread.start()
+        thread.join()
+    assert seen == [False]
+
+
+def test_where_threads_inherit_a_scope_must_be_carried(monkeypatch):
+    """A context that a thread was merely started with does not count; one that it runs in besides does."""
+    monkeypatch.setattr(scopes, "THREADS_INHERIT", True)
+    blocks = Scopes("test")
+    seen = []
+
+    class Inheriting(threading.Thread):
+        """What free-threaded builds do."""
+
+        def __init__(self, target):
+            super().__init__()
+            self._context = contextvars.copy_context()
+            self.target = target
+
+        def run(self):
+            if sys.version_info >= (3, 14):
+                self.target()
+            else:
+                self._context.run(self.target)
+
+    def look():
+        seen.append(blocks.nearest())
+        seen.append(contextvars.copy_context().run(blocks.nearest))
+        seen.append(blocks.enter(Scope()) is blocks.nearest())
+
+    outer = blocks.enter(Scope())
+    for kind in (Inheriting, threading.Thread):
+        thread = kind(target=look)
+        thread.start()
+        thread.join()
+    assert blocks.nearest() is outer
+    assert seen[:3] == [None, outer, True]
+    plain = threading.Thread(target=contextvars.copy_context().run, args=(look,))
+    plain.start()
+    plain.join()
+    assert seen[-3:-1] == [outer, outer]
+    blocks.leave(outer)
+
+
+@each_block
+def test_a_block_that_is_left_in_another_context_is_over_where_it_was_entered(block, holds):
+    """A generator may be closed by another task, a fixture by another context: nothing is raised, nothing stays."""
+
+    def generator():
+        with block():
+            yield
+
+    here = contextvars.copy_context()
+    begun = generator()
+    here.run(next, begun)
+    assert here.run(holds)
+    with block():
+        begun.close()
+        assert holds()
+    assert not here.run(holds)
+    assert not holds()
+
+
+def test_a_watch_that_ends_in_another_context_raises_nothing():
+    """As that of a response whose body is closed by another thread, which has a watch of its own."""
+    watch = watching()
+    contextvars.copy_context().run(watch.__enter__)
+    with watching() as own:
+        watch.__exit__(None, None, None)
+        tell_watch()
+    assert own.exhausted
+
+
+@each_block
+def test_blocks_of_a_generator_and_of_its_caller_may_cross(block, holds):
+    """What the caller has entered meanwhile stays when the generator ends."""
+
+    def generator():
+        with block():
+            yield
+
+    begun = generator()
+    next(begun)
+    with block():
+        begun.close()
+        assert holds()
+    assert not holds()
+
+
+def test_one_clock_in_many_tasks_is_left_by_each():
+    """Tasks that enter and leave the same clock in turn don't leave each other's block."""
+    clock = VirtualClock()
+    seen = []
+
+    async def main():
+        both, left = asyncio.Event(), asyncio.Event()
+
+        async def first():
+            with clock:
+                await both.wait()
+            seen.append(clocks.entered())
+            left.set()
+
+        async def second():
+            await asyncio.sleep(0)
+            with clock:
+                both.set()
+                await left.wait()
+                seen.append(clocks.entered())
+            seen.append(clocks.entered())
+
+        await asyncio.gather(first(), second())
+
+    asyncio.run(main())
+    assert seen == [None, clock, None]
+
+
+def test_tasks_that_start_each_other_gather_nothing():
+    """Each is started in the block of the one before, which is over soon: closed blocks are let go."""
+    blocks, context = Scopes("test"), contextvars.Context()
+
+    def step():
+        scope = blocks.enter(Scope())
+        inside = contextvars.copy_context()
+        blocks.leave(scope)
+        assert scope.outer is None
+        return inside
+
+    for _ in range(3):
+        context = context.run(step)
+
+
+@given(st.lists(st.sampled_from(["enter", "leave", "leave any", "copy", "switch"]), max_size=40), st.randoms())
+def test_the_nearest_open_block_holds(steps, rng):
+    """However blocks are entered, left in any order and context, and contexts copied: as in a model of lists."""
+    blocks = Scopes("test")
+    contexts, stacks, here = [contextvars.Context()], [[]], 0
+    for step in steps:
+        context, stack = contexts[here], stacks[here]
+        if step == "enter":
+            scope = Scope()
+            context.run(blocks.enter, scope)
+            stack.append(scope)
+        elif step == "leave" and stack:
+            context.run(blocks.leave, stack[-1])
+        elif step == "leave any" and (everywhere := [scope for one in stacks for scope in one]):
+            context.run(blocks.leave, rng.choice(everywhere))
+        elif step == "copy":
+            contexts.append(context.copy())
+            stacks.append(list(stack))
+        elif step == "switch":
+            here = rng.randrange(len(contexts))
+        for one, around in zip(contexts, stacks, strict=True):
+            around[:] = [scope for scope in around if scope.open]
+            assert one.run(blocks.nearest) is (around[-1] if around else None)
