@@ -49,10 +49,12 @@ def drive(
     function: Callable[..., T],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
+    let_go: Callable[[float | None], object] | None = None,
 ) -> T:
     """Make a call, or go on with one whose first attempt has ended in `failure`.
 
-    `since` is where the give-ups stood when that attempt began.
+    `since` is where the give-ups stood when that attempt began. `let_go` is called before each wait, with the seconds
+    until the call's deadline: whatever the failed attempt still holds must not be kept from others meanwhile.
     """
     clock = policy.clock or (clocks.current() if switch.virtual else MACHINE)
     now = clock.now()
@@ -68,6 +70,9 @@ def drive(
         while True:
             if type(action) is Wait:
                 if action.until > now:
+                    if let_go is not None:
+                        let_go(machine.left())
+                        now = min(clock.now(), action.until)
                     clock.sleep(action.until - now)
                 if policy.ungated:  # what `begin` does then, at a third of its cost
                     machine.unspent, action = False, SEND
@@ -75,6 +80,8 @@ def drive(
                     action = machine.begin()
             if action is not SEND:
                 if isinstance(action, Hold):
+                    if let_go is not None:
+                        let_go(machine.left())
                     wait(action.door, action.waiter)
                     action = machine.turn()
                 if action is not SEND:
