@@ -185,6 +185,8 @@ class Waiting:
 
     __slots__ = ("_alarm", "_caller", "_door", "_journey", "_rung", "_waiter")
 
+    place = None
+
     def __init__(self, caller: Caller, journey: Journey, door: Door, waiter: Waiter) -> None:
         self._caller = caller
         self._journey = journey
@@ -196,7 +198,7 @@ class Waiting:
         self._wait()
 
     def _wait(self) -> None:
-        if self._waiter.answer is not None:
+        if self._waiter.answer is not None and self._door.picked_up(self._waiter):
             self._caller.turn(self._journey)
             return
         agenda, due = self._caller.agenda, self._door.due(self._waiter)
