@@ -350,12 +350,11 @@ class Door:
         """Let in who may go, and see that somebody looks after the time; those are to be woken."""
         weather, room = self.weather, self._room
         rung = self._reclaim(now)
+        self._tidy(now)
         if not room.size:
             self._asleep.clear()
             return rung
-        self._tidy(now)
-        if room.size:
-            weather.held_back(now)
+        weather.held_back(now)
         while room.size and now >= self._due():
             waiter = room.next(now)
             assert waiter is not None

@@ -190,6 +190,7 @@ class Sender(Generic[R]):
             raise TypeError(f"timeouts must have request(), connect() and observe(), not be {timeouts!r}")
         if isinstance(policy, Policy) and not policy.name:
             policy = policy.replace(name=name)
+        self._made_from = (name, policy, judge_error, read, let_go)
         self._judge_error = judge_error
         self._responses = OnResponses(read)
         self._plan = Plan(policy, self._judge, read)
@@ -197,6 +198,9 @@ class Sender(Generic[R]):
         self._let_go = let_go
         self._keys = idempotency_key
         self._timeouts = timeouts
+
+    def __reduce__(self) -> tuple[Callable[..., Sender[R]], tuple[Any, ...]]:
+        return partial(Sender, idempotency_key=self._keys, timeouts=self._timeouts), self._made_from
 
     def send(
         self,

@@ -7,6 +7,7 @@ news from the store every process that was known last has an equal part.
 from __future__ import annotations
 
 from math import inf
+from typing import NoReturn
 
 from abate.admit.bucket import Claim, Level, TokenBucket
 from abate.clock import MACHINE
@@ -35,6 +36,9 @@ class FleetBucket(TokenBucket):
         self._members = 1
         self.after_fork()
         courier.join(self)
+
+    def _made_from(self) -> NoReturn:
+        raise TypeError(f"{self!r} cannot be pickled: it belongs to a store, which is opened in each process")
 
     def after_fork(self) -> None:
         """In a child: a part of its own, when the courier brings it."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from math import ceil, inf
+from typing import NoReturn
 
 from abate.admit.budget import Budget, FundedBy, Ledger
 from abate.admit.budget import Terms as Units
@@ -62,6 +63,9 @@ class FleetBudget(Budget):
         self._members = 1
         self.after_fork()
         courier.join(self)
+
+    def _made_from(self) -> NoReturn:
+        raise TypeError(f"{self!r} cannot be pickled: it belongs to a store, which is opened in each process")
 
     def after_fork(self) -> None:
         """In a child nothing is held, and what the parent earned is the parent's to report."""

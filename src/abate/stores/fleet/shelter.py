@@ -8,6 +8,7 @@ Without news from the store each shelters alone.
 from __future__ import annotations
 
 from math import inf
+from typing import NoReturn
 
 from abate.admit.shelter import Shelter
 from abate.schedule.backoff import Uniform
@@ -35,6 +36,9 @@ class FleetShelter(Shelter):
         self._answers = self._failures = 0
         self._told = self.state
         courier.join(self)
+
+    def _made_from(self) -> NoReturn:
+        raise TypeError(f"{self!r} cannot be pickled: it belongs to a store, which is opened in each process")
 
     def _calmed(self, calm: bool) -> None:
         super()._calmed(calm)
