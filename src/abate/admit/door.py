@@ -361,7 +361,7 @@ class Door:
             rung.append(waiter)
             if now > waiter.deadline or (waiter.bell is not None and id(waiter.bell.place) in self._asleep):
                 waiter.answer = MISSED
-            elif weather.answers_by(now) < waiter.end or self._fine_since(waiter.came, now):
+            elif weather.answers_by(now) < waiter.end or self._fine_since(waiter.line[0], now):
                 waiter.answer = weather.send(now)
                 if waiter.bell is None or waiter.bell.place is not None:
                     self._handed.append((now, waiter))
@@ -401,7 +401,7 @@ class Door:
     def _overdue(self, waiter: Waiter, now: float) -> Ticket | str | None:
         """What becomes of one whose time to wait is over, or for which it is high time: None to wait on."""
         # in calm, one failure is a blip
-        since = inf if self.weather.state == "calm" else waiter.came
+        since = inf if self.weather.state == "calm" else waiter.line[0]
         if now < waiter.end and self._fine_since(since, now):
             return self.weather.send(now)
         return LATE if now >= waiter.deadline else None

@@ -40,7 +40,7 @@ class Waiter:
     another.
     """
 
-    __slots__ = ("alarm", "answer", "began", "bell", "came", "deadline", "end", "latest", "line", "picked")
+    __slots__ = ("alarm", "answer", "began", "bell", "deadline", "end", "latest", "line", "picked")
 
     def __init__(self, began: float, deadline: float, end: float = inf, latest: float | None = None) -> None:
         self.began = began
@@ -48,10 +48,10 @@ class Waiter:
         self.end = end
         self.latest = deadline if latest is None else latest
         """The instant at which it is sent anyway, where nothing has failed since it came."""
-        self.came = began
         self.alarm = inf
         """The instant at which it looks for all who wait where it does; infinite where another one does."""
         self.line: tuple[float, int] = (began, 0)
+        """When it came in with this attempt, and the order in which it did."""
         self.bell: Bell | None = None
         self.answer: Ticket | str | None = None
         self.picked = False
@@ -93,7 +93,6 @@ class Room:
 
     def add(self, waiter: Waiter, now: float, first: bool) -> None:
         """Somebody comes in, with a first attempt or a later one."""
-        waiter.came = now
         waiter.line = (waiter.began if first else now, next(self._orders))
         self.add_again(waiter, now)
 
