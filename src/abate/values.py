@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn, dataclass_transform
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, Self, dataclass_transform
 
 if TYPE_CHECKING:
     from inspect import Signature
@@ -98,3 +99,36 @@ class Value(Fields):
 
     def __delattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"a {type(self).__name__} is frozen: {name!r} cannot be deleted")
+
+
+class Shared:
+    """An object that counts, learns or holds calls back: a copy of it would be a second one.
+
+    Within a process, a copy is the object itself. In a pickle are its settings: what is made from them, in whatever
+    process, begins anew.
+    """
+
+    __slots__ = ()
+
+    def _made_from(self) -> dict[str, Any]:
+        """The arguments that make another one like this."""
+        raise TypeError(f"{self!r} cannot be pickled: it is shared by those who work with it here")
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _made, (type(self), self._made_from())
+
+
+def _made(kind: type[Any], settings: dict[str, Any]) -> Any:
+    return kind(**settings)
+
+
+def clockless(thing: object, has_clock: bool) -> None:
+    """Refuse to pickle what has a clock of its own: elsewhere that clock would stand still, or be another one."""
+    if has_clock:
+        raise TypeError(f"{thing!r} cannot be pickled: it has a clock of its own")

@@ -39,13 +39,17 @@ class SlowRoom:
         overflows = now - self.overflowing > OVERFLOW and now - self.aged < SETTLED
         return self._take(self.fresh, self.fresh[-1 if overflows else 0]) if self.fresh else None
 
-    def leader(self):
-        return self.fresh[0] if self.fresh else min(self.old, key=lambda waiter: waiter.line, default=None)
-
     @staticmethod
     def _take(line, waiter):
         line.remove(waiter)
         return waiter
+
+
+class Bell:
+    """What says where a waiter waits."""
+
+    def __init__(self, place):
+        self.place = place
 
 
 class AgainstAList(RuleBasedStateMachine):
@@ -105,9 +109,29 @@ class AgainstAList(RuleBasedStateMachine):
             self.room.remove(waiter)
             self.model.remove(waiter)
 
-    @rule()
-    def lead(self):
-        assert self.room.leader() is self.model.leader()
+    @rule(place=st.sampled_from(["here", "there", None]), age=st.sampled_from([0.0, 2.0]))
+    def come_in_a_loop(self, place, age):
+        self.come(age, True, 10.0)
+        if self.inside:
+            self.inside[-1].bell = Bell(place)
+
+    @rule(place=st.sampled_from(["here", "there", None]))
+    def find(self, place):
+        found = self.room.waiting_in(place)
+        there = [waiter for waiter in self.inside if waiter.bell is not None and waiter.bell.place is place]
+        assert found in there if there else found is None
+
+    @rule(age=st.sampled_from([0.0, 0.5, 2.0]))
+    def miss_a_turn(self, age):
+        """One whose turn has come while it slept comes in again, and lines up where it was."""
+        waiter = self.room.next(self.now)
+        assert waiter is self.model.next(self.now)
+        if waiter is not None:
+            line = waiter.line
+            self.now += age
+            self.room.add_again(waiter, self.now)
+            assert waiter.line == line
+            self.model.add(waiter, self.now)
 
     @rule(ahead=st.sampled_from([-1.0, 0.0, 1.0, 10.0]))
     def give_up_hope(self, ahead):
@@ -149,10 +173,10 @@ def order(room, waiters, now, turns):
 
 
 def test_nobody_goes_where_nobody_waits():
-    """An empty room has neither a next one nor a leader, and a turn costs nobody."""
+    """An empty room has no next one and nobody to be found, and a turn costs nobody."""
     room = Room(3)
     assert room.next(0.0) is None
-    assert room.leader() is None
+    assert room.waiting_in(None) is None
     assert room.size == 0
     assert room.hopeless(inf) == []
 
@@ -331,16 +355,19 @@ def test_places_of_those_who_have_left_are_given_up(stay, leave, age):
     assert room.next(0.0) is None
 
 
-def test_the_leader_is_the_first_fresh_one_and_without_any_the_oldest():
-    """It is one who waits, never one who has left."""
+def test_who_waits_in_a_place_is_found_there():
+    """Fresh or old, and never one who has left, waits elsewhere or has not begun to wait."""
     room = Room(10)
-    waiters = fill(room, [-3.0, -2.0, 0.0, 0.0], 0.0)
-    for leader in (2, 3, 0, 1):
-        assert room.leader() is waiters[leader]
-        waiters[leader].answer = "left"
-        room.remove(waiters[leader])
-    assert room.leader() is None
-    assert room.size == 0
+    waiters = fill(room, [-3.0, -2.0, 0.0, 0.0, 0.0], 0.0)
+    for waiter, place in zip(waiters, ["here", "there", "there", "here", None], strict=True):
+        waiter.bell = Bell(place)
+    fill(room, [0.0], 0.0)
+    for place, found in (("there", 2), ("here", 3), ("here", 0), ("there", 1), (None, 4)):
+        assert room.waiting_in(place) is waiters[found]
+        waiters[found].answer = "left"
+        room.remove(waiters[found])
+    assert room.waiting_in("here") is None
+    assert room.size == 1
 
 
 def test_hopeless_are_those_whose_deadline_is_not_after_the_instant():

@@ -631,11 +631,11 @@ def test_a_fatal_error_in_calm_is_nobodys_business():
 
 
 def test_a_first_attempt_whose_turn_does_not_come_is_refused():
-    """After its patience, with words that say why."""
+    """After its patience, with words that say why; something has failed meanwhile."""
     with VirtualClock() as clock:
         policy = sheltered(shelter=Shelter(patience=5.0))
         door = policy.shelter.door()
-        door.weather.limit, door.weather.state = 1.0, "storm"
+        door.weather.limit, door.weather.state, door.weather.failed = 1.0, "storm", 0.0
         door.knock(0.0, 0.0, None, True)
         with pytest.raises(Refused, match="the call's turn did not come in time"):
             policy.call(Script())

@@ -95,7 +95,7 @@ class _Body:
 
 @every_way
 def test_a_gate_that_refuses_the_retry_leaves_the_response_whole(way):
-    """It is held until it is known not to be the final one."""
+    """Where there is nothing to wait for, it is held until it is known not to be the final one."""
     gate = abate.TokenBucket(rate=0.001, burst=1)
     with Server(LONG, LONG) as server:
         response = way.fetch(policy(gate=gate), server.url)

@@ -1,5 +1,6 @@
 """What is requests' own under a policy, against a real server."""
 
+import copy
 import io
 import pickle
 import warnings
@@ -162,7 +163,26 @@ def test_it_is_an_adapter_and_takes_what_one_takes():
         Adapter(policy(), colour="red")
 
 
-def test_it_is_not_pickled_without_its_policy():
-    """A policy holds a lock and stays in its process: better no copy than one that doesn't retry."""
-    with pytest.raises(TypeError, match="cannot pickle"):
-        pickle.dumps(Adapter(policy()))
+@pytest.mark.parametrize("copied", [lambda session: pickle.loads(pickle.dumps(session)), copy.copy, copy.deepcopy])
+def test_a_session_is_copied_and_pickled_with_its_policy(copied):
+    """What a session can do anyway: the copy retries as well, and the adapter's other settings are there."""
+    timeouts = abate.Timeouts()
+    with Server(respond(503), respond(503)) as server, requests.Session() as session:
+        session.mount("http://", Adapter(policy(), idempotency_key=True, timeouts=timeouts, pool_maxsize=3))
+        with copied(session) as other:
+            assert other.post(server.url, timeout=10).text == "ok"
+            adapter = other.get_adapter(server.url)
+        assert session.get(server.url, timeout=10).text == "ok"
+    assert [request.headers["abate-attempt"] for request in server.requests] == ["1", "2", "3", "1"]
+    assert adapter._pool_maxsize == 3
+    assert len({request.headers["idempotency-key"] for request in server.requests[:3]}) == 1
+
+
+def test_deep_copies_share_the_budget_and_pickles_have_their_own():
+    """Within a process a copy is no second budget."""
+    own = policy(budget=abate.Budget())
+    adapter = Adapter(own)
+    assert copy.deepcopy(adapter)._sender._plan.policy.budget is own.budget
+    assert pickle.loads(pickle.dumps(adapter))._sender._plan.policy.budget is not own.budget
+    with pytest.raises(TypeError, match="cannot be pickled: it has a clock of its own"):
+        pickle.dumps(Adapter(policy(clock=VirtualClock())))

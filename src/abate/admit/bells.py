@@ -16,11 +16,18 @@ if TYPE_CHECKING:
 
 
 LOOK = 1.0
-"""Seconds after which a thread that waits looks for itself, whoever looks after the time."""
+"""Seconds after which a thread that waits looks for itself, whether or not a bell has rung."""
 
 
 class Bell(Protocol):
-    """What wakes a waiter."""
+    """What wakes a waiter.
+
+    Those of one `place` wake and sleep together: an event loop that stands still wakes none of its tasks. Threads,
+    whose place is None, each wake for themselves.
+    """
+
+    @property
+    def place(self) -> object: ...
 
     def ring(self) -> bool:
         """Wake who waits, from whatever thread; False where nobody ever will, as its loop is over."""
@@ -30,8 +37,8 @@ class Bell(Protocol):
 def wait(door: Door, waiter: Waiter) -> None:
     """Wait in this thread until the waiter has its answer."""
     bell = waiter.bell = ThreadBell()
-    while waiter.answer is None:
-        # one looks after the time for all; where it sits in a loop that stands still, a thread looks for itself
+    while waiter.answer is None or not door.picked_up(waiter):
+        # on a clock of the user's, which no bell interrupts, a thread has to look for itself now and then
         due = min(door.due(waiter), door.clock.now() + LOOK)
         rung = bell.wait(door.clock, due - door.clock.now())
         if waiter.answer is None:
@@ -53,20 +60,21 @@ def awaiting(door: Door, waiter: Waiter) -> Awaitable[None]:
 async def _in_asyncio(door: Door, waiter: Waiter) -> None:
     # thousands may wait: a timer and a future each, and no frame more than needed
     bell = waiter.bell = AsyncioBell()
-    while waiter.answer is None:
+    while waiter.answer is None or not door.picked_up(waiter):
         due = door.due(waiter)
-        alarm = bell.loop.call_later(max(0.0, due - door.clock.now()), bell.expire)
+        alarm = bell.place.call_later(max(0.0, due - door.clock.now()), bell.expire)
         try:
             await bell.future
         finally:
             alarm.cancel()
+        expired = bell.rearm()
         if waiter.answer is None:
-            door.look(waiter, now(door.clock, due if bell.rearm() else None))
+            door.look(waiter, now(door.clock, due if expired else None))
 
 
 async def _within(door: Door, waiter: Waiter) -> None:
     bell = waiter.bell = TrioBell() if in_trio() else AsyncioBell()
-    while waiter.answer is None:
+    while waiter.answer is None or not door.picked_up(waiter):
         due, expired = door.due(waiter), False
         try:
             async with door.clock.within(max(0.0, due - door.clock.now())):
@@ -82,6 +90,8 @@ class ThreadBell:
     """Wakes a thread."""
 
     __slots__ = ("_lock",)
+
+    place = None
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -105,27 +115,31 @@ class ThreadBell:
 class AsyncioBell:
     """Wakes a task of asyncio."""
 
-    __slots__ = ("_expired", "_thread", "future", "loop")
+    __slots__ = ("_expired", "_ringing", "_thread", "future", "place")
 
     def __init__(self) -> None:
         import asyncio
 
-        self.loop = asyncio.get_running_loop()
+        self.place = asyncio.get_running_loop()
         self._thread = get_ident()
-        self.future: Any = self.loop.create_future()
-        self._expired = False
+        self.future: Any = self.place.create_future()
+        self._expired = self._ringing = False
 
     def ring(self) -> bool:
+        if self._ringing:  # nor is a loop that stands still told again and again
+            return not self.place.is_closed()
         try:
             if get_ident() == self._thread:
                 self._wake()
             else:
-                self.loop.call_soon_threadsafe(self._wake)
+                self._ringing = True
+                self.place.call_soon_threadsafe(self._wake)
         except RuntimeError:
             return False  # the loop is closed, and nobody waits in it
         return True
 
     def _wake(self) -> None:
+        self._ringing = False
         if not self.future.done():
             self.future.set_result(None)
 
@@ -141,7 +155,7 @@ class AsyncioBell:
 
     def rearm(self) -> bool:
         """Get ready to ring again: had the time been over?"""
-        self.future = self.loop.create_future()
+        self.future = self.place.create_future()
         expired, self._expired = self._expired, False
         return expired
 
@@ -149,20 +163,20 @@ class AsyncioBell:
 class TrioBell:
     """Wakes a task of trio."""
 
-    __slots__ = ("_event", "_thread", "_token")
+    __slots__ = ("_event", "_thread", "place")
 
     def __init__(self) -> None:
         trio: Any = sys.modules["trio"]
-        self._token = trio.lowlevel.current_trio_token()
+        self.place: Any = trio.lowlevel.current_trio_token()
         self._thread = get_ident()
         self._event = trio.Event()
 
     def ring(self) -> bool:
         try:
-            if get_ident() == self._thread:
+            if get_ident() == self._thread and in_trio():
                 self._wake()
             else:
-                self._token.run_sync_soon(self._wake)
+                self.place.run_sync_soon(self._wake, idempotent=True)
         except sys.modules["trio"].RunFinishedError:
             return False  # nobody waits in a run that is over
         return True

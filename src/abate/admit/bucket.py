@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from threading import Lock
+from typing import Any
 
 from abate import events
 from abate.admit.gate import Gate
@@ -17,6 +18,7 @@ from abate.admit.timeline import Timeline
 from abate.clock import Clock
 from abate.errors import number, whole
 from abate.schedule.deadlines import shorter
+from abate.values import Shared, clockless
 
 GRAIN = 1e-9
 """Tokens; sums of floats that should be whole may be off by this much."""
@@ -51,7 +53,7 @@ class Level:
         self.claims = deque()
 
 
-class TokenBucket(Gate):
+class TokenBucket(Shared, Gate):
     """Admits `rate` per second on average and up to `burst` at once.
 
     >>> bucket = TokenBucket(rate=1.0, burst=2)
@@ -177,6 +179,10 @@ class TokenBucket(Gate):
 
     def refusal(self) -> str:
         return f"more than {self.rate:g} per second"
+
+    def _made_from(self) -> dict[str, Any]:
+        clockless(self, not self._levels.ambient)
+        return {"rate": self.rate, "burst": self.burst, "name": self.name}
 
     def __repr__(self) -> str:
         return f"TokenBucket(rate={self.rate:g}, burst={self.burst})"

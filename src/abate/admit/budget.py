@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from itertools import count, repeat
 from operator import length_hint
 from threading import Lock
-from typing import Literal
+from typing import Any, Literal
 
 from abate import forks
 from abate.admit.gate import Gate
@@ -25,6 +25,7 @@ from abate.admit.timeline import Timeline
 from abate.admit.window import SHORTEST, Window
 from abate.clock import Clock, before_virtual, switch
 from abate.errors import choice, number
+from abate.values import Shared, clockless
 
 FundedBy = Literal["success", "request"]
 FINEST = 10**6
@@ -251,7 +252,7 @@ def _fraction(value: float) -> tuple[int, int]:
     return last
 
 
-class Budget(Gate):
+class Budget(Shared, Gate):
     """Bounds retries to a share of what succeeds, plus a reserve per second.
 
     >>> budget = Budget(ratio=0.5, reserve=0)
@@ -377,6 +378,11 @@ class Budget(Gate):
     def settings(self) -> tuple[float, float, float, str]:
         """What makes two budgets alike, whatever they hold."""
         return self.ratio, self.reserve, self.window, self.funded_by
+
+    def _made_from(self) -> dict[str, Any]:
+        clockless(self, not self.timeline.ambient)
+        names = ("ratio", "reserve", "window", "funded_by", "name")
+        return {name: getattr(self, name) for name in names}
 
     def __repr__(self) -> str:
         return (

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from threading import Lock
 from types import TracebackType
+from typing import Any
 
 from abate import forks
 from abate.admit.gate import Gate
 from abate.errors import Refused, whole
+from abate.values import Shared
 
 
-class Permits(Gate):
+class Permits(Shared, Gate):
     """Admits while fewer than `limit` permits are held; it never waits.
 
     >>> permits = Permits(1)
@@ -70,6 +72,9 @@ class Permits(Gate):
         # the threads that held permits are not in the child
         self._lock = Lock()
         self.held = 0
+
+    def _made_from(self) -> dict[str, Any]:
+        return {"limit": self.limit, "name": self.name}
 
     def __repr__(self) -> str:
         return f"Permits({self.limit}, held={self.held})"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import chain, count
 from math import inf
 
 from abate.admit.bells import Bell
@@ -36,18 +36,25 @@ FEW = 64
 class Waiter:
     """A call that waits for its turn, until `deadline`; the call itself has until its `end`.
 
-    When the wait is over, `answer` is its ticket, or why it gets none.
+    When the wait is over, `answer` is its ticket, or why it gets none. A ticket that is not `picked` up goes to
+    another.
     """
 
-    __slots__ = ("answer", "began", "bell", "deadline", "end", "line")
+    __slots__ = ("alarm", "answer", "began", "bell", "deadline", "end", "latest", "line", "picked")
 
-    def __init__(self, began: float, deadline: float, end: float = inf) -> None:
+    def __init__(self, began: float, deadline: float, end: float = inf, latest: float | None = None) -> None:
         self.began = began
         self.deadline = deadline
         self.end = end
+        self.latest = deadline if latest is None else latest
+        """The instant at which it is sent anyway, where nothing has failed since it came."""
+        self.alarm = inf
+        """The instant at which it looks for all who wait where it does; infinite where another one does."""
         self.line: tuple[float, int] = (began, 0)
+        """When it came in with this attempt, and the order in which it did."""
         self.bell: Bell | None = None
         self.answer: Ticket | str | None = None
+        self.picked = False
 
     def __lt__(self, other: Waiter) -> bool:
         return self.line < other.line
@@ -87,6 +94,10 @@ class Room:
     def add(self, waiter: Waiter, now: float, first: bool) -> None:
         """Somebody comes in, with a first attempt or a later one."""
         waiter.line = (waiter.began if first else now, next(self._orders))
+        self.add_again(waiter, now)
+
+    def add_again(self, waiter: Waiter, now: float) -> None:
+        """Somebody comes in again whose turn came while it was asleep: it lines up where it was."""
         self.size += 1
         if now - waiter.began < FRESH:
             self._fresh.append(waiter)
@@ -116,17 +127,12 @@ class Room:
             heapify(self._oldest)
             self._gone = 0
 
-    def leader(self) -> Waiter | None:
-        """The one who looks after the time for all."""
-        while self._fresh and self._fresh[0].answer is not None:
-            self._fresh.popleft()
-            self._gone -= 1
-        if self._fresh:
-            return self._fresh[0]
-        while self._oldest and self._oldest[0].answer is not None:
-            heappop(self._oldest)
-            self._gone -= 1
-        return self._oldest[0] if self._oldest else None
+    def waiting_in(self, place: object) -> Waiter | None:
+        """Somebody who waits there, in this event loop or in threads; the search begins with those who go first."""
+        for waiter in chain(self._fresh, self._oldest):
+            if waiter.answer is None and waiter.bell is not None and waiter.bell.place is place:
+                return waiter
+        return None
 
     def hopeless(self, until: float) -> list[Waiter]:
         """Those whose deadline is not after `until`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 from abate import forks
 from abate.admit.door import Door
@@ -16,9 +17,10 @@ from abate.admit.weather import State
 from abate.clock import Clock, before_virtual, switch
 from abate.errors import number, whole
 from abate.schedule.backoff import Uniform
+from abate.values import Shared, clockless
 
 
-class Shelter:
+class Shelter(Shared):
     """Where calls wait while a dependency is down: given to the policies of one dependency, which share it.
 
     * In calm it costs next to nothing and holds nobody back.
@@ -106,6 +108,10 @@ class Shelter:
     def limit(self) -> float:
         """How many attempts may be in flight; infinite in calm."""
         return self.door().weather.limit
+
+    def _made_from(self) -> dict[str, Any]:
+        clockless(self, not self.ambient)
+        return {"capacity": self.capacity, "patience": self.patience, "name": self.name, "rng": self.rng}
 
     def __repr__(self) -> str:
         return f"Shelter(capacity={self.capacity}, patience={self.patience:g}, name={self.name!r})"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from threading import Lock
+from typing import Any
 
 from abate.admit.gate import Gate
 from abate.admit.timeline import Timeline
@@ -17,6 +18,7 @@ from abate.admit.window import SHORTEST, Window
 from abate.clock import Clock
 from abate.errors import number
 from abate.schedule.backoff import Uniform
+from abate.values import Shared, clockless
 
 
 class Tally:
@@ -43,7 +45,7 @@ class Tally:
         self.accepts.recount()
 
 
-class Throttle(Gate):
+class Throttle(Shared, Gate):
     """Refuses attempts in proportion to what the server refuses.
 
     >>> throttle = Throttle(k=2.0)
@@ -103,6 +105,11 @@ class Throttle(Gate):
 
     def refusal(self) -> str:
         return f"the server refuses so much that {self.probability():.0%} are held back here"
+
+    def _made_from(self) -> dict[str, Any]:
+        clockless(self, not self._tallies.ambient)
+        rng = None if self._rng is random else self._rng
+        return {"k": self.k, "window": self.window, "rng": rng, "name": self.name}
 
     def __repr__(self) -> str:
         return f"Throttle(k={self.k:g}, window={self.window:g})"

@@ -16,8 +16,10 @@
   other share the server by what they need.
 * Answers that stay slow are put to the test: a third more is sent for a while. Those that become slower by it stand in
   our own queue; those that don't are the new usual, and what may be sent follows, step by step.
-* Silence is an answer too: where the last `START` attempts have all been out for too long, no more are sent until one
-  of them is back, long before they time out.
+* Silence is an answer too: where the last `START` attempts have all been out for longer than is usual, no more are sent
+  until one of them is back, long before they time out.
+* Slow is not down: what is only slow holds calls back for a while, and never refuses one (`failed`, see
+  `abate.admit.door`).
 * **probing**: next to nothing but failures, the last `ROW` at least (or the very first of all). Closed for a while,
   then one attempt, and so on. The pause is the failed call's own backoff; a busy process may probe sooner, but not
   with more than `PROBES` of its calls, and the longer the outage, the slower.
@@ -143,6 +145,7 @@ class Weather:
         "answers",
         "calm",
         "epoch",
+        "failed",
         "failing",
         "failures",
         "hinted",
@@ -168,6 +171,8 @@ class Weather:
         """How many were counted so far."""
         self.peers = 1
         """How many processes this one probes for: those of a fleet send its calls together."""
+        self.failed = -inf
+        """The instant of the last failure, here or told by others."""
         self.failing = 0.0
         """The share of recent attempts that failed."""
         self.opens = self.hinted = self._paced = -inf
@@ -211,9 +216,16 @@ class Weather:
         """The instant by which an attempt that is sent now will have its answer, as far as latencies tell."""
         return now + HASTE * (self.latency or self.usual or 0.0)
 
+    def answers_in(self, unknown: float) -> float:
+        """Seconds within which an attempt has its answer, as far as latencies tell; `unknown` where they don't."""
+        known = self.latency or self.usual
+        return unknown if known is None else HASTE * known
+
     def offered(self, now: float) -> None:
         """A call has come: the rate of them bounds that of the probes."""
-        if self._silent >= START and now - self._silence > max(SILENCE, STILL * (self.usual or 0.0)):
+        # where nothing is known yet, nothing takes longer than usual
+        usual = self.usual
+        if self._silent >= START and usual is not None and now - self._silence > max(SILENCE, STILL * usual):
             self._hush(now)
         if now - self._offered_since > 3 * SPAN:
             self._offered *= 0.5
@@ -284,7 +296,7 @@ class Weather:
 
         What is only `hearsay` starts the counting and no more: where successes were not counted, failures must not be.
         """
-        self._worried = now
+        self._worried = self.failed = now
         if self.calm:
             self._wake(now)
         if ticket is not None:
@@ -429,6 +441,7 @@ class Weather:
 
         It is for so many processes that it is sent, and the sooner for that.
         """
+        self.failed = now
         if self.calm:
             self._wake(now)
         if self.state != "probing":

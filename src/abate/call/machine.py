@@ -192,7 +192,7 @@ class Call:
         weather = door.weather
         if (weather.calm and now < weather.look) or _holds(door):
             return None
-        answer = door.knock(now, self._began, self._left(), self.attempts == 0, self.policy.name)
+        answer = door.knock(now, self._began, self.left(), self.attempts == 0, self.policy.name)
         if isinstance(answer, Waiter):
             self._waiter = answer
             self.waited -= now
@@ -208,7 +208,7 @@ class Call:
         self._ticket = None
         self._waiter = None
 
-    def _left(self) -> float | None:
+    def left(self) -> float | None:
         """Seconds until the deadline."""
         if self.deadline is None:
             return None

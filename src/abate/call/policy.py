@@ -20,6 +20,7 @@ from abate.decide.outcome import Ruling
 from abate.decide.rules import Matcher, Rules, matchers, rules
 from abate.errors import choice, number, whole
 from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
+from abate.values import Shared, clockless
 
 OVERLOAD_BASE = 1.0
 """Seconds; the backoff after an overload starts from at least this."""
@@ -48,7 +49,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Owner = TypeVar("Owner")
 
 
-class Policy:
+class Policy(Shared):
     """How calls are retried: what on, how often, when, and within which budget.
 
     A policy decorates functions and coroutine functions, calls them (`call`, `acall`) or wraps a block
@@ -306,11 +307,9 @@ class Policy:
     def __delattr__(self, name: str) -> NoReturn:
         raise AttributeError("a Policy is frozen")
 
-    def __copy__(self) -> Policy:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Policy:
-        return self  # frozen, and a copy of the budget would be a second one
+    def _made_from(self) -> dict[str, Any]:
+        clockless(self, self.clock is not None)
+        return self._settings()
 
     def __repr__(self) -> str:
         defaults = {"unless": (), "clock": None, "rng": None, "gate": None, "shelter": None, "idempotent": None}

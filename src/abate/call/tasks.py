@@ -68,10 +68,12 @@ async def drive(
     function: Callable[..., Awaitable[T]],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
+    let_go: Callable[[float | None], Awaitable[object]] | None = None,
 ) -> T:
     """Make a call, or go on with one whose first attempt has ended in `failure`.
 
-    `since` is the number of the last call that had retried when that attempt began.
+    `since` is the number of the last call that had retried when that attempt began. `let_go` is called before each wait,
+    with the seconds until the call's deadline: what the failed attempt still holds must not be kept from others meanwhile.
     """
     clock = policy.clock or (clocks.current() if switch.virtual else MACHINE)
     now = clock.now()
@@ -87,6 +89,9 @@ async def drive(
             action = machine.failed(failure, now)
         while True:
             if type(action) is Wait:
+                if let_go is not None and action.until > now:
+                    await let_go(machine.left())
+                    now = min(clock.now(), action.until)
                 await clock.asleep(action.until - now)
                 if policy.ungated:  # what `begin` does then, at a third of its cost
                     machine.unspent, action = False, SEND
@@ -94,6 +99,8 @@ async def drive(
                     action = machine.begin()
             if action is not SEND:
                 if isinstance(action, Hold):
+                    if let_go is not None:
+                        await let_go(machine.left())
                     await awaiting(action.door, action.waiter)
                     action = machine.turn()
                 if action is not SEND:

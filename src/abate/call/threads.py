@@ -53,11 +53,13 @@ def drive(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     adopt: Callable[..., Any] = tasks.adopt,
+    let_go: Callable[[float | None], object] | None = None,
 ) -> T:
     """Make a call, or go on with one whose first attempt has ended in `failure`.
 
     `since` is the number of the last call that had retried when that attempt began. A function that returns a coroutine
-    has done nothing yet: `adopt` answers for it then.
+    has done nothing yet: `adopt` answers for it then. `let_go` is called before each wait, with the seconds until the
+    call's deadline: what the failed attempt still holds must not be kept from others meanwhile.
     """
     clock = policy.clock or (clocks.current() if switch.virtual else MACHINE)
     now = clock.now()
@@ -73,6 +75,9 @@ def drive(
         while True:
             if type(action) is Wait:
                 if action.until > now:
+                    if let_go is not None:
+                        let_go(machine.left())
+                        now = min(clock.now(), action.until)
                     clock.sleep(action.until - now)
                 if policy.ungated:  # what `begin` does then, at a third of its cost
                     machine.unspent, action = False, SEND
@@ -80,6 +85,8 @@ def drive(
                     action = machine.begin()
             if action is not SEND:
                 if isinstance(action, Hold):
+                    if let_go is not None:
+                        let_go(machine.left())
                     wait(action.door, action.waiter)
                     action = machine.turn()
                 if action is not SEND:

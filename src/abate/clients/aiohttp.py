@@ -7,7 +7,10 @@ from sending anything.
 * aiohttp's errors: a connection that could not be made or had is a request that the server never saw; timeouts are
   overload; a connection that broke, and an answer that makes no sense, are blips. Responses are judged by HTTP's
   table (`abate.decide.http`).
-* A response is handed over unread: what fails in its body later is not retried.
+* A response that is not the final one is read to its end, if that is near, before every wait. Otherwise its connection
+  is closed, and reading it after all, where the next attempt is refused after the wait, is a
+  ``ClientConnectionError``.
+* The final response is handed over unread: what fails in its body later is not retried.
 * A deadline cuts an attempt off, with aiohttp's own error. aiohttp's `total` stands around all attempts: when it is
   over, so is the call.
 """
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any
 from weakref import ref
@@ -39,13 +42,15 @@ from aiohttp import (
     ServerFingerprintMismatch,
     ServerTimeoutError,
     SocketTimeoutError,
+    StreamReader,
 )
+from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http import HttpProcessingError
 from aiohttp.payload import BytesPayload, IOBasePayload
 
 from abate.call import tally, tasks
 from abate.call.policy import Policy
-from abate.clients.exchange import Plan, Stopwatch, Timeouts, new_key, travelling
+from abate.clients.exchange import READ_AT_MOST, Plan, Stopwatch, Timeouts, new_key, reading_time, travelling
 from abate.decide import http
 from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Ruling
 from abate.errors import AttemptTimeout, RetryExhausted
@@ -121,7 +126,7 @@ class _Exchange:
     async def run(self) -> ClientResponse:
         """Make the call."""
         try:
-            return await tasks.drive(self.policy, None, 0, self.attempt, (), {})
+            return await tasks.drive(self.policy, None, 0, self.attempt, (), {}, self.let_go)
         except RetryExhausted:
             raise  # it carries the response
         except AttemptTimeout as error:
@@ -132,12 +137,13 @@ class _Exchange:
         except _TotalOver as over:
             raise over.error from None
         except BaseException:
-            self.discard()  # the wait for the next attempt was broken off
+            if self.held is not None:
+                self.held.close()  # something else than the policy ended the call
             raise
 
     async def attempt(self) -> ClientResponse:
         """Make one attempt."""
-        self.discard()
+        await self.let_go(remaining())
         if self.attempts:
             await self.request.close()  # what still writes the body must have ended before it is written again
         self.attempts += 1
@@ -195,11 +201,45 @@ class _Exchange:
             return ConnectionTimeoutError(f"Connection timeout to host {self.request.url}")
         return SocketTimeoutError("Timeout on reading data from socket")
 
-    def discard(self) -> None:
-        """Give the connection of the response that is held back, or close it if there is more to come."""
-        if self.held is not None:
-            self.held.release()
-            self.held = None
+    async def let_go(self, left: float | None) -> None:
+        """Have done with the response that is held: its connection serves others, if the body ends soon.
+
+        Then the body is kept, for who gets the response after all; otherwise the response is closed. `left` are the
+        seconds until the call's deadline.
+        """
+        response, self.held = self.held, None
+        if response is None:
+            return
+        body: bytes | None = None
+        try:
+            if (response.content_length or 0) <= READ_AT_MOST:
+                with suppress(Exception):  # the connection is gone, and so is the response
+                    async with asyncio.timeout(reading_time(left)):
+                        body = await _read_whole(response.content)
+        finally:
+            if body is None:
+                response.close()
+            elif body:
+                response.content = _stream_of(body)
+
+
+async def _read_whole(content: StreamReader) -> bytes | None:
+    """Read a body; None if its end is not near."""
+    body = bytearray()
+    while part := await content.readany():
+        body += part
+        if len(body) > READ_AT_MOST:
+            return None
+    return bytes(body)
+
+
+def _stream_of(body: bytes) -> StreamReader:
+    """A stream that has come to its end, with all of a body in it."""
+    loop = asyncio.get_running_loop()
+    stream = StreamReader(BaseProtocol(loop), READ_AT_MOST, loop=loop)
+    stream.feed_data(body)
+    stream.feed_eof()
+    return stream
 
 
 _on_the_way: ContextVar[_Exchange | None] = ContextVar("abate_aiohttp_exchange", default=None)

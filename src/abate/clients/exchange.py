@@ -6,6 +6,9 @@ A client gives two things, how to send a request and how to read a response, and
 * a request that may not be repeated is sent again only where the failure proves that the server never saw it, and
   one whose body cannot be replayed is never sent again (`Plan`);
 * timeouts that learn are told how long connects and requests took, and which of them were cut off (`Stopwatch`);
+* a response that is not the final one is let go before every wait, so that its connection serves others meanwhile: it
+  is read to its end if that is near (`READ_AT_MOST` bytes, `reading_time`), which keeps the connection and the body;
+  otherwise the connection is closed;
 * ``Abate-Attempt`` and ``Abate-Deadline`` on requests; a response with ``Abate-Exhausted`` is not retried: a service
   behind it has done so.
 """
@@ -26,6 +29,11 @@ from abate.schedule.deadlines import remaining
 ATTEMPT = "Abate-Attempt"
 DEADLINE = "Abate-Deadline"
 EXHAUSTED = "Abate-Exhausted"
+
+READ_AT_MOST, READ_FOR = 65_536, 0.25
+"""Bytes and seconds: how much of a response that is let go is read to keep its connection; a longer one loses it."""
+CUT_OFF = "the body was given up together with the connection, which others may need while a call waits"
+"""What the error says to code that reads the body of such a response after all."""
 
 
 class Timeouts(Protocol):
@@ -172,6 +180,11 @@ def travelling(attempt: int) -> dict[str, str]:
     if left is None:
         return {ATTEMPT: str(attempt)}
     return {ATTEMPT: str(attempt), DEADLINE: str(int(left * 1000))}
+
+
+def reading_time(left: float | None) -> float:
+    """Seconds for which a response that is let go may be read, where a call has so many left until its deadline."""
+    return READ_FOR if left is None else max(0.0, min(left, READ_FOR))
 
 
 def within(timeout: float | None) -> float | None:

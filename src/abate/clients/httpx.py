@@ -2,8 +2,11 @@
 
 Redirects, auth, cookies and streaming stay the client's; each request that it sends is one call of the policy.
 
-* A response that is not the final one is read to its end, if that is near, and closed before the wait, so that its
-  connection serves others. The final one is handed over unread: what fails later, in its body, is not retried.
+* A response that is not the final one is read to its end, if that is near, and closed before every wait, for the
+  backoff or in a shelter, so that its connection serves others. Where a gate or a shelter refuses the next attempt
+  after the wait, it is the final one after all: a body of more than 64 KB is gone then, and reading it is a
+  ``ReadError``.
+* The final response is handed over unread: what fails later, in its body, is not retried.
 * The timeouts of an attempt are cut to what remains until the deadline.
 """
 
@@ -11,21 +14,31 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
 from abate import clock as clocks
 from abate.call import tally, tasks, threads
 from abate.call.giveup import give_ups, report
 from abate.call.policy import Policy
-from abate.clients.exchange import ATTEMPT, EXHAUSTED, JudgeError, Plan, Stopwatch, Timeouts, new_key, travelling
-from abate.clock import Clock
+from abate.clients.exchange import (
+    ATTEMPT,
+    CUT_OFF,
+    EXHAUSTED,
+    READ_AT_MOST,
+    JudgeError,
+    Plan,
+    Stopwatch,
+    Timeouts,
+    new_key,
+    reading_time,
+    travelling,
+)
 from abate.decide.http import KEY_HEADER, SAFE_METHODS
 from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Ruling
 from abate.errors import AttemptTimeout, LayeredRetryWarning, Report, RetryExhausted
-from abate.schedule.deadlines import remaining
+from abate.schedule.deadlines import remaining, shorter
 
 if TYPE_CHECKING:
     import httpx
@@ -41,8 +54,6 @@ REPORT = "abate_report"
 BUSY = Ruling.overload(reached=False)
 SHORTEST = 0.001
 """Seconds; a timeout is not cut below this, because zero would mean not to wait for the socket at all."""
-READ_AT_MOST, READ_FOR = 65_536, 1.0
-"""Bytes and seconds: how much of a discarded response is read to keep its connection; a longer one loses it."""
 
 CONNECTS = {
     "connect_tcp.started": Stopwatch.connecting,
@@ -82,13 +93,13 @@ class _Around:
         """The policy as it was given, under its name: it has the tally, which is seen from outside."""
         self.wraps = policy.raises == "exhausted"
         # a final response has no other way to bring its report than inside an error, which is taken off it again
-        clock = _Waiting(policy.clock, lets_go=policy.gate is None)
-        fitted = policy.replace(name=self.name, raises="exhausted", clock=clock)
+        fitted = self.policy.replace(raises="exhausted")
         self._judge = _judge_by(self.library)
         self.plan = Plan(fitted, self._judge, _read)
         self._keys = idempotency_key
         self._timeouts = timeouts
         self.bytes: type = self.library.ByteStream
+        self.cut_off = _cut_off(self.library)
         self._deposit = policy.budget.deposit
         self._quick = policy.plain and timeouts is None and policy.shelter is None
         if getattr(getattr(inner, "_pool", None), "_retries", 0):
@@ -112,6 +123,7 @@ class _Around:
         if self._timeouts is not None:
             watch = Stopwatch(self._timeouts, self._judge)
             request.extensions["trace"] = self._traced(watch, request.extensions.get("trace"))
+        exchange.extensions = request.extensions
         try:
             with watch or nullcontext():
                 yield
@@ -145,15 +157,16 @@ class _Exchange:
         self.attempt = 0 if made is None and failure is None else 1
         self.made = made  # the response to a first attempt that is over already
         self.held: Any = None
+        self.extensions: Any = request.extensions  # those that the response that is held was asked for with
         self.waited = 0.0
+        self._began = self.now()
+        self._paused: float | None = None
         self._exhausted: Any = None
 
     def __enter__(self) -> Self:
-        self._token = _on_the_way.set(self)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        _on_the_way.reset(self._token)
         self._exhausted = error if self.gave_up(error) else None
         return self._exhausted is not None
 
@@ -166,8 +179,8 @@ class _Exchange:
         if self.made is not None:
             self.held, self.made = self.made, None
             return self.held
-        self.let_go()
-        self.attempt += 1
+        self.let_go(remaining())
+        self.begin()
         with self.around.outfitted(self):
             self.held = self.around.inner.handle_request(self.request)
         return self.held
@@ -177,51 +190,84 @@ class _Exchange:
         if self.made is not None:
             self.held, self.made = self.made, None
             return self.held
-        await self.alet_go()
-        self.attempt += 1
+        await self.alet_go(remaining())
+        self.begin()
         with self.around.outfitted(self):
             left = remaining()
             async with nullcontext() if left is None else clocks.current().within(left):
                 self.held = await self.around.inner.handle_async_request(self.request)
         return self.held
 
-    def let_go(self) -> None:
+    def now(self) -> float:
+        """The time on the policy's clock."""
+        return (self.policy.clock or clocks.current()).now()
+
+    def left(self, error: BaseException) -> float | None:
+        """Seconds to read the response in, where the call ends with this error: none, unless the error carries it."""
+        if not isinstance(error, RetryExhausted):
+            return 0.0
+        timeout = self.policy.timeout
+        return shorter(None if timeout is None else max(0.0, self._began + timeout - self.now()))
+
+    def begin(self) -> None:
+        """An attempt begins: whatever was waited for is over."""
+        self.attempt += 1
+        if self._paused is not None:
+            self.waited += self.now() - self._paused
+            self._paused = None
+
+    def pause(self, left: float | None) -> None:
+        """Let go of the response before a wait."""
+        self._paused = self._paused or self.now()
+        self.let_go(left)
+
+    async def apause(self, left: float | None) -> None:
+        """The same, for async responses."""
+        self._paused = self._paused or self.now()
+        await self.alet_go(left)
+
+    def let_go(self, left: float | None) -> None:
         """Have done with the response that is held: its connection serves others, if the body ends soon.
 
-        Then the body is kept, for who finds the response in a `RetryExhausted`; otherwise the response is closed.
+        Then the body is kept, for who gets the response after all; otherwise it is cut off. `left` are the seconds
+        until the call's deadline.
         """
         response, self.held = self.held, None
         if response is None:
             return
-        stream, body, due = response.stream, bytearray(), clocks.current().now() + READ_FOR
-        with suppress(Exception):  # the connection is gone, and so is the response
-            try:
-                for chunk in stream:
-                    body += chunk
-                    if len(body) > READ_AT_MOST or clocks.current().now() > due:
-                        break
-                else:
-                    response.request, response.stream = self.request, self.around.bytes(bytes(body))
-            finally:
-                (response if response.stream is stream else stream).close()
+        # half of the time for all reads but the last one, half for that
+        stream, seconds = response.stream, reading_time(left) / 2
+        body: bytes | None = None
+        try:
+            if seconds and _ends_soon(response):
+                with suppress(Exception), _hurried(self.extensions, seconds):
+                    body = _read_for(stream, seconds)
+        finally:
+            self._put_back(response, body)
+            with suppress(Exception):  # the connection is gone, and so is the response
+                stream.close()
 
-    async def alet_go(self) -> None:
+    async def alet_go(self, left: float | None) -> None:
         """The same, for async responses."""
         response, self.held = self.held, None
         if response is None:
             return
-        stream, body = response.stream, bytearray()
-        with suppress(Exception):  # the connection is gone, and so is the response
-            try:
-                if int(response.headers.get("Content-Length", 0)) > READ_AT_MOST:
-                    return
-                async with clocks.current().within(READ_FOR):
-                    async for chunk in stream:  # whose generators don't take it well to be left before their end
-                        body += chunk if len(body) <= READ_AT_MOST else b""
-                if len(body) <= READ_AT_MOST:
-                    response.request, response.stream = self.request, self.around.bytes(bytes(body))
-            finally:
-                await (response if response.stream is stream else stream).aclose()
+        stream, seconds = response.stream, reading_time(left)
+        body: bytes | None = None
+        try:
+            if seconds and _ends_soon(response):
+                with suppress(Exception):
+                    body = await _aread_for(stream, seconds)
+        finally:
+            self._put_back(response, body)
+            with suppress(Exception):  # the connection is gone, and so is the response
+                await stream.aclose()
+
+    def _put_back(self, response: Any, body: bytes | None) -> None:
+        """Give a response that was let go what is left of its body."""
+        response.request = self.request
+        cut_off = self.around.cut_off
+        response.stream = cut_off(response, self.request) if body is None else self.around.bytes(body)
 
     def ended(self, response: Any = None) -> Any:
         """What the caller gets: a response, with its report if it is a bad one, or an error of the library's."""
@@ -242,35 +288,50 @@ class _Exchange:
             del error, exhausted  # their tracebacks hold this frame: don't hold them back
 
 
-_on_the_way: ContextVar[_Exchange] = ContextVar("abate_httpx_exchange")
+def _ends_soon(response: Any) -> bool:
+    """Is the end of a body near, as far as its headers tell?"""
+    length = response.headers.get("Content-Length", "0")
+    return not length.isdecimal() or int(length) <= READ_AT_MOST
 
 
-class _Waiting:
-    """The policy's clock; before it waits, it lets go of the response that the attempt got.
+@contextmanager
+def _hurried(extensions: Any, seconds: float) -> Iterator[None]:
+    """Bound each read of a response's body: httpx looks into the request's extensions when the reading begins."""
+    missing = object()
+    kept = extensions.get("timeout", missing)
+    extensions["timeout"] = {**({} if kept is missing else kept), "read": max(seconds, SHORTEST)}
+    try:
+        yield
+    finally:
+        if kept is missing:
+            del extensions["timeout"]
+        else:
+            extensions["timeout"] = kept
 
-    Not where a gate may refuse the next attempt after the wait: then that response is the final one.
-    """
 
-    def __init__(self, given: Clock | None, lets_go: bool) -> None:
-        self._given = given
-        self._lets_go = lets_go
+def _read_for(stream: Any, seconds: float) -> bytes | None:
+    """Read a body; None if it does not end soon."""
+    body, due = bytearray(), clocks.current().now() + seconds
+    for chunk in stream:
+        body += chunk
+        if len(body) > READ_AT_MOST or clocks.current().now() > due:
+            return None
+    return bytes(body)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._given or clocks.current(), name)
 
-    def sleep(self, seconds: float) -> None:
-        exchange, due = _on_the_way.get(), self.now() + seconds
-        exchange.waited += seconds
-        if self._lets_go:
-            exchange.let_go()
-        (self._given or clocks.current()).sleep(max(0.0, due - self.now()))
-
-    async def asleep(self, seconds: float) -> None:
-        exchange, due = _on_the_way.get(), self.now() + seconds
-        exchange.waited += seconds
-        if self._lets_go:
-            await exchange.alet_go()
-        await (self._given or clocks.current()).asleep(max(0.0, due - self.now()))
+async def _aread_for(stream: Any, seconds: float) -> bytes | None:
+    """The same for an async one, which is cut off in time."""
+    body, parts = bytearray(), aiter(stream)
+    async with clocks.current().within(seconds):
+        while len(body) <= READ_AT_MOST:
+            try:
+                body += await anext(parts)
+            except StopAsyncIteration:
+                return bytes(body)
+    # the library's generators do not take it well to be left before their end: cut them off where they wait
+    async with clocks.current().within(0.0):
+        while True:
+            await anext(parts)
 
 
 class Transport(_Around, httpx.BaseTransport):
@@ -329,11 +390,11 @@ class Transport(_Around, httpx.BaseTransport):
                 failure = error
         with _Exchange(self, request, replayable, made, failure) as exchange:
             try:
-                response = threads.drive(exchange.policy, failure, since, exchange.send, (), {})
+                response = threads.drive(exchange.policy, failure, since, exchange.send, (), {}, exchange.pause)
                 return exchange.ended(response)  # type: ignore[no-any-return]
             except BaseException as error:
                 if not exchange.gave_up(error):
-                    exchange.let_go()
+                    exchange.let_go(exchange.left(error))
                 raise
             finally:
                 del failure  # its traceback holds this frame: don't hold it back
@@ -393,11 +454,11 @@ class AsyncTransport(_Around, httpx.AsyncBaseTransport):
                 failure = error
         with _Exchange(self, request, replayable, made, failure) as exchange:
             try:
-                response = await tasks.drive(exchange.policy, failure, since, exchange.asend, (), {})
+                response = await tasks.drive(exchange.policy, failure, since, exchange.asend, (), {}, exchange.apause)
                 return exchange.ended(response)  # type: ignore[no-any-return]
             except BaseException as error:
                 if not exchange.gave_up(error):
-                    await exchange.alet_go()
+                    await exchange.alet_go(exchange.left(error))
                 raise
             finally:
                 del failure  # its traceback holds this frame: don't hold it back
@@ -413,6 +474,27 @@ def _library(inner: Any) -> Any:
         return inner.library
     roots = {kind.__module__.partition(".")[0] for kind in type(inner).__mro__}
     return sys.modules["httpx2"] if "httpx2" in roots else httpx
+
+
+def _cut_off(library: Any) -> Callable[[Any, Any], Any]:
+    """What a library's response has for a stream once its connection was closed: to read it is an error."""
+
+    class CutOff(library.SyncByteStream, library.AsyncByteStream):  # type: ignore[misc]
+        def __init__(self, response: Any, request: Any) -> None:
+            self._what, self._request = f"{response.status_code} {response.reason_phrase}", request
+
+        def error(self) -> Exception:
+            error: Exception = library.ReadError(f"{self._what}: {CUT_OFF}", request=self._request)
+            return error
+
+        def __iter__(self) -> Iterator[bytes]:
+            raise self.error()
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            raise self.error()
+            yield b""
+
+    return CutOff
 
 
 def _judge_by(library: Any) -> JudgeError:

@@ -8,6 +8,9 @@ that it sends is one call of the policy. Retries of the adapter's own (`max_retr
   Responses are judged by HTTP's table (`abate.decide.http`).
 * A response that is read whole is part of its attempt, and its connection is free again before any wait. A streamed
   one (``stream=True``) is handed over unread: what fails in its body later is not retried.
+* A streamed response that is not the final one is read to its end before every wait, if that is near. Otherwise its
+  connection is closed, and reading it after all, where the next attempt is refused after the wait, is a
+  ``ChunkedEncodingError``.
 * A deadline bounds every single read, so that a server which sends byte by byte is cut off in time.
 """
 
@@ -24,7 +27,7 @@ from urllib3.exceptions import MaxRetryError
 
 from abate.call.policy import Policy
 from abate.clients.exchange import Timeouts
-from abate.clients.urllib3 import Sender, bounded, judge, rewinds, warn_of
+from abate.clients.urllib3 import Sender, bounded, judge, let_go, rewinds, warn_of
 from abate.decide.outcome import Ruling
 
 
@@ -59,7 +62,7 @@ class Adapter(HTTPAdapter):
         self, policy: Policy, *, idempotency_key: bool = False, timeouts: Timeouts | None = None, **kwargs: Any
     ) -> None:
         self._sender = Sender[Response](
-            "requests", policy, _judge, _read, Response.close, idempotency_key=idempotency_key, timeouts=timeouts
+            "requests", policy, _judge, _read, _let_go, idempotency_key=idempotency_key, timeouts=timeouts
         )
         warn_of(Retry.from_int(kwargs.pop("max_retries", 0)), stacklevel=3)
         super().__init__(**kwargs)
@@ -126,6 +129,10 @@ def _judge(error: Exception) -> Ruling | None:
 
 def _read(response: Response) -> tuple[int, Mapping[str, str]]:
     return response.status_code, response.headers
+
+
+def _let_go(response: Response, seconds: float) -> None:
+    let_go(response.raw, seconds)
 
 
 def _load(response: Response) -> None:

@@ -7,9 +7,12 @@ Redirects stay the manager's: each hop that it sends is one call. Retries of url
   (`abate.decide.http`).
 * A response that is read whole (``preload_content=True``, as by default) is part of its attempt, and its connection is
   free again before any wait. A streamed one is handed over unread: what fails in its body later is not retried.
+* A streamed response that is not the final one is read to its end before every wait, if that is near. Otherwise its
+  connection is closed, and reading it after all, where the next attempt is refused after the wait, is a
+  ``ProtocolError``.
 * A deadline bounds every single read, so that a server which sends byte by byte is cut off in time.
 
-`Sender` and `bounded` serve requests as well, which stands on urllib3.
+`Sender`, `bounded` and `let_go` serve requests as well, which stands on urllib3.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from http.client import HTTPResponse
 from socket import socket as Socket
 from typing import Any, Generic, TypeVar
@@ -38,6 +43,8 @@ from urllib3.exceptions import (
 from abate.call import tally, threads
 from abate.call.policy import Policy
 from abate.clients.exchange import (
+    CUT_OFF,
+    READ_AT_MOST,
     JudgeError,
     OnResponses,
     Plan,
@@ -45,13 +52,14 @@ from abate.clients.exchange import (
     Stopwatch,
     Timeouts,
     new_key,
+    reading_time,
     travelling,
 )
 from abate.decide import http
 from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Outcome, Ruling
 from abate.decide.rules import nature
 from abate.errors import LayeredRetryWarning, RetryExhausted
-from abate.schedule.deadlines import remaining
+from abate.schedule.deadlines import deadline, remaining
 
 BUSY = Ruling.overload(reached=False)
 SHORTEST = 0.001
@@ -89,7 +97,7 @@ class PoolManager(urllib3.PoolManager):
         self, policy: Policy, *, idempotency_key: bool = False, timeouts: Timeouts | None = None, **kwargs: Any
     ) -> None:
         self._sender = Sender(
-            "urllib3", policy, judge, _read, _discard, idempotency_key=idempotency_key, timeouts=timeouts
+            "urllib3", policy, judge, _read, let_go, idempotency_key=idempotency_key, timeouts=timeouts
         )
         if (retries := kwargs.get("retries")) is not None:
             warn_of(retries if isinstance(retries, Retry) else Retry.from_int(retries), stacklevel=3)
@@ -159,8 +167,8 @@ class _HTTPSPool(_Pool, HTTPSConnectionPool):  # pyright: ignore[reportIncompati
 class Sender(Generic[R]):
     """Sends the requests of one client, each as a call of the policy.
 
-    `read` tells status and headers of a response; `discard` gives its connection back. A policy without a name goes
-    by `name` in reports.
+    `read` tells status and headers of a response; `let_go` frees its connection, within so many seconds. A policy
+    without a name goes by `name` in reports.
     """
 
     def __init__(
@@ -169,7 +177,7 @@ class Sender(Generic[R]):
         policy: Policy,
         judge_error: JudgeError,
         read: ReadResponse,
-        discard: Callable[[R], None],
+        let_go: Callable[[R, float], None],
         *,
         idempotency_key: bool,
         timeouts: Timeouts | None,
@@ -182,13 +190,17 @@ class Sender(Generic[R]):
             raise TypeError(f"timeouts must have request(), connect() and observe(), not be {timeouts!r}")
         if isinstance(policy, Policy) and not policy.name:
             policy = policy.replace(name=name)
+        self._made_from = (name, policy, judge_error, read, let_go)
         self._judge_error = judge_error
         self._responses = OnResponses(read)
         self._plan = Plan(policy, self._judge, read)
         self._read = read
-        self._discard = discard
+        self._let_go = let_go
         self._keys = idempotency_key
         self._timeouts = timeouts
+
+    def __reduce__(self) -> tuple[Callable[..., Sender[R]], tuple[Any, ...]]:
+        return partial(Sender, idempotency_key=self._keys, timeouts=self._timeouts), self._made_from
 
     def send(
         self,
@@ -205,11 +217,15 @@ class Sender(Generic[R]):
         held: R | None = None
         attempts = 0
 
+        def let_go(left: float | None) -> None:
+            nonlocal held
+            response, held = held, None
+            if response is not None:
+                self._let_go(response, reading_time(left))
+
         def attempt() -> R:
             nonlocal held, attempts
-            if held is not None:
-                self._discard(held)
-                held = None
+            let_go(remaining())
             attempts += 1
             headers.update(travelling(attempts))
             held = self._timed(once, timeout)
@@ -217,14 +233,14 @@ class Sender(Generic[R]):
 
         try:
             if tally.watch.on:
-                response: R = tally.counted(self._plan.policy.tally, threads.drive, policy, None, 0, attempt, (), {})
+                counted = partial(tally.counted, self._plan.policy.tally, threads.drive)
+                response: R = counted(policy, None, 0, attempt, (), {}, let_go)
                 return response
-            return threads.drive(policy, None, 0, attempt, (), {})
+            return threads.drive(policy, None, 0, attempt, (), {}, let_go)
         except RetryExhausted:
             raise  # it carries the response
         except BaseException:
-            if held is not None:
-                self._discard(held)  # the wait for the next attempt was broken off
+            let_go(0.0)  # something else than the policy ended the call
             raise
 
     def _timed(self, once: Callable[[Timeout], R], timeout: Timeout) -> R:
@@ -410,6 +426,40 @@ def _load(response: BaseHTTPResponse) -> None:
         raise
 
 
-def _discard(response: BaseHTTPResponse) -> None:
-    response.close()
+def let_go(response: Any, seconds: float) -> None:
+    """Have done with a response: its connection serves others, if the body ends within so many seconds.
+
+    Then the body is kept, for who gets the response after all; otherwise it is cut off.
+    """
+    if not response.closed:
+        body: bytes | None = None
+        try:
+            if seconds and (response.length_remaining or 0) <= READ_AT_MOST:
+                with suppress(Exception), deadline(seconds):  # the connection is gone, and so is the response
+                    body = _read_whole(response)
+        finally:
+            if body is None:
+                response.close()
+            response._fp = _CutOff() if body is None else io.BytesIO(body)
+            response.length_remaining, response.chunked = None if body is None else len(body), False
     response.release_conn()
+
+
+def _read_whole(response: Any) -> bytes | None:
+    """Read a body as it comes, without decoding it; None if its end is not near."""
+    body = bytearray()
+    while part := response.read(READ_AT_MOST + 1 - len(body), decode_content=False):
+        body += part
+        if len(body) > READ_AT_MOST:
+            return None
+    return bytes(body)
+
+
+class _CutOff(io.RawIOBase):
+    """What is left of a body whose connection was closed."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        raise OSError(CUT_OFF)

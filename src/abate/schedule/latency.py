@@ -19,11 +19,13 @@ from array import array
 from collections.abc import Callable
 from math import inf, log
 from threading import Lock
+from typing import Any
 
 from abate import clock as clocks
 from abate import forks
 from abate.clock import MACHINE, Clock, switch
 from abate.errors import number
+from abate.values import Shared, clockless
 
 GROWTH = 1.04
 """From one border of a bucket to the next: the middle of a bucket is within 2 % of everything in it."""
@@ -114,7 +116,7 @@ class Latencies:
         self.lock = Lock()
 
 
-class Timeouts:
+class Timeouts(Shared):
     """Learns how long a dependency takes, and says how long to wait for it.
 
     * `false_rate`: the share of good answers that may be cut off: 0.001 waits as long as 99.9 % of them take.
@@ -293,6 +295,11 @@ class Timeouts:
         if now >= here.end:
             here.rotate(now)
         return here
+
+    def _made_from(self) -> dict[str, Any]:
+        clockless(self, self._own)
+        names = ("false_rate", "floor", "ceiling", "name", "half_life")
+        return {name: getattr(self, name) for name in names}
 
     def __repr__(self) -> str:
         named = f", name={self.name!r}" if self.name else ""

@@ -183,10 +183,11 @@ class Caller:
 class Waiting:
     """A call that waits in a shelter: its bell, and the alarm that lets it look for itself."""
 
-    __slots__ = ("_alarm", "_caller", "_door", "_journey", "_rung", "_waiter")
+    __slots__ = ("_alarm", "_caller", "_door", "_journey", "_rung", "_waiter", "place")
 
     def __init__(self, caller: Caller, journey: Journey, door: Door, waiter: Waiter) -> None:
         self._caller = caller
+        self.place = caller.agenda  # all wait in one place, as the tasks of one event loop do
         self._journey = journey
         self._door = door
         self._waiter = waiter
@@ -196,7 +197,7 @@ class Waiting:
         self._wait()
 
     def _wait(self) -> None:
-        if self._waiter.answer is not None:
+        if self._waiter.answer is not None and self._door.picked_up(self._waiter):
             self._caller.turn(self._journey)
             return
         agenda, due = self._caller.agenda, self._door.due(self._waiter)

@@ -8,6 +8,7 @@ for the first token; until the first news it has the part of a newcomer.
 from __future__ import annotations
 
 from math import inf
+from typing import NoReturn
 
 from abate import forks
 from abate.admit.bucket import Claim, Level, TokenBucket
@@ -38,6 +39,9 @@ class FleetBucket(TokenBucket):
         self._begin()
         forks.keep(self)
         courier.join(self)
+
+    def _made_from(self) -> NoReturn:
+        raise TypeError(f"{self!r} cannot be pickled: it belongs to a store, which is opened in each process")
 
     def _begin(self) -> None:
         self._asked = 0  # tokens, since the courier left

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from math import ceil, inf
+from typing import NoReturn
 
 from abate import forks
 from abate.admit.budget import Budget, FundedBy, Ledger
@@ -84,6 +85,9 @@ class FleetBudget(Budget):
         self._begin()
         forks.keep(self)  # after the ledger, which is mended first
         courier.join(self)
+
+    def _made_from(self) -> NoReturn:
+        raise TypeError(f"{self!r} cannot be pickled: it belongs to a store, which is opened in each process")
 
     def _begin(self) -> None:
         """Nothing is held or reported yet."""

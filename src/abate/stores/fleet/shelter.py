@@ -9,6 +9,7 @@ door: in calm that is the first that is measured, which in a child is the first 
 from __future__ import annotations
 
 from math import inf
+from typing import NoReturn
 
 from abate import forks
 from abate.admit.shelter import Shelter
@@ -39,6 +40,9 @@ class FleetShelter(Shelter):
         self._answers = self._failures = 0
         forks.keep(self)  # after the door, which is mended first
         courier.join(self)
+
+    def _made_from(self) -> NoReturn:
+        raise TypeError(f"{self!r} cannot be pickled: it belongs to a store, which is opened in each process")
 
     def _calmed(self, calm: bool) -> None:
         super()._calmed(calm)
