@@ -16,7 +16,7 @@ import random
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock
+from threading import RLock
 from time import monotonic, sleep
 from typing import Any
 
@@ -57,7 +57,8 @@ class File:
         self._synchronous = synchronous
         self._timeout = timeout
         self._rng = rng
-        self.lock = Lock()
+        self.lock = RLock()
+        self._inside = False
         self._closed = False
         self._version = -1
         self._still = False
@@ -98,26 +99,36 @@ class File:
         """
         end: float | None = None
         while True:
-            self.lock.acquire()
-            try:
-                answer = self._connection().execute(first, args)
-                break
-            except (sqlite3.Error, Foreign) as error:
-                self.lock.release()
-                code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-                end = monotonic() + self._timeout if end is None else end
-                if code != sqlite3.SQLITE_BUSY or monotonic() >= end:
-                    raise self._explained(error) from error
-            except BaseException:
-                self.lock.release()
-                raise
+            with self.lock:
+                self._refuse_reentry()
+                try:
+                    self._inside = True
+                    try:
+                        answer = self._connection().execute(first, args)
+                    except (sqlite3.Error, Foreign) as error:
+                        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+                        end = monotonic() + self._timeout if end is None else end
+                        if code != sqlite3.SQLITE_BUSY or monotonic() >= end:
+                            raise self._explained(error) from error
+                    else:
+                        try:
+                            yield answer
+                        except sqlite3.Error as error:
+                            raise self._explained(error) from error
+                        return
+                finally:
+                    self._inside = False
+                    if self._closed:  # by a signal handler, in the middle of this
+                        self._disconnect()
             sleep(SHORTEST + self._rng.random() * (LONGEST - SHORTEST))
-        try:
-            yield answer
-        except sqlite3.Error as error:
-            raise self._explained(error) from error
-        finally:
-            self.lock.release()
+
+    def _refuse_reentry(self) -> None:
+        """Refuse a signal handler, or a finalizer, in the middle of a transaction of its own thread; needs the lock."""
+        if self._inside:
+            raise StoreError(
+                f"{self} is in use by this very thread: a signal handler or a finalizer can't use a store in the "
+                "middle of an operation on it; set a flag there, or use another thread"
+            )
 
     # -- the connection
 
@@ -164,14 +175,17 @@ class File:
         """Close the connection; a write that is under way is let finish."""
         with self.lock:
             self._closed = True
-            if self._db is not None:
-                self._db.close()
-                self._db = None
+            if not self._inside:  # or the operation that was interrupted does it
+                self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
 
     def __del__(self) -> None:
         # who drops a store without closing it needn't be warned: nothing is lost by it
-        if self._db is not None:
-            self._db.close()
+        self._disconnect()
 
     def __str__(self) -> str:
         return self.path or "memory:"
@@ -187,7 +201,7 @@ class File:
 
     def after_fork(self) -> None:
         """In the child: a connection of its own; what was in memory stays the parent's."""
-        self.lock = Lock()
+        self.lock = RLock()
         if self._db is not None:
             _left.append(self._db)
             self._db = None

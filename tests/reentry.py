@@ -1,0 +1,134 @@
+"""Runs one operation in the middle of another, of the same thread: as a finalizer or a signal handler does.
+
+`at_every_bytecode` interrupts an operation at each bytecode of this package that it runs, once each on an object of its
+own. That is more often than an interpreter does, which runs handlers at calls, jumps back and allocations only. An
+operation that hangs fails the test.
+"""
+
+import contextlib
+import faulthandler
+import sys
+import threading
+import traceback
+from functools import partial
+
+PACKAGE = "/abate/"
+PATIENCE = 60.0
+"""Seconds after which an operation is taken to hang."""
+MOST_STEPS = 5000
+
+
+class Interrupted(BaseException):
+    """Raised by a test in the middle of an operation, as a KeyboardInterrupt is."""
+
+
+def guarded(body):
+    """Run `body` in a thread of its own, and fail where it hangs; what it returned."""
+    answer, failure = [], []
+
+    def run():
+        try:
+            answer.append(body())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    if thread.is_alive():
+        frame = sys._current_frames().get(thread.ident)
+        raise AssertionError("it hangs:\n" + "".join(traceback.format_stack(frame)))
+    if failure:
+        raise failure[0]
+    return answer[0]
+
+
+def interrupted_at(step, operation, interruption, where=PACKAGE):
+    """Run `operation`, and `interruption` before its bytecode number `step`: did it have so many?
+
+    With a step of None, before each of them.
+    """
+    seen = 0
+
+    def trace(frame, event, _):
+        nonlocal seen
+        if where not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            seen += 1
+            if step is None or seen == step:
+                interruption()  # not traced itself
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        operation()
+    finally:
+        sys.settrace(before)
+    return step is None or seen >= step
+
+
+def at_every_bytecode(make, operation, interruption, check, where=PACKAGE):
+    """For each bytecode of `operation`: on a new thing run it, in its middle `interruption`, and afterwards a check.
+
+    `check(thing, answers)` is given what the operation and the interruption returned, or the errors that they raised.
+    """
+
+    def body():
+        for step in range(1, MOST_STEPS):
+            thing = make()
+            outer, inner = [], []
+            run, interrupt = partial(_told, outer, operation, thing), partial(_told, inner, interruption, thing)
+            more = interrupted_at(step, run, interrupt, where)
+            if not more:
+                assert step > 1, "nothing was interrupted"
+                return step - 1
+            try:
+                check(thing, (*outer, *inner))
+            except BaseException as error:
+                error.add_note(f"interrupted before bytecode {step}")
+                raise
+        raise AssertionError("the operation does not end")
+
+    return guarded(body)
+
+
+def _told(answers, function, thing):
+    try:
+        answers.append(function(thing))
+    except Exception as error:
+        answers.append(error)
+
+
+@contextlib.contextmanager
+def held_elsewhere(section):
+    """While the block runs, another thread is inside a section, and does not go on."""
+    inside, over = threading.Event(), threading.Event()
+
+    def hold():
+        with section.lock:
+            section.busy = True
+            inside.set()
+            over.wait(PATIENCE)
+            section.busy = False
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    inside.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def watched():
+    """End the process with a traceback where the block hangs, for code that has to run in the main thread."""
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
