@@ -6,20 +6,18 @@ operation that hangs fails the test.
 """
 
 import contextlib
-import faulthandler
+import os
 import sys
 import threading
 import traceback
 from functools import partial
 
-PACKAGE = "/abate/"
+import abate
+
+PACKAGE = os.path.dirname(abate.__file__)
 PATIENCE = 60.0
 """Seconds after which an operation is taken to hang."""
 MOST_STEPS = 5000
-
-
-class Interrupted(BaseException):
-    """Raised by a test in the middle of an operation, as a KeyboardInterrupt is."""
 
 
 def guarded(body):
@@ -70,36 +68,26 @@ def interrupted_at(step, operation, interruption, where=PACKAGE):
     return step is None or seen >= step
 
 
-def at_every_bytecode(make, operation, interruption, check, where=PACKAGE):
-    """For each bytecode of `operation`: on a new thing run it, in its middle `interruption`, and afterwards a check.
+def at_every_bytecode(make, operation, interruption, where=PACKAGE, steps=range(1, MOST_STEPS)):
+    """For each bytecode of an operation: make a thing, run it there, interrupt it once, and check the thing.
 
-    `check(thing, answers)` is given what the operation and the interruption returned, or the errors that they raised.
+    Operations are given as functions of the thing. What they raise is raised; `make().check()` is the last word.
     """
 
     def body():
-        for step in range(1, MOST_STEPS):
+        for step in steps:
             thing = make()
-            outer, inner = [], []
-            run, interrupt = partial(_told, outer, operation, thing), partial(_told, inner, interruption, thing)
-            more = interrupted_at(step, run, interrupt, where)
-            if not more:
-                assert step > 1, "nothing was interrupted"
+            if not interrupted_at(step, partial(operation, thing), partial(interruption, thing), where):
+                assert step > steps[0], "nothing was interrupted"
                 return step - 1
             try:
-                check(thing, (*outer, *inner))
+                thing.check()
             except BaseException as error:
                 error.add_note(f"interrupted before bytecode {step}")
                 raise
         raise AssertionError("the operation does not end")
 
     return guarded(body)
-
-
-def _told(answers, function, thing):
-    try:
-        answers.append(function(thing))
-    except Exception as error:
-        answers.append(error)
 
 
 @contextlib.contextmanager
@@ -122,13 +110,3 @@ def held_elsewhere(section):
     finally:
         over.set()
         thread.join()
-
-
-@contextlib.contextmanager
-def watched():
-    """End the process with a traceback where the block hangs, for code that has to run in the main thread."""
-    faulthandler.dump_traceback_later(PATIENCE, exit=True)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()

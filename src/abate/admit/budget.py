@@ -51,18 +51,19 @@ class Ledger:
     the balance was last spent. Who slept through more than that pays twice, and nobody too little.
 
     A withdrawal that re-enters a fold of its own thread goes by the range that was prepaid last, as if it had come just
-    before the fold: its number is paid for by the next range, or charged on top.
+    before the fold. It is granted if its number is in there, and charged before the next range is worked out.
     """
 
     __slots__ = (
         "__weakref__",
+        "_granted",
         "_issued",
-        "_owed",
         "_paid_from",
         "_paid_to",
         "_published",
         "_run_from",
         "_skip",
+        "_spoiled",
         "_terms",
         "_tick_from",
         "deposits",
@@ -88,7 +89,10 @@ class Ledger:
         self.draw = count()
         self.run = repeat(None, 0)
         self._published = self._issued = self.prepaid = range(0, terms.reserved // terms.one)
-        self._owed: list[int] = []
+        self._granted: list[int] = []
+        """Numbers of withdrawals that re-entered a fold, and were let through."""
+        self._spoiled: list[int] = []
+        """The same, of those that were not."""
         self._paid_from = self._paid_to = 0
         self._terms = terms
         self._tick_from = 0
@@ -135,10 +139,9 @@ class Ledger:
         """Count one withdrawal that re-enters a fold."""
         if number < 0:
             number = next(self.draw)
-        if number not in self._published:
-            return False
-        self._owed.append(number)
-        return True
+        granted = number in self._published
+        (self._granted if granted else self._spoiled).append(number)
+        return granted
 
     def give_back(self) -> None:
         """Forget the newest withdrawal."""
@@ -208,12 +211,24 @@ class Ledger:
         return drawn
 
     def _prepay(self, drawn: int) -> None:
-        """Let the numbers after `drawn` be drawn without a lock, as many as the balance pays for."""
-        paid_for = range(drawn + 1, drawn + 1 + max(0, self._units() // self._terms.one))
+        """Let the next numbers be drawn without a lock, as many as the balance pays for; `drawn` is paid for."""
+        while True:
+            self._spoiled.clear()
+            while self._granted:
+                self.withdrawals.add(self._granted.pop() > drawn)
+            first = next(self.draw) + 1
+            paid_for = range(first, first + max(0, self._units() // self._terms.one))
+            if not self._granted and not self._spoiled:
+                break
         self._published = self._issued = self.prepaid = paid_for
-        while self._owed:
-            if self._owed.pop(0) >= paid_for.stop:
-                self.withdrawals.add(1)
+        if self._granted or self._spoiled:  # between the look and the line above
+            drawn = self._settle(self.now())
+            while self._granted:
+                self.withdrawals.add(self._granted.pop() not in paid_for)
+            while self._spoiled:
+                if self._spoiled.pop() in paid_for:
+                    self.withdrawals.take_back()
+            self._prepay(drawn)
 
     def _units(self) -> int:
         """The balance, in units of the terms."""

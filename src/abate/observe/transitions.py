@@ -200,13 +200,13 @@ class Transitions:
         lines: list[Line] = []
         if self._section.lock.acquire(timeout=LAST_WAIT):
             try:
-                if not self._section.busy:
-                    lines += [
-                        _summary(subject, episode, now) for subject, episode in self._episodes.items() if episode.more
-                    ]
+                lines += self._section.ask(self._rest, now, otherwise=_nothing)
             finally:
                 self._section.lock.release()
-        return lines
+        return lines + self._decided()
+
+    def _rest(self, now: float) -> list[Line]:
+        return [_summary(subject, episode, now) for subject, episode in self._episodes.items() if episode.more]
 
     def after_fork(self) -> None:
         """In the child nobody else decides; what the parent counted is the parent's to tell."""
@@ -218,6 +218,10 @@ class Transitions:
 
     def _take(self, event: Event | None, subject: Subject | None, now: float) -> list[Line]:
         self._section.run(self._decide, event, subject, now)
+        return self._decided()
+
+    def _decided(self) -> list[Line]:
+        """Take the lines that are to be written; each is taken once."""
         lines: list[Line] = []
         while self._told:
             try:
@@ -342,6 +346,11 @@ class Transitions:
                 return "store", policy, "degraded" if degraded else "well"
             case _:
                 return "other", policy, type(event).__name__
+
+
+def _nothing(now: float) -> list[Line]:
+    """Tell nothing from within a decision: it stays to be told."""
+    return []
 
 
 def _summary(subject: Subject, episode: Episode, now: float, over: bool = False) -> Line:

@@ -179,9 +179,9 @@ class File:
                 self._disconnect()
 
     def _disconnect(self) -> None:
-        if self._db is not None:
-            self._db.close()
-            self._db = None
+        db, self._db = self._db, None
+        if db is not None:
+            db.close()
 
     def __del__(self) -> None:
         # who drops a store without closing it needn't be warned: nothing is lost by it
