@@ -6,13 +6,13 @@ holds calls up for more than `STUCK` seconds of a minute, is cut off and logged:
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
-from threading import Lock
 from time import monotonic
 from typing import TypeAlias, TypeVar
 
+from abate import forks
+from abate.locks import Section
 from abate.logs import Log
 from abate.values import Value
 
@@ -150,11 +150,23 @@ MINUTE = 60.0
 LONGEST = 1000
 """Characters of an event in the log."""
 
-_lock = Lock()
 _inside: dict[int, float] = {}
 """Since when a sink has been busy with an event."""
 _held: dict[int, tuple[float, float]] = {}
 """Since when, and for how many seconds, a sink has held calls up in this minute."""
+
+
+class _Changes(Section):
+    """Of the list of sinks."""
+
+    __slots__ = ()
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        _inside.clear()  # threads that were busy with an event do not exist in the child
+
+
+_changes = forks.keep(_Changes())
 removing: list[Callable[[Sink], object]] = []
 """Called with each sink that is removed or cut off."""
 sinks: tuple[Sink, ...] = ()
@@ -170,12 +182,15 @@ def install(sink: Sink) -> Sink:
     >>> seen
     [Recovered(policy='orders', attempts=2, waited=0.1)]
     """
-    global sinks
     checked(sink)
-    with _lock:
-        if sink not in sinks:
-            sinks = (*sinks, sink)
+    _changes.run(_add, sink)
     return sink
+
+
+def _add(sink: Sink) -> None:
+    global sinks
+    if sink not in sinks:
+        sinks = (*sinks, sink)
 
 
 S = TypeVar("S", bound=Sink)
@@ -192,13 +207,16 @@ def checked(sink: S) -> S:
 
 def remove(sink: Sink) -> None:
     """Stop sending events to `sink`; nothing happens if it is not installed."""
+    _changes.run(_take_out, sink)
+
+
+def _take_out(sink: Sink) -> None:
     global sinks
-    with _lock:
-        # equality, not identity: a bound method is a new object each time it is looked up
-        gone = [other for other in sinks if other == sink]
-        sinks = tuple(other for other in sinks if other != sink)
-        for other in gone:
-            _held.pop(id(other), None)
+    # equality, not identity: a bound method is a new object each time it is looked up
+    gone = [other for other in sinks if other == sink]
+    sinks = tuple(other for other in sinks if other != sink)
+    for other in gone:
+        _held.pop(id(other), None)
     if gone:
         for tell in removing:
             tell(sink)
@@ -229,11 +247,6 @@ def _holds_up(sink: Sink, now: float, took: float) -> bool:
         since, before = now, 0.0
     _held[id(sink)] = since, before + took
     return before + took > STUCK
-
-
-if hasattr(os, "register_at_fork"):
-    # who was busy in another thread is not in the child
-    os.register_at_fork(after_in_child=_inside.clear)
 
 
 def _cut_off(sink: Sink, why: str) -> None:

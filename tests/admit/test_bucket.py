@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 import abate
 from abate import TokenBucket, forks
 from abate.testing import VirtualClock
+from tests.reentry import held_elsewhere
 
 
 class AgainstExactNumbers(RuleBasedStateMachine):
@@ -228,7 +229,7 @@ def test_a_child_is_free_of_a_lock_that_was_held(in_child):
     """A fork while the lock is taken: the child has the tokens that there were."""
     bucket = TokenBucket(rate=1.0, burst=2, clock=VirtualClock())
     assert bucket.try_acquire()
-    with bucket._levels.main.lock:
+    with held_elsewhere(bucket._levels.main.section):
         assert in_child(lambda: (bucket.try_acquire(), bucket.try_acquire())) == (True, False)
     assert bucket.try_acquire()
 
@@ -238,10 +239,9 @@ def test_what_a_child_does_first_mends_a_level():
     bucket = TokenBucket(rate=1.0, clock=VirtualClock())
     level = bucket._levels.main
     claims = [bucket._claim(level, 1, None) for _ in range(3)]
-    level.lock.acquire()
-    forks._in_child()
-    assert not level.lock.locked()
-    bucket._break_off(level, claims[-1])
-    assert level.tokens == -2.0
-    bucket.refund()
-    assert level.tokens == -1.0
+    with held_elsewhere(level.section):
+        forks._in_child()
+        bucket._break_off(level, claims[-1])
+        assert level.tokens == -2.0
+        bucket.refund()
+        assert level.tokens == -1.0

@@ -156,16 +156,16 @@ def test_within_a_slot_neither_a_deposit_nor_a_withdrawal_takes_the_lock(fold):
     clock = VirtualClock()
     budget = Budget(ratio=1, reserve=5, window=SLOTS, clock=clock)
     ledger = budget.timeline.main
-    lock = ledger.lock
+    lock = ledger.section.lock
     for _ in range(3):
         clock.advance(1.0)
         fold(budget)
         assert clock.now() < ledger.end
-        ledger.lock = Untouchable()
+        ledger.section.lock = Untouchable()
         budget.deposit()
         hot(ledger)
         assert budget.try_withdraw()
-        ledger.lock = lock
+        ledger.section.lock = lock
 
 
 def test_who_has_just_looked_at_the_clock_spares_the_budget_a_look():

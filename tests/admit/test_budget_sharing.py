@@ -10,6 +10,7 @@ from abate import Budget, forks
 from abate.admit.budget import NOTHING
 from abate.admit.window import Window
 from abate.testing import VirtualClock
+from tests.reentry import held_elsewhere
 
 
 def frozen():
@@ -281,7 +282,7 @@ def test_a_child_is_free_of_a_lock_that_was_held(in_child):
         budget.deposit()
         return before, drain(budget), budget.balance()
 
-    with budget.timeline.main.lock:
+    with held_elsewhere(budget.timeline.main.section):
         assert in_child(child) == (3.0, 4, 0.0)
     assert budget.balance() == 3.0
 
@@ -324,9 +325,8 @@ def test_what_a_child_does_first_mends_a_ledger():
     budget.deposit()
     assert budget.try_withdraw()
     ledger = budget.timeline.main
-    ledger.lock.acquire()
-    ledger.deposits.total = ledger.withdrawals.total = 77  # as if a thread had been stopped half-way
-    ledger.prepaid = NOTHING
-    forks._in_child()
-    assert not ledger.lock.locked()
-    assert budget.balance() == 2.0
+    with held_elsewhere(ledger.section):
+        ledger.deposits.total = ledger.withdrawals.total = 77  # as if a thread had been stopped half-way
+        ledger.prepaid = NOTHING
+        forks._in_child()
+        assert budget.balance() == 2.0

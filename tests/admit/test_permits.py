@@ -103,22 +103,20 @@ def test_a_limit_is_a_whole_number_of_at_least_one(limit, error):
 
 
 def test_a_child_holds_no_permits_of_its_parents_threads(in_child):
-    """A fork while permits are held and the lock is taken: the child has them all, the parent's are as they were."""
+    """A fork while permits are held: the child has them all, the parent's are as they were."""
     permits = Permits(2)
 
     def child():
         return permits.held, permits.try_acquire(), permits.try_acquire(), permits.try_acquire()
 
-    with permits, permits, permits._lock:
+    with permits, permits:
         assert in_child(child) == (0, True, True, False)
         assert permits.held == 2
 
 
 def test_what_a_child_does_first_frees_permits():
-    """The same in this process, step by step: a new lock, and nothing held."""
+    """The same in this process, step by step: nothing is held."""
     permits = Permits(2)
     permits.try_acquire()
-    permits._lock.acquire()
     forks._in_child()
-    assert not permits._lock.locked()
     assert permits.held == 0

@@ -27,8 +27,7 @@ def test_a_ledger_goes_by_other_terms_from_now_on(deposits, withdrawals, members
             budget.deposit()
         made = sum(budget.try_withdraw() for _ in range(withdrawals))
         ledger = budget.timeline.here()
-        with ledger.lock:
-            ledger.agree(Terms.of(0.5, 20.0 / members))
+        ledger.agree(Terms.of(0.5, 20.0 / members))
         assert budget.balance() == pytest.approx(20.0 / members + 0.5 * deposits - made, abs=1e-5)
         left = max(0, int(budget.balance() + 1e-9))
         assert sum(budget.try_withdraw() for _ in range(100)) == left
@@ -42,8 +41,7 @@ def test_deposits_are_counted_for_good():
             budget.deposit()
             clock.advance(0.5)
         ledger = budget.timeline.here()
-        with ledger.lock:
-            ledger.fold(clock.now())
+        ledger.fold(clock.now())
         assert ledger.earned == 10
 
 

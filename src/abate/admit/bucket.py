@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from threading import Lock
 from typing import Any
 
 from abate import events
@@ -17,6 +16,7 @@ from abate.admit.gate import Gate
 from abate.admit.timeline import Timeline
 from abate.clock import Clock
 from abate.errors import number, whole
+from abate.locks import Section
 from abate.schedule.deadlines import shorter
 from abate.values import Shared, clockless
 
@@ -38,18 +38,32 @@ class Claim:
 class Level:
     """The tokens of one bucket on one clock, and the claims to those to come, by their due."""
 
-    __slots__ = ("__weakref__", "at", "claims", "clock", "lock", "tokens")
+    __slots__ = ("__weakref__", "asked", "at", "claims", "clock", "owed", "section", "tokens")
 
     def __init__(self, burst: float, clock: Clock) -> None:
         self.clock = clock
-        self.lock = Lock()
+        self.section = Section()
         self.tokens = burst
         self.at = clock.now()
         self.claims: deque[Claim] = deque()
+        self.asked = 0
+        """Tokens that the thread inside wants."""
+        self.owed: list[int] = []
+        """Tokens that were taken by operations which re-entered one of their own thread."""
+
+    def settle(self) -> None:
+        """Charge what is owed; within the section."""
+        while self.owed:
+            self.tokens -= self.owed[0]  # charged twice for a moment, and never not at all
+            self.owed.pop(0)
+
+    def spare(self) -> float:
+        """How many tokens there are at least, whatever the thread inside takes."""
+        return self.tokens - self.asked - sum(self.owed)
 
     def after_fork(self) -> None:
         # the threads that waited are not in the child
-        self.lock = Lock()
+        self.section.after_fork()
         self.claims = deque()
 
 
@@ -81,12 +95,26 @@ class TokenBucket(Shared, Gate):
     def try_acquire(self, n: int = 1) -> bool:
         """Take `n` tokens if they are there now."""
         level = self._levels.here()
-        with level.lock:
+        self._check(n)
+        return level.section.ask(self._taken, level, n, otherwise=self._taken_within)
+
+    def _taken(self, level: Level, n: int) -> bool:
+        level.asked = n
+        try:
             now = self._refill(level, n)
-            if level.tokens < n - GRAIN:
+            if level.tokens - sum(level.owed) < n - GRAIN:
                 return False
             self._take(level, n, now)
             return True
+        finally:
+            level.asked = 0
+
+    def _taken_within(self, level: Level, n: int) -> bool:
+        """Take `n` tokens while this thread is in the middle of another operation."""
+        if level.spare() < n - GRAIN:
+            return False
+        level.owed.append(n)
+        return True
 
     def acquire(self, n: int = 1, *, timeout: float | None = None) -> None:
         """Take `n` tokens, waiting for them in this thread.
@@ -125,9 +153,12 @@ class TokenBucket(Shared, Gate):
         if events.sinks:
             events.emit(events.Waited(self.name, wait))
 
-    def _refill(self, level: Level, n: int) -> float:
+    def _check(self, n: int) -> None:
         if not 1 <= n <= self.burst:
             raise ValueError(f"n must be from 1 to the burst of {self.burst}, not {n!r}")
+
+    def _refill(self, level: Level, n: int) -> float:
+        level.settle()
         now = level.clock.now()
         if now > level.at:
             level.tokens = min(self._ceiling(n), level.tokens + (now - level.at) * self.rate)
@@ -146,36 +177,59 @@ class TokenBucket(Shared, Gate):
     def _claim(self, level: Level, n: int, timeout: float | None) -> Claim:
         """Take `n` tokens, now or from the future; the claim says at which instant they are there."""
         patience = shorter(None if timeout is None else number("timeout", timeout, least=0))
-        with level.lock:
+        self._check(n)
+        return level.section.ask(self._claimed, level, n, patience, otherwise=self._claimed_within)
+
+    def _claimed(self, level: Level, n: int, patience: float | None) -> Claim:
+        level.asked = n
+        try:
             now = self._refill(level, n)
-            short = n - level.tokens
-            wait = short / self.rate if short > GRAIN else 0.0
-            if patience is not None and wait > patience:
-                raise TimeoutError(f"{self.name} has no token within {patience:.3g} s: the wait is {wait:.3g} s")
+            claim = self._due(n, level.tokens - sum(level.owed), now, patience)
             self._take(level, n, now)
-            claim = Claim(n, now + wait)
-            if wait > 0.0:
+            if claim.due > now:
                 level.claims.append(claim)
             return claim
+        finally:
+            level.asked = 0
+
+    def _claimed_within(self, level: Level, n: int, patience: float | None) -> Claim:
+        """Take `n` tokens while this thread is in the middle of another operation."""
+        now = level.clock.now()
+        claim = self._due(n, level.spare(), now, patience)
+        level.owed.append(n)
+        if claim.due > now:
+            level.section.run(level.claims.append, claim)
+        return claim
+
+    def _due(self, n: int, tokens: float, now: float, patience: float | None) -> Claim:
+        wait = (n - tokens) / self.rate if n - tokens > GRAIN else 0.0
+        if patience is not None and wait > patience:
+            raise TimeoutError(f"{self.name} has no token within {patience:.3g} s: the wait is {wait:.3g} s")
+        return Claim(n, now + wait)
 
     def _break_off(self, level: Level, claim: Claim) -> None:
         """Return the tokens of a wait that was broken off, and of those before it, once nobody waits behind them."""
-        with level.lock:
-            claim.broken_off = True
-            while level.claims and level.claims[-1].broken_off:
-                level.tokens = min(float(self.burst), level.tokens + level.claims.pop().n)
+        claim.broken_off = True
+        level.section.run(self._unwind, level)
+
+    def _unwind(self, level: Level) -> None:
+        level.settle()
+        while level.claims and level.claims[-1].broken_off:
+            level.tokens = min(float(self.burst), level.tokens + level.claims.pop().n)
 
     def enter(self, retry: bool) -> Gate | None:
         return None if self.try_acquire() else self
 
     def refund(self) -> None:
         level = self._levels.here()
-        with level.lock:
-            self._refill(level, 1)
-            if level.tokens < -GRAIN and level.claims:  # others wait, counting on this token having been taken
-                level.claims.appendleft(Claim(1, level.claims[0].due, broken_off=True))
-            else:
-                level.tokens = min(float(self.burst), level.tokens + 1)
+        level.section.run(self._refunded, level)
+
+    def _refunded(self, level: Level) -> None:
+        self._refill(level, 1)
+        if level.tokens < -GRAIN and level.claims:  # others wait, counting on this token having been taken
+            level.claims.appendleft(Claim(1, level.claims[0].due, broken_off=True))
+        else:
+            level.tokens = min(float(self.burst), level.tokens + 1)
 
     def refusal(self) -> str:
         return f"more than {self.rate:g} per second"

@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable, Iterator
 from itertools import count, repeat
 from operator import length_hint
-from threading import Lock
 from typing import Any, Literal
 
 from abate import forks
@@ -25,6 +24,7 @@ from abate.admit.timeline import Timeline
 from abate.admit.window import SHORTEST, Window
 from abate.clock import Clock, before_virtual, switch
 from abate.errors import choice, number
+from abate.locks import Section
 from abate.values import Shared, clockless
 
 FundedBy = Literal["success", "request"]
@@ -43,39 +43,45 @@ class Ledger:
     * a deposit that looks at the clock takes the next number of `tick`, one that needn't an item of `run`;
     * a withdrawal takes the next number of `draw`, and is paid for if that lies in `prepaid`.
 
-    Under the lock, `fold` enters into the windows what was taken since the last time, and works out from the balance
-    how many withdrawals are prepaid. Who finds the run at its end, draws a number that is not prepaid, or comes
+    Inside the section, `fold` enters into the windows what was taken since the last time, and works out from the
+    balance how many withdrawals are prepaid. Who finds the run at its end, draws a number that is not prepaid, or comes
     after the slot's end, folds and asks again.
 
     While it folds nothing is prepaid, so that no number is drawn from a range that is not counted any more. Who
     drew from the range before it was closed, and looked at it after that, finds its number among those paid for since
     the balance was last spent. Who slept through more than that pays twice, and nobody too little.
+
+    A withdrawal that re-enters a fold of its own thread goes by the range that was prepaid last, as if it had come just
+    before the fold. It is granted if its number is in there, and charged before the next range is worked out.
     """
 
     __slots__ = (
         "__weakref__",
+        "_granted",
         "_issued",
         "_paid_from",
         "_paid_to",
+        "_published",
         "_run_from",
         "_skip",
+        "_spoiled",
         "_terms",
         "_tick_from",
         "deposits",
         "draw",
         "earned",
         "end",
-        "lock",
         "now",
         "prepaid",
         "run",
+        "section",
         "tick",
         "withdrawals",
     )
 
     def __init__(self, window: float, terms: Terms, clock: Clock) -> None:
         self.now = clock.now
-        self.lock = Lock()
+        self.section = Section()
         now = self.now()
         self.deposits = Window(window, now)
         self.withdrawals = Window(window, now)
@@ -83,7 +89,11 @@ class Ledger:
         self.tick: Iterator[int] = count()
         self.draw = count()
         self.run = repeat(None, 0)
-        self._issued = self.prepaid = range(0, terms.reserved // terms.one)
+        self._published = self._issued = self.prepaid = range(0, terms.reserved // terms.one)
+        self._granted: list[int] = []
+        """Numbers of withdrawals that re-entered a fold, and were let through."""
+        self._spoiled: list[int] = []
+        """The same, of those that were not."""
         self._paid_from = self._paid_to = 0
         self._terms = terms
         self._tick_from = 0
@@ -96,76 +106,95 @@ class Ledger:
         """Count one deposit at the time it is now."""
         now = self.now()
         if now >= self.end:
-            with self.lock:
-                self.fold(now)
+            self.section.ask(self.fold, now, otherwise=_skipped)
         next(self.tick)
 
     def look(self) -> None:
         """Count one deposit that found the run at its end; in a busy slot, let the next ones run on."""
         self.deposit()
         if self._skip:
-            with self.lock:
-                self._enter_run()
-                if not length_hint(self.run):  # or somebody else was here first
-                    self.run, self._run_from = repeat(None, self._skip), self._skip
+            self.section.run(self._run_on)
+
+    def _run_on(self) -> None:
+        self._enter_run()
+        if not length_hint(self.run):  # or somebody else was here first
+            self.run, self._run_from = repeat(None, self._skip), self._skip
 
     def end_run(self) -> None:
         """Let every deposit look from now on."""
-        with self.lock:
-            self._enter_run()
-            self.run, self._run_from = repeat(None, 0), 0
+        self.section.run(self._end_run)
+
+    def _end_run(self) -> None:
+        self._enter_run()
+        self.run, self._run_from = repeat(None, 0), 0
 
     def withdraw(self, number: int = -1) -> bool:
         """Count one withdrawal whose number was not prepaid, if the balance pays for it now."""
-        with self.lock:
-            drawn = self._settle(self.now())
-            balance, one = self._units(), self._terms.one
-            paid = self._paid_from <= number < self._paid_to
-            if not paid and balance >= one:
-                self.withdrawals.add(1)
-                balance -= one
-                paid = True
-            self._prepay(drawn, balance)
-            return paid
+        return self.section.ask(self._withdrawn, number, otherwise=self._withdrawn_within)
+
+    def _withdrawn(self, number: int) -> bool:
+        self.fold(self.now())
+        return self._paid_from <= number < self._paid_to or next(self.draw) in self.prepaid
+
+    def _withdrawn_within(self, number: int) -> bool:
+        """Count one withdrawal that re-enters a fold."""
+        if number < 0:
+            number = next(self.draw)
+        granted = number in self._published
+        (self._granted if granted else self._spoiled).append(number)
+        return granted
 
     def give_back(self) -> None:
         """Forget the newest withdrawal."""
-        with self.lock:
-            drawn = self._settle(self.now())
-            self.withdrawals.take_back()
-            self._prepay(drawn, self._units())
+        self.section.run(self._give_back)
+
+    def _give_back(self) -> None:
+        drawn = self._settle(self.now())
+        self.withdrawals.take_back()
+        self._prepay(drawn)
 
     def balance(self) -> float:
         """How many withdrawals the balance pays for."""
-        with self.lock:
-            self.fold(self.now())
-            return self._units() / self._terms.one
+        units, _ = self.section.ask(self._folded, otherwise=self._totals)
+        return units / self._terms.one
 
     def share(self) -> float:
         """How much of what the window allows is left."""
-        with self.lock:
-            self.fold(self.now())
-            left = max(0, self._units())
-            allowed = left + self._terms.one * self.withdrawals.total
-            return left / allowed if allowed else 0.0
+        units, withdrawals = self.section.ask(self._folded, otherwise=self._totals)
+        left = max(0, units)
+        allowed = left + self._terms.one * withdrawals
+        return left / allowed if allowed else 0.0
+
+    def _folded(self) -> tuple[int, int]:
+        self.fold(self.now())
+        return self._totals()
+
+    def _totals(self) -> tuple[int, int]:
+        """The balance in units, and the withdrawals."""
+        return self._units(), self.withdrawals.total
 
     def fold(self, now: float) -> None:
-        """Enter what was taken into the slot that was open then, and open the slot of `now`; needs the lock."""
-        self._prepay(self._settle(now), self._units())
+        """Enter what was taken into the slot that was open then, and open the slot of `now`; within the section."""
+        self._prepay(self._settle(now))
 
     def agree(self, terms: Terms) -> None:
-        """Go by other terms from now on; needs the lock."""
+        """Go by other terms from now on."""
+        self.section.run(self._agree, terms)
+
+    def _agree(self, terms: Terms) -> None:
         drawn = self._settle(self.now())
         self._terms = terms
-        self._prepay(drawn, self._units())
+        self._prepay(drawn)
 
     def disown(self) -> None:
         """Forget all deposits, as they belong to another process."""
-        with self.lock:
-            drawn = self._settle(self.now())
-            self.run, self._run_from = repeat(None, 0), 0
-            self.deposits.clear()
-            self._prepay(drawn, self._units())
+        self.section.run(self._disown)
+
+    def _disown(self) -> None:
+        drawn = self._settle(self.now())
+        self.run, self._run_from = repeat(None, 0), 0
+        self.deposits.clear()
+        self._prepay(drawn)
 
     def _settle(self, now: float) -> int:
         """Fold, but for what is prepaid, which is nothing now; the last number drawn."""
@@ -192,9 +221,25 @@ class Ledger:
             self._skip = min(SKIP, busy // 4) if ahead == 1 else 0
         return drawn
 
-    def _prepay(self, drawn: int, balance: int) -> None:
-        """Let the numbers after `drawn` be drawn without a lock, as many as the balance pays for."""
-        self._issued = self.prepaid = range(drawn + 1, drawn + 1 + max(0, balance // self._terms.one))
+    def _prepay(self, drawn: int) -> None:
+        """Let the next numbers be drawn without a lock, as many as the balance pays for; `drawn` is paid for."""
+        while True:
+            self._spoiled.clear()
+            while self._granted:
+                self.withdrawals.add(self._granted.pop() > drawn)
+            first = next(self.draw) + 1
+            paid_for = range(first, first + max(0, self._units() // self._terms.one))
+            if not self._granted and not self._spoiled:
+                break
+        self._published = self._issued = self.prepaid = paid_for
+        if self._granted or self._spoiled:  # between the look and the line above
+            drawn = self._settle(self.now())
+            while self._granted:
+                self.withdrawals.add(self._granted.pop() not in paid_for)
+            while self._spoiled:
+                if self._spoiled.pop() in paid_for:
+                    self.withdrawals.take_back()
+            self._prepay(drawn)
 
     def _units(self) -> int:
         """The balance, in units of the terms."""
@@ -210,7 +255,7 @@ class Ledger:
         self.earned += deposits
 
     def after_fork(self) -> None:
-        self.lock = Lock()
+        self.section.after_fork()
         self.deposits.recount()
         self.withdrawals.recount()
 
@@ -389,6 +434,10 @@ class Budget(Shared, Gate):
             f"Budget(ratio={self.ratio:g}, reserve={self.reserve:g}, window={self.window:g},"
             f" funded_by={self.funded_by!r})"
         )
+
+
+def _skipped(_: float) -> None:
+    """Do not fold within a fold: what is deposited now counts in the slot that the outer one opens."""
 
 
 def _end_runs() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Lock
+from itertools import count
 from types import TracebackType
 from typing import Any
 
@@ -23,28 +23,43 @@ class Permits(Shared, Gate):
     0
     """
 
-    __slots__ = ("__weakref__", "_lock", "held", "limit")
+    __slots__ = ("__weakref__", "_free", "_held", "_made", "limit")
 
     def __init__(self, limit: int, name: str = "permits") -> None:
         self.limit = whole("limit", limit, least=1)
         self.name = name
-        self.held = 0
-        self._lock = Lock()
+        self.after_fork()
         forks.keep(self)
+
+    def after_fork(self) -> None:
+        """In the child no permit is held: the threads that held them do not exist there."""
+        # no lock: a permit is made by taking a number, and then goes from list to list, each step atomic
+        self._made = count()
+        self._free: list[int] = []
+        self._held: list[int] = []
+
+    @property
+    def held(self) -> int:
+        """How many permits are held."""
+        return len(self._held)
 
     def try_acquire(self) -> bool:
         """Take a permit if one is free."""
-        with self._lock:
-            if self.held >= self.limit:
+        try:
+            permit = self._free.pop()
+        except IndexError:
+            permit = next(self._made)
+            if permit >= self.limit:
                 return False
-            self.held += 1
-            return True
+        self._held.append(permit)
+        return True
 
     def release(self) -> None:
         """Give a permit back."""
-        with self._lock:
-            if self.held:
-                self.held -= 1
+        try:
+            self._free.append(self._held.pop())
+        except IndexError:
+            pass  # none is held
 
     def __enter__(self) -> Permits:
         if not self.try_acquire():
@@ -67,11 +82,6 @@ class Permits(Shared, Gate):
 
     def refusal(self) -> str:
         return f"all {self.limit} permits are held"
-
-    def after_fork(self) -> None:
-        # the threads that held permits are not in the child
-        self._lock = Lock()
-        self.held = 0
 
     def _made_from(self) -> dict[str, Any]:
         return {"limit": self.limit, "name": self.name}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from threading import Lock
 from typing import Any
 
 from abate.admit.gate import Gate
@@ -17,6 +16,7 @@ from abate.admit.timeline import Timeline
 from abate.admit.window import SHORTEST, Window
 from abate.clock import Clock
 from abate.errors import number
+from abate.locks import Section
 from abate.schedule.backoff import Uniform
 from abate.values import Shared, clockless
 
@@ -24,23 +24,52 @@ from abate.values import Shared, clockless
 class Tally:
     """What one throttle counts on one clock."""
 
-    __slots__ = ("__weakref__", "accepts", "clock", "lock", "requests")
+    __slots__ = ("__weakref__", "accepts", "clock", "probability", "requests", "section")
 
     def __init__(self, window: float, clock: Clock) -> None:
         now = clock.now()
         self.clock = clock
-        self.lock = Lock()
+        self.section = Section()
         self.requests = Window(window, now)
         self.accepts = Window(window, now)
+        self.probability = 0.0
+        """The share of attempts to refuse, when it was last worked out."""
 
-    def roll(self) -> None:
-        """Forget what has left the window; needs the lock."""
+    def refused(self, k: float) -> float:
+        """Work out the share of attempts to refuse now; within the section."""
+        self._roll()
+        requests = self.requests.total
+        self.probability = max(0.0, (requests - k * self.accepts.total) / (requests + 1))
+        return self.probability
+
+    def known(self, k: float) -> float:
+        """Return the share as it was, where the counts may be half changed."""
+        return self.probability
+
+    def request(self, k: float) -> float:
+        """Count a request; return the share before it."""
+        probability = self.refused(k)
+        self.requests.add(1)
+        return probability
+
+    def request_within(self, k: float) -> float:
+        """Count a request while this thread is in the middle of another operation."""
+        self.section.run(self.request, k)
+        return self.probability
+
+    def accept(self) -> None:
+        """Count what the server took."""
+        self._roll()
+        self.accepts.add(1)
+
+    def _roll(self) -> None:
+        """Forget what has left the window."""
         now = self.clock.now()
         self.requests.roll(now)
         self.accepts.roll(now)
 
     def after_fork(self) -> None:
-        self.lock = Lock()
+        self.section.after_fork()
         self.requests.recount()
         self.accepts.recount()
 
@@ -75,33 +104,21 @@ class Throttle(Shared, Gate):
     def probability(self) -> float:
         """The share of attempts that would be refused now."""
         tally = self._tallies.here()
-        with tally.lock:
-            tally.roll()
-            return self._probability(tally)
-
-    def _probability(self, tally: Tally) -> float:
-        requests = tally.requests.total
-        return max(0.0, (requests - self.k * tally.accepts.total) / (requests + 1))
+        return tally.section.ask(tally.refused, self.k, otherwise=tally.known)
 
     def enter(self, retry: bool) -> Gate | None:
         tally = self._tallies.here()
-        with tally.lock:
-            tally.roll()
-            probability = self._probability(tally)
-            tally.requests.add(1)
+        probability = tally.section.ask(tally.request, self.k, otherwise=tally.request_within)
         return self if probability > 0.0 and self._rng.random() < probability else None
 
     def leave(self, accepted: bool) -> None:
         if accepted:
             tally = self._tallies.here()
-            with tally.lock:
-                tally.roll()
-                tally.accepts.add(1)
+            tally.section.run(tally.accept)
 
     def refund(self) -> None:
         tally = self._tallies.here()
-        with tally.lock:
-            tally.requests.take_back()
+        tally.section.run(tally.requests.take_back)
 
     def refusal(self) -> str:
         return f"the server refuses so much that {self.probability():.0%} are held back here"

@@ -10,15 +10,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable
 from itertools import count
-from threading import Lock
 from types import CodeType, FunctionType
 from typing import Any, TypeVar
 from weakref import WeakSet, ref
 
 from abate import forks
+from abate.locks import Section
 from abate.values import Value
 
 T = TypeVar("T")
+
+
+def taken(numbers: count[int]) -> int:
+    """How many items were taken from ``count()``.
+
+    >>> numbers = count()
+    >>> next(numbers), next(numbers), taken(numbers)
+    (0, 1, 2)
+    """
+    return int(repr(numbers)[6:-1])  # "count(7)": the one way to look at it without taking an item
 
 
 class Tick:
@@ -31,27 +41,15 @@ class Tick:
     (2, 2)
     """
 
-    __slots__ = ("_lock", "_looks", "add")
+    __slots__ = ("_count", "add")
 
     def __init__(self) -> None:
-        self.add: Callable[[], int] = count().__next__
-        self._lock = Lock()
-        self._looks = 0
-
-    def after_fork(self) -> None:
-        """Who held the lock is not in the child."""
-        self._lock = Lock()
+        self._count = count()
+        self.add: Callable[[], int] = self._count.__next__
 
     def read(self) -> int:
-        """How many so far. Looking takes an item as well, which does not count."""
-        with self._lock:
-            seen = self.add() - self._looks
-            self._looks += 1
-            return seen
-
-    def close(self) -> int:
-        """How many there were, of a count that nobody else has any more."""
-        return self.add() - self._looks
+        """How many so far."""
+        return taken(self._count)
 
 
 class Tally:
@@ -71,12 +69,6 @@ class Tally:
     def __init__(self, name: str = "") -> None:
         self.name = name
         self.begun, self.good, self.bad = Tick(), Tick(), Tick()
-        forks.keep(self)
-
-    def after_fork(self) -> None:
-        """Who held a lock is not in the child."""
-        for tick in (self.begun, self.good, self.bad):
-            tick.after_fork()
 
     @property
     def in_flight(self) -> int:
@@ -141,46 +133,55 @@ class Roll:
     {'orders': Counted(begun=1, good=1, bad=0)}
     """
 
-    __slots__ = ("__weakref__", "_gone", "_leaves", "_lock", "_totals")
+    __slots__ = ("__weakref__", "_gone", "_leaves", "_section", "_totals")
 
     def __init__(self) -> None:
         self._leaves: dict[int, Leaf] = {}
         self._gone: deque[Leaf] = deque()
         """Whose tally is gone. They come here wherever garbage is collected, so that no lock may be needed for it."""
         self._totals: dict[str, Counted] = {}
-        self.after_fork()
+        self._section = Section()
         forks.keep(self)
 
     def after_fork(self) -> None:
-        """Who held the lock is not in the child."""
-        self._lock = Lock()
+        """In the child: replace the lock, whose owner may not exist there."""
+        self._section.after_fork()
 
     def note(self, tally: Tally) -> None:
         """A policy has come."""
-        with self._lock:
-            name = tally.name if tally.name in self._totals or len(self._totals) < MOST_NAMES else OTHER
-            self._totals.setdefault(name, NOTHING)
-            leaf = Leaf(tally, self._gone.append, name)
-            self._leaves[id(leaf)] = leaf
-            if len(self._gone) >= MOST_GONE:
-                self._bury()
+        self._section.run(self._note, tally)
+
+    def _note(self, tally: Tally) -> None:
+        name = tally.name if tally.name in self._totals or len(self._totals) < MOST_NAMES else OTHER
+        self._totals.setdefault(name, NOTHING)
+        leaf = Leaf(tally, self._gone.append, name)
+        self._leaves[id(leaf)] = leaf
+        if len(self._gone) >= MOST_GONE:
+            self._bury()
 
     def totals(self) -> dict[str, Counted]:
         """What was counted so far under each name."""
-        with self._lock:
-            alive = [(leaf.name, tally) for leaf in self._leaves.values() if (tally := leaf()) is not None]
-            self._bury()  # after that, so that none is missed that goes in between
-            totals = dict(self._totals)
+        alive, totals = self._section.ask(self._buried, otherwise=self._known)
         for name, tally in alive:
             good, bad = tally.good.read(), tally.bad.read()  # before those that have begun, as these are never fewer
             totals[name] = totals[name].plus(Counted(tally.begun.read(), good, bad))
         return totals
 
+    def _buried(self) -> tuple[list[tuple[str, Tally]], dict[str, Counted]]:
+        alive, _ = self._known()
+        self._bury()  # after that, so that none is missed that goes in between
+        return alive, self._totals.copy()
+
+    def _known(self) -> tuple[list[tuple[str, Tally]], dict[str, Counted]]:
+        """The tallies that are alive, and what was counted by those before them that have been buried."""
+        leaves = list(self._leaves.values())
+        return [(leaf.name, tally) for leaf in leaves if (tally := leaf()) is not None], self._totals.copy()
+
     def _bury(self) -> None:
         while self._gone:
             leaf = self._gone.popleft()
             del self._leaves[id(leaf)]
-            good, bad = leaf.good.close(), leaf.bad.close()
+            good, bad = leaf.good.read(), leaf.bad.read()
             if good or bad:
                 self._totals[leaf.name] = self._totals[leaf.name].plus(Counted(good + bad, good, bad))
 
@@ -191,40 +192,41 @@ roll = Roll()
 class Watch:
     """Does somebody count?"""
 
-    __slots__ = ("__weakref__", "_lock", "_stand_ins", "_watchers", "on")
+    __slots__ = ("__weakref__", "_section", "_stand_ins", "_watchers", "on")
 
     def __init__(self) -> None:
         self.on = False
-        self._lock = Lock()
+        self._section = Section()
         self._watchers = 0
         self._stand_ins: WeakSet[Any] = WeakSet()
 
     def after_fork(self) -> None:
-        """Who held the lock is not in the child."""
-        self._lock = Lock()
+        """In the child: replace the lock, whose owner may not exist there."""
+        self._section.after_fork()
 
     def keep(self, stand_in: FunctionType) -> None:
         """A stand-in that has two versions of its code."""
-        with self._lock:
-            self._stand_ins.add(stand_in)
-            _swap(stand_in, self.on)
+        self._section.run(self._keep, stand_in)
+
+    def _keep(self, stand_in: FunctionType) -> None:
+        self._stand_ins.add(stand_in)
+        _swap(stand_in, self.on)
 
     def come(self) -> None:
         """Somebody wants calls to be counted."""
-        self._change(1)
+        self._section.run(self._change, 1)
 
     def go(self) -> None:
         """And does no more."""
-        self._change(-1)
+        self._section.run(self._change, -1)
 
     def _change(self, by: int) -> None:
-        with self._lock:
-            self._watchers = max(0, self._watchers + by)
-            if self.on == bool(self._watchers):
-                return
-            self.on = bool(self._watchers)
-            for stand_in in list(self._stand_ins):
-                _swap(stand_in, self.on)
+        self._watchers = max(0, self._watchers + by)
+        if self.on == bool(self._watchers):
+            return
+        self.on = bool(self._watchers)
+        for stand_in in list(self._stand_ins):
+            _swap(stand_in, self.on)
 
 
 def _swap(stand_in: Any, counted: bool) -> None:

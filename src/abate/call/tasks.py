@@ -72,8 +72,9 @@ async def drive(
 ) -> T:
     """Make a call, or go on with one whose first attempt has ended in `failure`.
 
-    `since` is the number of the last call that had retried when that attempt began. `let_go` is called before each wait,
-    with the seconds until the call's deadline: what the failed attempt still holds must not be kept from others meanwhile.
+    `since` is the number of the last call that had retried when that attempt began. `let_go` is called before each
+    wait, with the seconds until the call's deadline: what the failed attempt still holds must not be kept from others
+    meanwhile.
     """
     clock = policy.clock or (clocks.current() if switch.virtual else MACHINE)
     now = clock.now()

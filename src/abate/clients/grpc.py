@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextvars import copy_context
 from itertools import count, islice
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -262,8 +262,8 @@ class _Stream(grpc.Call):  # type: ignore[misc]
         # whichever thread reads, and whenever: the context and the deadline are those of the caller
         self._context = copy_context()
         self._make = carry_deadline(policy.call)
-        self._lock = Lock()
-        self._open = self._cancelled = False
+        self._lock = RLock()
+        self._opening = self._open = self._cancelled = False
         self._failure: Exception | None = None
         self._first: deque[Any] = deque()
         self._call: Any = None
@@ -286,11 +286,16 @@ class _Stream(grpc.Call):  # type: ignore[misc]
     def _wait(self) -> None:
         """Have the first message, the end or the error of the stream."""
         with self._lock:
+            if self._opening:
+                raise RuntimeError("a signal handler can't wait for a stream that its own thread is waiting for")
             if not self._open:
                 try:
+                    self._opening = True
                     self._context.run(self._make, self._attempt)
                 except Exception as error:
                     self._failure = error
+                finally:
+                    self._opening = False
                 self._open = True
 
     def _attempt(self) -> None:

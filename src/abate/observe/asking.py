@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from contextvars import copy_context
 from threading import Event as Flag
-from threading import Lock, Thread
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -49,14 +49,13 @@ class Answer:
 
 
 class Questions:
-    """For each service, the last question that it did not answer in time."""
+    """For each service, the last question that it did not answer in time. One step each, so there is no lock."""
 
     def __init__(self) -> None:
         self.after_fork()
 
     def after_fork(self) -> None:
         """Forget the questions: the threads that asked them do not exist in the child."""
-        self.lock = Lock()
         self.open: WeakKeyDictionary[Any, Answer] = WeakKeyDictionary()
 
 
@@ -77,8 +76,7 @@ def depths(services: Iterable[Any]) -> list[Answer]:
     asked = [(service, *_asked(service)) for service in services]
     for service, answer, now in asked:
         if now and not answer.wait(until):
-            with _late.lock:
-                _late.open[service] = answer
+            _late.open[service] = answer
     return [answer for _, answer, _ in asked]
 
 
@@ -88,10 +86,9 @@ def _asked(service: Any) -> tuple[Answer, bool]:
     if getattr(service, "in_memory", False):
         answer.ask(service)
         return answer, True
-    with _late.lock:
-        late = _late.open.get(service)
-        if late is not None and not late.wait(0.0):
-            return late, False
+    late = _late.open.get(service)
+    if late is not None and not late.wait(0.0):
+        return late, False
     try:
         ask = copy_context().run  # a store looks at the clock, too
         Thread(target=ask, args=(answer.ask, service), name="abate-depth", daemon=True).start()

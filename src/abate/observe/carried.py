@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from threading import Lock
 from typing import Generic, TypeVar
 from weakref import ref
 
 from abate import forks
+from abate.locks import Section
 
 T = TypeVar("T")
 
@@ -36,38 +36,43 @@ class Carried(Generic[T]):
     {'orders': (4, 2)}
     """
 
-    __slots__ = ("__weakref__", "_gone", "_known", "_lock", "_reading")
+    __slots__ = ("__weakref__", "_gone", "_known", "_reading", "_section")
 
     def __init__(self, reading: Callable[[T], Reading]) -> None:
         self._reading = reading
         self._known: dict[int, _Owner[T]] = {}
         self._gone: dict[str, Pair] = {}
-        self.after_fork()
+        self._section = Section()
         forks.keep(self)
 
     def after_fork(self) -> None:
-        """Who held the lock is not in the child."""
-        self._lock = Lock()
+        """In the child: replace the lock, whose owner may not exist there."""
+        self._section.after_fork()
 
     def totals(self, things: Iterable[tuple[T, str]]) -> Mapping[str, Pair]:
         """The counts by name; `things` are those that are there now, each with its name."""
-        with self._lock:
-            for thing, name in things:
-                owner = self._known.get(id(thing))
-                if owner is None or owner.thing() is not thing:
-                    if owner is not None:
-                        self._bury(owner)
-                    self._known[id(thing)] = _Owner(thing, name, self._reading(thing))
-            for place, owner in list(self._known.items()):
-                if owner.thing() is None:
-                    del self._known[place]
+        return self._section.ask(self._totals, list(things), otherwise=self._known_totals)
+
+    def _totals(self, things: list[tuple[T, str]]) -> Mapping[str, Pair]:
+        for thing, name in things:
+            owner = self._known.get(id(thing))
+            if owner is None or owner.thing() is not thing:
+                if owner is not None:
                     self._bury(owner)
-            totals = defaultdict(lambda: (0, 0), self._gone)
-            for owner in self._known.values():
-                counted = owner.read()
-                if counted is not None:
-                    totals[owner.name] = _sum(totals[owner.name], counted)
-            return totals
+                self._known[id(thing)] = _Owner(thing, name, self._reading(thing))
+        for place, owner in self._known.copy().items():
+            if owner.thing() is None:
+                del self._known[place]
+                self._bury(owner)
+        return self._known_totals(things)
+
+    def _known_totals(self, things: list[tuple[T, str]]) -> Mapping[str, Pair]:
+        totals = defaultdict(lambda: (0, 0), self._gone)
+        for owner in list(self._known.values()):
+            counted = owner.read()
+            if counted is not None:
+                totals[owner.name] = _sum(totals[owner.name], counted)
+        return totals
 
     def _bury(self, owner: _Owner[T]) -> None:
         counted = owner.read()

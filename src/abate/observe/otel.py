@@ -12,14 +12,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isfinite
-from threading import Lock, RLock
 from typing import Any
 from weakref import ref
 
 from abate import events, forks
 from abate.events import Event
+from abate.locks import Section
+from abate.observe.carried import Pair
 from abate.observe.extras import needed
 from abate.observe.outcomes import Outcomes, Since
 from abate.observe.series import SECONDS, Names, one_of
@@ -73,7 +75,7 @@ class OpenTelemetrySink:
         self._errors = Names(MOST_ERROR_TYPES)
         self._outcomes = Outcomes(self._names[POLICY])
         self._tallies = Since()
-        self.after_fork()
+        self._section = Section()
         forks.keep(self)
         meter = get_meter("abate", meter_provider=meter_provider)
         self._notes: dict[type[Event], Callable[[Any], None]] = self._counters(meter)
@@ -85,13 +87,19 @@ class OpenTelemetrySink:
         _observe(meter, ref(self))
 
     def after_fork(self) -> None:
-        """Who held the lock is not in the child."""
-        self._lock = RLock()  # reentrant, as a signal's handler may make calls as well
+        """In the child: replace the lock, whose owner may not exist there."""
+        self._section.after_fork()
 
     def __call__(self, event: Event) -> None:
         note = self._notes.get(type(event))
+        if isinstance(sys.exception(), GeneratorExit):
+            # the SDK's locks are not safe to re-enter, and the collector may abandon a call while one of them is held:
+            # the next event, or the next collection, counts it; the current span is not that of the call
+            if note is not None:
+                self._section.left.append((note, (event,)))
+            return
         if note is not None:
-            note(event)
+            self._section.run(note, event)
         tell = self._spans.get(type(event))
         if tell is not None:
             span = trace.get_current_span()
@@ -131,15 +139,13 @@ class OpenTelemetrySink:
         def refused(event: events.BudgetRefused) -> None:
             refusals(1, self._named(POLICY, event.policy) | self._named("abate.gate", event.gate))
             if not event.attempt:
-                with self._lock:
-                    self._outcomes.refused(event)
+                self._outcomes.refused(event)
 
         def ended(event: events.Recovered | events.GaveUp) -> None:
-            with self._lock:
-                if isinstance(event, events.Recovered):
-                    self._outcomes.recovered(event)
-                else:
-                    self._outcomes.gave_up(event)
+            if isinstance(event, events.Recovered):
+                self._outcomes.recovered(event)
+            else:
+                self._outcomes.gave_up(event)
 
         def layer(event: events.LayeredRetry) -> None:
             layered(1, self._named(POLICY, event.policy) | {"abate.inner": self._named(POLICY, event.inner)[POLICY]})
@@ -170,15 +176,13 @@ class OpenTelemetrySink:
         }
 
     def _named(self, kind: str, name: str) -> dict[str, str]:
-        with self._lock:
-            return {kind: self._names[kind].of(name)}
+        return {kind: self._names[kind].of(name)}
 
     def _error(self, error: BaseException | None) -> dict[str, str]:
         if error is None:
             return {}
-        with self._lock:
-            kind = error_type(error)
-            known = self._errors.of(kind)
+        kind = error_type(error)
+        known = self._errors.of(kind)
         return {ERROR_TYPE: known if known == kind else "_OTHER"}
 
     # -- read when somebody collects
@@ -186,10 +190,13 @@ class OpenTelemetrySink:
     def calls(self) -> Iterator[tuple[Attributes, float]]:
         """Calls that have ended, by policy and outcome, since this sink was made."""
         tallies = self._tallies.read()
-        with self._lock:
-            ended = dict(self._outcomes.read(tallies))
+        # a collection that re-enters shows at worst an event half counted: nothing changes while it reads
+        ended = self._section.ask(self._ended, tallies, otherwise=self._ended)
         for (policy, outcome), count in ended.items():
             yield {POLICY: policy, "abate.outcome": outcome}, count
+
+    def _ended(self, tallies: Mapping[str, Pair]) -> dict[tuple[str, str], int]:
+        return dict(self._outcomes.read(tallies))
 
     # -- on the current span
 
@@ -224,21 +231,28 @@ class Look:
     (True, False)
     """
 
-    __slots__ = ("_asked", "_last", "_lock")
+    __slots__ = ("_asked", "_last", "_section")
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._section = forks.keep(Section())
         self._asked: set[str] = set()
         self._last: Snapshot | None = None
 
     def of(self, instrument: str) -> Snapshot:
         """What this instrument is to show."""
-        with self._lock:
-            if self._last is None or instrument in self._asked:
-                self._last = snapshot()
-                self._asked.clear()
-            self._asked.add(instrument)
-            return self._last
+        return self._section.ask(self._of, instrument, otherwise=_apart)
+
+    def _of(self, instrument: str) -> Snapshot:
+        if self._last is None or instrument in self._asked:
+            self._last = snapshot()
+            self._asked.clear()
+        self._asked.add(instrument)
+        return self._last
+
+
+def _apart(instrument: str) -> Snapshot:
+    """A snapshot of its own for a collection in the middle of another one, of the same thread."""
+    return snapshot()
 
 
 def _observe(meter: Meter, sink: ref[OpenTelemetrySink]) -> None:

@@ -14,12 +14,12 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from itertools import product
-from threading import RLock
 from typing import Any
 from weakref import ref
 
 from abate import events, forks, registry
 from abate.events import Event
+from abate.locks import Section
 from abate.observe.carried import Carried, Pair, Reading
 from abate.observe.extras import needed
 from abate.observe.outcomes import OUTCOMES, Outcomes, Since
@@ -41,6 +41,7 @@ SHARED_FILES = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
 """Where prometheus_client is told to join the metrics of several processes."""
 
 Series = Iterable[tuple[Labels, float]]
+Histogram = tuple[Labels, list[tuple[str, float]], float]
 
 METRICS: dict[str, tuple[Callable[..., Metric], str, Labels]] = {
     "abate_calls": (CounterMetricFamily, "Calls that have ended, by outcome.", ("policy", "outcome")),
@@ -134,7 +135,7 @@ class PrometheusSink:
         }
         self._tallies = Since()
         self._adds: Carried[Any] = Carried(_added)
-        self.after_fork()
+        self._section = Section()
         forks.keep(self)
         try:
             (REGISTRY if registry is None else registry).register(self)
@@ -145,17 +146,15 @@ class PrometheusSink:
             ) from None
 
     def after_fork(self) -> None:
-        """Who held the lock is not in the child."""
-        # reentrant, as a signal's handler may make calls as well
-        self._lock = RLock()
+        """In the child: replace the lock, whose owner may not exist there."""
+        self._section.after_fork()
 
     # -- as a sink
 
     def __call__(self, event: Event) -> None:
         note = self._notes.get(type(event))
         if note is not None:
-            with self._lock:
-                note(event)
+            self._section.run(note, event)
 
     def _retry(self, event: events.Retry) -> None:
         policy = self._policies.of(event.policy)
@@ -192,13 +191,8 @@ class PrometheusSink:
         seen = snapshot()
         adds = self._adds.totals(self._services())
         tallies = self._tallies.read()
-        with self._lock:
-            values = {**self._levels(seen), **self._counters(seen, tallies, adds)}
-            histograms = {
-                "abate_retry_delay_seconds": list(self._delays),
-                "abate_rate_limiter_wait_seconds": list(self._waits),
-                "abate_work_seconds": list(self._work),
-            }
+        # a scrape that re-enters shows at worst an event half counted: nothing changes while it reads
+        values, histograms = self._section.ask(self._values, seen, tallies, adds, otherwise=self._values)
         for name in METRICS:
             family: Any = _family(name)
             for labels, value in values.get(name, ()):
@@ -207,10 +201,19 @@ class PrometheusSink:
                 family.add_metric(labels, buckets, total)
             yield family
 
+    def _values(
+        self, seen: Snapshot, tallies: Mapping[str, Pair], adds: Mapping[str, Pair]
+    ) -> tuple[dict[str, Series], dict[str, list[Histogram]]]:
+        return {**self._levels(seen), **self._counters(seen, tallies, adds)}, {
+            "abate_retry_delay_seconds": list(self._delays),
+            "abate_rate_limiter_wait_seconds": list(self._waits),
+            "abate_work_seconds": list(self._work),
+        }
+
     def _services(self) -> list[tuple[Any, str]]:
         services = registry.services.alive()
-        with self._lock:
-            return [(service, self._queues.of(service.name)) for service in services]
+        named: Callable[[], list[tuple[Any, str]]] = lambda: [(each, self._queues.of(each.name)) for each in services]  # noqa: E731
+        return self._section.ask(named, otherwise=named)
 
     def _counters(self, seen: Snapshot, tallies: Mapping[str, Pair], adds: Mapping[str, Pair]) -> dict[str, Series]:
         """What was counted. For what is there each count begins at 0, so that the first event is an increase, too."""

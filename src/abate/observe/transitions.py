@@ -19,14 +19,13 @@ The rules:
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections import OrderedDict
 from math import inf
-from threading import RLock
 
 from abate import events
 from abate.errors import number, whole
 from abate.events import Event
+from abate.locks import Section
 from abate.observe.caps import Caps
 from abate.observe.episode import Episode
 from abate.observe.words import LONGEST_NAME, Fact, Level, cut, error_type, facts, sentence, shown
@@ -149,13 +148,12 @@ class Transitions:
     __slots__ = (
         "__weakref__",
         "_caps",
-        "_deciding",
         "_due",
         "_episodes",
-        "_inbox",
         "_keys",
-        "_lock",
         "_now",
+        "_section",
+        "_told",
         "burst",
         "most",
         "quiet",
@@ -172,9 +170,9 @@ class Transitions:
         self._caps = Caps()
         self._now = -inf
         self._due = inf
-        self._lock = RLock()
-        self._deciding = False
-        self._inbox: deque[tuple[Event | None, Subject | None, float]] = deque()
+        self._section = Section()
+        self._told: list[Line] = []
+        """Lines that were decided on, and are to be written by who comes next."""
 
     @property
     def due(self) -> float:
@@ -200,51 +198,53 @@ class Transitions:
     def rest(self, now: float) -> list[Line]:
         """Everything that has not been told yet: the program ends."""
         lines: list[Line] = []
-        if self._lock.acquire(timeout=LAST_WAIT):
+        if self._section.lock.acquire(timeout=LAST_WAIT):
             try:
-                lines += [
-                    _summary(subject, episode, now) for subject, episode in self._episodes.items() if episode.more
-                ]
+                lines += self._section.ask(self._rest, now, otherwise=_nothing)
             finally:
-                self._lock.release()
-        return lines
+                self._section.lock.release()
+        return lines + self._decided()
+
+    def _rest(self, now: float) -> list[Line]:
+        return [_summary(subject, episode, now) for subject, episode in self._episodes.items() if episode.more]
 
     def after_fork(self) -> None:
         """In the child nobody else decides; what the parent counted is the parent's to tell."""
-        self._lock = RLock()
-        self._deciding = False
-        self._inbox = deque()
+        self._section.after_fork()
+        self._section.left.clear()
+        self._told = []
         self._episodes = {}
         self._due = inf
 
     def _take(self, event: Event | None, subject: Subject | None, now: float) -> list[Line]:
+        self._section.run(self._decide, event, subject, now)
+        return self._decided()
+
+    def _decided(self) -> list[Line]:
+        """Take the lines that are to be written; each is taken once."""
         lines: list[Line] = []
-        with self._lock:
-            self._inbox.append((event, subject, now))
-            if not self._deciding:
-                self._deciding = True
-                try:
-                    while self._inbox:
-                        self._decide(*self._inbox.popleft(), lines)
-                finally:
-                    self._deciding = False
+        while self._told:
+            try:
+                lines.append(self._told.pop(0))
+            except IndexError:
+                break  # another one writes it
         return lines
 
     # -- by one thread at a time
 
-    def _decide(self, event: Event | None, subject: Subject | None, now: float, lines: list[Line]) -> None:
+    def _decide(self, event: Event | None, subject: Subject | None, now: float) -> None:
         now = self._now = max(now, self._now)  # of two threads the later may be served first
         if now >= self._due:
-            lines.extend(self._sweep(now))
+            self._sweep(now)
         subjects, failures = [] if subject is None else [subject], 0
         if isinstance(event, events.Worked):
             kinds, failures = self._worked(event)
             subjects = [(kind, cut(event.policy, LONGEST_NAME), "") for kind in kinds]
         for each in subjects:
-            if self._enter(each, now, lines):
-                lines.append(Line(*each, event, failures))
+            if self._enter(each, now):
+                self._told.append(Line(*each, event, failures))
 
-    def _enter(self, subject: Subject, now: float, lines: list[Line]) -> bool:
+    def _enter(self, subject: Subject, now: float) -> bool:
         """Count an event, after a summary of those before it where that is due; is it a line of its own?"""
         episode = self._episodes.get(subject)
         if episode is None and len(self._episodes) >= self.most:
@@ -257,7 +257,7 @@ class Transitions:
         elif now >= episode.last + self.window:  # it has ended, and there was nothing to say
             episode.begin(now)
         elif episode.long and now >= episode.began + self.window:
-            lines.append(_summary(subject, episode, now))
+            self._told.append(_summary(subject, episode, now))
         if episode.shown < self.burst:
             episode.shown += 1
             episode.came(now)
@@ -275,11 +275,11 @@ class Transitions:
             if now < max(episode.last, episode.began) + self.window or episode.more
         }
 
-    def _sweep(self, now: float) -> Iterator[Line]:
+    def _sweep(self, now: float) -> None:
         """Say of what has been quiet for long enough that it is over."""
         for subject, episode in self._episodes.items():
             if now >= episode.due(self.window, self.quiet):
-                yield _summary(subject, episode, now, over=True)
+                self._told.append(_summary(subject, episode, now, over=True))
                 episode.calm(now)
         self._due = min((each.due(self.window, self.quiet) for each in self._episodes.values()), default=inf)
 
@@ -346,6 +346,11 @@ class Transitions:
                 return "store", policy, "degraded" if degraded else "well"
             case _:
                 return "other", policy, type(event).__name__
+
+
+def _nothing(now: float) -> list[Line]:
+    """Tell nothing from within a decision: it stays to be told."""
+    return []
 
 
 def _summary(subject: Subject, episode: Episode, now: float, over: bool = False) -> Line:

@@ -18,13 +18,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from math import inf, log
-from threading import Lock
 from typing import Any
 
 from abate import clock as clocks
 from abate import forks
 from abate.clock import MACHINE, Clock, switch
 from abate.errors import number
+from abate.locks import Section
 from abate.values import Shared, clockless
 
 GROWTH = 1.04
@@ -33,9 +33,8 @@ BUCKETS = 256
 """Enough for latencies from the ceiling down to a 22,000th of it; what is quicker counts as that quick."""
 SLOWER = 2.0
 """A request that was cut off counts as this many times as slow."""
-MOST_REQUESTS = 2**32 - 1
-MOST_CONNECTS = 2**16 - 1
-"""What one bucket can count in one half; what comes on top is not counted."""
+REQUESTS, CONNECTS = "I", "H"
+"""Types of arrays. What one bucket can't count in one half is not counted: more than 2**32 requests, 2**16 connects."""
 
 SHORTEST = 0.001
 """Seconds; no half-life may be shorter."""
@@ -50,23 +49,23 @@ _LAST = BUCKETS - 1
 class Histogram:
     """Counts of latencies in two halves, which take turns in one array."""
 
-    __slots__ = ("_counts", "_most", "_newer", "_top", "total")
+    __slots__ = ("_counts", "_newer", "_top", "total")
 
-    def __init__(self, code: str, most: int) -> None:
+    def __init__(self, code: str) -> None:
         self._counts = array(code, [0]) * (2 * BUCKETS)
-        self._most = most
         self._newer = 0  # where the newer half begins
         self._top = 0  # no bucket above this one holds anything
         self.total = 0
 
     def add(self, bucket: int) -> None:
         """Count one more."""
-        place = self._newer + bucket
-        if self._counts[place] < self._most:
-            self._counts[place] += 1
-            self.total += 1
-            if bucket > self._top:
-                self._top = bucket
+        try:
+            self._counts[self._newer + bucket] += 1
+        except OverflowError:
+            return
+        self.total += 1
+        if bucket > self._top:
+            self._top = bucket
 
     def rotate(self) -> None:
         """Forget the older half, and begin a new one in its place."""
@@ -89,31 +88,49 @@ class Histogram:
         return place
 
 
-class Latencies:
-    """What is known about one dependency on one clock."""
+class Latencies(Section):
+    """What is known about one dependency on one clock; it is its own critical section, to be small."""
 
-    __slots__ = ("__weakref__", "_half_life", "connects", "end", "lock", "now", "requests")
+    __slots__ = ("_half_life", "connects", "end", "now", "requests")
 
     def __init__(self, half_life: float, clock: Clock) -> None:
+        super().__init__()
         self.now = clock.now
-        self.lock = Lock()
         self._half_life = half_life
         self.end = self.now() + half_life
-        self.requests = Histogram("I", MOST_REQUESTS)
-        self.connects = Histogram("H", MOST_CONNECTS)
+        self.requests = Histogram(REQUESTS)
+        self.connects = Histogram(CONNECTS)
         forks.keep(self)
 
+    def add(self, histogram: Histogram, bucket: int) -> None:
+        """Count one more; within the section."""
+        self._drop_old()
+        histogram.add(bucket)
+
+    def bucket(self, histogram: Histogram, share: float) -> int | None:
+        """The bucket above which at most `share` of the counts lie; None where they are too few to tell."""
+        return self.ask(self._bucket, histogram, share, otherwise=_unknown)
+
+    def _bucket(self, histogram: Histogram, share: float) -> int | None:
+        self._drop_old()
+        return histogram.bucket(share)
+
+    def _drop_old(self) -> None:
+        now = self.now()
+        if now >= self.end:
+            self.rotate(now)
+
     def rotate(self, now: float) -> None:
-        """Drop what is too old; needs the lock."""
+        """Drop what is too old; within the section."""
         for histogram in (self.requests, self.connects):
             histogram.rotate()
             if now >= self.end + self._half_life:
                 histogram.rotate()  # the newer half is too old as well
         self.end = max(self.end, now - self._half_life) + self._half_life
 
-    def after_fork(self) -> None:
-        """Whoever held the lock is not in the child."""
-        self.lock = Lock()
+
+def _unknown(histogram: Histogram, share: float) -> None:
+    """Tell nothing while this thread is changing the counts: the ceiling stands."""
 
 
 class Timeouts(Shared):
@@ -193,9 +210,18 @@ class Timeouts(Shared):
         here = self._here() if switch.virtual else self._main
         now = here.now()
         with here.lock:
-            if now >= here.end:
-                here.rotate(now)
-            here.requests.add(bucket)
+            if here.busy:
+                here.left.append((here.add, (here.requests, bucket)))
+            else:
+                try:
+                    here.busy = True
+                    if now >= here.end:
+                        here.rotate(now)
+                    here.requests.add(bucket)
+                finally:
+                    here.busy = False
+        if here.left:
+            here.finish()
 
     def observe_connect(self, seconds: float) -> None:
         """A connection was open after so many seconds.
@@ -206,8 +232,7 @@ class Timeouts(Shared):
         0.2
         """
         here, bucket = self._here(), self._bucket(number("seconds", seconds, least=0))
-        with here.lock:
-            self._rotated(here).connects.add(bucket)
+        here.run(here.add, here.connects, bucket)
 
     def timed_out(self, seconds: float) -> None:
         """A request was cut off after so many seconds: it counts as slower than everything at that value.
@@ -238,9 +263,7 @@ class Timeouts(Shared):
         5.0
         """
         here = self._here()
-        with here.lock:
-            bucket = self._rotated(here).requests.bucket(self.false_rate)
-        return max(self.floor, self._seconds(bucket))
+        return max(self.floor, self._seconds(here.bucket(here.requests, self.false_rate)))
 
     def connect(self) -> float:
         """The timeout of a connect, in seconds.
@@ -249,9 +272,7 @@ class Timeouts(Shared):
         5.0
         """
         here = self._here()
-        with here.lock:
-            bucket = self._rotated(here).connects.bucket(self.false_rate)
-        return max(self.floor, self._seconds(bucket))
+        return max(self.floor, self._seconds(here.bucket(here.connects, self.false_rate)))
 
     def quantile(self, q: float) -> float:
         """The time within which a share `q` of the requests was answered: as observed, whatever the floor.
@@ -262,9 +283,7 @@ class Timeouts(Shared):
         5.0
         """
         share, here = 1.0 - _share("q", q), self._here()
-        with here.lock:
-            bucket = self._rotated(here).requests.bucket(share)
-        return self._seconds(bucket)
+        return self._seconds(here.bucket(here.requests, share))
 
     # -- buckets and clocks
 
@@ -289,12 +308,6 @@ class Timeouts(Shared):
         # of two threads that come first, both get the state of one
         made: Latencies = clock.states.setdefault(self, Latencies(self.half_life, clock))
         return made
-
-    def _rotated(self, here: Latencies) -> Latencies:
-        now = here.now()
-        if now >= here.end:
-            here.rotate(now)
-        return here
 
     def _made_from(self) -> dict[str, Any]:
         clockless(self, self._own)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from threading import Lock
+from itertools import count
 from typing import Any
 
 from abate import clock
@@ -45,7 +45,7 @@ class Script:
 
     def __init__(self, *outcomes: object) -> None:
         self._outcomes = outcomes
-        self._lock = Lock()
+        self._places = count()
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -64,12 +64,11 @@ class Script:
         return _played(outcome)
 
     def _next(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        with self._lock:
-            self.calls.append((args, kwargs))
-            place = len(self.calls)
-        if place > len(self._outcomes):
-            raise AssertionError(f"call {place} of a script with {len(self._outcomes)} outcomes")
-        return self._outcomes[place - 1]
+        self.calls.append((args, kwargs))
+        place = next(self._places)
+        if place >= len(self._outcomes):
+            raise AssertionError(f"call {place + 1} of a script with {len(self._outcomes)} outcomes")
+        return self._outcomes[place]
 
 
 def _played(outcome: object) -> object:

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from itertools import count
-from threading import Lock
 from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,6 +18,7 @@ from weakref import WeakKeyDictionary
 from abate import clock as clocks
 from abate.clock import Entered, TrioScope, cut
 from abate.errors import number
+from abate.locks import Section
 
 SETTLE = 8
 """Passes of a foreign event loop after which nothing else is taken to be runnable."""
@@ -55,7 +55,7 @@ class VirtualClock:
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = number("start", start)
-        self._lock = Lock()
+        self._section = Section()
         self._timers: list[Timer] = []
         self._order = count()
         self._jumping = False
@@ -80,8 +80,10 @@ class VirtualClock:
         >>> clock.now()
         105.0
         """
-        with self._lock:
-            self._now += number("seconds", seconds, least=0)
+        self._section.run(self._move, number("seconds", seconds, least=0))
+
+    def _move(self, seconds: float) -> None:
+        self._now += seconds
 
     def sleep(self, seconds: float) -> None:
         """Move time on by a wait."""

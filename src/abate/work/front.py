@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable, Iterable
 from itertools import count
-from typing import TypeVar
+from time import monotonic
+from typing import Any, TypeVar
 
 from abate import clock as clocks
 from abate.admit.bells import Bell
-from abate.clock import Clock
+from abate.call.tally import taken
+from abate.clock import Clock, switch
 from abate.errors import number, whole
 from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
 from abate.work.keys import KeyQueue
@@ -38,8 +40,7 @@ class Front(Lines[K]):
         self._rng: Uniform = random if rng is None else rng
         self._calls = count(1)  # that tasks awaited
         self._standing = self._ready  # keys whose further add changes nothing; none once the queue is shut down
-        # adds of those, without the lock: the interpreter lets no other thread go on in the midst of such a line
-        self._repeats = 0
+        self._repeats = count()  # takes an item for each add of those, without the lock
 
     # -- in
 
@@ -54,20 +55,38 @@ class Front(Lines[K]):
         """
         try:
             if key in self._standing and not priority:
-                self._repeats += 1
-                return  # without the lock: whoever takes the key from now on sees what it was added for
+                for _ in self._repeats:
+                    return  # without the lock: whoever takes the key from now on sees what it was added for
         except TypeError:
             raise TypeError(f"a key must be hashable, not {key!r}") from None
         if key is None or priority.__class__ is not int or priority < 0:
             _check(key, priority)
         rung: list[Bell] | None = None
-        with self._lock:
-            self._check_open()
-            self._keys.add(key, self._now(), priority)
-            if self._waiting:
-                rung = self._woken()
+        section = self._section
+        with section.lock:
+            if self._closed:
+                self._check_open()
+            if section.busy:
+                self._keys.check_room()
+                section.left.append((self._add_promised, (key, 0.0, priority)))
+            else:
+                try:
+                    section.busy = True
+                    now = self._now() if switch.virtual or self._clock is not None else monotonic()
+                    self._keys.add(key, now, priority)
+                    if self._waiting:
+                        rung = self._woken()
+                finally:
+                    section.busy = False
+        if section.left:
+            section.finish()
         if rung:
             self._ring(rung)
+
+    def _add_promised(self, key: K, seconds: float, priority: int) -> None:
+        """Add a key for which there was room when this thread was in the middle of something else."""
+        self._keys.add_after(key, seconds, self._now(), priority, promised=True)
+        self._ring(self._woken(timed=True))
 
     def add_after(self, key: K, seconds: float, priority: int = 0) -> None:
         """Add a key after so many seconds; of two delays the earlier counts.
@@ -81,11 +100,18 @@ class Front(Lines[K]):
         """
         seconds = number("seconds", seconds)
         _check(key, priority)
-        with self._lock:
-            self._check_open()
-            self._keys.add_after(key, seconds, self._now(), priority)
-            rung = self._woken(timed=True)
-        self._ring(rung)
+        self._ring(self._section.ask(self._planned, key, seconds, priority, otherwise=self._plan_within))
+
+    def _planned(self, key: K, seconds: float, priority: int) -> list[Bell]:
+        self._check_open()
+        self._keys.add_after(key, seconds, self._now(), priority)
+        return self._woken(timed=True)
+
+    def _plan_within(self, key: K, seconds: float, priority: int) -> list[Bell]:
+        self._check_open()
+        self._keys.check_room()
+        self._section.run(self._add_promised, key, seconds, priority)
+        return []
 
     def add_rate_limited(self, key: K, priority: int = 0, *, least: float = 0.0) -> float:
         """Add a key that has failed, after its backoff and not before `least` seconds: the seconds until then.
@@ -98,14 +124,28 @@ class Front(Lines[K]):
         """
         _check(key, priority)
         number("least", least, least=0)
-        with self._lock:
-            self._check_open()
-            now = self._now()
-            delay = max(least, self._keys.next_delay(key, now, self._rng))
-            self._keys.add_after(key, delay, now, priority)
-            rung = self._woken(timed=True)
+        delay, rung = self._section.ask(self._put_off, key, priority, least, otherwise=self._put_off_within)
         self._ring(rung)
         return delay
+
+    def _put_off(self, key: K, priority: int, least: float) -> tuple[float, list[Bell]]:
+        self._check_open()
+        now = self._now()
+        delay = max(least, self._keys.next_delay(key, now, self._rng))
+        self._keys.add_after(key, delay, now, priority)
+        return delay, self._woken(timed=True)
+
+    def _put_off_within(self, key: K, priority: int, least: float) -> tuple[float, list[Bell]]:
+        """Add a key that has failed, for which there is room now; of several at once the rate counts the first."""
+        self._check_open()
+        self._keys.check_room()
+        delay = max(least, self._keys.own_delay(self._keys.requeues(key) + 1, self._rng))
+        self._section.run(self._put_off_promised, key, priority, delay)
+        return delay, []
+
+    def _put_off_promised(self, key: K, priority: int, delay: float) -> None:
+        self._keys.next_delay(key, self._now(), self._rng)  # counts the failure
+        self._add_promised(key, delay, priority)
 
     def cancel(self, key: K) -> bool:
         """Take back what was to be added later: was there anything?
@@ -116,16 +156,20 @@ class Front(Lines[K]):
         >>> queue.cancel("a"), queue.cancel("a")
         (True, False)
         """
-        with self._lock:
-            cancelled = self._keys.cancel(key)
-            rung = self._woken(room=cancelled)
-        self._ring(rung)
+        return self._section.ask(self._cancelled, key, otherwise=self._cancel_within)
+
+    def _cancelled(self, key: K) -> bool:
+        cancelled = self._keys.cancel(key)
+        self._ring(self._woken(room=cancelled))
         return cancelled
+
+    def _cancel_within(self, key: K) -> bool:
+        self._section.run(self._cancelled, key)
+        return key in self._keys.later
 
     def forget(self, key: K) -> None:
         """A key is fine again: its next failure is its first."""
-        with self._lock:
-            self._keys.forget(key)
+        self._section.run(self._keys.forget, key)
 
     def requeues(self, key: K) -> int:
         """How often a key has failed since it was last forgotten."""
@@ -140,12 +184,29 @@ class Front(Lines[K]):
         Traceback (most recent call last):
         ValueError: 'a' is not in hand: done is called once for each key that get returned
         """
-        with self._lock:
+        rung: list[Bell] | None = None
+        section = self._section
+        with section.lock:
+            if section.busy:
+                section.left.append((self._done_late, (key,)))
+            else:
+                try:
+                    section.busy = True
+                    now = self._now() if switch.virtual or self._clock is not None else monotonic()
+                    self._keys.done(key, now)
+                    if self._waiting or self._watching:
+                        rung = self._woken(room=True)
+                finally:
+                    section.busy = False
+        if section.left:
+            section.finish()
+        if rung:
+            self._ring(rung)
+
+    def _done_late(self, key: K) -> None:
+        if key in self._keys.in_hand:  # an error would be raised by who has nothing to do with it
             self._keys.done(key, self._now())
-            if not self._waiting and not self._watching:
-                return
-            rung = self._woken(room=True)
-        self._ring(rung)
+            self._ring(self._woken(room=True))
 
     def take(self, most: int) -> list[K]:
         """Keys that are ready now, so many at most, without waiting: each is yours until `done`. [] where none is.
@@ -158,13 +219,14 @@ class Front(Lines[K]):
         (['a', 'b'], ['c'], [])
         """
         whole("most", most, least=0)
+        return self._section.ask(self._taken, most, otherwise=_nothing)
+
+    def _taken(self, most: int) -> list[K]:
         taken: list[K] = []
-        with self._lock:
-            self._keys.ripen(self._now())
-            while len(taken) < most and (key := self._keys.take()) is not None:
-                taken.append(key)
-            rung = self._woken(room=bool(taken))
-        self._ring(rung)
+        self._keys.ripen(self._now())
+        while len(taken) < most and (key := self._keys.take()) is not None:
+            taken.append(key)
+        self._ring(self._woken(room=bool(taken)))
         return taken
 
     def plans(self) -> list[tuple[K, float, int]]:
@@ -177,20 +239,24 @@ class Front(Lines[K]):
         ...     queue.plans()
         [('a', 5.0, 1)]
         """
-        with self._lock:
-            now = self._now()
-            return [(key, max(0.0, at - now), priority) for at, _, key, priority in self._keys.later.values()]
+        return self._section.ask(self._plans, otherwise=self._plans)
+
+    def _plans(self) -> list[tuple[K, float, int]]:
+        now = self._now()
+        return [(key, max(0.0, at - now), priority) for at, _, key, priority in self._keys.later.values()]
 
     def shutdown(self) -> None:
         """Take no more keys: what is ready is still delivered, what was to come later is not."""
-        with self._lock:
-            self._closed = True
-            self._standing = {}
-            self._keys.ripen(self._now())  # what has come due is ready, though nobody has looked
-            self._keys.cancel_all()
-            rung = [*self._waiting, *self._watching]
-            self._waiting.clear()
-            self._watching.clear()
+        self._closed = True
+        self._standing = {}
+        self._section.run(self._shut)
+
+    def _shut(self) -> None:
+        self._keys.ripen(self._now())  # what has come due is ready, though nobody has looked
+        self._keys.cancel_all()
+        rung = [*self._waiting, *self._watching]
+        self._waiting.clear()
+        self._watching.clear()
         self._ring(rung)
 
     # -- what there is
@@ -211,7 +277,7 @@ class Front(Lines[K]):
     @property
     def adds(self) -> int:
         """How many adds there have been, of whatever kind; those that were refused are not counted."""
-        return self._keys.adds + self._repeats
+        return self._keys.adds + taken(self._repeats)
 
     @property
     def coalesced(self) -> int:
@@ -224,12 +290,11 @@ class Front(Lines[K]):
         >>> queue.adds, queue.coalesced, len(queue)
         (3, 1, 2)
         """
-        return self._keys.coalesced + self._repeats
+        return self._keys.coalesced + taken(self._repeats)
 
     def next_due(self) -> float | None:
         """The instant at which the next delayed key is ready; None where there is none."""
-        with self._lock:
-            return self._keys.next_due()
+        return self._section.ask(self._keys.next_due, otherwise=self._keys.soonest)
 
     def age(self) -> float:
         """Seconds for which the oldest key has been ready; 0 where none is.
@@ -240,11 +305,18 @@ class Front(Lines[K]):
         ...     queue.add("a"); clock.advance(3.0); queue.age()
         3.0
         """
-        with self._lock:
-            now = self._now()
-            self._keys.ripen(now)
-            oldest = self._keys.oldest()
-            return 0.0 if oldest is None else max(0.0, now - oldest)
+        now = self._now()
+        oldest = self._section.ask(self._oldest, now, otherwise=self._keys.longest)
+        return 0.0 if oldest is None else max(0.0, now - oldest)
+
+    def _oldest(self, now: float) -> float | None:
+        self._keys.ripen(now)
+        return self._keys.oldest()
+
+
+def _nothing(_: int) -> list[Any]:
+    """Take nothing in the middle of another operation of this thread."""
+    return []
 
 
 def _check(key: object, priority: object) -> None:

@@ -120,11 +120,11 @@ class KeyQueue(Generic[K]):
 
     # -- in
 
-    def add(self, key: K, now: float, priority: int = 0) -> bool:
+    def add(self, key: K, now: float, priority: int = 0, *, promised: bool = False) -> bool:
         """A key wants work: is it fresh, that is, was it not waiting already?
 
         One that is ready stays where it is, unless this priority is higher; one that is in hand comes back after it;
-        one that waits for its time is ready at once.
+        one that waits for its time is ready at once. One that was `promised` room is added also to a full queue.
         """
         if self.later:
             self.ripen(now)  # what came due before goes before
@@ -136,8 +136,8 @@ class KeyQueue(Generic[K]):
         held = key in self.in_hand
         fresh = key not in self.later and key not in self._again
         if fresh:
-            if self._capacity is not None and not held:
-                self._check_room(self._capacity)
+            if self._capacity is not None and not held and not promised:
+                self.check_room()
             self.fresh += 1
         else:
             self.coalesced += 1
@@ -148,15 +148,15 @@ class KeyQueue(Generic[K]):
             self._push(key, priority, now)
         return fresh
 
-    def add_after(self, key: K, seconds: float, now: float, priority: int = 0) -> bool:
+    def add_after(self, key: K, seconds: float, now: float, priority: int = 0, *, promised: bool = False) -> bool:
         """Add a key later; of two delays the earlier one counts, with its priority. Is it fresh?"""
         if seconds <= 0:
-            return self.add(key, now, priority)
+            return self.add(key, now, priority, promised=promised)
         at, planned = now + seconds, self.later.get(key)
         fresh = planned is None and key not in self.ready and key not in self._again
         if fresh:
-            if self._capacity is not None and key not in self.in_hand:
-                self._check_room(self._capacity)
+            if self._capacity is not None and key not in self.in_hand and not promised:
+                self.check_room()
             self.fresh += 1
         else:
             self.coalesced += 1
@@ -167,9 +167,10 @@ class KeyQueue(Generic[K]):
         self._timetable.add(due)
         return fresh
 
-    def _check_room(self, capacity: int) -> None:
+    def check_room(self) -> None:
         """For a key that is not in hand: one that is has always room, or what it was added for would be lost."""
-        if len(self.ready) + len(self.later) + len(self._again) >= capacity:
+        capacity = self._capacity
+        if capacity is not None and len(self.ready) + len(self.later) + len(self._again) >= capacity:
             raise QueueFull(f"the queue holds {capacity} keys, and no more")
 
     def cancel(self, key: K) -> bool:
@@ -189,7 +190,7 @@ class KeyQueue(Generic[K]):
         self._failures[key] = failures  # at the end: who failed longest ago comes first
         if len(self._failures) > MOST_FAILURES:
             self._failures.popitem(last=False)
-        own = 0.0 if self._per_key is None else self._per_key.delay(failures, rng)
+        own = self.own_delay(failures, rng)
         if self._rate is None:
             return own
         self._free = max(self._free, now - self._burst / self._rate) + 1 / self._rate
@@ -198,6 +199,10 @@ class KeyQueue(Generic[K]):
     def forget(self, key: K) -> None:
         """A key is fine again: its failures don't count any more."""
         self._failures.pop(key, None)
+
+    def own_delay(self, failures: int, rng: Uniform) -> float:
+        """Seconds until a key that has failed so often may come back by its own backoff."""
+        return 0.0 if self._per_key is None else self._per_key.delay(failures, rng)
 
     def requeues(self, key: K) -> int:
         """How often a key has failed since it was last forgotten."""
@@ -259,6 +264,14 @@ class KeyQueue(Generic[K]):
     def oldest(self) -> float | None:
         """The instant since which the oldest key has been ready; None where none is."""
         return self._first()[1] if self.ready else None
+
+    def soonest(self) -> float | None:
+        """As `next_due`, by a look at all of them: also while they are being changed."""
+        return min((due[0] for due in self.later.values()), default=None)
+
+    def longest(self, now: float) -> float | None:
+        """As `oldest`, in the same way."""
+        return min((since for _, since in self.ready.values()), default=None)
 
     def keys(self) -> Iterator[K]:
         """The keys that are ready."""

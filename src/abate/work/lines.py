@@ -4,6 +4,9 @@ Some wait for a key; others watch, for room or for the end. A wait is written as
 whether the bell rang before it, and end with the answer. So threads and tasks cannot disagree. There is no background
 thread: each who waits for a key wakes when the next one is due, and whoever leaves wakes another where there is
 something to do.
+
+A signal handler, or a finalizer, may add keys and be done with them in the middle of an operation of its own thread:
+that is carried out when this operation is over, before its thread goes on. It may not wait there.
 """
 
 from __future__ import annotations
@@ -11,15 +14,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Hashable
 from math import inf
-from threading import Lock
 from time import monotonic
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, NoReturn, TypeAlias, TypeVar
 
 from abate import clock as clocks
+from abate import forks
 from abate.admit import bells
 from abate.admit.bells import Bell
 from abate.clock import Clock, switch
 from abate.errors import AbateError, number
+from abate.locks import Section
 from abate.work.keys import KeyQueue, QueueFull
 
 K = TypeVar("K", bound=Hashable)
@@ -44,16 +48,23 @@ class ShutDown(AbateError):
 class Lines(Generic[K]):
     """The keys of one queue, and those who wait there."""
 
-    __slots__ = ("_clock", "_closed", "_keys", "_lock", "_ready", "_waiting", "_watching")
+    __slots__ = ("__weakref__", "_clock", "_closed", "_keys", "_ready", "_section", "_waiting", "_watching")
 
     def __init__(self, keys: KeyQueue[K], clock: Clock | None) -> None:
         self._keys = keys
         self._ready = keys.ready
         self._clock = clock
-        self._lock = Lock()
+        self._section = Section()
         self._closed = False
         self._waiting: deque[Bell] = deque()  # those who wait for a key
         self._watching: list[Bell] = []  # those who wait for room, or for the end
+        forks.keep(self)
+
+    def after_fork(self) -> None:
+        """In the child: replace the lock, and forget who waited in threads that do not exist there."""
+        self._section.after_fork()
+        self._waiting.clear()
+        self._watching.clear()
 
     def _here(self) -> Clock:
         return self._clock or clocks.current()
@@ -65,13 +76,21 @@ class Lines(Generic[K]):
 
     def _at_once(self) -> K | None:
         """A key for a worker, where nobody else is to be woken for that."""
-        with self._lock:
-            keys = self._keys
-            if self._watching or (keys.later and self._waiting):
-                return None
-            if keys.later:
-                keys.ripen(self._now())
-            return keys.take()
+        key, section = None, self._section
+        with section.lock:
+            if not section.busy:
+                try:
+                    section.busy = True
+                    keys = self._keys
+                    if not (self._watching or (keys.later and self._waiting)):
+                        if keys.later:
+                            keys.ripen(self._now())
+                        key = keys.take()
+                finally:
+                    section.busy = False
+        if section.left:
+            section.finish()
+        return key
 
     # -- steps of those who wait
 
@@ -130,13 +149,12 @@ class Lines(Generic[K]):
     def _ring(self, rung: list[Bell]) -> None:
         """Wake them; where one is in an event loop that is over, and hears nothing, wake another."""
         while [bell for bell in rung if not bell.ring()]:
-            with self._lock:
-                rung = self._woken(timed=True)
+            rung = self._section.ask(self._woken, True, otherwise=self._woken)
 
     def _woken(self, timed: bool = False, room: bool = False) -> list[Bell]:
         """Who is to be woken: one who waits for a key if there is one, or looks after the time; those who watch.
 
-        Needs the lock; they are rung without it.
+        Within the section; they are rung outside of it, where that can be.
         """
         rung: list[Bell] = []
         if self._waiting:
@@ -152,62 +170,75 @@ class Lines(Generic[K]):
 
     def _look(self, bell: Bell, now: float, deadline: float, timeout: float | None) -> tuple[K | None, float]:
         """A key for a worker; where there is none yet it lines up: None, and until when to wait for the bell."""
-        with self._lock:
-            if bell in self._waiting:
-                self._waiting.remove(bell)
-            self._keys.ripen(now)
-            key = self._keys.take()
-            if key is None:
-                if not self._keys.in_hand:  # or one of those may come back, also after a shutdown
-                    self._check_open()
-                if now < deadline:
-                    self._waiting.append(bell)
-                    due = self._keys.next_due()
-                    return None, deadline if due is None else min(deadline, due)
-            # of several that came due together the next is for the next; who gives up leaves the time to another
-            rung = self._woken(timed=key is None, room=True)
+        key, until, rung = self._section.ask(self._looked, bell, now, deadline, otherwise=_can_not_wait)
+        if until is not None:
+            return None, until
         self._ring(rung)
         if key is None:
             raise TimeoutError(f"no key within {timeout} s")
         return key, now
 
+    def _looked(self, bell: Bell, now: float, deadline: float) -> tuple[K | None, float | None, list[Bell]]:
+        if bell in self._waiting:
+            self._waiting.remove(bell)
+        self._keys.ripen(now)
+        key = self._keys.take()
+        if key is None:
+            if not self._keys.in_hand:  # or one of those may come back, also after a shutdown
+                self._check_open()
+            if now < deadline:
+                self._waiting.append(bell)
+                due = self._keys.next_due()
+                return None, deadline if due is None else min(deadline, due), []
+        # of several that came due together the next is for the next; who gives up leaves the time to another
+        return key, None, self._woken(timed=key is None, room=True)
+
     def _gone(self, bell: Bell) -> None:
         """Who waited for a key was broken off: what it was woken for, or the time, is for the next."""
-        with self._lock:
-            if bell in self._waiting:
-                self._waiting.remove(bell)
-            rung = self._woken(timed=True)
-        self._ring(rung)
+        self._section.run(self._left, bell)
+
+    def _left(self, bell: Bell) -> None:
+        if bell in self._waiting:
+            self._waiting.remove(bell)
+        self._ring(self._woken(timed=True))
 
     def _admitted(self, key: K, priority: int, bell: Bell) -> bool:
         """Add a key; where there is no room, watch for it."""
-        with self._lock:
-            self._check_open()
-            try:
-                self._keys.add(key, self._now(), priority)
-            except QueueFull:
-                self._watch(bell)
-                return False
-            rung = self._woken()
+        rung = self._section.ask(self._admit, key, priority, bell, otherwise=_can_not_wait)
+        if rung is None:
+            return False
         self._ring(rung)
         return True
 
+    def _admit(self, key: K, priority: int, bell: Bell) -> list[Bell] | None:
+        self._check_open()
+        try:
+            self._keys.add(key, self._now(), priority)
+        except QueueFull:
+            self._watch(bell)
+            return None
+        return self._woken()
+
     def _over(self, bell: Bell) -> bool:
         """Has everything been done? Where it has not, watch for it."""
-        with self._lock:
-            if not self._idle():
-                self._watch(bell)
-                return False
-        return True
+        return self._section.ask(self._ended, bell, otherwise=_can_not_wait)
+
+    def _ended(self, bell: Bell) -> bool:
+        if self._idle():
+            return True
+        self._watch(bell)
+        return False
 
     def _watch(self, bell: Bell) -> None:
         if bell not in self._watching:
             self._watching.append(bell)
 
     def _unwatch(self, bell: Bell) -> None:
-        with self._lock:
-            if bell in self._watching:
-                self._watching.remove(bell)
+        self._section.run(self._unwatched, bell)
+
+    def _unwatched(self, bell: Bell) -> None:
+        if bell in self._watching:
+            self._watching.remove(bell)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -215,6 +246,12 @@ class Lines(Generic[K]):
 
     def _idle(self) -> bool:
         return not self._ready and not self._keys.in_hand
+
+
+def _can_not_wait(*_: object) -> NoReturn:
+    raise RuntimeError(
+        "a signal handler or a finalizer can't wait for a queue that its own thread is in the middle of changing"
+    )
 
 
 def patience(timeout: float | None) -> float:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from threading import Lock
 from typing import TypeVar
 
 from abate import clock as clocks
 from abate import events, forks
 from abate.clock import Clock
 from abate.events import Event
+from abate.locks import Section
 from abate.observe.page.keys import Failing, Hottest
 from abate.observe.page.lately import Lately
 from abate.observe.page.trouble import FAILED
@@ -99,7 +99,7 @@ class Recent:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or clocks.current()
-        self._lock = Lock()
+        self._section = Section()
         self._calls: OrderedDict[str, Calls] = OrderedDict()
         self._work: OrderedDict[str, Work] = OrderedDict()
         self._layers: dict[tuple[str, str], int] = {}
@@ -107,41 +107,42 @@ class Recent:
         forks.keep(self)
 
     def after_fork(self) -> None:
-        """The thread that may have held the lock is not in the child."""
-        self._lock = Lock()
+        """In the child: replace the lock, whose owner may not exist there."""
+        self._section.after_fork()
 
     def __call__(self, event: Event) -> None:
+        self._section.run(self._take, event, self._clock.now())
+
+    def _take(self, event: Event, now: float) -> None:
         name = event.policy[:LONGEST_NAME]  # as a snapshot has it
-        now = self._clock.now()
-        with self._lock:
-            match event:
-                case events.Worked():
-                    self._worked(self._work_of(name, now), event, now)
-                case events.Retry(reason=reason, delay=delay, error=error):
-                    calls = self._calls_of(name)
-                    calls.retries += 1
-                    calls.retried.add(text(reason, 40), now)
-                    calls.delays.append((now, delay))
-                    if error is not None:
-                        calls.error = self._clock.wall(), described(error)
-                case events.GaveUp(reason=reason, error=error):
-                    calls = self._calls_of(name)
-                    calls.given_up.add(reason, now)
-                    if error is not None:
-                        calls.error = self._clock.wall(), described(error)
-                case events.BudgetRefused(gate=gate):
-                    calls = self._calls_of(name)
-                    if not calls.refused.counts(now):
-                        self._happened(name, f"{text(gate, 40)} refused a retry")
-                    calls.refused.add(text(gate, 40), now)
-                case events.LayeredRetry(inner=inner):
-                    self._layered(name or "a policy", text(inner, LONGEST_NAME) or "a policy")
-                case events.Buried(key=key, kind=kind, reason=reason):
-                    work = self._work_of(name, now)
-                    work.letters.append((self._clock.wall(), text(key), kind, text(reason)))
-                    self._happened(name, f"buried a key ({kind})")
-                case _:
-                    self._noted(name, event)
+        match event:
+            case events.Worked():
+                self._worked(self._work_of(name, now), event, now)
+            case events.Retry(reason=reason, delay=delay, error=error):
+                calls = self._calls_of(name)
+                calls.retries += 1
+                calls.retried.add(text(reason, 40), now)
+                calls.delays.append((now, delay))
+                if error is not None:
+                    calls.error = self._clock.wall(), described(error)
+            case events.GaveUp(reason=reason, error=error):
+                calls = self._calls_of(name)
+                calls.given_up.add(reason, now)
+                if error is not None:
+                    calls.error = self._clock.wall(), described(error)
+            case events.BudgetRefused(gate=gate):
+                calls = self._calls_of(name)
+                if not calls.refused.counts(now):
+                    self._happened(name, f"{text(gate, 40)} refused a retry")
+                calls.refused.add(text(gate, 40), now)
+            case events.LayeredRetry(inner=inner):
+                self._layered(name or "a policy", text(inner, LONGEST_NAME) or "a policy")
+            case events.Buried(key=key, kind=kind, reason=reason):
+                work = self._work_of(name, now)
+                work.letters.append((self._clock.wall(), text(key), kind, text(reason)))
+                self._happened(name, f"buried a key ({kind})")
+            case _:
+                self._noted(name, event)
 
     # -- events
 
@@ -206,23 +207,25 @@ class Recent:
 
     def read_calls(self, name: str, read: Callable[[Calls], R]) -> R:
         """What `read` makes of the calls of a policy, while nobody changes them."""
-        with self._lock:
-            return read(self._calls.get(name) or Calls())
+        return self._inside(lambda: read(self._calls.get(name) or Calls()))
 
     def read_work(self, name: str, read: Callable[[Work], R]) -> R:
         """The same for the work of a controller or consumer."""
-        with self._lock:
-            return read(self._work.get(name) or Work(self._clock.now()))
+        return self._inside(lambda: read(self._work.get(name) or Work(self._clock.now())))
 
     def layers(self) -> list[tuple[str, str, int]]:
         """Pairs of policies around one call: the outer, the inner, how often."""
-        with self._lock:
-            return [(outer, inner, times) for (outer, inner), times in self._layers.items()]
+        return self._inside(lambda: [(outer, inner, times) for (outer, inner), times in self._layers.items()])
 
     def happenings(self) -> list[tuple[float, str, str, int]]:
         """What happened, the newest first: wall time, name, text, how often in a row."""
-        with self._lock:
-            return [(each.at, each.name, each.text, each.times) for each in reversed(self._happenings)]
+        return self._inside(
+            lambda: [(each.at, each.name, each.text, each.times) for each in reversed(self._happenings)]
+        )
+
+    def _inside(self, read: Callable[[], R]) -> R:
+        # a read that re-enters sees at worst an event half counted: nothing changes while it reads
+        return self._section.ask(read, otherwise=read)
 
 
 def _kept(kept: OrderedDict[str, R], name: str, make: Callable[[], R]) -> R:

@@ -154,40 +154,49 @@ class FleetBudget(Budget):
         if self._elsewhere() or MACHINE.now() >= self._fresh:
             return super().balance()
         ledger = self.timeline.main
-        with ledger.lock:
-            return len(self._tokens) + max(0, self._credit(ledger)) / self._earning.one
+        credit = ledger.section.ask(self._credit, ledger, otherwise=self._known_credit)
+        return len(self._tokens) + max(0, credit) / self._earning.one
 
     def _credit(self, ledger: Ledger) -> int:
-        """What was earned here since the last journey, less what was spent of it, in units; needs the lock."""
+        """What was earned here since the last journey, less what was spent of it, in units; within the section."""
         ledger.fold(ledger.now())
+        return self._known_credit(ledger)
+
+    def _known_credit(self, ledger: Ledger) -> int:
         return self._earning.balance(ledger.earned - self._earned, self._spent)
 
     def _on_credit(self) -> bool:
         ledger = self.timeline.main
-        with ledger.lock:
-            if self._credit(ledger) < self._earning.one:
-                return False
-            self._spent += 1
-            return True
+        return ledger.section.ask(self._borrow, ledger, otherwise=_refused)
+
+    def _borrow(self, ledger: Ledger) -> bool:
+        if self._credit(ledger) < self._earning.one:
+            return False
+        self._spent += 1
+        return True
 
     # -- for the courier
 
     def offer(self, now: float) -> Accounts:
         """What was earned and spent, what is held, and what is wanted."""
         ledger = self.timeline.main
-        with ledger.lock:
-            ledger.fold(ledger.now())
-            if now >= self._fresh:  # what was done alone is over: it is neither owed nor owned
-                self._earned, self._spent, self._lent = ledger.earned, 0, 0
-                self._tokens.clear()
-            earned, self._earned = ledger.earned - self._earned, ledger.earned
-            spent, self._spent = self._spent, 0
+        earned, spent = ledger.section.ask(self._report, ledger, now, otherwise=_nothing_new)
         needed, self._needed = self._needed, 0
         self._held = len(self._tokens)
         # where there are more members than tokens nobody holds any in quiet times, or those would be out of reach
         quiet = int(QUIET * self.reserve * self.window / self._members)
         want = max(quiet, ceil(AHEAD * needed))
         return Accounts(self.name, self._asked, earned, spent, self._held, want)
+
+    def _report(self, ledger: Ledger, now: float) -> tuple[int, int]:
+        """What was earned and spent since the last journey."""
+        ledger.fold(ledger.now())
+        if now >= self._fresh:  # what was done alone is over: it is neither owed nor owned
+            self._earned, self._spent, self._lent = ledger.earned, 0, 0
+            self._tokens.clear()
+        earned, self._earned = ledger.earned - self._earned, ledger.earned
+        spent, self._spent = self._spent, 0
+        return earned, spent
 
     def take(self, answer: Tokens, until: float) -> None:
         """Hold what was granted, less what was used while the courier was on its way."""
@@ -200,8 +209,10 @@ class FleetBudget(Budget):
             try:
                 self._tokens.pop()
             except IndexError:  # it was used, and is not granted any more
-                with self.timeline.main.lock:
-                    self._spent += 1
+                self.timeline.main.section.run(self._spend)
+
+    def _spend(self) -> None:
+        self._spent += 1
 
     def unheard(self) -> None:
         """The store has not answered: it may have taken back what was handed in. On its own from now on."""
@@ -215,6 +226,14 @@ class FleetBudget(Budget):
         if members == self._members:
             return
         self._members = members
-        ledger = self.timeline.main
-        with ledger.lock:
-            ledger.agree(Units.of(self.ratio, self.reserve * self.window / members))
+        self.timeline.main.agree(Units.of(self.ratio, self.reserve * self.window / members))
+
+
+def _refused(_: Ledger) -> bool:
+    """Answer a withdrawal that re-enters a fold: whether there is credit is not known."""
+    return False
+
+
+def _nothing_new(_: Ledger, now: float) -> tuple[int, int]:
+    """Report nothing from within a fold, as a signal handler does that closes the store: it stays to be reported."""
+    return 0, 0

@@ -15,10 +15,11 @@ from __future__ import annotations
 import os
 import random
 import selectors
-from threading import Lock, Thread
+from threading import Thread
 from time import monotonic
 
 from abate import forks
+from abate.locks import Section
 from abate.logs import Log
 from abate.schedule.backoff import Uniform
 from abate.stores.bells import Bells
@@ -47,17 +48,19 @@ class Ears:
         self._pool = pool
         self._bells = bells
         self._rng = rng
+        self._section = Section()
         self.after_fork()
         forks.keep(self)
 
     def after_fork(self) -> None:
         """Nobody listens in the child."""
-        self._lock = Lock()
+        self._section.after_fork()
         self._thread: Thread | None = None
         self._hang_up = -1  # written to when the thread is to end
         self._announced: dict[str, float] = {}
         self._wanted = monotonic()
         self._try_at = 0.0
+        self._closed = False
         self.listening = False
         self.deaf = False
         """Does a pooler stand between?"""
@@ -68,13 +71,12 @@ class Ears:
         """Somebody waits for this queue: is it only from now on that what is added to it rings?"""
         self._wanted = monotonic()
         if not self.listening:
-            self._start()
+            self._section.run(self._start)
             return False
         if self._announced.get(queue, 0.0) >= self._wanted + ANNOUNCED / 3:
             return False
         self._pool.run("SELECT @.listen($1, $2)", queue, repr(ANNOUNCED), safe=True)
-        with self._lock:
-            self._announced[queue] = self._wanted + ANNOUNCED
+        self._announced[queue] = self._wanted + ANNOUNCED
         return True
 
     def patience(self, pause: float) -> float:
@@ -84,24 +86,28 @@ class Ears:
 
     def close(self) -> None:
         """Listen no more."""
-        with self._lock:
-            self._try_at = float("inf")
-            if self._thread is not None:
-                os.write(self._hang_up, b".")
-            thread = self._thread
-        if thread is not None:
+        self._closed = True
+        self._section.run(self._tell_to_end)
+        thread = self._thread
+        if thread is not None and thread.is_alive():
             thread.join(self._pool.address.timeout)
+
+    def _tell_to_end(self) -> None:
+        if self._thread is not None:
+            os.write(self._hang_up, b".")
 
     # -- the thread
 
     def _start(self) -> None:
-        with self._lock:
-            if self._thread is not None or self.deaf or monotonic() < self._try_at:
-                return
-            self._try_at = monotonic() + AGAIN * (0.5 + self._rng.random())
-            reading, self._hang_up = os.pipe()
-            self._thread = Thread(target=self._listen, args=(reading,), name="abate-ears", daemon=True)
+        if self._thread is not None or self.deaf or self._closed or monotonic() < self._try_at:
+            return
+        self._try_at = monotonic() + AGAIN * (0.5 + self._rng.random())
+        reading, self._hang_up = os.pipe()
+        self._thread = Thread(target=self._listen, args=(reading,), name="abate-ears", daemon=True)
+        try:
             self._thread.start()
+        except RuntimeError:  # there is no thread to be had: who waits looks by itself, and tries again
+            self._end(reading)
 
     def _listen(self, reading: int) -> None:
         session = None
@@ -115,12 +121,14 @@ class Ears:
             self.listening = False
             if session is not None:
                 session.close()
-            with self._lock:
-                self._announced.clear()
-                self._thread = None
-                os.close(reading)
-                os.close(self._hang_up)
+            self._section.run(self._end, reading)
             self._bells.ring_all()  # from now on they have to look by themselves
+
+    def _end(self, reading: int) -> None:
+        self._announced.clear()
+        self._thread = None
+        os.close(reading)
+        os.close(self._hang_up)
 
     def _connected(self) -> Session | None:
         """A connection that listens; None where a pooler hands each statement to another."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from threading import BoundedSemaphore, Lock
+from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 
 from abate import forks
@@ -65,8 +65,10 @@ class Pool:
 
     def after_fork(self) -> None:
         """In the child: nothing is in use, and nothing of the parent's is touched."""
-        self._free = BoundedSemaphore(MOST)
-        self._lock = Lock()
+        # no lock: each step is atomic, as a signal handler may run a statement in the middle of another
+        self._free: SimpleQueue[None] = SimpleQueue()
+        for _ in range(MOST):
+            self._free.put(None)
         self._idle: list[Session] = []  # libpq closes none that another process has opened
 
     def run(self, statement: str, *params: str | None, safe: bool = False, limit: float | None = None) -> list[Row]:
@@ -89,8 +91,10 @@ class Pool:
             raise explained(trouble, self.address, limit) from None
 
     def _run(self, statement: str, params: tuple[str | None, ...], deadline: float) -> list[Row]:
-        if not self._free.acquire(timeout=max(0.0, deadline - monotonic())):
-            raise StoreError(f"all {MOST} connections of this process to {self.address} are in use")
+        try:
+            self._free.get(timeout=max(0.0, deadline - monotonic()))
+        except Empty:
+            raise StoreError(f"all {MOST} connections of this process to {self.address} are in use") from None
         session: Session | None = None
         try:
             session = self._session(deadline)
@@ -109,17 +113,16 @@ class Pool:
         finally:
             if session is not None:
                 session.close()
-            self._free.release()
+            self._free.put(None)
 
     # -- connections
 
     def _session(self, deadline: float) -> Session:
         """One that is idle and alive, or a new one."""
         while True:
-            with self._lock:
-                if self._closed:
-                    raise StoreError(f"{self.address} is closed")
-                session = self._idle.pop() if self._idle else None
+            if self._closed:
+                raise StoreError(f"{self.address} is closed")
+            session = _popped(self._idle)
             if session is None:
                 session = self.connect(deadline)
             elif session.broken():
@@ -163,21 +166,31 @@ class Pool:
         """Keep a connection for the next one; close those that nobody has needed for long."""
         if session is None:
             return
-        with self._lock:
-            self._idle.append(session)
-            long_ago = monotonic() - IDLE
-            old = self._idle if self._closed else [one for one in self._idle if one.used < long_ago]
-            self._idle = [one for one in self._idle if one not in old]
-        for one in old:
-            one.close()
+        self._idle.append(session)
+        if self._closed:
+            self.close()
+        long_ago = monotonic() - IDLE
+        for one in self._idle.copy():
+            if one.used < long_ago:
+                try:
+                    self._idle.remove(one)
+                except ValueError:
+                    continue  # it was taken just now
+                one.close()
 
     def close(self) -> None:
         """Close the connections; those in use are closed when their statement has ended."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for session in idle:
+        self._closed = True
+        while (session := _popped(self._idle)) is not None:
             session.close()
+
+
+def _popped(sessions: list[Session]) -> Session | None:
+    """Take out the last of some connections; None where there is none."""
+    try:
+        return sessions.pop()
+    except IndexError:
+        return None
 
 
 def _on(session: Session, deadline: float, statement: str, *params: str) -> list[Row]:

@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from threading import Lock
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import redis
@@ -63,7 +62,6 @@ class Server:
         self._closed = False
         self._parents: list[Any] = []  # in a child, the clients of its parent: closing one here would disturb it
         self._clients: dict[Use, Any] = {}
-        self._lock = Lock()
         forks.keep(self)
         try:
             self._look_over()  # so what is wrong with the server is said now
@@ -74,7 +72,6 @@ class Server:
 
     def after_fork(self) -> None:
         """In the child: connections of its own."""
-        self._lock = Lock()
         self._parents += self._clients.values()
         self._clients = {}
 
@@ -132,12 +129,17 @@ class Server:
     # -- connections
 
     def _client(self, use: Use) -> Any:
-        with self._lock:
-            if self._closed:
-                raise StoreError(f"{self.address.name} is closed")
-            if use not in self._clients:
-                self._clients[use] = self._made(use)
-            return self._clients[use]
+        # no lock, as a cluster is connected to here, and a signal handler may come in the middle of that
+        client = self._clients.get(use)
+        if client is None and not self._closed:
+            made = self._made(use)
+            client = self._clients.setdefault(use, made)
+            if client is not made:
+                made.close()  # another thread was first
+        if self._closed:
+            self.close()
+            raise StoreError(f"{self.address.name} is closed")
+        return client
 
     def _made(self, use: Use) -> Any:
         timeout = self._timeouts[use]
@@ -179,11 +181,11 @@ class Server:
 
     def close(self) -> None:
         """Let go of the connections; whoever waits on one is woken."""
-        with self._lock:
-            self._closed = True
-            clients, self._clients = list(self._clients.values()), {}
-        for client in clients:
-            client.close()
+        self._closed = True
+        for use in list(self._clients):
+            client = self._clients.pop(use, None)
+            if client is not None:
+                client.close()
 
 
 class Broken(StoreUnreachable):

@@ -23,7 +23,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Lock, get_ident
+from threading import RLock, get_ident
 from time import monotonic, sleep
 from typing import Any
 
@@ -76,8 +76,9 @@ class File:
         self._synchronous = synchronous
         self._timeout = timeout
         self._rng = rng
-        self.lock = Lock()
+        self.lock = RLock()
         self._owner = 0
+        """The thread that is in the middle of an operation."""
         self._forking: set[int] = set()
         self._closed = False
         self._place: place.Place | None = None
@@ -129,37 +130,36 @@ class File:
         """
         end: float | None = None
         while True:
-            lock = self._acquire()
-            try:
-                answer = self._connection(first == BEGIN).execute(first, args)
-                break
-            except (sqlite3.Error, Foreign, OSError) as error:
-                self._release(lock)
-                code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-                end = monotonic() + self._timeout if end is None else end
-                if code != sqlite3.SQLITE_BUSY or monotonic() >= end:
-                    raise self._explained(error) from error
-            except BaseException:
-                self._release(lock)
-                raise
+            with self.lock:
+                self._refuse_reentry()
+                try:
+                    self._owner = get_ident()
+                    try:
+                        answer = self._connection(first == BEGIN).execute(first, args)
+                    except (sqlite3.Error, Foreign, OSError) as error:
+                        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+                        end = monotonic() + self._timeout if end is None else end
+                        if code != sqlite3.SQLITE_BUSY or monotonic() >= end:
+                            raise self._explained(error) from error
+                    else:
+                        try:
+                            yield answer
+                        except sqlite3.Error as error:
+                            raise self._explained(error) from error
+                        return
+                finally:
+                    self._owner = 0
+                    if self._closed:  # by a signal handler, in the middle of this
+                        self._let_go()
             sleep(SHORTEST + self._rng.random() * (LONGEST - SHORTEST))
-        try:
-            yield answer
-        except sqlite3.Error as error:
-            raise self._explained(error) from error
-        finally:
-            self._release(lock)
 
-    def _acquire(self) -> Lock:
-        lock = self.lock
-        lock.acquire()
-        self._owner = get_ident()
-        return lock
-
-    def _release(self, lock: Lock) -> None:
-        """Release the lock that was acquired: in a child that was forked meanwhile, `self.lock` is another one."""
-        self._owner = 0
-        lock.release()
+    def _refuse_reentry(self) -> None:
+        """Refuse a signal handler, or a finalizer, in the middle of an operation of its own thread; needs the lock."""
+        if self._owner or get_ident() in self._forking:
+            raise StoreError(
+                f"{self} is in use by this very thread: a signal handler or a finalizer can't use a store in the "
+                "middle of an operation on it; set a flag there, or use another thread"
+            )
 
     # -- the connection
 
@@ -269,12 +269,10 @@ class File:
 
     def close(self) -> None:
         """Close the connection; a write that is under way is let finish."""
-        lock = self._acquire()
-        try:
+        with self.lock:
             self._closed = True
-            self._let_go()
-        finally:
-            self._release(lock)
+            if not self._owner:  # or the operation that was interrupted does it
+                self._let_go()
 
     def _let_go(self) -> None:
         """Close the connection; needs the lock."""
@@ -309,7 +307,7 @@ class File:
     def after_fork(self) -> None:
         """In the child: a connection of its own; what was in memory stays the parent's."""
         interrupted = self._owner == get_ident()
-        self.lock = Lock()
+        self.lock = RLock()
         self._owner = 0
         self._forking = set()
         if self.path is None:

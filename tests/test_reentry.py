@@ -1,0 +1,1101 @@
+"""Every lock of the package, interrupted at every bytecode by every operation of the same object and thread.
+
+A lock that is not in `LOCKS` fails a test: whoever adds one has to say why it is safe, and to try it here.
+"""
+
+import ast
+import contextlib
+import itertools
+import pathlib
+import types
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client import CollectorRegistry
+
+import abate
+from abate import events
+from abate.admit.bells import ThreadBell
+from abate.call.tally import Roll, Tally, Watch
+from abate.observe.carried import Carried
+from abate.observe.lines import Lines
+from abate.observe.otel import Look, OpenTelemetrySink
+from abate.observe.page.recent import Recent
+from abate.observe.prometheus import PrometheusSink
+from abate.stores import StoreError
+from abate.stores.bells import Bells
+from abate.stores.postgres import bells as postgres_bells
+from abate.stores.postgres import pool as postgres_pool
+from abate.stores.redis.server import Server
+from abate.stores.sqlite.file import File
+from abate.testing import VirtualClock
+from tests.reentry import MOST_STEPS, at_every_bytecode
+
+SOURCE = pathlib.Path(abate.__file__).parent
+ARCHITECTURE = pathlib.Path(__file__).parent.parent / "docs" / "architecture.md"
+
+TESTED = "tested"
+PRIVATE = "private to one call or one wait"
+ELSEWHERE = "tested where the rest of it is"
+LOCKS = {
+    ("admit/bells.py", "ThreadBell"): PRIVATE,
+    ("admit/bucket.py", "Level"): TESTED,
+    ("admit/budget.py", "Ledger"): TESTED,
+    ("admit/door.py", "Alone"): ELSEWHERE,
+    ("admit/throttle.py", "Tally"): TESTED,
+    ("call/tally.py", "Roll"): TESTED,
+    ("call/tally.py", "Watch"): TESTED,
+    ("cli/page.py", "_run"): PRIVATE,
+    ("clients/grpc.py", "_Stream"): ELSEWHERE,
+    ("clients/warm.py", "_open"): PRIVATE,
+    ("events.py", "_Changes"): TESTED,
+    ("locks.py", "Section"): ELSEWHERE,
+    ("observe/asking.py", "Answer"): PRIVATE,
+    ("observe/carried.py", "Carried"): TESTED,
+    ("observe/detached.py", "Detached"): TESTED,
+    ("observe/otel.py", "Look"): TESTED,
+    ("observe/otel.py", "OpenTelemetrySink"): TESTED,
+    ("observe/page/recent.py", "Recent"): TESTED,
+    ("observe/prometheus.py", "PrometheusSink"): TESTED,
+    ("observe/transitions.py", "Transitions"): TESTED,
+    ("schedule/latency.py", "Latencies"): TESTED,
+    ("stores/bells.py", "Bells"): TESTED,
+    ("stores/fleet/courier.py", "Courier"): ELSEWHERE,
+    ("stores/postgres/bells.py", "Ears"): TESTED,
+    ("stores/sqlite/file.py", "File"): TESTED,
+    ("testing/virtual.py", "VirtualClock"): TESTED,
+    ("work/lines.py", "Lines"): TESTED,
+}
+WITHOUT = ("admit/permits.py", "call/tally.py Tick", "stores/postgres/pool.py", "stores/redis/server.py")
+"""What has no lock, and is tried in the same way."""
+
+KINDS = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "Barrier", "Section"}
+
+
+def constructed(path):
+    """The classes and functions of a file that make, or are, a lock."""
+    tree = ast.parse(path.read_text())
+    names = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in ("threading", "abate.locks")
+        for alias in node.names
+        if alias.name in KINDS
+    }
+    for top in tree.body:
+        for node in ast.walk(top):
+            function = node.func if isinstance(node, ast.Call) else None
+            if (isinstance(function, ast.Name) and function.id in names) or (
+                isinstance(function, ast.Attribute)
+                and isinstance(function.value, ast.Name)
+                and function.value.id == "threading"
+                and function.attr in KINDS
+            ):
+                yield top.name if hasattr(top, "name") else ast.unparse(top)
+        if isinstance(top, ast.ClassDef) and any(isinstance(base, ast.Name) and base.id in names for base in top.bases):
+            yield top.name
+
+
+def test_every_lock_is_known():
+    """One that is new needs a reason why it is safe to re-enter, and one that is gone none."""
+    found = {
+        (str(path.relative_to(SOURCE)), name)
+        for path in SOURCE.rglob("*.py")
+        if path.relative_to(SOURCE).parts[0] != "sim"  # whose threads run simulations of their own
+        for name in constructed(path)
+    }
+    assert found == set(LOCKS)
+
+
+def test_every_lock_that_can_be_reached_is_tried():
+    """What is said to be tested is."""
+    assert {lock for lock, why in LOCKS.items() if why == TESTED} == {lock for one in CASES for lock in one.locks}
+
+
+def test_every_lock_is_in_the_documentation():
+    """With the reason why it is safe."""
+    table = ARCHITECTURE.read_text().split("## Locks")[1].split("\n## ")[0]
+    paths = {path for path, _ in LOCKS} | {one.split()[0] for one in WITHOUT}
+    assert [path for path in sorted(paths) if f"`{path}`" not in table] == []
+
+
+# -- cases
+
+
+class Case:
+    """Something with a lock: how to make one, what can be done to it, and what holds afterwards.
+
+    An operation is a method whose name begins with ``do_``. `notes` says which of them were carried out: what an
+    operation returns is noted with it.
+    """
+
+    locks = ()
+    where = str(SOURCE)
+    interrupting = None
+    """What can interrupt, where that is not everything."""
+    every = 1
+    """Of so many bytecodes one is tried for each pair of operations, and another one for the next pair."""
+
+    def __init__(self):
+        self.notes = []
+        self.make()
+
+    def make(self):
+        raise NotImplementedError
+
+    def check(self):
+        raise NotImplementedError
+
+    @classmethod
+    def operations(cls):
+        return [name for name in dir(cls) if name.startswith("do_")]
+
+    @classmethod
+    def pairs(cls):
+        interrupting = cls.interrupting or cls.operations()
+        return list(itertools.product(cls.operations(), interrupting))
+
+    def do(self, name):
+        self.notes.append((name[3:], getattr(self, name)()))
+
+    def noted(self, *names):
+        """What these operations have returned."""
+        return [answer for name, answer in self.notes if name in names]
+
+
+def quiet(section):
+    """Nobody is inside, and nothing is left to do."""
+    assert section.busy is False
+    assert section.left == []
+    with pytest.raises(RuntimeError):
+        section.lock.release()
+
+
+class OfBudget(Case):
+    """Nothing is overspent, wrongly refused, lost or counted twice."""
+
+    locks = (("admit/budget.py", "Ledger"),)
+    interrupting = ("do_withdraw", "do_refund", "do_deposit")
+    every = 7
+    left = 4
+
+    def make(self):
+        now = [0.5]
+        self.budget = abate.Budget(ratio=0.5, reserve=0.0, window=50.0, clock=lambda: now[0])
+        for _ in range(20):
+            self.budget.deposit()
+        assert all(self.budget.try_withdraw() for _ in range(10 - self.left))
+        now[0] = 1.5  # in the next slot, so that the next operation folds
+
+    def do_withdraw(self):
+        return self.budget.try_withdraw()
+
+    def do_refund(self):
+        self.budget.refund()
+
+    def do_deposit(self):
+        self.budget.deposit()
+
+    def do_look(self):
+        self.budget.look()
+
+    def do_read(self):
+        assert self.budget.balance() >= 0
+        assert 0 <= self.budget.share() <= 1
+
+    def check(self):
+        withdrawn = self.noted("withdraw")
+        assert all(withdrawn)
+        deposits = len(self.noted("deposit", "look"))
+        assert self.budget.balance() == self.left - len(withdrawn) + len(self.noted("refund")) + deposits / 2
+        quiet(self.budget.timeline.main.section)
+
+
+class OfTheLastRetry(OfBudget):
+    """Of two that want it one gets it."""
+
+    locks = ()
+    interrupting = ("do_withdraw",)
+    every = 1
+    left = 1
+
+    @classmethod
+    def operations(cls):
+        return ["do_withdraw"]
+
+    def check(self):
+        # who interrupts is refused where it is not sure, and then the other one gets it
+        assert sorted(self.noted("withdraw")) == [False, True]
+        assert self.budget.balance() == 0.0
+        quiet(self.budget.timeline.main.section)
+
+
+class OfBucket(Case):
+    """Tokens are conserved, and there are enough for all."""
+
+    locks = (("admit/bucket.py", "Level"),)
+
+    def make(self):
+        self.bucket = abate.TokenBucket(rate=1.0, burst=20, clock=VirtualClock())
+        self.level = self.bucket._levels.main
+        self.level.tokens = 15.0
+
+    def do_take(self):
+        return self.bucket.try_acquire(3)
+
+    def do_refund(self):
+        self.bucket.refund()
+
+    def do_claim(self):
+        return self.bucket._claim(self.level, 2, None).due == 0.0
+
+    def check(self):
+        self.level.settle()
+        assert all(self.noted("take", "claim"))
+        taken = 3 * len(self.noted("take")) + 2 * len(self.noted("claim"))
+        assert self.level.tokens == 15.0 - taken + len(self.noted("refund"))
+        assert (self.level.asked, self.level.owed) == (0, [])
+        quiet(self.level.section)
+
+
+class OfEmptyBucket(Case):
+    """Nobody takes what is not there; who waits and breaks off returns what it had taken."""
+
+    locks = ()
+
+    def make(self):
+        self.bucket = abate.TokenBucket(rate=1.0, burst=2, clock=VirtualClock())
+        self.level = self.bucket._levels.main
+        self.level.tokens = 0.0
+        self.claims = [self.bucket._claim(self.level, 1, None) for _ in range(2)]
+
+    def do_take(self):
+        return self.bucket.try_acquire()
+
+    def do_claim(self):
+        claim = self.bucket._claim(self.level, 1, None)
+        self.claims.append(claim)
+        return claim.due
+
+    def do_break_off(self):
+        self.bucket._break_off(self.level, self.claims.pop())
+
+    def do_refund(self):
+        self.bucket.refund()
+
+    def check(self):
+        self.level.settle()
+        assert not any(self.noted("take"))
+        assert all(due >= 1.0 for due in self.noted("claim"))
+        made, broken = len(self.noted("claim")), len(self.noted("break_off"))
+        for claim in self.claims:
+            self.bucket._break_off(self.level, claim)  # nobody waits any more: all of it comes back
+        assert not self.level.claims
+        assert self.level.tokens == min(2.0, len(self.noted("refund"))) + 0.0 * (made + broken)
+        quiet(self.level.section)
+
+
+class OfPermits(Case):
+    """No more are held than there are, and none gets lost."""
+
+    def make(self):
+        self.permits = abate.Permits(3)
+        assert self.permits.try_acquire()
+
+    def do_take(self):
+        return self.permits.try_acquire()
+
+    def do_release(self):
+        before = self.permits.held
+        self.permits.release()
+        return before
+
+    def check(self):
+        assert all(self.noted("take"))
+        held = self.permits.held
+        # the second of two releases finds nothing to release
+        assert held == max(0, 1 + len(self.noted("take")) - len(self.noted("release")))
+        assert sum(self.permits.try_acquire() for _ in range(10)) == 3 - held
+
+
+class OfThrottle(Case):
+    """Everything is counted once."""
+
+    locks = (("admit/throttle.py", "Tally"),)
+
+    def make(self):
+        self.throttle = abate.Throttle(clock=VirtualClock())
+        for _ in range(3):
+            self.throttle.enter(retry=False)
+            self.throttle.leave(accepted=True)
+
+    def do_enter(self):
+        return self.throttle.enter(retry=False)
+
+    def do_leave(self):
+        self.throttle.leave(accepted=True)
+
+    def do_refund(self):
+        self.throttle.refund()
+
+    def do_read(self):
+        assert 0 <= self.throttle.probability() <= 1
+
+    def check(self):
+        tally = self.throttle._tallies.main
+        assert self.noted("enter") == [None] * len(self.noted("enter"))
+        assert tally.requests.total == 3 + len(self.noted("enter")) - len(self.noted("refund"))
+        assert tally.accepts.total == 3 + len(self.noted("leave"))
+        quiet(tally.section)
+
+
+class OfTimeouts(Case):
+    """No observation is lost, and a timeout is never below what is known."""
+
+    locks = (("schedule/latency.py", "Latencies"),)
+
+    def make(self):
+        now = [0.0]
+        self.timeouts = abate.Timeouts(false_rate=0.25, ceiling=5.0, half_life=10.0, clock=lambda: now[0])
+        for _ in range(3):
+            self.timeouts.observe(1.0)
+        now[0] = 11.0  # the next one drops what is old
+        self.timeouts.observe(1.0)
+        now[0] = 22.0
+
+    def do_observe(self):
+        self.timeouts.observe(1.0)
+
+    def do_connect(self):
+        self.timeouts.observe_connect(1.0)
+
+    def do_read(self):
+        return self.timeouts.request(), self.timeouts.connect(), self.timeouts.quantile(0.5)
+
+    def check(self):
+        here = self.timeouts._main
+        for request, connect, quantile in self.noted("read"):
+            assert min(request, connect, quantile) > 0.97
+        here._drop_old()
+        requests, connects = 1 + len(self.noted("observe")), len(self.noted("connect"))
+        for histogram, seen in ((here.requests, requests), (here.connects, connects)):
+            assert histogram.total == sum(histogram._counts) == seen
+        quiet(here)
+
+
+class OfRoll(Case):
+    """Counts of policies that come and go are all there."""
+
+    locks = (("call/tally.py", "Roll"),)
+
+    def make(self):
+        self.roll, self.kept = Roll(), []
+        self.do_come_and_go()
+
+    def do_come_and_go(self):
+        tally = Tally("orders")
+        self.roll.note(tally)
+        tally.begun.add()
+        tally.good.add()
+
+    def do_come(self):
+        tally = Tally("orders")
+        self.kept.append(tally)
+        self.roll.note(tally)
+        tally.begun.add()
+        tally.bad.add()
+
+    def do_read(self):
+        return self.roll.totals()["orders"]
+
+    def check(self):
+        total = self.roll.totals()["orders"]
+        assert (total.good, total.bad) == (1 + len(self.noted("come_and_go")), len(self.noted("come")))
+        assert total.begun == total.good + total.bad
+        quiet(self.roll._section)
+
+
+class OfTick(Case):
+    """A count is exact, and never goes back."""
+
+    interrupting = ("do_count", "do_read")
+
+    @classmethod
+    def operations(cls):
+        return ["do_read"]  # to count is one operation of an iterator
+
+    def make(self):
+        self.tally = Tally()
+
+    def do_count(self):
+        self.tally.begun.add()
+
+    def do_read(self):
+        return self.tally.begun.read(), self.tally.in_flight
+
+    def check(self):
+        assert self.tally.begun.read() == len(self.noted("count"))
+        assert all(0 <= seen <= flying <= 2 for seen, flying in self.noted("read"))
+
+
+class OfWatch(Case):
+    """Who watches is counted, and every stand-in runs the code of that."""
+
+    locks = (("call/tally.py", "Watch"),)
+
+    def make(self):
+        self.watch, self.stand_ins = Watch(), []
+        self.watch.come()
+        self.do_keep()
+
+    def do_come(self):
+        self.watch.come()
+
+    def do_go(self):
+        self.watch.go()
+
+    def do_keep(self):
+        plain, counted = (lambda: "plain").__code__, (lambda: "counted").__code__
+        stand_in = types.FunctionType(plain, {"_a_versions": (plain, counted)})
+        self.stand_ins.append(stand_in)
+        self.watch.keep(stand_in)
+
+    def check(self):
+        watchers = max(0, 1 + len(self.noted("come")) - len(self.noted("go")))
+        assert self.watch.on == (watchers > 0)
+        assert {stand_in() for stand_in in self.stand_ins} == {"counted" if watchers else "plain"}
+        quiet(self.watch._section)
+
+
+class OfEvents(Case):
+    """Every sink that was installed, and not removed, is there once."""
+
+    locks = (("events.py", "_Changes"),)
+
+    def make(self):
+        self.before = events.sinks
+        self.numbers = itertools.count()
+        self.there = events.install(lambda event: None)
+        self.mine = [self.there]
+
+    def do_install(self):
+        number = next(self.numbers)
+        sink = lambda event: number  # noqa: E731
+        self.mine.append(sink)
+        events.install(sink)
+        return sink
+
+    def do_remove(self):
+        events.remove(self.there)
+
+    def check(self):
+        try:
+            gone = [self.there] if self.noted("remove") else []
+            assert sorted(map(id, events.sinks)) == sorted(
+                map(id, [*self.before, *(sink for sink in self.mine if sink not in gone)])
+            )
+            quiet(events._changes)
+        finally:
+            for sink in self.mine:
+                events.remove(sink)
+
+
+class OfWorkQueue(Case):
+    """No key is lost, none is handed out twice, and all are counted."""
+
+    locks = (("work/lines.py", "Lines"),)
+    where = str(SOURCE / "work")
+    interrupting = ("do_add", "do_add_again", "do_add_rate_limited", "do_break_off", "do_done", "do_look", "do_take")
+    every = 11
+
+    def make(self):
+        self.clock = VirtualClock(start=100.0)
+        self.queue = abate.WorkQueue(clock=self.clock)
+        self.numbers = itertools.count()
+        for key in ("one", "two", "three"):
+            self.queue.add(key)
+        self.queue.add_after("later", -1.0)
+        self.queue.add_after("much later", 1000.0)
+        self.taken = [self.queue.get(0.0), self.queue.get(0.0)]
+        self.bell = ThreadBell()
+        self.queue._waiting.append(self.bell)  # somebody waits, and is to be told
+        self.added = 4
+
+    def _added(self):
+        self.added += 1
+
+    def do_add(self):
+        self.queue.add(("new", next(self.numbers)), priority=1)
+        self._added()
+
+    def do_add_again(self):
+        self.queue.add("three")
+
+    def do_add_after(self):
+        self.queue.add_after(("new", next(self.numbers)), 0.0)
+        self._added()
+
+    def do_add_rate_limited(self):
+        assert self.queue.add_rate_limited(("new", next(self.numbers))) >= 0.0
+        self._added()
+
+    def do_take(self):
+        self.taken += self.queue.take(1)
+
+    def do_get(self):
+        try:
+            self.taken.append(self.queue.get(0.0))
+        except RuntimeError as error:
+            assert "can't wait" in str(error)
+
+    def do_done(self):
+        with contextlib.suppress(IndexError):
+            self.queue.done(self.taken.pop(0))
+
+    def do_break_off(self):
+        self.queue._gone(self.bell)
+
+    def do_look(self):
+        self.queue.next_due(), self.queue.age(), self.queue.plans(), self.queue.forget("one"), self.queue.adds
+
+    def do_cancel(self):
+        return self.queue.cancel("much later")
+
+    def check(self):
+        queue = self.queue
+        quiet(queue._section)
+        assert queue.in_hand == len(self.taken)
+        assert any(self.noted("cancel")) == bool(self.noted("cancel"))
+        gone = len([1 for _ in self.noted("done")])
+        ready = len(queue) + queue.delayed + any(self.noted("cancel")) - 1
+        assert ready + len(self.taken) + min(gone, self.added) >= self.added
+        delivered = {*self.taken, *queue.take(1000)}
+        self.clock.advance(10_000.0)
+        delivered |= set(queue.take(1000))
+        assert len({*delivered, "much later"}) + gone >= self.added + 1
+        assert queue.adds == self.added + 1 + len(self.noted("add_again"))
+        assert queue.in_hand == len(delivered)
+
+
+class OfShutdown(Case):
+    """A queue that a signal handler shuts down delivers what is ready, and takes nothing new."""
+
+    locks = ()
+    interrupting = ("do_shutdown",)
+
+    def make(self):
+        self.queue = abate.WorkQueue(clock=VirtualClock())
+        self.queue.add("one")
+        self.queue.add_after("later", 10.0)
+
+    def do_shutdown(self):
+        self.queue.shutdown()
+
+    def do_add(self):
+        try:
+            self.queue.add("two")
+        except abate.ShutDown:
+            return "shut down"
+
+    def do_get(self):
+        return self.queue.get(0.0)
+
+    def check(self):
+        quiet(self.queue._section)
+        with pytest.raises(abate.ShutDown):
+            self.queue.add("three")
+        added = [] if "shut down" in self.noted("add") else self.noted("add")
+        expected = {"one"} | ({"two"} if added else set())
+        assert {*self.noted("get"), *self.queue.take(10)} == expected
+        assert self.queue.delayed == 0
+
+
+class OfFullQueue(Case):
+    """A key for which there was room is not lost, whoever filled the queue meanwhile."""
+
+    locks = ()
+
+    def make(self):
+        self.queue = abate.WorkQueue(capacity=2, clock=VirtualClock())
+        self.numbers = itertools.count()
+        self.queue.add("one")
+
+    def do_add(self):
+        key = next(self.numbers)
+        try:
+            self.queue.add(key)
+        except abate.QueueFull:
+            return None
+        return key
+
+    def check(self):
+        quiet(self.queue._section)
+        added = {key for key in self.noted("add") if key is not None}
+        assert added
+        assert set(self.queue.take(10)) == {"one"} | added
+
+
+class OfBells(Case):
+    """Whoever is rung for is woken; nobody is left in line."""
+
+    locks = (("stores/bells.py", "Bells"),)
+
+    def make(self):
+        self.bells = Bells(lambda: False)
+        self.standing = self.bells.line("orders")
+        self.line = self.standing.__enter__()
+        self.asleep = ThreadBell()
+        self.bells._lie_down(self.line, self.line.rung, self.asleep)
+
+    def do_ring(self):
+        self.bells.ring("orders")
+
+    def do_ring_all(self):
+        self.bells.ring_all()
+
+    def do_wait(self):
+        self.bells.wait(self.line, self.line.rung, 0.0)
+
+    def do_stand(self):
+        with self.bells.line("orders"), self.bells.line("mails"):
+            pass
+
+    def check(self):
+        quiet(self.bells._section)
+        rung = len(self.noted("ring", "ring_all"))
+        assert self.line.rung == rung
+        assert self.asleep.wait(abate.clock.MACHINE, 0.0) == (rung > 0 or bool(self.noted("stand")))
+        self.bells._get_up(self.line, self.asleep)
+        assert self.line.asleep == []
+        assert self.bells._looker is None
+        assert list(self.bells._lines) == ["orders"]
+        self.standing.__exit__(None, None, None)
+        assert self.bells._lines == {}
+
+
+class OfFile(Case):
+    """What interrupts a transaction is refused, and what was accepted is there."""
+
+    locks = (("stores/sqlite/file.py", "File"),)
+    where = str(SOURCE / "stores" / "sqlite" / "file.py")
+
+    def make(self):
+        self.file = File(None, "NORMAL", 5.0)
+        with self.file.transaction() as db:
+            db.execute("CREATE TABLE noted (number)")
+
+    def do_write(self):
+        try:
+            with self.file.transaction() as db:
+                db.execute("INSERT INTO noted VALUES (1)")
+                return True
+        except StoreError as error:
+            assert "in use by this very thread" in str(error)
+            return False
+
+    def do_read(self):
+        try:
+            ((count,),) = self.file.read("SELECT count(*) FROM noted")
+        except StoreError as error:
+            assert "in use by this very thread" in str(error)
+            return True
+        return 0 <= count <= 2
+
+    def check(self):
+        assert all(self.noted("read"))
+        assert self.file.read("SELECT count(*) FROM noted") == [(sum(self.noted("write")),)]
+        assert any(self.noted("write", "read"))
+        assert not self.file._inside
+
+
+class OfClosedFile(OfFile):
+    """A file that is closed in the middle of a transaction is closed after it."""
+
+    locks = ()
+    interrupting = ("do_close",)
+
+    def do_close(self):
+        self.file.close()
+
+    @classmethod
+    def operations(cls):
+        return ["do_close", "do_write_or_not"]
+
+    def do_write_or_not(self):
+        with contextlib.suppress(StoreError), self.file.transaction() as db:
+            db.execute("INSERT INTO noted VALUES (1)")
+
+    def check(self):
+        assert self.file._db is None
+        with pytest.raises(StoreError, match="is closed"):
+            self.file.read("SELECT 1")
+
+
+class FakeSession:
+    """A connection to nothing."""
+
+    version = 170000
+    process = 1
+
+    def __init__(self, *_):
+        self.used = float("inf")
+        self.open = True
+        self.busy = False
+
+    def run(self, *_):
+        assert self.open
+        assert not self.busy, "two statements at once on one connection"
+        self.busy = True
+        self.busy = False
+        return []
+
+    def broken(self):
+        return False
+
+    def close(self):
+        self.open = False
+
+
+class OfPool(Case):
+    """Each statement has a connection of its own, and returns it."""
+
+    where = str(SOURCE / "stores" / "postgres" / "pool.py")
+
+    def make(self):
+        self.pool = postgres_pool.Pool.__new__(postgres_pool.Pool)
+        self.pool.address = types.SimpleNamespace(timeout=5.0, schema="abate", conninfo=lambda limited: b"")
+        self.pool._limited, self.pool._ready, self.pool._closed = True, True, False
+        self.pool.after_fork()
+        self.sessions = []
+        self.pool.connect = self._connect
+
+    def _connect(self, deadline):
+        self.sessions.append(FakeSession())
+        return self.sessions[-1]
+
+    def do_run(self):
+        return self.pool.run("SELECT 1")
+
+    def do_close(self):
+        self.pool.close()
+
+    def do(self, name):
+        try:
+            super().do(name)
+        except StoreError as error:
+            assert "is closed" in str(error)
+
+    def check(self):
+        assert self.pool._free.qsize() == postgres_pool.MOST
+        still = [session for session in self.sessions if session.open]
+        assert set(still) == (set() if self.noted("close") else set(self.pool._idle))
+        if not self.noted("close"):
+            assert len(self.noted("run")) == 2
+
+
+class FakeThread:
+    """A thread that does not run."""
+
+    def __init__(self, target, args, **_):
+        self.target, self.args, self.started = target, args, False
+
+    def start(self):
+        self.started = True
+
+    def is_alive(self):
+        return False
+
+
+class OfEars(Case):
+    """One thread listens at most, and is told to end once the store is closed."""
+
+    locks = (("stores/postgres/bells.py", "Ears"),)
+    where = str(SOURCE / "stores" / "postgres" / "bells.py")
+
+    def make(self):
+        self.ears = postgres_bells.Ears(types.SimpleNamespace(address=types.SimpleNamespace(timeout=1.0)), Bells(None))
+
+    def do_attend(self):
+        self.ears.attend("orders")
+
+    def do_close(self):
+        self.ears.close()
+
+    def check(self):
+        quiet(self.ears._section)
+        thread = self.ears._thread
+        if thread is not None:
+            assert thread.started
+            (reading,) = thread.args
+            if self.noted("close"):
+                import os
+
+                os.set_blocking(reading, False)
+                assert os.read(reading, 10)
+            self.ears._end(reading)
+        elif self.noted("attend"):
+            assert self.noted("close")
+
+
+class OfServer(Case):
+    """There is one client for each use, and none is left open."""
+
+    where = str(SOURCE / "stores" / "redis" / "server.py")
+
+    def make(self):
+        self.server = Server.__new__(Server)
+        self.server.address = types.SimpleNamespace(name="redis://")
+        self.server._closed, self.server._clients = False, {}
+        self.made = []
+        self.server._made = self._made
+
+    def _made(self, use):
+        self.made.append(FakeSession())
+        return self.made[-1]
+
+    def do_ask(self):
+        try:
+            return self.server._client("work")
+        except StoreError:
+            return None
+
+    def do_close(self):
+        self.server.close()
+
+    def check(self):
+        still = [client for client in self.made if client.open]
+        assert still == ([] if self.noted("close") else [self.server._clients["work"]])
+        if not self.noted("close"):
+            assert set(self.noted("ask")) == set(still)
+
+
+class OfSink(Case):
+    """Every event is counted once."""
+
+    event = events.GaveUp("orders", "attempts", 3, 1.5, OSError())
+
+    def do_tell(self):
+        self.sink(self.event)
+
+    def do_retry(self):
+        self.sink(events.Retry("orders", 1, 0.5, "blip", None, OSError()))
+
+
+class OfRecent(OfSink):
+    locks = (("observe/page/recent.py", "Recent"),)
+
+    def make(self):
+        self.sink = Recent(VirtualClock())
+        self.sink(events.Retry("orders", 1, 0.5, "blip", None, OSError()))
+
+    def do_read(self):
+        return self.sink.read_calls("orders", lambda calls: calls.retries), self.sink.happenings(), self.sink.layers()
+
+    def check(self):
+        given_up = self.sink.read_calls("orders", lambda calls: calls.given_up.counts(0.0))
+        assert given_up == ({"attempts": len(self.noted("tell"))} if self.noted("tell") else {})
+        assert self.sink.read_calls("orders", lambda calls: calls.retries) == 1 + len(self.noted("retry"))
+        quiet(self.sink._section)
+
+
+class OfPrometheus(OfSink):
+    locks = (("observe/prometheus.py", "PrometheusSink"),)
+    where = str(SOURCE / "observe")
+
+    def make(self):
+        self.registry = CollectorRegistry()
+        self.sink = PrometheusSink(self.registry)
+
+    def check(self):
+        retries = self.registry.get_sample_value("abate_retries_total", {"policy": "orders", "reason": "blip"})
+        ended = self.registry.get_sample_value("abate_calls_total", {"policy": "orders", "outcome": "attempts"})
+        assert (retries or 0, ended or 0) == (len(self.noted("retry")), len(self.noted("tell")))
+        quiet(self.sink._section)
+
+
+class OfOpenTelemetry(OfSink):
+    locks = (("observe/otel.py", "OpenTelemetrySink"), ("observe/otel.py", "Look"))
+    where = str(SOURCE / "observe" / "otel.py")
+
+    def make(self):
+        self.reader = InMemoryMetricReader()
+        self.provider = MeterProvider([self.reader], shutdown_on_exit=False)
+        self.sink = OpenTelemetrySink(self.provider)
+        self.look = Look()
+
+    def do_abandon(self):
+        def abandoned():
+            try:
+                yield
+            finally:
+                self.sink(events.LayeredRetry("orders", "inner"))
+
+        call = abandoned()
+        next(call)
+        call.close()
+
+    def do_look(self):
+        return self.look.of("abate.queue.depth")
+
+    def check(self):
+        counted = {"abate.retries": 0, "abate.calls": 0, "abate.layered_retries": 0}
+        for _ in range(2):  # the second collection has what the first was told to count
+            collected = self.reader.get_metrics_data()
+            for resource in () if collected is None else collected.resource_metrics:
+                for scope in resource.scope_metrics:
+                    for metric in scope.metrics:
+                        if metric.name in counted:
+                            mine = [
+                                point.value
+                                for point in metric.data.data_points
+                                if point.attributes["abate.policy"] == "orders"
+                                and point.attributes.get("abate.outcome", "attempts") == "attempts"
+                            ]
+                            counted[metric.name] = sum(mine)
+        assert counted == {
+            "abate.retries": len(self.noted("retry")),
+            "abate.calls": len(self.noted("tell")),
+            "abate.layered_retries": len(self.noted("abandon")),
+        }
+        quiet(self.sink._section)
+        quiet(self.look._section)
+        self.provider.shutdown()
+
+
+class OfLines(OfSink):
+    """Every line is written once."""
+
+    locks = (("observe/transitions.py", "Transitions"),)
+
+    def make(self):
+        self.written = []
+        self.sink = Lines(self.written.append, burst=10, clock=VirtualClock())
+
+    def do_retry(self):
+        self.sink(events.Worked("orders", "key", "retry", 0.1, 1, OSError()))
+
+    def do_flush(self):
+        self.sink.flush()
+
+    def check(self):
+        kinds = sorted(line.kind for line in self.written)
+        assert kinds == ["gave_up"] * len(self.noted("tell")) + ["key_failing"] * min(1, len(self.noted("retry")))
+        transitions = self.sink._desks.main.transitions
+        assert sum(failures for failures, _ in transitions._keys.values()) == len(self.noted("retry"))
+        quiet(transitions._section)
+
+
+class OfCarried(Case):
+    """Counts of things that are gone are carried on, once."""
+
+    locks = (("observe/carried.py", "Carried"),)
+
+    class Thing:
+        counted = 1, 1
+
+    def make(self):
+        self.carried = Carried(self._reading)
+        self.kept = [self.Thing()]
+        self.seen = 1
+        self.do_read()
+
+    def _reading(self, thing):
+        counted = thing.counted
+        return lambda: counted
+
+    def do_read(self):
+        return self.carried.totals([(thing, "orders") for thing in self.kept])["orders"]
+
+    def do_replace(self):
+        self.kept[:] = [self.Thing()]
+        self.seen += 1
+        self.do_read()
+
+    def check(self):
+        self.kept[:] = []
+        total = self.carried.totals([])["orders"]
+        assert total[0] == total[1]
+        assert 1 <= total[0] <= self.seen
+        quiet(self.carried._section)
+
+
+class OfDetached(OfSink):
+    """Every event is handed over, by one thread."""
+
+    locks = (("observe/detached.py", "Detached"),)
+
+    def make(self):
+        self.seen = []
+        self.sink = abate.observe.Detached(self.seen.append)
+
+    def check(self):
+        assert self.sink.flush(30.0)
+        assert len(self.seen) == len(self.noted("tell", "retry"))
+
+
+class OfClock(Case):
+    """All the time that was waited for has passed."""
+
+    locks = (("testing/virtual.py", "VirtualClock"),)
+
+    def make(self):
+        self.clock = VirtualClock()
+
+    def do_advance(self):
+        self.clock.advance(1.0)
+
+    def do_sleep(self):
+        self.clock.sleep(2.0)
+
+    def check(self):
+        assert self.clock.now() == len(self.noted("advance")) + 2 * len(self.noted("sleep"))
+        quiet(self.clock._section)
+
+
+CASES = [
+    OfBudget,
+    OfTheLastRetry,
+    OfBucket,
+    OfEmptyBucket,
+    OfPermits,
+    OfThrottle,
+    OfTimeouts,
+    OfRoll,
+    OfTick,
+    OfWatch,
+    OfEvents,
+    OfWorkQueue,
+    OfShutdown,
+    OfFullQueue,
+    OfBells,
+    OfFile,
+    OfClosedFile,
+    OfPool,
+    OfEars,
+    OfServer,
+    OfRecent,
+    OfPrometheus,
+    OfOpenTelemetry,
+    OfLines,
+    OfCarried,
+    OfDetached,
+    OfClock,
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_at_every_bytecode(case, monkeypatch):
+    """Each operation, interrupted by each: nothing hangs, and what the class above says holds."""
+    monkeypatch.setattr(postgres_bells, "Thread", FakeThread)
+
+    def run(name):
+        return lambda thing: thing.do(name)
+
+    for place, (operation, interruption) in enumerate(case.pairs()):
+        try:
+            steps = range(1 + place % case.every, MOST_STEPS, case.every)
+            at_every_bytecode(case, run(operation), run(interruption), case.where, steps)
+        except BaseException as error:
+            error.add_note(f"{operation} was interrupted by {interruption}")
+            raise
