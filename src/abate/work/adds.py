@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abate import forks
 from abate.call.tally import Tick
 
 
@@ -15,16 +14,10 @@ class Adds:
     (2, 1)
     """
 
-    __slots__ = ("__weakref__", "all", "coalesced")
+    __slots__ = ("all", "coalesced")
 
     def __init__(self) -> None:
         self.all, self.coalesced = Tick(), Tick()
-        forks.keep(self)
-
-    def after_fork(self) -> None:
-        """Who held a lock is not in the child."""
-        self.all.after_fork()
-        self.coalesced.after_fork()
 
     def note(self, new: bool) -> None:
         """One was added; was it new?"""
