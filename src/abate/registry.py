@@ -44,7 +44,8 @@ class Registry(Generic[T]):
     def alive(self) -> list[T]:
         """Return the objects that are alive now."""
         found: list[T] = []
-        for number, known in list(self._known.items()):
+        # copied at once: making a list of pairs may run the collector, and with it code that adds an object
+        for number, known in self._known.copy().items():
             thing = known()
             if thing is None:
                 self._known.pop(number, None)

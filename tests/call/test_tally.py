@@ -133,3 +133,13 @@ def test_threads_that_let_go_while_others_look():
     watcher.join(30)
     assert roll.totals()["brief"].good == 3 * each
     assert max(seen, default=0) <= 3 * each
+
+
+def test_totals_in_the_middle_of_a_change_are_those_known():
+    """Somebody who looks while this very thread adds up what is gone sees the rest."""
+    roll, tally, seen = Roll(), Tally("orders"), []
+    roll.note(tally)
+    tally.begun.add()
+    tally.good.add()
+    roll._section.ask(lambda: seen.append(roll.totals()), otherwise=lambda: None)
+    assert seen == [{"orders": Counted(1, 1, 0)}]

@@ -455,3 +455,26 @@ def test_it_shows_its_settings():
     assert repr(Timeouts(0.01, name="db")) == (
         "Timeouts(false_rate=0.01, floor=0.05, ceiling=30, name='db', half_life=300)"
     )
+
+
+def test_what_is_observed_in_the_middle_of_another_observation_is_counted():
+    """As by a signal handler: it is counted next; a timeout is the ceiling meanwhile, whatever is half counted."""
+    now, seen = [0.0], []
+    timeouts = Timeouts(0.5, ceiling=5.0, half_life=10.0, clock=lambda: now[0])
+    timeouts.observe(1.0)
+
+    class Interrupted(type(timeouts._main.requests)):
+        __slots__ = ()
+
+        def rotate(self):
+            timeouts.observe(1.0)
+            timeouts.observe_connect(1.0)
+            seen.append((timeouts.request(), timeouts.connect(), timeouts.quantile(0.5)))
+            super().rotate()
+
+    timeouts._main.requests.__class__ = Interrupted
+    now[0] = 11.0
+    timeouts.observe(1.0)
+    assert seen == [(5.0, 5.0, 5.0)]
+    assert timeouts._main.requests.total == 3
+    assert timeouts._main.connects.total == 1

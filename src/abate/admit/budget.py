@@ -223,21 +223,25 @@ class Ledger:
 
     def _prepay(self, drawn: int) -> None:
         """Let the next numbers be drawn without a lock, as many as the balance pays for; `drawn` is paid for."""
+        first = drawn + 1
         while True:
-            self._spoiled.clear()
-            while self._granted:
-                self.withdrawals.add(self._granted.pop() > drawn)
-            first = next(self.draw) + 1
-            paid_for = range(first, first + max(0, self._units() // self._terms.one))
+            if self._granted or self._spoiled:
+                self._spoiled.clear()
+                while self._granted:
+                    self.withdrawals.add(self._granted.pop() > drawn)
+                first = next(self.draw) + 1  # after theirs
+            allowed = max(0, self._units() // self._terms.one)
+            paid_for = range(first, first + allowed)
             if not self._granted and not self._spoiled:
                 break
         self._published = self._issued = self.prepaid = paid_for
         if self._granted or self._spoiled:  # between the look and the line above
             drawn = self._settle(self.now())
+            counted = range(first, min(drawn, paid_for.stop))
             while self._granted:
-                self.withdrawals.add(self._granted.pop() not in paid_for)
+                self.withdrawals.add(self._granted.pop() not in counted)
             while self._spoiled:
-                if self._spoiled.pop() in paid_for:
+                if self._spoiled.pop() in counted:
                     self.withdrawals.take_back()
             self._prepay(drawn)
 
