@@ -326,18 +326,13 @@ class Controller(Service[P, T]):
         health = super().health()
         if not health.live:
             return health
+        fields = {name: getattr(health, name) for name in Health.__match_args__}
         troubles = {intake.feed.name: intake.trouble for intake in self._intakes}
-        return Health(
-            health.live,
-            health.ready,
-            health.in_hand,
-            health.failing,
-            health.tally,
-            {name: trouble for name, trouble in troubles.items() if trouble is not None},
-            sum(intake.skipped for intake in self._intakes),
-        )
+        fields["feeds"] = {name: trouble for name, trouble in troubles.items() if trouble is not None}
+        fields["skipped"] = sum(intake.skipped for intake in self._intakes)
+        return Health(**fields)
 
-    async def _alongside(self, loop: Loop, grace: float) -> None:
+    async def _alongside(self, loop: Loop) -> None:
         # threads of their own, as a poller that hangs must not keep a lease from being extended; one for the leader's
         crew = Crew(len(self._feeds) + 1)
         self._intakes = [
@@ -355,18 +350,23 @@ class Controller(Service[P, T]):
         finally:
             for task in tasks:
                 task.cancel()
-            await self._close(tasks, min(grace, CLOSING))
+            await self._close(tasks)
             crew.dismiss()
 
-    async def _close(self, tasks: set[asyncio.Task[Any]], seconds: float) -> None:
+    async def _close(self, tasks: set[asyncio.Task[Any]]) -> None:
         """Wait for feeds that were cancelled; one that goes on must not hold up the end."""
-        try:
-            async with clocks.current().within(seconds):
-                if tasks:
-                    await asyncio.wait(tasks)
-        except AttemptTimeout:
-            left = sum(not task.done() for task in tasks)
-            log.error("%s: %d sources did not end within %g s, and are left behind", self.name, left, seconds)
+        clock = clocks.current()
+        ends = clock.now() + CLOSING
+        while left := [task for task in tasks if not task.done()]:
+            try:
+                async with clock.within(max(0.0, ends - clock.now())):
+                    await asyncio.wait(left)
+            except asyncio.CancelledError:
+                pass  # the loop has ended: so does this, when the feeds have closed what they hold
+            except AttemptTimeout:
+                text = "%s: %d sources did not end within %g s, and are left behind"
+                log.error(text, self.name, len(left), CLOSING)
+                return
 
     def _led(self, bring: feeds.Bring) -> feeds.Bring:
         """What one of the processes that share the queue does for all."""
