@@ -167,13 +167,13 @@ def test_a_feed_that_fails_for_a_day_does_not_fill_the_disk(clock, caplog):
     async def watch():
         yield "a"
 
-    @reconcile.poll(every=0.1, keys=lambda event: event["order"])
+    @reconcile.poll(every=1.0, keys=lambda event: event["order"])
     def events_without_orders():
-        return [{}] * 3
+        return [{}] * 30
 
-    live(reconcile, 600.0)
-    assert 5 <= len([record for record in caplog.records if "no key can be told" in record.message]) <= 11
-    assert len(caplog.records) <= 25
+    live(reconcile, 300.0)
+    assert 3 <= len([record for record in caplog.records if "no key can be told" in record.message]) <= 6
+    assert len(caplog.records) <= 15
     assert "more like this since the last line" in caplog.text
 
 
@@ -325,9 +325,9 @@ def test_a_source_that_ends_is_started_again(clock, caplog):
         yield f"key-{len(started)}"
         await clock.asleep(300.0)
 
-    health = live(reconcile, 3100.0)
-    assert len(started) == 11
-    assert seen == [f"key-{number + 1}" for number in range(11)]
+    health = live(reconcile, 1300.0)
+    assert len(started) == 5
+    assert seen == [f"key-{number + 1}" for number in range(5)]
     assert all(300.5 <= after - before <= 301.0 for before, after in pairwise(started))
     assert "orders: watch has ended, started again in" in caplog.text
     assert "WARNING" not in {record.levelname for record in caplog.records}
@@ -368,7 +368,8 @@ def test_a_source_that_gets_further_each_time_is_started_soon(clock):
             yield key
         raise ConnectionError
 
-    live(reconcile, 60.0)
+    live(reconcile, 20.0)
+    assert len(started) >= 15
     assert all(after - before <= 1.0 for before, after in pairwise(started))
 
 
@@ -510,7 +511,7 @@ def test_a_source_that_does_not_end_is_left_behind(clock, caplog):
 
     assert asyncio.run(main()) == pytest.approx(15.0)
     assert started == [0.0]
-    assert "orders: sources did not end within 5 s, and are left behind" in caplog.text
+    assert "orders: 1 sources did not end within 5 s, and are left behind" in caplog.text
 
 
 class Raising(logging.Handler):
@@ -582,7 +583,7 @@ class SetClock(VirtualClock):
         return 1e6 + self.now() + ([0.0] + [ahead for at, ahead in self.steps if at <= self.now()])[-1]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     period=st.sampled_from([10.0, 3600.0]),
     steps=st.lists(st.tuples(st.floats(0.0, 5.0), st.floats(-1000.0, 1000.0)), max_size=3),

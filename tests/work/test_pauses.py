@@ -254,9 +254,9 @@ def test_processes_that_share_a_store_hold_to_their_own_times():
 
         async def body():
             running = [asyncio.create_task(other.arun()) for other in processes[1:]]
-            for _ in range(1000):
+            for _ in range(100):
                 store.queue("orders").add("a")  # not by a controller: it has no budget that could pay
-                await clock.asleep(0.1)
+                await clock.asleep(0.7)
             for other in processes[1:]:
                 other.stop()
             await asyncio.gather(*running)
@@ -267,7 +267,7 @@ def test_processes_that_share_a_store_hold_to_their_own_times():
             assert all(after - before >= 9.5 for before, after in pairwise(times))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     adds=st.lists(st.tuples(st.floats(0.0, 5.0), st.sampled_from("abc")), min_size=1, max_size=60),
     reserve=st.sampled_from([0.0, 0.1, 1.0]),

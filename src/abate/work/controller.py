@@ -16,7 +16,7 @@ from abate import clock as clocks
 from abate import registry
 from abate.admit.budget import Budget
 from abate.decide.rules import Matcher, rules
-from abate.errors import number, whole
+from abate.errors import AttemptTimeout, number, whole
 from abate.logs import Log
 from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
 from abate.work import feeds
@@ -26,7 +26,7 @@ from abate.work.judge import Judge
 from abate.work.keys import QueueFull
 from abate.work.leader import LEASE, led, of_work, place
 from abate.work.local import MOST_PARKED, LocalKeys, Parked
-from abate.work.loop import Loop, cancelled
+from abate.work.loop import Loop
 from abate.work.pauses import Pauses
 from abate.work.service import Health, P, Service, T, opened
 from abate.work.source import Message, Source
@@ -326,20 +326,13 @@ class Controller(Service[P, T]):
         health = super().health()
         if not health.live:
             return health
+        fields = {name: getattr(health, name) for name in Health.__match_args__}
         troubles = {intake.feed.name: intake.trouble for intake in self._intakes}
-        return Health(
-            health.live,
-            health.ready,
-            health.in_hand,
-            health.failing,
-            health.tally,
-            {name: trouble for name, trouble in troubles.items() if trouble is not None},
-            sum(intake.skipped for intake in self._intakes),
-            health.stuck,
-            health.oldest,
-        )
+        fields["feeds"] = {name: trouble for name, trouble in troubles.items() if trouble is not None}
+        fields["skipped"] = sum(intake.skipped for intake in self._intakes)
+        return Health(**fields)
 
-    async def _alongside(self, loop: Loop, grace: float) -> None:
+    async def _alongside(self, loop: Loop) -> None:
         # threads of their own, as a poller that hangs must not keep a lease from being extended; one for the leader's
         crew = Crew(len(self._feeds) + 1)
         self._intakes = [
@@ -355,12 +348,25 @@ class Controller(Service[P, T]):
                     task.result()  # one that can't be started again; where it has broken, so has the controller
                 tasks -= ended
         finally:
-            seconds = min(grace, CLOSING)
+            for task in tasks:
+                task.cancel()
+            await self._close(tasks)
+            crew.dismiss()
+
+    async def _close(self, tasks: set[asyncio.Task[Any]]) -> None:
+        """Wait for feeds that were cancelled; one that goes on must not hold up the end."""
+        clock = clocks.current()
+        ends = clock.now() + CLOSING
+        while left := [task for task in tasks if not task.done()]:
             try:
-                if not await cancelled(tasks, seconds, clocks.current()):
-                    log.error("%s: sources did not end within %g s, and are left behind", self.name, seconds)
-            finally:
-                crew.dismiss()
+                async with clock.within(max(0.0, ends - clock.now())):
+                    await asyncio.wait(left)
+            except asyncio.CancelledError:
+                pass  # the loop has ended: so does this, when the feeds have closed what they hold
+            except AttemptTimeout:
+                text = "%s: %d sources did not end within %g s, and are left behind"
+                log.error(text, self.name, len(left), CLOSING)
+                return
 
     def _led(self, bring: feeds.Bring) -> feeds.Bring:
         """What one of the processes that share the queue does for all."""

@@ -21,7 +21,7 @@ from abate.logs import Log
 from abate.values import Value
 from abate.work.fuse import Fuse
 from abate.work.judge import Judge
-from abate.work.loop import MOMENT, Loop, cancelled
+from abate.work.loop import MOMENT, Loop
 from abate.work.pauses import Pauses
 from abate.work.source import Message, Source
 
@@ -106,8 +106,8 @@ class Service(Generic[P, T]):
         """Call the function with what it is to see of a message."""
         raise NotImplementedError
 
-    async def _alongside(self, loop: Loop, grace: float) -> None:
-        """What goes on beside the loop until it stops, and ends within the grace then."""
+    async def _alongside(self, loop: Loop) -> None:
+        """What goes on beside the loop until it stops."""
         await loop.stopping.wait()
 
     # -- running
@@ -158,21 +158,16 @@ class Service(Generic[P, T]):
             pauses=self._pauses(),
             timeout=self.timeout,
         )
-        seconds = self.grace if grace is None else number("grace", grace, least=0)
         self._running = asyncio.get_running_loop(), loop
-        beside = None if drain else asyncio.ensure_future(self._alongside(loop, seconds))
+        beside = None if drain else asyncio.ensure_future(self._alongside(loop))
         if beside is not None:
             beside.add_done_callback(lambda _: loop.stop())  # where it breaks, nothing brings work any more
         try:
-            await loop.run(seconds, drain)
-        except asyncio.CancelledError:
-            if beside is not None:
-                beside.cancel()
-            raise
+            await loop.run(self.grace if grace is None else number("grace", grace, least=0), drain)
         finally:
             self._running = None
-            loop.stop()  # it is, unless it has broken
             if beside is not None:
+                beside.cancel()
                 await asyncio.wait({beside})
         if beside is not None and not beside.cancelled():
             beside.result()
