@@ -21,7 +21,7 @@ from abate.logs import Log
 from abate.values import Value
 from abate.work.fuse import Fuse
 from abate.work.judge import Judge
-from abate.work.loop import MOMENT, Loop
+from abate.work.loop import MOMENT, Loop, cancelled
 from abate.work.pauses import Pauses
 from abate.work.source import Message, Source
 
