@@ -144,14 +144,14 @@ def test_one_whose_patience_is_over_is_given_no_ticket():
         assert asleep.answer == "late"
 
 
-def test_thousands_in_a_closed_loop_are_passed_over():
+def test_a_thousand_in_a_closed_loop_are_passed_over():
     """One after the other, and not one within the other."""
     policy, door, held = narrow()
     policy.shelter.capacity = 5000
     door._room.capacity = 5000
-    loop, waiting = left_behind(policy, 3000)
+    loop, waiting = left_behind(policy, 1200)
     results, thread = in_thread(lambda: policy.call(lambda: "fine"))
-    until(lambda: policy.shelter.waiters == 3001)
+    until(lambda: policy.shelter.waiters == 1201)
     loop.close()
     door.answered(held, door.clock.now(), "")
     thread.join(SOON)
@@ -417,9 +417,10 @@ class Sleepers(RuleBasedStateMachine):
 
     @invariant()
     def who_waits_is_counted(self):
-        expected = [waiter for waiter in self.waiting if waiter.answer is None]
-        overdue = [waiter for waiter in expected if waiter.deadline <= self.clock.time - 2 * TIDY]
-        assert len(expected) - len(overdue) <= self.door.waiters <= len(expected)
+        counted = self.door.waiters  # which passes over those who should have gone long since
+        waiting = [waiter for waiter in self.waiting if waiter.answer is None]
+        assert counted == len(waiting)
+        assert all(waiter.deadline > self.clock.time - 2 * TIDY for waiter in waiting)
 
     def teardown(self):
         """When all are awake, everybody's call is over in the end."""
@@ -438,4 +439,4 @@ class Sleepers(RuleBasedStateMachine):
 
 
 TestSleepers = Sleepers.TestCase
-TestSleepers.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+TestSleepers.settings = settings(deadline=None, max_examples=40, stateful_step_count=40)

@@ -458,8 +458,5 @@ def _read_whole(response: Any) -> bytes | None:
 class _CutOff(io.RawIOBase):
     """What is left of a body whose connection was closed."""
 
-    def readable(self) -> bool:
-        return True
-
     def readinto(self, buffer: Any) -> int:
         raise OSError(CUT_OFF)
