@@ -706,7 +706,7 @@ class OfFile(Case):
         assert all(self.noted("read"))
         assert self.file.read("SELECT count(*) FROM noted") == [(sum(self.noted("write")),)]
         assert any(self.noted("write", "read"))
-        assert not self.file._inside
+        assert not self.file._owner
 
 
 class OfClosedFile(OfFile):

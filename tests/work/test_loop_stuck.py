@@ -199,16 +199,20 @@ def test_a_thread_that_hung_comes_back_and_its_replacement_goes():
             hangs.wait(30.0)
         done.append(message.key)
 
+    def threads():
+        return sum(thread.name.startswith("abate-") for thread in threading.enumerate())
+
     async def main():
-        source = PlainTray(*messages("bad", "good"), lease=30.0)
+        source, before = Tray(*messages("bad", "good"), lease=30.0), threads()
 
         async def body():
             await until(lambda: done == ["good"])
-            assert handle.health().stuck == 1
+            assert (handle.health().stuck, threads()) == (1, before + 2)
             hangs.set()
             await until(lambda: len(source.settled) == 2)
             assert handle.health().stuck == 0
             assert handle.health().ready
+            await until(lambda: threads() == before + 1)
 
         assert await served(handle, source, body) == {"stuck": 1, "done": 2}
 
@@ -231,8 +235,11 @@ def test_those_behind_a_handler_that_hangs_go_back():
             async def handle(message):
                 await deaf(clock)
 
-            await served(handle, source, lambda: clock.asleep(10.0), grace=0.0)
-            assert source.settled == [(1, Back(0.0, touched=False)), (2, Back(0.0, touched=False))]
+            async def body():
+                await clock.asleep(10.0)
+                assert source.settled == [(1, Back(0.0, touched=False)), (2, Back(0.0, touched=False))]
+
+            await served(handle, source, body, grace=0.0)
 
         asyncio.run(main())
 
@@ -401,14 +408,10 @@ def test_nothing_is_taken_while_there_is_no_thread_to_work_on_it(monkeypatch):
 
     monkeypatch.setattr(crews, "Thread", Refusing)
     monkeypatch.setattr(loops, "TROUBLE", abate.Backoff(0.001, 0.002))
-    source, seen = PlainTray(*messages("a")), []
-
-    @abate.consumer(workers=4)
-    def handle(message):
-        seen.append(message.key)
-
-    assert handle.run(source, drain=True) == {"done": 1}
-    assert (seen, refused, source.verdicts) == (["a"], 7, {"a": Done()})
+    for source in (PlainTray(*messages("a")), Tray(*messages("a"))):
+        refused = 0
+        assert abate.consumer(workers=4)(lambda message: None).run(source, drain=True) == {"done": 1}
+        assert (refused, source.settled) == (7, [("a", Done())])
 
 
 class Broken(logging.Handler):
@@ -470,6 +473,22 @@ def test_a_sink_that_raises_breaks_nothing(capsys):
     finally:
         abate.observe.remove(sink)
         logger.removeHandler(broken)
+
+
+def test_a_sink_that_ends_its_task_leaves_the_verdict():
+    """What was decided is on its way before anybody is told of it."""
+
+    def sink(event):
+        raise asyncio.CancelledError
+
+    events.install(sink)
+    source = Tray(*messages("a", "b"))
+    try:
+        with VirtualClock():
+            abate.consumer()(lambda message: None).run(source, drain=True)
+    finally:
+        events.remove(sink)
+    assert source.verdicts == {"a": Done(), "b": Done()}
 
 
 def test_a_value_that_a_handler_returns_is_told_once(caplog):

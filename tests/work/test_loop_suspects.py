@@ -109,6 +109,22 @@ def test_what_is_in_hand_ends_first_and_other_suspects_go_back_untouched():
         asyncio.run(main())
 
 
+def test_after_a_suspect_messages_are_taken_one_by_one_until_an_ordinary_one_comes():
+    """Where there is one, there are more: so fewer have to go back."""
+    asked = []
+
+    class Asked(Tray):
+        async def receive(self, most, wait):
+            asked.append(most)
+            return await super().receive(most, wait)
+
+    with VirtualClock():
+        source = Asked(*messages("a", "b", "c"), *map(suspect, "stu"), *messages("d", "e"), lease=30.0)
+        tally = abate.consumer(workers=4)(Watch(1.0)).run(source, drain=True)
+    assert asked[:5] == [4, 1, 1, 1, 3]
+    assert tally == {"done": 8}
+
+
 def test_a_suspect_that_no_company_leaves_begins_all_the_same():
     """A handler that takes an hour, without a timeout: others are not held up for longer than a while."""
     with VirtualClock() as clock:

@@ -118,7 +118,8 @@ def consumer(
 ) -> Callable[[Callable[P, T]], Consumer[P, T]]:
     """Make a consumer of a function, plain or ``async``, that handles one `Message`.
 
-    It returns nothing when the message is done (or `Again`, to see it once more later), and raises `SilentSuccess`
+    It returns nothing when the message is done (or `Again`, to see it once more later; any other value is ignored, and
+    the log says so once), and raises `SilentSuccess`
     where there was nothing to do, `PermanentFailure` to bury the message with the reason, `Recoverable` or any other
     error to have it come back. At least once: a message may come twice, after a lease ran out.
 
@@ -126,10 +127,11 @@ def consumer(
     * `workers`: so many messages are in hand at once.
     * `on`: what is worth another try, as for a policy; without it, every error is.
     * `backoff`: how long a message stays away; by default from 1 s to 900 s with full jitter.
-    * `max_receives`: a message that was handed out so often is buried; None for no bound.
+    * `max_receives`: a message that was handed out so often is buried; None for no bound. One that may have killed its
+      process is worked on alone before that, if need be with one receive more.
     * `fuse`: when most messages fail, none are taken for a while (see `Fuse`); False for none.
     * `timeout`: seconds for one message. A coroutine is cut off; a plain function has a deadline that clients inside
-      keep.
+      keep. A handler that goes on all the same is taken to hang: its lease is not extended, and it is replaced.
     * `grace`: seconds to finish what is in hand after a SIGTERM.
 
     >>> import abate

@@ -214,9 +214,10 @@ class Loop:
         return room if room == inf else room - len(self._trials(self.fuse))
 
     def _trials(self, fuse: Fuse) -> list[float]:
-        """When the trials of the fuse began, but for those that have lasted for longer than a pause."""
-        since = self.clock.now() - fuse.pause
-        return [work.began for work in self.in_hand if work.blows == fuse.blows and since < work.began < inf]
+        """Until when each trial of the fuse is waited for: those that last for longer than a pause are not."""
+        now = self.clock.now()
+        until = [work.began + fuse.pause for work in self.in_hand if work.blows == fuse.blows and work.began < inf]
+        return [instant for instant in until if now < instant]
 
     def _pause(self) -> float | None:
         """Seconds until the fuse lets something through; None where it is not what is waited for."""
@@ -226,7 +227,7 @@ class Loop:
         if now < self.fuse.opens:
             return self.fuse.opens - now
         trials = () if self.fuse.room(now) == inf else self._trials(self.fuse)
-        return max(0.0, min(trials) + self.fuse.pause - now) if trials else None
+        return min(trials) - now if trials else None
 
     async def _receive(self, most: int, wait: float) -> Sequence[Message]:
         """Ask the source; a stop breaks it off if it is a task, and gives back what a thread still brings."""
