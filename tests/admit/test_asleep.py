@@ -295,9 +295,7 @@ class Bell:
 class Sleepers(RuleBasedStateMachine):
     """Calls in several places, which fall asleep and wake: tickets are conserved, and who is awake is not held up."""
 
-    @initialize(
-        patience=st.sampled_from([0.5, 2.0, 20.0]), limit=st.sampled_from([1.0, 1.0, 2.0]), fine=st.booleans()
-    )
+    @initialize(patience=st.sampled_from([0.5, 2.0, 20.0]), limit=st.sampled_from([1.0, 1.0, 2.0]), fine=st.booleans())
     def begin(self, patience, limit, fine):
         self.clock, self.limit, self.fine = Clock(), limit, fine
         self.door = Shelter(1000, patience, clock=self.clock).door()
