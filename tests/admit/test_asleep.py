@@ -295,14 +295,24 @@ class Bell:
 class Sleepers(RuleBasedStateMachine):
     """Calls in several places, which fall asleep and wake: tickets are conserved, and who is awake is not held up."""
 
-    @initialize(patience=st.sampled_from([0.5, 2.0, 20.0]), limit=st.sampled_from([1.0, 2.0, 5.0]))
-    def begin(self, patience, limit):
-        self.clock = Clock()
+    @initialize(patience=st.sampled_from([0.5, 2.0, 20.0]), limit=st.sampled_from([1.0, 1.0, 2.0]), fine=st.booleans())
+    def begin(self, patience, limit, fine):
+        self.clock, self.limit, self.fine = Clock(), limit, fine
         self.door = Shelter(1000, patience, clock=self.clock).door()
-        self.door.weather.limit = limit
+        self.pin()
         self.places = [Place(True), Place(True), Place(False)]
         self.waiting, self.running, self.over = [], [], 0
         self.asked = 0
+
+    def pin(self):
+        """Weather that does not change, but for closing: what is tested here is the door."""
+        weather = self.door.weather
+        weather._worried = inf
+        if not self.fine:
+            weather.failed = inf
+        if weather.state != "probing" and (weather.state, weather.limit) != ("storm", self.limit):
+            weather.state, weather.limit = "storm", self.limit
+            self.door.heed(False, -inf, inf)  # so that those who wait find out
 
     # -- what a driver does
 
@@ -347,6 +357,7 @@ class Sleepers(RuleBasedStateMachine):
     def settle(self):
         """Let everybody run who is awake."""
         for _ in range(10_000):
+            self.pin()
             waiter = self.ready()
             if waiter is None:
                 return
@@ -368,7 +379,7 @@ class Sleepers(RuleBasedStateMachine):
         self.settle()
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), how=st.sampled_from(["answered", "failed", "void"]))
+    @rule(data=st.data(), how=st.sampled_from(["void", "void", "answered", "failed"]))
     def end(self, data, how):
         ticket = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         self.over += 1
@@ -393,6 +404,19 @@ class Sleepers(RuleBasedStateMachine):
         self.places[place].awake = awake
         self.settle()
 
+    @rule(place=st.integers(0, 1), calls=st.integers(1, 3), other=st.integers(0, 2))
+    def strand(self, place, calls, other):
+        """Calls wait in a loop that falls asleep, another one comes behind them, and what was in flight ends."""
+        self.fall_asleep_or_wake(place, True)
+        self.call(place, None, calls)
+        self.places[place].awake = False
+        self.call(other, None, 1)
+        while self.running:
+            self.over += 1
+            self.door.void(self.running.pop(), self.clock.time)
+            self.settle()
+        self.pass_time(PICK_UP)
+
     # -- what holds
 
     @invariant()
@@ -414,6 +438,7 @@ class Sleepers(RuleBasedStateMachine):
             kept = [waiter for waiter in self.waiting if isinstance(waiter.answer, Ticket)]
             handed = {id(waiter): instant for instant, waiter in self.door._handed}
             assert all(now < handed[id(waiter)] + PICK_UP for waiter in kept)
+        assert all(instant <= waiter.deadline for instant, waiter in self.door._handed)
 
     @invariant()
     def who_waits_is_counted(self):
