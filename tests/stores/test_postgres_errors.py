@@ -250,6 +250,22 @@ def test_an_older_schema_is_migrated_with_what_it_holds(filled, monkeypatch):
         assert [message.body for message in store.queue("orders").receive()] == ["body"]
 
 
+def test_a_schema_of_the_first_version_is_brought_to_the_newest(url, monkeypatch):
+    """What was in it is there, and what is new works."""
+    with monkeypatch.context() as older:
+        older.setattr(schema, "STEPS", schema.STEPS[:1])
+        with open_store(url) as store:
+            store.queue("orders").add("a", "body")
+            store.pool.run("DROP FUNCTION @.receive(text, integer, float8, float8)")
+            store.pool.run(
+                "CREATE FUNCTION @.receive(text, integer, float8, float8) RETURNS TABLE (o_key text) LANGUAGE sql"
+                " AS 'SELECT NULL::text'"
+            )
+    with open_store(url) as store:
+        (message,) = store.queue("orders").receive()
+        assert (message.body, message.unanswered) == ("body", 0)
+
+
 def test_a_migration_that_fails_changes_nothing(filled, monkeypatch):
     """The version before can go on with it."""
     with monkeypatch.context() as newer:
