@@ -288,7 +288,7 @@ def test_a_store_of_the_first_version_gets_the_newest_functions(url, older):
     with first, open_store(url) as store:
         assert connection().execute(query, (schema_of(url),)).fetchone()[0] > 5
         assert store.pool.run("SELECT version FROM @.store") == [(str(len(schema.STEPS)).encode(),)]
-        assert [message.body for message in store.queue("orders").receive()] == ["body"]
+        assert [(message.body, message.unanswered) for message in store.queue("orders").receive()] == [("body", 0)]
         assert first.queue("orders").add("b") is True
         assert [message.key for message in store.queue("orders").receive()] == ["b"]
 

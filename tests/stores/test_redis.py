@@ -275,6 +275,19 @@ def test_what_can_not_be_read_is_buried_as_it_is(store, url, admin):
     assert queue.depth() == Depth(leased=1, dead=5)
 
 
+def test_what_an_older_version_wrote_is_read(store, url, admin):
+    """A record without the number of receives that had no answer."""
+    queue = store.queue("orders")
+    queue.add("a", "body")
+    items = f"{prefix(url)}:{{queue:orders}}:item"
+    record = admin.hget(items, "ra")
+    admin.hset(items, "ra", record.rpartition(b" ")[0])
+    (message,) = queue.receive()
+    assert (message.body, message.receives, message.unanswered) == ("body", 1, 0)
+    queue.done(message)
+    assert queue.depth() == Depth()
+
+
 @pytest.mark.parametrize("priority", [0, 3])
 def test_strays_are_swept_out(store, url, admin, priority):
     """A server that evicts may have dropped the items and kept the line: what is gone is gone, the rest goes on."""

@@ -555,20 +555,21 @@ def test_what_is_not_done_within_the_grace_goes_back_untouched():
 
 def test_a_plain_function_that_hangs_does_not_hold_up_the_end(caplog):
     """Its message is left to its lease, and that is said."""
-    hanging = threading.Event()
+    began, hanging = threading.Event(), threading.Event()
 
     @abate.consumer(workers=2)
     def handle(message):
+        began.set()
         hanging.wait(30.0)
 
     async def main():
         source = Tray(*messages("stuck"))
 
-        async def until_taken():
-            while not source.taken:
+        async def until_begun():
+            while not began.is_set():
                 await asyncio.sleep(0.001)
 
-        assert await served(handle, source, until_taken, grace=0.01) == {}
+        assert await served(handle, source, until_begun, grace=0.01) == {}
         assert source.settled == []
 
     try:

@@ -16,7 +16,7 @@ Job = Callable[[], None]
 
 
 class Crew:
-    """Up to `most` threads, started as they are needed, that run functions for an event loop.
+    """Up to `most` threads, started as they are needed or wanted ready, that run functions for an event loop.
 
     They don't keep the process from ending: a handler that hangs must not hold up a shutdown, as one in a
     `ThreadPoolExecutor` would. On a virtual clock a function runs on the spot, so that time doesn't move while it does.

@@ -109,6 +109,8 @@ class Loop:
         self.ends = inf
         """The instant at which the run ends, whatever hangs."""
         self._changed = asyncio.Event()
+        self._replaced = 0
+        """Messages in hand whose handlers hang, and whose places others have."""
         self._suspect: Work | None = None
         """It is worked on alone, or waits for that."""
         self._careful = False
@@ -199,7 +201,7 @@ class Loop:
 
     def _places(self) -> int:
         """How many more workers could begin; after a suspect one by one."""
-        taken = sum(not work.replaced for work in self.in_hand)
+        taken = len(self.in_hand) - self._replaced
         return min(self.workers - taken, 1 if self._careful else self.workers)
 
     def _busy(self) -> bool:
@@ -424,7 +426,9 @@ class Loop:
         ended = await self.worker.work(work, self.clock)
         if work.replaced:
             work.replaced = False
-            self.handlers.shrink()
+            self._replaced -= 1
+            if not self.worker.asynchronous:
+                self.handlers.shrink()
         if self.in_hand.of(work.message) is not work:
             return  # the loop has ended without it
         if ended is None and work.broken_off:
@@ -459,6 +463,7 @@ class Loop:
         hanging = self.stuck
         if hanging <= self.workers:
             work.replaced = True
+            self._replaced += 1
             if not self.worker.asynchronous:
                 self.handlers.grow()
         self._return_behind(work, 0.0)
