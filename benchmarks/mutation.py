@@ -33,7 +33,7 @@ ROOT = Path(__file__).parent.parent
 AREAS = ("schedule", "admit")
 WORKERS = int(os.environ.get("MUTATION_WORKERS", "2"))
 PATIENCE, CPU = 90.0, 20
-SAMPLE_PATIENCE, SAMPLE_CPU = 300.0, 150
+SAMPLE_PATIENCE, SAMPLE_CPU = 150.0, 100
 """Seconds, by the clock and of the processor; tests that take longer have noticed: the change has made them hang."""
 
 SAMPLED = (
