@@ -286,6 +286,8 @@ class Program:
             self.log.flush()
             if ending == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+        except SystemExit:  # of a child's child
+            raise
         except BaseException as error:
             self.log.write("broken", f"child {error!r}".replace("\n", " "))
             os._exit(4)

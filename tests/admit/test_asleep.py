@@ -1,9 +1,11 @@
 """Waiters that are asleep: event loops that stand still, are blocked or closed. They keep nobody else from going."""
 
 import asyncio
+import gc
 import signal
 import threading
 import time
+import weakref
 from math import inf
 
 import pytest
@@ -14,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import abate
 from abate import Backoff, Policy, Shelter
+from abate.admit import door as doors
 from abate.admit.bells import AsyncioBell
 from abate.admit.door import MISSED, PICK_UP, TIDY
 from abate.admit.room import Waiter
@@ -75,6 +78,31 @@ CALLERS = {
     "asyncio": lambda policy: asyncio.run(policy.acall(fine)),
     "trio": lambda policy: trio.run(policy.acall, fine),
 }
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["waiting", "with a ticket"])
+def test_a_loop_that_was_dropped_is_collected(given, monkeypatch):
+    """The shelter keeps no event loop alive whose tasks nobody will ever run: what these hold is given back."""
+    monkeypatch.setattr(doors, "TIDY", 0.02)
+    monkeypatch.setattr(doors, "PICK_UP", 0.02)
+    policy, door, held = narrow(patience=0.3)
+    loop, waiting = left_behind(policy)
+    for task in waiting:
+        task._log_destroy_pending = False
+    if given:
+        door.answered(held, door.clock.now(), "")
+    loop._ssock.close(), loop._csock.close(), loop._selector.close()
+    loop._closed = True  # not by close(), which would empty it: it is just forgotten
+    dropped = weakref.ref(loop)
+    del loop, waiting, task
+
+    def is_gone():
+        door.void(door.weather.send(door.clock.now()), door.clock.now())
+        gc.collect()
+        return dropped() is None
+
+    until(is_gone)
+    assert policy.shelter.waiters == 0
 
 
 @pytest.mark.parametrize("caller", CALLERS.values(), ids=CALLERS)

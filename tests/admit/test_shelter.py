@@ -180,6 +180,27 @@ def test_a_waiter_in_the_parent_is_none_in_the_child(in_child):
     thread.join()
 
 
+def test_a_waiter_that_ends_in_the_child_leaves_the_parents_room(in_child):
+    """The child collects the task of a call that waited when it was forked: nobody in the child counts it."""
+    policy = sheltered()
+    door = policy.shelter.door()
+    door.weather.limit = 1.0
+    now = door.clock.now()
+    held = door.knock(now, now, None, True)
+    waiter = door.knock(now, now, None, True)
+
+    def child():
+        door.leave(waiter, door.clock.now())
+        waiting = policy.shelter.waiters
+        door.void(door.knock(now, now, None, True), door.clock.now())
+        return waiting, policy.call(lambda: "fine")
+
+    assert in_child(child) == (0, "fine")
+    assert policy.shelter.waiters == 1
+    door.leave(waiter, now)
+    door.answered(held, now, "")
+
+
 def test_what_a_virtual_clock_keeps_does_not_keep_the_shelter():
     """A shelter that nobody holds is gone, although a clock has a door of it."""
     import gc

@@ -381,17 +381,31 @@ class Door:
                 self.weather.void(ticket, now)
                 waiter.answer = MISSED
                 missed.append(waiter)
+                self._forget(waiter)
                 if waiter.bell is not None:
                     self._asleep.add(id(waiter.bell.place))
             self._handed.popleft()
         return missed
 
     def _tidy(self, now: float) -> None:
-        """Now and then, take those for asleep who should have gone long since: they don't wait any more."""
+        """Now and then, take those for asleep who should have gone long since: they don't wait any more.
+
+        Nothing here refers to them from then on, so that a loop which was dropped with its tasks can be collected.
+        """
         if now >= self._tidied + TIDY:
             self._tidied = now
-            for waiter in self._room.hopeless(now - TIDY):
+            asleep = self._room.hopeless(now - TIDY)
+            for waiter in asleep:
                 self._turn_away(waiter, MISSED)
+                self._forget(waiter)
+            if asleep:
+                self._room.sweep()
+
+    def _forget(self, waiter: Waiter) -> None:
+        """One that is asleep does not look after the time; whoever wakes first in its place does."""
+        place = None if waiter.bell is None else waiter.bell.place
+        if self._leaders.get(place) is waiter:
+            del self._leaders[place]
 
     def _fine_since(self, since: float, now: float) -> bool:
         """Has nothing failed since then, as far as this process knows or is told, and is nothing to be waited for?"""
@@ -478,6 +492,8 @@ class Door:
         """Who waited or was in flight in another thread is not in the child."""
         self._alone = Alone(self)
         self.unfinished.clear()
+        for waiter in self._room.hopeless(inf):
+            waiter.answer = LATE  # so that it leaves the room of the parent, when its task is collected here
         self._room = Room(self._room.capacity)
         self._leaders.clear()
         self._handed.clear()

@@ -122,10 +122,14 @@ class Room:
         self.size -= 1
         self._gone += 1
         if self._gone > max(FEW, self.size):
-            self._fresh = deque(other for other in self._fresh if other.answer is None)
-            self._oldest = [other for other in self._oldest if other.answer is None]
-            heapify(self._oldest)
-            self._gone = 0
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Keep nothing of those who have left."""
+        self._fresh = deque(other for other in self._fresh if other.answer is None)
+        self._oldest = [other for other in self._oldest if other.answer is None]
+        heapify(self._oldest)
+        self._gone = 0
 
     def waiting_in(self, place: object) -> Waiter | None:
         """Somebody who waits there, in this event loop or in threads; the search begins with those who go first."""
