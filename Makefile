@@ -21,7 +21,7 @@ CORE := src/abate/decide/*,src/abate/schedule/*,src/abate/admit/*,src/abate/call
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test check bench storm pictures mutation requirements clean
+.PHONY: help run test check bench storm stress pictures mutation requirements clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ bench: $(BENCH) ## abate beside its peers, as ratios
 
 storm: $(BENCH) ## Outages, on real sockets: abate beside its peers, and without each of its parts (12 minutes)
 	$(BIN)/python benchmarks/storm/run.py --short --minutes 12
+
+stress: $(DEV) ## Threads, tasks, forks, signals, the collector at random points, on every store (10 minutes)
+	$(BIN)/python benchmarks/stress/run.py
 
 pictures: $(DEV) ## Draw the pictures of the docs anew
 	for file in docs/defaults/*.toml; do \
