@@ -462,6 +462,7 @@ def test_what_is_observed_in_the_middle_of_another_observation_is_counted():
     now, seen = [0.0], []
     timeouts = Timeouts(0.5, ceiling=5.0, half_life=10.0, clock=lambda: now[0])
     timeouts.observe(1.0)
+
     class Interrupted(type(timeouts._main.requests)):
         __slots__ = ()
 
