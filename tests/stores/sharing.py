@@ -59,7 +59,7 @@ def waiting(store, queue, seconds=FOR_EVER):
     if hasattr(store, "ears"):
         until(lambda: queue.name in store.ears._announced)
     elif hasattr(store, "file") and store.file.path is not None:
-        until(lambda: store.bells._looking)
+        until(lambda: store.bells._looker)
     return thread
 
 
