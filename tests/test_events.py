@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import threading
 import time
 
@@ -11,6 +12,7 @@ import abate
 from abate import events
 from abate.events import Recovered, emit, install
 from abate.testing import Recorder, Script, VirtualClock
+from tests.reentry import held_elsewhere
 
 
 @pytest.fixture(autouse=True)
@@ -177,3 +179,43 @@ def test_a_child_does_not_wait_for_what_its_parent_was_busy_with():
     held.join(30.0)
     events.remove(busy)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forks beside threads are what is tested here
+def test_a_child_installs_sinks_though_another_thread_was_about_to():
+    """The thread that held the lock of the list is not in the child."""
+    with held_elsewhere(events._changes):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)  # ends a child that hangs
+            seen = []
+            install(seen.append)
+            emit(Recovered("orders", 2, 0.1))
+            os._exit(0 if len(seen) == 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_sink_that_is_installed_by_a_comparison_of_sinks_is_installed():
+    """Whatever code runs in the middle of a change of the list may change it, too."""
+    first, second = [].append, [].append
+
+    class Meddling:
+        done = False
+
+        def __eq__(self, other):
+            if not self.done:
+                self.done = True
+                install(second)
+            return False
+
+        def __call__(self, event):
+            raise NotImplementedError
+
+    before = events.sinks
+    try:
+        events.sinks = (*before, Meddling())
+        install(first)
+        assert events.sinks[-2:] == (first, second)
+    finally:
+        events.sinks = before

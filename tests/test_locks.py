@@ -206,8 +206,10 @@ BEGIN = """
 import faulthandler; faulthandler.dump_traceback_later(40, exit=True)
 import asyncio, gc, itertools, os, signal, sys, threading, time
 import abate
-from abate.observe.page.recent import Recent
-recent = abate.observe.install(Recent())
+import logging
+logging.getLogger("abate").addHandler(logging.NullHandler())
+logging.getLogger("abate").propagate = False
+sink = abate.observe.install(abate.observe.LoggingSink())
 budget = abate.Budget(ratio=0.0, reserve=1e4, window=0.05)
 bucket = abate.TokenBucket(rate=1e3, burst=5)
 queue = abate.WorkQueue()
@@ -222,24 +224,21 @@ def call():
 """
 
 ABANDONED = """
-gc.set_threshold(1)
+tasks = abate.AsyncWorkQueue()
 end = time.monotonic() + 1.0
-async def wait():
-    await queue_of_tasks.get()
-queue_of_tasks = abate.AsyncWorkQueue()
 while time.monotonic() < end:
-    loop = asyncio.new_event_loop()  # ends with tasks in their backoff, at the bucket and at the queue
-    for work in (policy.acall, bucket.aacquire, wait):
-        args = (adown,) if work == policy.acall else ()
-        loop.create_task(work(*args))._log_destroy_pending = False
-    for _ in range(3): loop.run_until_complete(asyncio.sleep(0))
-    loop.close()
+    loop = asyncio.new_event_loop()  # ends with tasks that wait: for a backoff, for tokens, for a key
     for _ in range(5):
-        call(); bucket.try_acquire(); budget.balance(); budget.share(); recent.happenings()
-        queue_of_tasks.add("a"); queue_of_tasks.done(queue_of_tasks.take(1)[0])
+        for waiting in (policy.acall(adown), bucket.aacquire(), tasks.get()):
+            loop.create_task(waiting)._log_destroy_pending = False
+    for _ in range(2): loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    for _ in range(50):
+        bucket.try_acquire(); budget.balance(); budget.try_withdraw()
+        tasks.add("a"); tasks.done(tasks.take(1)[0])
 gc.collect()
 assert policy.gate.gates[1].held == 0, policy.gate
-assert len(queue_of_tasks) == 0 and queue_of_tasks.in_hand == 0
+assert len(tasks) == 0 and tasks.in_hand == 0
 print("went on")
 """
 
@@ -247,7 +246,7 @@ SIGNALS = """
 handled, added, numbers = [], [], itertools.count()
 def handler(*_):  # which other signals interrupt
     n = next(numbers)
-    call(); bucket.try_acquire(); budget.balance(); recent.happenings()
+    call(); bucket.try_acquire(); budget.balance()
     queue.add(n); queue.add("a"); handled.append(n)
     try: store.add(f"handler/{n}"); added.append(n)
     except abate.StoreError: pass
@@ -256,7 +255,7 @@ signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
 end, own = time.monotonic() + 1.0, 0
 taken = set()
 while time.monotonic() < end:
-    call(); bucket.try_acquire(); budget.balance(); recent.happenings()
+    call(); bucket.try_acquire(); budget.balance()
     own += 1
     queue.add("a"); store.add(f"own/{own}")
     for key in queue.take(100):

@@ -83,7 +83,8 @@ class Section:
                     return otherwise(*args)
                 try:
                     self.busy = True
-                    self._clear()
+                    if self.left:
+                        self._clear()
                     return act(*args)
                 finally:
                     self.busy = False

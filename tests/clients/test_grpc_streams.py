@@ -309,3 +309,18 @@ def test_bad_arguments_are_refused(make):
         make(3)
     with pytest.raises(TypeError, match="idempotent must be True or False, not 'no'"):
         make(orders(), idempotent="no")
+
+
+def test_who_interrupts_the_wait_for_a_stream_does_not_wait_for_it_too():
+    """A signal handler that asks the stream which its own thread is waiting for is told so, and the stream goes on."""
+    from abate.clients.grpc import _Stream
+
+    class Sender:
+        def send(self):
+            with pytest.raises(RuntimeError, match="signal handler"):
+                stream.code()
+            assert stream.is_active()
+            return iter(["one"])
+
+    stream = _Stream(abate.Policy(on=grpc.RpcError, timeout=5.0), Sender())
+    assert list(stream) == ["one"]

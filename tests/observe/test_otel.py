@@ -1,6 +1,7 @@
 """The OpenTelemetry sink, with the real SDK."""
 
 import gc
+import os
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -10,6 +11,7 @@ import abate
 from abate import events
 from abate.observe.otel import MOST_ERROR_TYPES, OpenTelemetrySink
 from abate.testing import Script, VirtualClock
+from tests.reentry import guarded, interrupted_at
 
 PATIENCE = 30.0
 DOWN = OSError("down")
@@ -243,3 +245,33 @@ def test_something_that_is_no_provider_is_refused():
     """At construction, naming it."""
     with pytest.raises(TypeError, match="meter_provider must be a MeterProvider of opentelemetry, not 42"):
         OpenTelemetrySink(42)
+
+
+def test_an_abandoned_call_is_not_counted_while_the_sdk_collects():
+    """The collector may close it while the SDK holds its own locks: it is counted with the next collection."""
+    reader = InMemoryMetricReader()
+    sink = OpenTelemetrySink(MeterProvider([reader], shutdown_on_exit=False))
+    sink(events.LayeredRetry("orders", "inner"))
+    abandoned = []
+
+    def call():
+        try:
+            yield
+        finally:
+            sink(events.LayeredRetry("orders", "inner"))
+
+    def abandon():
+        one = call()
+        next(one)
+        one.close()
+        abandoned.append(one)
+
+    sdk, most = os.path.join("opentelemetry", "sdk"), 3000
+    for step in range(1, most, 29):
+        if not guarded(lambda at=step: interrupted_at(at, reader.get_metrics_data, abandon, where=sdk)):
+            break
+    assert len(abandoned) > 20
+    reader.get_metrics_data()
+    metrics = reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics
+    (layered,) = [metric for metric in metrics if metric.name == "abate.layered_retries"]
+    assert layered.data.data_points[0].value == 1 + len(abandoned)

@@ -130,11 +130,19 @@ class Ledger:
 
     def withdraw(self, number: int = -1) -> bool:
         """Count one withdrawal whose number was not prepaid, if the balance pays for it now."""
-        return self.section.ask(self._withdrawn, number, otherwise=self._withdrawn_within)
-
-    def _withdrawn(self, number: int) -> bool:
-        self.fold(self.now())
-        return self._paid_from <= number < self._paid_to or next(self.draw) in self.prepaid
+        section = self.section  # as `ask` does, written out: an exhausted budget comes here with each retry
+        with section.lock:
+            if section.busy:
+                return self._withdrawn_within(number)
+            try:
+                section.busy = True
+                self._prepay(self._settle(self.now()))
+                paid = self._paid_from <= number < self._paid_to or next(self.draw) in self.prepaid
+            finally:
+                section.busy = False
+        if section.left:
+            section.finish()
+        return paid
 
     def _withdrawn_within(self, number: int) -> bool:
         """Count one withdrawal that re-enters a fold."""
