@@ -37,6 +37,30 @@ def test_an_added_key_waits_once_with_the_newest_body(queue):
     assert queue.receive() == []
 
 
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("after", ["back", "done", "buried", "its lease"])
+def test_the_newest_body_is_handed_out_whenever_it_came(queue, clock, after, again):
+    """Added while it was in hand, and once more when it waits again: the last one counts, and is handed out once."""
+    queue.add("a", "1")
+    message = one(queue)
+    queue.add("a", "2", attributes={"n": "2"})
+    match after:
+        case "back":
+            queue.back(message, 0.0)
+        case "done":
+            queue.done(message)
+        case "buried":
+            queue.bury(message, "bad")
+        case "its lease":
+            clock.advance(10.0)
+    if again:
+        queue.add("a", "3", attributes={"n": "3"})
+    newest, expected = one(queue), "3" if again else "2"
+    assert (newest.body, newest.attributes) == (expected, {"n": expected})
+    queue.done(newest)
+    assert queue.depth() == Depth()
+
+
 def test_messages_without_a_key_get_one_each(queue):
     """Two that say the same are two messages."""
     sent = [queue.send("hello"), queue.send("hello")]

@@ -225,6 +225,10 @@ def test_a_refund_in_virtual_time_makes_no_token(courier):
     assert len(budget._tokens) == 5
     budget.refund()
     assert len(budget._tokens) == 5
+    assert budget.try_withdraw()
+    budget.refund()
+    budget.refund()
+    assert len(budget._tokens) == 5, "one withdrawal is one token"
 
 
 def test_a_child_joins_the_fleet(tmp_path):
