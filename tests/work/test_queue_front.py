@@ -1,13 +1,17 @@
 """What queues of keys for threads and for tasks share: what they refuse, count and tell; nothing here waits."""
 
 import doctest
+import os
 import random
+import signal
 
 import pytest
 
 import abate
+from abate.admit.bells import ThreadBell
 from abate.testing import VirtualClock
 from abate.work import AsyncWorkQueue, QueueFull, ShutDown, WorkQueue, front, lines, queue
+from tests.reentry import held_elsewhere
 
 BOTH = pytest.mark.parametrize("kind", [WorkQueue, AsyncWorkQueue])
 STEADY = abate.Backoff(1.0, 60.0, jitter="none")
@@ -193,3 +197,73 @@ def test_the_age_is_that_of_the_oldest_key():
 def test_the_examples_are_true(module):
     """Those in the documentation."""
     assert doctest.testmod(module).failed == 0
+
+
+def within(queue, interruption):
+    """What an interruption gets in the middle of an operation of the same thread."""
+    return queue._section.ask(interruption, otherwise=lambda: None)
+
+
+def test_what_a_signal_handler_does_in_the_middle_of_an_operation_is_done_after_it():
+    """Keys are added, done, put off and cancelled; nothing is handed out meanwhile."""
+    with VirtualClock() as clock:
+        queue = abate.WorkQueue(backoff=abate.Backoff(1.0, jitter="none"))
+        queue.add("in hand")
+        assert queue.get() == "in hand"
+        queue.add_after("off", 60.0)
+        queue.add("waiting")
+
+        def interruption():
+            queue.add("one")
+            queue.add_after("two", 5.0)
+            assert queue.add_rate_limited("three") == 1.0
+            assert queue.cancel("off")
+            queue.done("in hand")
+            queue.done("in hand")  # an error that would be raised by somebody else
+            assert queue.take(5) == []
+            assert (queue.next_due(), queue.age()) == (60.0, 0.0)
+            with pytest.raises(RuntimeError, match="can't wait"):
+                queue.get()
+
+        within(queue, interruption)
+        assert (queue.in_hand, queue.requeues("three"), queue.delayed) == (0, 1, 2)
+        assert queue.take(5) == ["waiting", "one"]
+        clock.advance(10.0)
+        assert queue.take(5) == ["three", "two"]
+        assert queue.adds == 6
+
+
+def test_a_full_or_closed_queue_refuses_a_signal_handler_as_anybody():
+    """What it takes it keeps, also where others have filled it meanwhile."""
+    queue = abate.WorkQueue(capacity=1)
+
+    def interruption():
+        queue.add("one")
+        queue.add("two")  # there was room for one more when it was looked
+        queue.add_after("three", 5.0)
+
+    within(queue, interruption)
+    assert (len(queue), queue.delayed) == (2, 1)
+    for add in (queue.add, lambda key: queue.add_after(key, 1.0), queue.add_rate_limited):
+        with pytest.raises(abate.QueueFull):
+            within(queue, lambda add=add: add("four"))
+    within(queue, queue.shutdown)
+    for add in (queue.add, lambda key: queue.add_after(key, 1.0), queue.add_rate_limited):
+        with pytest.raises(abate.ShutDown):
+            within(queue, lambda add=add: add("four"))
+    assert queue.take(5) == ["one", "two"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_uses_a_queue_that_another_thread_was_in():
+    """The thread is not in the child, and nobody who waited in the parent is woken there."""
+    queue = abate.WorkQueue()
+    queue._waiting.append(ThreadBell())
+    with held_elsewhere(queue._section):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)  # ends a child that hangs
+            queue.add("a")
+            os._exit(0 if queue.get() == "a" and not queue._waiting else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
