@@ -241,9 +241,9 @@ forks.keep(watch)
 def ended(tally: Tally, function: Callable[..., T]) -> Callable[..., T]:
     """The function, with its end counted: the call has begun elsewhere."""
 
-    def count_end(*args: Any) -> T:
+    def count_end(*args: Any, **options: Any) -> T:
         try:
-            result = function(*args)
+            result = function(*args, **options)
         except BaseException:
             tally.bad.add()
             raise
@@ -268,10 +268,10 @@ def aended(tally: Tally, function: Callable[..., Awaitable[T]]) -> Callable[...,
     return count_end
 
 
-def counted(tally: Tally, function: Callable[..., T], *args: Any) -> T:
+def counted(tally: Tally, function: Callable[..., T], *args: Any, **options: Any) -> T:
     """Make a call, counted from its beginning to its end."""
     tally.begun.add()
-    return ended(tally, function)(*args)
+    return ended(tally, function)(*args, **options)
 
 
 async def acounted(tally: Tally, function: Callable[..., Awaitable[T]], *args: Any) -> T:

@@ -68,6 +68,7 @@ async def drive(
     function: Callable[..., Awaitable[T]],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
+    *,
     let_go: Callable[[float | None], Awaitable[object]] | None = None,
 ) -> T:
     """Make a call, or go on with one whose first attempt has ended in `failure`.

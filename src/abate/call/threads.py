@@ -39,10 +39,10 @@ def call(policy: Policy, function: Callable[..., T], args: tuple[Any, ...], kwar
                 policy.shelter.sample_some()
             return result
         try:
-            return drive(policy, failure, since, function, args, kwargs, _refuse)
+            return drive(policy, failure, since, function, args, kwargs, adopt=_refuse)
         finally:
             del failure  # its traceback holds this frame: don't hold it back
-    return drive(policy, None, 0, function, args, kwargs, _refuse)
+    return drive(policy, None, 0, function, args, kwargs, adopt=_refuse)
 
 
 def drive(
@@ -52,6 +52,7 @@ def drive(
     function: Callable[..., T],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
+    *,
     adopt: Callable[..., Any] = tasks.adopt,
     let_go: Callable[[float | None], object] | None = None,
 ) -> T:

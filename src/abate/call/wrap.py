@@ -107,8 +107,8 @@ def _full(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> C
         if awaited:
             return arun(*args, **kwargs)
         if watch.on:
-            return counted(policy.tally, threads.drive, policy, None, 0, function, args, kwargs, adopt)
-        return threads.drive(policy, None, 0, function, args, kwargs, adopt)
+            return counted(policy.tally, threads.drive, policy, None, 0, function, args, kwargs, adopt=adopt)
+        return threads.drive(policy, None, 0, function, args, kwargs, adopt=adopt)
 
     return run
 

@@ -126,7 +126,7 @@ class _Exchange:
     async def run(self) -> ClientResponse:
         """Make the call."""
         try:
-            return await tasks.drive(self.policy, None, 0, self.attempt, (), {}, self.let_go)
+            return await tasks.drive(self.policy, None, 0, self.attempt, (), {}, let_go=self.let_go)
         except RetryExhausted:
             raise  # it carries the response
         except AttemptTimeout as error:

@@ -390,7 +390,7 @@ class Transport(_Around, httpx.BaseTransport):
                 failure = error
         with _Exchange(self, request, replayable, made, failure) as exchange:
             try:
-                response = threads.drive(exchange.policy, failure, since, exchange.send, (), {}, exchange.pause)
+                response = threads.drive(exchange.policy, failure, since, exchange.send, (), {}, let_go=exchange.pause)
                 return exchange.ended(response)  # type: ignore[no-any-return]
             except BaseException as error:
                 if not exchange.gave_up(error):
@@ -454,7 +454,9 @@ class AsyncTransport(_Around, httpx.AsyncBaseTransport):
                 failure = error
         with _Exchange(self, request, replayable, made, failure) as exchange:
             try:
-                response = await tasks.drive(exchange.policy, failure, since, exchange.asend, (), {}, exchange.apause)
+                response = await tasks.drive(
+                    exchange.policy, failure, since, exchange.asend, (), {}, let_go=exchange.apause
+                )
                 return exchange.ended(response)  # type: ignore[no-any-return]
             except BaseException as error:
                 if not exchange.gave_up(error):

@@ -234,9 +234,9 @@ class Sender(Generic[R]):
         try:
             if tally.watch.on:
                 counted = partial(tally.counted, self._plan.policy.tally, threads.drive)
-                response: R = counted(policy, None, 0, attempt, (), {}, let_go)
+                response: R = counted(policy, None, 0, attempt, (), {}, let_go=let_go)
                 return response
-            return threads.drive(policy, None, 0, attempt, (), {}, let_go)
+            return threads.drive(policy, None, 0, attempt, (), {}, let_go=let_go)
         except RetryExhausted:
             raise  # it carries the response
         except BaseException:
