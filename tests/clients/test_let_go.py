@@ -14,6 +14,7 @@ import requests
 import urllib3
 
 import abate
+from abate.call import tally
 from abate.clients.aiohttp import middleware
 from abate.clients.exchange import READ_FOR, reading_time
 from abate.clients.httpx import Transport
@@ -240,6 +241,19 @@ def test_a_call_that_waits_holds_no_connection(client, what, body):
     with Server(busy) as server:
         assert client.fetch(settings, server.url + "/mine", server.url + "/other") == (200, b"ok")
     assert [request.path for request in server.requests] == ["/mine", "/other", "/mine"]
+    assert clocks[0].looks == 1
+
+
+@every_client
+def test_a_call_that_is_counted_holds_no_connection_either(client):
+    """While a sink counts calls, they are made by another way."""
+    settings, clocks = waits("backoff")
+    tally.watch.come()
+    try:
+        with Server(BODIES["short"]) as server:
+            assert client.fetch(settings, server.url + "/mine", server.url + "/other") == (200, b"ok")
+    finally:
+        tally.watch.go()
     assert clocks[0].looks == 1
 
 
