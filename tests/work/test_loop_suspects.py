@@ -211,7 +211,13 @@ def test_only_a_suspect_that_may_begin_is_paid_for():
 
         async def main():
             loop = loops.Loop(
-                "orders", Tray(lease=30.0), Watch(), Judge(abate.Backoff(1.0)), workers=4, asynchronous=True, pauses=pauses
+                "orders",
+                Tray(lease=30.0),
+                Watch(),
+                Judge(abate.Backoff(1.0)),
+                workers=4,
+                asynchronous=True,
+                pauses=pauses,
             )
             hastened = [suspect(key) for key in "stuv"]
             for message in hastened:
