@@ -42,6 +42,10 @@ def orders(message):
 def reconcile(key):
     note(f"done {key}")
 
+@abate.controller(name="other.leader", resync=0.2, keys=lambda: ["r1", "r2"], leader=True)
+def named(key):
+    note(f"done {key}")
+
 @abate.controller(resync=0.2, keys=lambda: ["r1", "r2"], leader=True)
 def resynced(key):
     note(f"done {key}")
@@ -99,10 +103,18 @@ def test_it_works_off_the_queue_of_its_name_or_the_one_named(app, target, words)
     assert len(done.stderr.splitlines()) == 2, "one line per message would be noise"
 
 
-@pytest.mark.parametrize("words", [["--queue", "other"], ["--lease", "5"], ["--queue", "other", "--lease", "5"]])
-def test_a_leader_is_elected_beside_the_queue_of_work(app, words):
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("resynced", ["--queue", "other"]),
+        ("resynced", ["--lease", "5"]),
+        ("resynced", ["--queue", "other", "--lease", "5"]),
+        ("named", ["--queue", "other"]),
+    ],
+)
+def test_a_leader_is_elected_beside_the_queue_of_work(app, target, words):
     """Whatever queue and lease are given: workers see keys alone, and the leader's lease is not one of them."""
-    with started("run", "app:resynced", "--store", URL, *words) as process:
+    with started("run", f"app:{target}", "--store", URL, *words) as process:
         until(lambda: len(lines(app / "log")) >= 4)
         process.send_signal(signal.SIGTERM)
         _, logged = process.communicate(timeout=GUARD)

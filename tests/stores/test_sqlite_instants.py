@@ -1,5 +1,8 @@
 """The time in a SQLite file, while somebody sets the machine's clock or the machine starts again."""
 
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -158,3 +161,31 @@ def test_the_machine_says_when_it_started():
     time.sleep(0.01)
     assert instants.elapsed() - before == pytest.approx(time.monotonic() - begun, abs=0.005)
     assert instants.start() == instants.start() != ""
+
+
+def test_an_older_kernel_has_the_start_of_the_machine_alone(monkeypatch):
+    """Nothing there counts from another start."""
+    monkeypatch.setattr(os, "readlink", lambda path: instants.MACHINE)
+    first = instants.start()
+    monkeypatch.setattr(os, "readlink", lambda path: (_ for _ in ()).throw(FileNotFoundError()))
+    assert instants.start() == first
+    monkeypatch.setattr(os, "readlink", lambda path: "time:[1]")
+    assert instants.start() != first
+
+
+def test_a_container_that_counts_from_another_start_shares_the_leases(tmp_path):
+    """Its clock since the start is a day ahead: what is leased here for an hour is leased there."""
+    elsewhere = ["unshare", "-T", "--boottime", "86400"]
+    try:
+        subprocess.run([*elsewhere, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no other namespace of time can be made here")
+    url = f"sqlite:///{tmp_path}/work.db"
+    with open_store(url) as store:
+        queue = store.queue("orders", lease=HOUR)
+        queue.add("leased", priority=1)
+        queue.add("ready")
+        assert keys(queue.receive()) == ["leased"]
+        program = f"import abate; print([m.key for m in abate.open_store({url!r}).queue('orders').receive(2)])"
+        there = subprocess.run([*elsewhere, sys.executable, "-c", program], check=True, capture_output=True, text=True)
+        assert there.stdout == "['ready']\n"

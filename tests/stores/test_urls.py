@@ -28,6 +28,7 @@ def test_a_relative_path_is_relative_and_an_absolute_one_absolute(tmp_path, monk
         ("sqlite:work.db", "'sqlite:' is followed by three slashes and a path"),
         ("sqlite:///", "'sqlite:///' names no file"),
         ("sqlite:///a%00b", "names no file"),
+        ("sqlite:///:memory:", "a store in memory is 'memory:', not 'sqlite:///:memory:'"),
         ("memory://x", "'memory:' is the whole URL"),
         ("sqlite:///a.db?synchronous=off", "synchronous must be one of 'normal', 'full', not 'off'"),
         ("sqlite:///a.db?timeout=soon", "timeout must be a number of seconds, not 'soon'"),

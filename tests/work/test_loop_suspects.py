@@ -10,6 +10,8 @@ import abate
 from abate.testing import VirtualClock
 from abate.work import Back, Bury, Done, Message
 from abate.work import loop as loops
+from abate.work.judge import Judge
+from abate.work.pauses import Pauses
 from tests.work.tray import Tray, messages
 
 
@@ -146,6 +148,86 @@ def test_a_suspect_that_no_company_leaves_begins_all_the_same():
             assert began["next"] == pytest.approx(loops.COMPANY + 1.0, abs=0.3)
 
         asyncio.run(main())
+
+
+def test_a_suspect_at_work_does_not_keep_others_waiting_for_ever():
+    """A handler that takes an hour, without a timeout: after a while others are taken beside it."""
+    with VirtualClock() as clock:
+        began = {}
+
+        async def main():
+            @abate.consumer(workers=2)
+            async def handle(message):
+                began[message.key] = clock.now()
+                await clock.asleep(3600.0 if message.key == "s" else 1.0)
+
+            source = Shelf(suspect("s"), lease=20.0)
+            running = asyncio.create_task(handle.arun(source))
+            await clock.asleep(10.0)
+            source.put(*messages("a", "b"))
+            await clock.asleep(loops.COMPANY + 5.0)
+            handle.stop()
+            running.cancel()
+            await asyncio.wait({running})
+            assert began["s"] == 0.0
+            assert began["a"] == pytest.approx(loops.COMPANY)
+            assert began["b"] == pytest.approx(loops.COMPANY + 1.0, abs=0.3)
+
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"receives": 3, "unanswered": 2}, "receives in a row that ended without an answer: 2"),
+        ({"receives": 6, "unanswered": None}, "it was handed out 6 times, and is not settled"),
+    ],
+)
+def test_the_log_says_once_why_the_other_workers_are_idle(caplog, fields, why):
+    """With the message, and what made it a suspect."""
+    with VirtualClock():
+        source = Shelf(*messages("a"), Message("s", **fields), *messages("b"), lease=30.0)
+        abate.consumer(workers=4, name="orders", max_receives=5)(Watch()).run(source, drain=True)
+    (line,) = (record.getMessage() for record in caplog.records if "alone" in record.getMessage())
+    assert line == f"orders: 's' is worked on alone: {why}"
+
+
+def test_a_drain_ends_when_no_suspect_is_left():
+    """However many came together; they are taken one by one."""
+    handle = Watch(1.0)
+    with VirtualClock():
+        source = Shelf(*map(suspect, "stuv"), *messages("a", "b"), lease=30.0)
+        tally = abate.consumer(workers=4)(handle).run(source, drain=True)
+    assert tally["done"] == 6
+    assert not source.messages
+    assert all(handle.company[key] == set() for key in "stuv")
+
+
+def test_only_a_suspect_that_may_begin_is_paid_for():
+    """Those that go back, as another one is worked on alone, cost the retry budget nothing."""
+    budget = abate.Budget(ratio=0.0, reserve=1.0, window=10.0)
+    pauses = Pauses(budget)
+    with VirtualClock() as clock:
+
+        async def main():
+            loop = loops.Loop(
+                "orders",
+                Tray(lease=30.0),
+                Watch(),
+                Judge(abate.Backoff(1.0)),
+                workers=4,
+                asynchronous=True,
+                pauses=pauses,
+            )
+            hastened = [suspect(key) for key in "stuv"]
+            for message in hastened:
+                pauses.settled(message, Back(60.0), clock.now())
+            loop._accept(hastened)
+            assert loop.tally == {"returned": 3}
+
+        before = budget.balance()
+        asyncio.run(main())
+        assert budget.balance() == before - 1
 
 
 def test_a_stop_gives_a_waiting_suspect_back():

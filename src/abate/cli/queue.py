@@ -1,4 +1,4 @@
-"""``abate queue``: what waits in a store, what has died there, and back to life with it, or away.
+"""``abate queue``: shows what waits in a store and what has died there, and redrives or purges dead letters.
 
 A store that isn't there is not made. What a peer has sent, such as keys and reasons, is escaped.
 """

@@ -99,8 +99,8 @@ class Chosen:
         self.chosen: Any = None
 
     def queue(self, name: str, **terms: Any) -> Any:
-        """The queue of the service's work; or another one, such as that of its leader, as it is."""
-        if name != self._service:
+        """The queue of the service's work, which it asks for first; after that others, such as its leader's."""
+        if name != self._service or self.chosen is not None:
             return self._store.queue(name, **terms)
         self.chosen = self._store.queue(self._name, **terms, **self._own)
         return self.chosen

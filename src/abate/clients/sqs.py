@@ -8,7 +8,7 @@ The rules:
   although somebody else has the message by now;
 * **done** deletes. **back** makes the message visible after the delay, in whole seconds, at most 900; so does a done
   message that is to come again, which SQS can't tell from one that failed. A receive can't be taken back either:
-  what comes back untouched has been received once more. A process remembers which receives were no attempts of its own
+  what comes back untouched has been received once more. A process remembers which of its own receives were not attempts
   (see `abate.clients.sqs_receives`), and `Message.receives` is without them;
 * **buried** sends the message to the dead-letter queue with the reason (see `abate.clients.sqs_letter`), and deletes
   it when SQS has said that it is there. It may be there twice, never nowhere;

@@ -80,7 +80,7 @@ class Fuse:
     def record(self, ok: bool, now: float, taken: int | None = None) -> float:
         """A message has ended well, or failed: for how many seconds has that blown the fuse? 0 for not at all.
 
-        `taken` is what `blows` was when the message was taken; None for since then.
+        `taken` is what `blows` was when the message was taken; None: taken after the fuse last blew.
         """
         if now < self.opens:
             return 0.0

@@ -91,9 +91,9 @@ class Judge:
     def hopeless(self, receives: int, unanswered: int | None = 0) -> Judgement | None:
         """A message that was handed out too often without ever being settled has killed its workers.
 
-        `unanswered` is how many of the last receives ended without an answer; None where the source can't tell. Where
-        the last one is the first of those, others were in hand, and there is one more, alone. Where nobody knows, what
-        was received and not worked on may be among the receives, so there are twice as many.
+        `unanswered` is how many of the last receives ended without an answer; None where the source can't tell. If
+        only the last receive went unanswered, another message may be to blame: it gets one more receive, alone. SQS
+        also counts receives that were never worked on, so the limit is doubled there.
         """
         if self._most is None:
             return None
@@ -124,7 +124,7 @@ class Judge:
         return Judgement(Done(), "done", False)
 
     def surprised(self, result: object) -> bool:
-        """Is this the first value that a handler returned for nothing? To be told once."""
+        """Is this the first return value that is ignored? It is logged once."""
         if self._told or result is None or isinstance(result, Again) or _mistake(result) is not None:
             return False
         self._told = True

@@ -266,11 +266,11 @@ class KeyQueue(Generic[K]):
         return self._first()[1] if self.ready else None
 
     def soonest(self) -> float | None:
-        """As `next_due`, by a look at all of them: also while they are being changed."""
+        """Like `next_due`, but scans all keys, so it is safe while they change."""
         return min((due[0] for due in self.later.values()), default=None)
 
     def longest(self, now: float) -> float | None:
-        """As `oldest`, in the same way."""
+        """Like `oldest`, but scans all keys, so it is safe while they change."""
         return min((since for _, since in self.ready.values()), default=None)
 
     def keys(self) -> Iterator[K]:

@@ -190,7 +190,8 @@ class Lines(Generic[K]):
                 self._waiting.append(bell)
                 due = self._keys.next_due()
                 return None, deadline if due is None else min(deadline, due), []
-        # of several that came due together the next is for the next; who gives up leaves the time to another
+        # several may have come due together: wake another for the next; a waiter that times out wakes another, to
+        # wait for the next due key
         return key, None, self._woken(timed=key is None, room=True)
 
     def _gone(self, bell: Bell) -> None:

@@ -15,7 +15,8 @@
   lease is extended no more, so that another process can take the message, and its place is given to another worker.
   There are up to as many of these replacements as there are workers; then the loop is not ready any more.
 * A message that may have killed the process that had it is a suspect (see `Judge.suspect`), and is worked on alone:
-  nothing more is taken, what is in hand ends first, and other suspects go back untouched.
+  nothing more is taken, what is in hand ends first, and other suspects go back untouched. One that is at work for
+  long is joined by others again.
 * Stopping: nothing more is taken, but what waits in a source that doesn't outlive the process is worked off. What is
   not done when the grace is over is cancelled, and given back as if it had not been touched; a plain function can't be
   cancelled, and its lease runs out. `LAST_WORDS` seconds later the run ends, whatever still hangs.
@@ -69,7 +70,8 @@ LATE = 1.0
 APART = 10.0
 """Seconds, or a lease where that is shorter: over how long suspects that came together are spread when they go back."""
 COMPANY = 30.0
-"""Seconds, or a lease or the timeout where one is longer: for how long a suspect waits for others to end."""
+"""Seconds, or a lease or the timeout where one is longer: for how long a suspect waits for others to end. And seconds
+for which others wait for a suspect that is at work."""
 
 
 class Loop:
@@ -102,7 +104,7 @@ class Loop:
         self.in_hand = Hands()
         self.outbox: list[Settlement] = []
         self._settling: frozenset[Message] = frozenset()
-        """On the way to the source: what it says of their leases meanwhile may be said after they were settled."""
+        """Being settled now: 'lost' is ignored for these, as the extend may have run after the settle."""
         self.failing: str | None = None
         """What the source's last error said; None while it answers."""
         self.stopping = asyncio.Event()
@@ -113,6 +115,8 @@ class Loop:
         """Messages in hand whose handlers hang, and whose places others have."""
         self._suspect: Work | None = None
         """It is worked on alone, or waits for that."""
+        self._draining = False
+        """Does the run end when nothing is left?"""
         self._careful = False
         """Did the last receive bring a suspect? The next one asks for one message, so that fewer have to go back."""
 
@@ -121,6 +125,7 @@ class Loop:
     async def run(self, grace: float, drain: bool = False) -> None:
         """Work until `stop`, or with `drain` until nothing is left; then finish what is in hand within the grace."""
         self.clock = clocks.current()
+        self._draining = drain
         taking = asyncio.create_task(self._take(drain))
         beside = (self._settle(), self._beat(), self._watch(), self.stopping.wait())
         tasks = {taking, *map(asyncio.ensure_future, beside)}
@@ -385,16 +390,27 @@ class Loop:
             self._return(work, 0.0)
         elif self.fuse is not None and now < self.fuse.opens:  # it has blown while this one was on its way
             self._return(work, self.fuse.opens - now)
+        elif (suspect := self.worker.suspects(work.message)) and self._suspect is not None:
+            # who drains takes one by one from here on, and must not end before the last
+            apart = 0.0 if self._draining else min(APART, self.source.lease or APART)
+            self._return(work, random.random() * apart)
         elif self.pauses is not None and (rest := self.pauses.rest(work.message, now)) > 0:
-            self._return(work, rest, "held")
-        elif not self.worker.suspects(work.message):
-            self._begin(work)
-        elif self._suspect is None:
+            self._return(work, rest, "held")  # asked last, as it pays for what may begin
+        elif suspect:
             self._suspect = work
             self._return_behind(work, 0.0)
             self._changed.set()
+            self._say_alone(work.message)
         else:
-            self._return(work, random.random() * min(APART, self.source.lease or APART))
+            self._begin(work)
+
+    def _say_alone(self, message: Message) -> None:
+        """Say why the other workers have nothing to do."""
+        if message.unanswered is None:
+            why = f"it was handed out {message.receives} times, and is not settled"
+        else:
+            why = f"receives in a row that ended without an answer: {message.unanswered}"
+        log.warning("%s: %r is worked on alone: %s", self.name, message.key, why)
 
     def _begin(self, work: Work) -> None:
         work.began = self.clock.now()
@@ -404,8 +420,9 @@ class Loop:
     async def _work_alone(self, work: Work) -> None:
         """Let a suspect work while nothing else is in hand; nothing is taken meanwhile.
 
-        It doesn't wait for ever: after a while it begins beside what is left. A message that is hit by that is a
-        suspect itself in the end, and has its turn alone before it is buried.
+        It doesn't wait for ever: after a while it begins beside what is left. Nor do others wait for it for ever:
+        after `COMPANY` seconds at work it is one among others. If that kills an innocent, it becomes a suspect and is
+        tried alone before it is buried.
         """
         until = self.clock.now() + max(COMPANY, self.source.lease or 0.0, self.timeout or 0.0)
         while self._waits(work) and self.clock.now() < until and not self.stopping.is_set():
@@ -414,8 +431,9 @@ class Loop:
             await self._change(until - self.clock.now())
         if self._waits(work) and not (self.stopping.is_set() and self.source.durable):
             self._begin(work)
-            while work.runs and not work.stuck and self.in_hand.of(work.message) is work:
-                await self._change(None)
+            until = self.clock.now() + COMPANY
+            while work.runs and not work.stuck and self.in_hand.of(work.message) is work and self.clock.now() < until:
+                await self._change(until - self.clock.now())
         if not self._waits(work):
             self._suspect = None
 

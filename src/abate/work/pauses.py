@@ -60,8 +60,8 @@ class Pauses:
         """Return the seconds for which a message that was received has to go back: 0 if it may be tried now."""
         until, length = self._until.get(message.key, (now, 0.0))
         left = until - now
-        # one that is received for the first time has succeeded since, or was buried; and where more is left than the
-        # whole pause, it was counted on another clock
+        # one that is received for the first time has succeeded since, or was buried; more left than the whole pause
+        # means that the clock changed: ignore it
         if message.receives <= 1 or not TOLERANCE * length < left <= length or self._budget.try_withdraw():
             self._until.pop(message.key, None)
             return 0.0

@@ -183,7 +183,7 @@ class FleetBudget(Budget):
         earned, spent = ledger.section.ask(self._report, ledger, now, otherwise=_nothing_new)
         needed, self._needed = self._needed, 0
         self._held = len(self._tokens)
-        # where there are more members than tokens nobody holds any in quiet times, or those would be out of reach
+        # more members than tokens: nobody holds any in quiet times, otherwise idle members would hold every token
         quiet = int(QUIET * self.reserve * self.window / self._members)
         want = max(quiet, ceil(AHEAD * needed))
         return Accounts(self.name, self._asked, earned, spent, self._held, want)

@@ -223,7 +223,10 @@ class Courier:
 
 
 def _go(courier: ref[Courier]) -> None:
-    """The thread; it does not keep its courier alive. In a child it goes at once: others count on what it holds."""
+    """The thread; it does not keep its courier alive.
+
+    A child makes its first journey at once, without the usual pause.
+    """
     while True:
         here = courier()
         if here is None:

@@ -36,6 +36,8 @@ def open_url(scheme: str, rest: str, clock: Clock | None, required: bool) -> Sql
     path = unquote(address[3:])
     if not path or "\0" in path:
         raise ValueError(f"{'sqlite:' + address!r} names no file: {EXPECTED}")
+    if path == ":memory:":
+        raise ValueError("a store in memory is 'memory:', not 'sqlite:///:memory:'")
     synchronous, timeout = options(query)
     # absolute, as a child of this process may change its directory before it opens the file
     return SqliteStore(File(os.path.abspath(path), synchronous, timeout), clock)

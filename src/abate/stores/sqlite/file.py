@@ -95,17 +95,12 @@ class File:
         """The right to write, until the end of the block; what was written is there as a whole, or not at all."""
         with self._held(BEGIN) as begun:
             db = begun.connection
-            try:
-                now = self.now()
-                if now >= self._mark + instants.MARK:
-                    instants.mark(db, now)
-                    self._mark = now
-                yield db
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:  # SQLite itself may have rolled back
-                    db.execute("ROLLBACK")
-                raise
+            now = self.now()
+            if now >= self._mark + instants.MARK:
+                instants.mark(db, now)
+                self._mark = now
+            yield db
+            db.execute("COMMIT")
 
     def read(self, query: str, args: Any = ()) -> list[Any]:
         """The rows of one query; it does not wait for those who write."""
@@ -148,9 +143,18 @@ class File:
                             raise self._explained(error) from error
                         return
                 finally:
-                    self._owner = 0
-                    if self._closed:  # by a signal handler, in the middle of this
-                        self._let_go()
+                    try:
+                        # Wherever it was interrupted: a signal handler may raise right after BEGIN. No call comes
+                        # before this one, in which the next handler might. A child that was forked in the middle has
+                        # no connection here: the transaction is the parent's.
+                        if self._db is not None and self._db.in_transaction:  # SQLite itself may have rolled back
+                            self._db.execute("ROLLBACK")
+                    except sqlite3.Error as error:
+                        raise self._explained(error) from error
+                    finally:
+                        self._owner = 0
+                        if self._closed:  # by a signal handler, in the middle of this
+                            self._let_go()
             sleep(SHORTEST + self._rng.random() * (LONGEST - SHORTEST))
 
     def _refuse_reentry(self) -> None:
@@ -205,11 +209,12 @@ class File:
         self._db = db  # from the beginning, so that a fork in the middle of the rest finds it
         try:
             self._prepare(db)
+            opened = None if self.path is None or file is None else place.opened(self.path, file)
         except BaseException:
             self._let_go()
             raise
-        if self.path is not None and file is not None:
-            before, self._place = self._place, place.opened(self.path, file)
+        if opened is not None:
+            before, self._place = self._place, opened
             if before is not None and before.file != file:
                 log.warning("%s was replaced: the new file is used from now on", self)
         self._version = -1  # what another connection was told says nothing to this one

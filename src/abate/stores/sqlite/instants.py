@@ -8,6 +8,7 @@ instant comes twice, and until the next start the wall clock is not read again.
 
 from __future__ import annotations
 
+import os
 import time
 from sqlite3 import Connection
 
@@ -15,6 +16,9 @@ MARK = 1.0
 """Seconds between two instants that are written into the file."""
 GRAIN = 600.0
 """Seconds by which the instant of the machine's start, where it has to be computed, may be off."""
+
+MACHINE = "time:[4026531834]"
+"""The namespace in which Linux counts from the start of the machine; in others it adds an offset."""
 
 _SINCE_START: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
@@ -25,12 +29,17 @@ def elapsed() -> float:
 
 
 def start() -> str:
-    """Return what tells this start of the machine from others."""
+    """Return what tells this start of the machine from others, and from a container that counts from another one."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
+            this = file.read().strip()
     except OSError:
         return f"about {round((time.time() - elapsed()) / GRAIN) * GRAIN:.0f}"
+    try:
+        namespace = os.readlink("/proc/self/ns/time")
+    except OSError:  # an older kernel has none
+        return this
+    return this if namespace == MACHINE else f"{this} {namespace}"
 
 
 def origin(db: Connection) -> float:

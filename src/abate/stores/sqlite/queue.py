@@ -120,7 +120,7 @@ class SqliteQueue(Queue):
 
     def _take(self, most: int) -> tuple[list[Message], float | None]:
         """What is ready, up to so many; where nothing is, the instant at which something will be."""
-        # a look before the leap: who finds nothing leaves the right to write to others
+        # read first: an empty queue needs no write lock
         ((due,),) = self._file.read(sql.NEXT_DUE, (self.name, self.name))
         if due is None or due > self._store.now():
             return [], due

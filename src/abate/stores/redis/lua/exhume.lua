@@ -1,5 +1,5 @@
--- Redrive or purge dead letters, those that died first first: those of the keys, or a batch of those that had died by an
--- instant ('' for when the last one of now died). The answer: how many, how many were looked at, and that instant.
+-- Redrive or purge dead letters, the oldest first: those of the keys, or a batch of those that had died by an instant
+-- ('' means: up to the newest dead letter there is now). The answer: how many, how many were looked at, and that instant.
 local purge = ARGV[2] == 'purge'
 local died_by = tonumber(ARGV[3]) or tonumber(redis.call('ZRANGE', DEAD, -1, -1, 'WITHSCORES')[2]) or now
 local keys = {}
