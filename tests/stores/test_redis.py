@@ -325,7 +325,7 @@ def test_what_version_0_1_had_in_hand_is_told_by_its_own_receives(url, admin, an
             queue.receive()
             clock.advance(11.0)
         queue.receive()  # by version 0.1, as far as the record can tell
-        state, sequence, due, priority, receives, token = admin.hget(items, "ra").split()
+        _, sequence, due, priority, receives, token = admin.hget(items, "ra").split()
         assert receives == b"4"
         admin.hset(items, "ua", b"%b 3 2" % sequence)
         if answer != "none":
