@@ -11,6 +11,7 @@ import redis as driver
 
 from abate.stores import Depth, StoreError, open_store
 from abate.stores.contract import Queue
+from abate.stores.redis import scripts
 from abate.testing import VirtualClock
 from abate.work.source import Back, Done, Message
 from tests.clients.valkey_server import Valkey, free_port
@@ -429,6 +430,46 @@ def test_scripts_that_the_server_forgot_are_sent_again(store, admin):
         assert store.exchange("x", terms, want=1) == 1
         admin.script_flush()
         assert list(store.queues()) == ["orders"]
+
+
+class Interrupted(Exception):
+    """What a signal handler raises."""
+
+
+def test_an_answer_that_nobody_has_read_is_not_given_to_the_next_call(store, admin, monkeypatch):
+    """A signal handler that raises may come between sending and reading."""
+    queue = store.queue("orders")
+    queue.add("a")
+    send = driver.Connection.send_packed_command
+
+    def interrupted(*args, **kwargs):
+        send(*args, **kwargs)
+        raise Interrupted
+
+    admin.client_pause(200)  # so the answer comes when the next call is already under way
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        patched.setattr(driver.Connection, "send_packed_command", interrupted)
+        queue.add("b")
+    assert queue.depth().ready in (1, 2)  # whether b is there is not known
+
+
+@pytest.mark.parametrize("call", ["one", "several"])
+def test_connections_that_were_lost_to_signal_handlers_are_replaced(store, call):
+    """Of the driver's pool, which takes them for connections in use."""
+    queue = store.queue("orders")
+    queue.add("a")
+    queue.add("b")
+    pool = store.server._client("work").connection_pool
+    pool.max_connections = 3
+    lost = [pool.get_connection() for _ in range(3)]
+    with pytest.raises(driver.ConnectionError, match="Too many connections"):
+        pool.get_connection()
+    if call == "one":
+        assert queue.add("c")
+    else:
+        assert store.server.calls([(scripts.DEPTH, queue._keys, [store.now()])] * 2)
+    assert queue.depth().ready == (3 if call == "one" else 2)
+    assert len(lost) == 3
 
 
 def test_tokens_grow_even_over_a_flush(tmp_path):
