@@ -173,10 +173,21 @@ def test_rules_that_fail_themselves_fail_their_message_alone():
     assert failed(handler({"Records": [record("done"), record("error"), record("done")]}, None)) == ["error"]
 
 
-def test_a_message_that_was_handed_out_too_often_is_not_handled():
-    """It is what kills the function: it had its chances alone."""
+def test_what_other_containers_gave_back_is_handled_here_however_often_it_was_received():
+    """Their receives look like those of a message that kills the function: it has its turn alone, and is not buried."""
+    handled, counts = [], dict.fromkeys("abcd", 7)
+    while counts:
+        handler = aws_lambda.consumer()(consumer(max_receives=3)(lambda message: handled.append(message.key)))
+        reported = failed(handler({"Records": [record(key, receives=n) for key, n in counts.items()]}, None))
+        assert handler.tally == Counter(done=1, returned=len(reported))
+        counts = {key: counts[key] + 1 for key in reported}
+    assert handled == list("abcd")
+
+
+def test_a_message_that_was_handed_out_too_often_is_buried_when_it_fails():
+    """Then it was handled, and it is known why."""
     handler = aws_lambda.consumer()(consumer(max_receives=3)(obedient))
-    assert failed(handler({"Records": [record("done", receives=7)]}, None)) == ["done"]
+    assert failed(handler({"Records": [record("error", receives=7)]}, None)) == ["error"]
     assert handler.tally == {"buried": 1}
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import logging
+import signal
 import socket
 import subprocess
 import sys
@@ -400,6 +401,49 @@ def test_a_closed_store_says_so(url):
     ):
         with pytest.raises(StoreError, match="is closed"):
             call()
+
+
+INTERRUPTED = """
+import signal, time
+from abate.stores.postgres.address import Address
+from abate.stores.postgres.pool import MOST, Pool
+
+class Interrupted(Exception): pass
+
+class Session:  # a server that answers at once: all the time is that of the pool
+    used = float("inf")
+    def run(self, statement, params, deadline): return []
+    def broken(self): return False
+    def close(self): pass
+
+class Quick(Pool):
+    def connect(self, deadline): return Session()
+    def _prepare(self, session, deadline): pass
+
+def handler(*_):
+    if armed: raise Interrupted
+
+armed = False
+signal.signal(signal.SIGALRM, handler)
+pool = Quick(Address("//127.0.0.1/postgres"))
+end, interruptions = time.monotonic() + 1.0, 0
+while time.monotonic() < end:
+    try:
+        armed = True
+        signal.setitimer(signal.ITIMER_REAL, 0.0001)
+        while True: pool.run("SELECT 1", limit=1.0)
+    except Interrupted:
+        interruptions += 1
+    armed = False
+print(pool._free.qsize() == MOST, interruptions > 100)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers that send signals")
+def test_no_connection_is_lost_to_signal_handlers_that_raise():
+    """Wherever they come: a process has only a few."""
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "True True\n", ended.stderr[-3000:]
 
 
 def test_what_left_the_window_takes_no_room():

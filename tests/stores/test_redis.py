@@ -1,6 +1,7 @@
 """A store in Redis: its URL, what is said when something is wrong, and what is kept of passwords (nothing)."""
 
 import logging
+import re
 import subprocess
 import sys
 import traceback
@@ -10,8 +11,9 @@ import redis as driver
 
 from abate.stores import Depth, StoreError, open_store
 from abate.stores.contract import Queue
+from abate.stores.redis import scripts
 from abate.testing import VirtualClock
-from abate.work.source import Done
+from abate.work.source import Back, Done, Message
 from tests.clients.valkey_server import Valkey, free_port
 from tests.conformance import redis_server
 
@@ -275,17 +277,88 @@ def test_what_can_not_be_read_is_buried_as_it_is(store, url, admin):
     assert queue.depth() == Depth(leased=1, dead=5)
 
 
-def test_what_an_older_version_wrote_is_read(store, url, admin):
-    """A record without the number of receives that had no answer."""
-    queue = store.queue("orders")
-    queue.add("a", "body")
+def test_version_0_1_reads_every_record_that_is_written(url, admin):
+    """It takes a record of any other form for that of a message that is gone, and sweeps the message out."""
+    pattern = re.compile(rb"[a-z] \d+ \S+ \d+ \d+ \d+")  # in its Lua: ^(%a) (%d+) (%S+) (%d+) (%d+) (%d+)$
     items = f"{prefix(url)}:{{queue:orders}}:item"
-    record = admin.hget(items, "ra")
-    admin.hset(items, "ra", record.rpartition(b" ")[0])
-    (message,) = queue.receive()
-    assert (message.body, message.receives, message.unanswered) == ("body", 1, 0)
-    queue.done(message)
-    assert queue.depth() == Depth()
+    with VirtualClock() as clock, open_store(url, clock=clock) as store:
+        queue = store.queue("orders", lease=10.0)
+
+        def look():
+            assert pattern.fullmatch(admin.hget(items, "ra"))
+
+        queue.add("a", priority=3)
+        look()
+        for unanswered in range(3):  # each lease runs out
+            (message,) = queue.receive()
+            assert message.unanswered == unanswered
+            look()
+            clock.advance(11.0)
+        queue.add("a", priority=4)
+        look()
+        (message,) = queue.receive()
+        assert message.unanswered == 3
+        queue.extend([message])
+        look()
+        queue.add("a")
+        look()
+        queue.settle([(message, Back(0.0, touched=False))])
+        look()
+        (message,) = queue.receive()
+        assert message.unanswered == 3
+        queue.settle([(message, Back(0.0))])
+        look()
+        queue.bury(queue.receive()[0], "bad")
+        look()
+        queue.redrive()
+        look()
+
+
+@pytest.mark.parametrize("answer", ["back", "untouched", "none"])
+def test_what_version_0_1_had_in_hand_is_told_by_its_own_receives(url, admin, answer):
+    """It does not know that receives without an answer are counted: what was counted before holds only as long as the
+    receives are the same."""
+    items = f"{prefix(url)}:{{queue:orders}}:item"
+    with VirtualClock() as clock, open_store(url, clock=clock) as store:
+        queue = store.queue("orders", lease=10.0)
+        queue.add("a")
+        for _ in range(3):
+            queue.receive()
+            clock.advance(11.0)
+        queue.receive()  # by version 0.1, as far as the record can tell
+        _, sequence, due, priority, receives, token = admin.hget(items, "ra").split()
+        assert receives == b"4"
+        admin.hset(items, "ua", b"%b 3 2" % sequence)
+        if answer != "none":
+            queue.settle([(Message("a", token=int(token)), Back(0.0, touched=answer == "back"))])
+            receives = b"4" if answer == "back" else b"3"
+            admin.hset(items, "ra", b" ".join([b"w", sequence, due, priority, receives, b"0"]))
+            admin.hset(items, "ua", b"%b 3 2" % sequence)
+        clock.advance(11.0)
+        (message,) = queue.receive()
+        assert message.unanswered == {"back": 0, "untouched": 2, "none": 1}[answer]
+
+
+@pytest.mark.parametrize("end", ["done", "cancelled", "purged"])
+def test_nothing_is_left_of_a_message_that_killed_processes(url, admin, end):
+    """Neither of how often it was handed out without an answer."""
+    with VirtualClock() as clock, open_store(url, clock=clock) as store:
+        queue = store.queue("orders", lease=10.0)
+        queue.add("a")
+        for _ in range(3):
+            (message,) = queue.receive()
+            clock.advance(11.0)
+        (message,) = queue.receive()
+        assert message.unanswered == 3
+        if end == "done":
+            queue.done(message)
+        elif end == "cancelled":
+            queue.settle([(message, Back(60.0, touched=False))])
+            assert queue.cancel("a")
+        else:
+            queue.bury(message, "bad")
+            assert queue.purge() == 1
+        assert not admin.exists(f"{prefix(url)}:{{queue:orders}}:item")
 
 
 @pytest.mark.parametrize("priority", [0, 3])
@@ -357,6 +430,46 @@ def test_scripts_that_the_server_forgot_are_sent_again(store, admin):
         assert store.exchange("x", terms, want=1) == 1
         admin.script_flush()
         assert list(store.queues()) == ["orders"]
+
+
+class Interrupted(Exception):
+    """What a signal handler raises."""
+
+
+def test_an_answer_that_nobody_has_read_is_not_given_to_the_next_call(store, admin, monkeypatch):
+    """A signal handler that raises may come between sending and reading."""
+    queue = store.queue("orders")
+    queue.add("a")
+    send = driver.Connection.send_packed_command
+
+    def interrupted(*args, **kwargs):
+        send(*args, **kwargs)
+        raise Interrupted
+
+    admin.client_pause(200)  # so the answer comes when the next call is already under way
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        patched.setattr(driver.Connection, "send_packed_command", interrupted)
+        queue.add("b")
+    assert queue.depth().ready in (1, 2)  # whether b is there is not known
+
+
+@pytest.mark.parametrize("call", ["one", "several"])
+def test_connections_that_were_lost_to_signal_handlers_are_replaced(store, call):
+    """Of the driver's pool, which takes them for connections in use."""
+    queue = store.queue("orders")
+    queue.add("a")
+    queue.add("b")
+    pool = store.server._client("work").connection_pool
+    pool.max_connections = 3
+    lost = [pool.get_connection() for _ in range(3)]
+    with pytest.raises(driver.ConnectionError, match="Too many connections"):
+        pool.get_connection()
+    if call == "one":
+        assert queue.add("c")
+    else:
+        assert store.server.calls([(scripts.DEPTH, queue._keys, [store.now()])] * 2)
+    assert queue.depth().ready == (3 if call == "one" else 2)
+    assert len(lost) == 3
 
 
 def test_tokens_grow_even_over_a_flush(tmp_path):

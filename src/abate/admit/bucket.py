@@ -62,9 +62,10 @@ class Level:
         return self.tokens - self.asked - sum(self.owed)
 
     def after_fork(self) -> None:
-        # the threads that waited are not in the child
+        # the threads that waited are not in the child, nor is what they owe
         self.section.after_fork()
         self.claims = deque()
+        self.tokens = max(0.0, self.tokens)
 
 
 class TokenBucket(Shared, Gate):

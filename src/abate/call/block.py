@@ -216,4 +216,5 @@ class Attempt:
 
 def _at_once(step: Awaitable[object]) -> None:
     """Run to its end what is to be awaited, and waits for nothing."""
-    assert next(step.__await__(), None) is None
+    for _ in step.__await__():
+        raise RuntimeError(f"{step!r} waits for something")

@@ -453,9 +453,8 @@ class Call:
         except Exception:
             if error is None or isinstance(error, Exception):
                 raise
-            import logging  # a gate that fails must not stop a cancellation or an exit
-
-            logging.getLogger("abate").exception("the gate of %s failed when a call was broken off", self.policy.name)
+            # neither a gate that fails nor a logging handler that raises may stop a cancellation or an exit
+            Log("abate").exception("the gate of %s failed when a call was broken off", self.policy.name)
         if events.sinks and error is not None:
             events.emit(events.GaveUp(self.policy.name, "cancelled", self.attempts, self.waited, error))
 

@@ -14,7 +14,9 @@ Lambda deletes the others. The rules:
   remembers that it was no attempt, so that it brings no message nearer to `max_receives`;
 * a message that was received more often than `max_receives` may have killed the function in the middle of its batches:
   it is handled alone, and the others of the batch are reported. The next one that was received so often has its turn
-  with the next batch.
+  with the next batch. None is buried unless it was handled and failed: a container can't know what other containers
+  have given back untouched, or what died beside another message, so the end of one that kills is left to the queue's
+  own ``maxReceiveCount``, which must be above twice `max_receives`.
 
 boto3 is needed for `delays` and `dead_letters` alone. Whatever fails beside the handler (a message's delay, a dead
 letter) is logged, and the message reported: a batch never fails as a whole but for an event that can't be read.
@@ -238,7 +240,7 @@ class Handler:
         return batch.response()
 
     def _suspects(self, message: Message) -> bool:
-        return self.consumer.judge.suspect(message.receives, message.unanswered)
+        return self.consumer.judge.doubtful(message.receives)
 
     def _untouched(self, message: Message) -> None:
         self.tally["returned"] += 1
@@ -248,16 +250,14 @@ class Handler:
         judge, name, clock = self.consumer.judge, self.name, clocks.current()
         began = clock.now()
         error: BaseException | None = None
-        judgement = judge.hopeless(message.receives, message.unanswered)
-        if judgement is None:
-            try:
-                answer = self._handled(message, left)
-                judgement = judge.returned(answer)
-                if judge.surprised(answer):
-                    warn_of_value(name, answer)
-            except BaseException as failure:  # an exit too: what was done before must not come again
-                error = failure
-                judgement = judge.judged(failure, message.receives)
+        try:
+            answer = self._handled(message, left)
+            judgement = judge.returned(answer)
+            if judge.surprised(answer):
+                warn_of_value(name, answer)
+        except BaseException as failure:  # an exit too: what was done before must not come again
+            error = failure
+            judgement = judge.judged(failure, message.receives)
         self.tally[judgement.ending] += 1
         self._settle(arn, batch, message, judgement.verdict)
         fuse = self.consumer.fuse

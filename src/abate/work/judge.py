@@ -107,10 +107,14 @@ class Judge:
         """Must nothing else be in hand while a message is worked on, as it may kill the process?"""
         if self.hopeless(receives, unanswered) is not None:
             return False
-        if unanswered is None:  # with an answer each time it would have been buried by now
-            return self._most is not None and receives > self._most
+        if unanswered is None:
+            return self.doubtful(receives)
         last = self._most is not None and receives >= self._most
         return unanswered >= SUSPECT or (last and unanswered > 0)
+
+    def doubtful(self, receives: int) -> bool:
+        """Was it handed out more often than it would have been with an answer each time?"""
+        return self._most is not None and receives > self._most
 
     def returned(self, result: object) -> Judgement:
         """The handler has returned."""

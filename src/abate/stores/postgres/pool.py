@@ -31,6 +31,8 @@ log = Log("abate.stores")
 
 MOST = 4
 IDLE = 30.0
+NEVER = object()
+"""What nobody takes out of the places that are free."""
 OLDEST = 130000
 """The oldest server: 13."""
 UNDONE = ("40P01", "40001")
@@ -91,29 +93,38 @@ class Pool:
             raise explained(trouble, self.address, limit) from None
 
     def _run(self, statement: str, params: tuple[str | None, ...], deadline: float) -> list[Row]:
+        rows: list[Row] = []
+        free = self._free  # a fork's child has one of its own
         try:
-            self._free.get(timeout=max(0.0, deadline - monotonic()))
+            # an iterator takes a place, and nothing comes before giving it back: a signal handler that raises may come
+            # between any two steps but these
+            for _ in iter(partial(free.get, timeout=max(0.0, deadline - monotonic())), NEVER):
+                try:
+                    rows = self._run_on_one(statement, params, deadline)
+                finally:
+                    free.put(None)
+                break
         except Empty:
             raise StoreError(f"all {MOST} connections of this process to {self.address} are in use") from None
-        session: Session | None = None
+        return rows
+
+    def _run_on_one(self, statement: str, params: tuple[str | None, ...], deadline: float) -> list[Row]:
+        session = self._session(deadline)
         try:
-            session = self._session(deadline)
             rows = session.run(statement, params, deadline)
         except Failed as failed:
             if failed.state in GONE:
                 self._ready = False
-            if failed.state not in ELSEWHERE:
-                self._put(session)
-                session = None
-            raise
-        else:
-            self._put(session)
-            session = None
-            return rows
-        finally:
-            if session is not None:
+            if failed.state in ELSEWHERE:
                 session.close()
-            self._free.put(None)
+            else:
+                self._put(session)
+            raise
+        except BaseException:
+            session.close()
+            raise
+        self._put(session)  # from here on it may be in the hands of another thread
+        return rows
 
     # -- connections
 
@@ -162,10 +173,8 @@ class Pool:
             raise
         self._ready = True
 
-    def _put(self, session: Session | None) -> None:
+    def _put(self, session: Session) -> None:
         """Keep a connection for the next one; close those that nobody has needed for long."""
-        if session is None:
-            return
         self._idle.append(session)
         if self._closed:
             self.close()

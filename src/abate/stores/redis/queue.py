@@ -2,10 +2,12 @@
 
 The layout. A queue has these keys, all under one hash tag, so that a cluster keeps them together:
 
-    item      hash              four fields for each message, one letter before its key:
-                                r  state, sequence, due, priority, receives, token, unanswered: w(aiting), l(eased),
-                                   a(dded again while leased) or d(ead); due is since when or from when on it is ready,
-                                   when its lease runs out, or when it died
+    item      hash              up to five fields for each message, one letter before its key:
+                                r  state, sequence, due, priority, receives, token: w(aiting), l(eased), a(dded again
+                                   while leased) or d(ead); due is since when or from when on it is ready, when its
+                                   lease runs out, or when it died
+                                u  sequence, receives, unanswered, where there are any; apart from r, so that version
+                                   0.1 can work on the same queue
                                 c  attributes and body
                                 a  what was added while it was leased
                                 w  of a dead one: kind, reason, trace

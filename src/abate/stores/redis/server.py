@@ -8,6 +8,9 @@
 * A script that the server does not know (any more) is sent as a whole.
 * Waiting for a bell, exchanging a fleet's offers and everything else have connections apart, as their time limits
   differ.
+* A signal handler that raises may break off redis-py anywhere, and leave a connection that its pool takes for one in
+  use for ever, or an answer that nobody has read. So the whole client is dropped then, and the next call makes a new
+  one; what other threads do over the old one goes on. So it is with a pool that is used up.
 * A fork's child makes connections of its own.
 * What redis-py says is said again in words, as `StoreError`; the original is left out, as it could hold a password.
 """
@@ -42,7 +45,8 @@ QUICKLY: Final = 1.0
 """Seconds that an exchange of offers may take at most."""
 LONGEST_LOOK: Final = 2.0
 """Seconds for which one waits for a bell, before one looks whether it has missed any."""
-ERRORS = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
+OF_THE_DRIVER = (exceptions.RedisError, exceptions.RedisClusterException)
+ERRORS = (*OF_THE_DRIVER, OSError)
 MOVED_ON = (exceptions.ReadOnlyError, exceptions.BusyLoadingError)
 """Nothing was done, and the server at this address may be another one by now."""
 SHORTEST_WAIT = 0.001
@@ -103,16 +107,29 @@ class Server:
     def _asked(self, use: Use, ask: Callable[[Any], T], repeatable: bool) -> T:
         client = self._client(use)
         try:
-            return ask(client)
+            return self._ask(use, client, ask)
         except Exception as error:
             if isinstance(error, MOVED_ON):
                 _drop(client)
-            elif self._closed or not repeatable or not isinstance(error, exceptions.ConnectionError):
+            elif self._closed or not (
+                _used_up(error) or (repeatable and isinstance(error, exceptions.ConnectionError))
+            ):
                 raise self._said(error, use) from None
+        client = self._client(use)
         try:
-            return ask(client)
+            return self._ask(use, client, ask)
         except Exception as error:
             raise self._said(error, use) from None
+
+    def _ask(self, use: Use, client: Any, ask: Callable[[Any], T]) -> T:
+        try:
+            return ask(client)
+        except BaseException as error:
+            broken_off = not isinstance(error, OF_THE_DRIVER)
+            if (broken_off or _used_up(error)) and self._clients.get(use) is client:
+                # not closed, as other threads may be using it: that is done when nobody has it any more
+                self._clients.pop(use, None)
+            raise
 
     def _said(self, error: Exception, use: Use) -> Exception:
         if self._closed:  # who reads from a connection that is closed beside it gets errors of all kinds
@@ -249,6 +266,11 @@ def _evaluated_together(client: Any, calls: Sequence[tuple[Script, Keys, Sequenc
 
 def _every(info: dict[str, Any]) -> list[dict[str, Any]]:
     return [info] if "redis_version" in info else [facts for facts in info.values() if isinstance(facts, dict)]
+
+
+def _used_up(error: BaseException) -> bool:
+    """Has the pool as many connections as it may have? Then nothing was sent."""
+    return isinstance(error, exceptions.ConnectionError) and "Too many connections" in str(error)
 
 
 def _was_there(error: Exception) -> bool:

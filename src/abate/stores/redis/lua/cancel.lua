@@ -5,7 +5,7 @@ if not item or item.due <= now then return 0 end
 if item.state == 'w' then
   leave_lane(key, item)
   redis.call('ZREM', LINE, item.sequence .. key)
-  redis.call('HDEL', ITEM, RECORD .. key, CONTENT .. key)
+  redis.call('HDEL', ITEM, RECORD .. key, CONTENT .. key, UNANSWERED .. key)
   return 1
 end
 local again = item.state == 'a' and read_again(key)

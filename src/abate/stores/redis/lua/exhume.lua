@@ -20,7 +20,7 @@ for _, key in ipairs(keys) do
     redis.call('ZREM', DEAD, item.sequence .. key)
     redis.call('HDEL', ITEM, WHY .. key)
     if purge then
-      redis.call('HDEL', ITEM, RECORD .. key, CONTENT .. key)
+      redis.call('HDEL', ITEM, RECORD .. key, CONTENT .. key, UNANSWERED .. key)
     else
       -- a new sequence, as of those that are due at one instant the lowest is the first
       item.sequence = string.format('%015.0f', redis.call('HINCRBY', META, 'sequence', 1))

@@ -25,24 +25,40 @@ local function remember()
 end
 
 -- The fields of a message in ITEM
-local RECORD, CONTENT, AGAIN, WHY = 'r', 'c', 'a', 'w'
+local RECORD, CONTENT, AGAIN, WHY, UNANSWERED = 'r', 'c', 'a', 'w', 'u'
 
--- RECORD: "state sequence due priority receives token unanswered"; the last is how many of its last receives ended
--- without an answer, as the lease ran out
-local function read(record)
+-- RECORD: "state sequence due priority receives token". Version 0.1 reads just these six, and takes a record with
+-- more for that of no message at all.
+-- UNANSWERED: "sequence receives unanswered"; the last is how many of its last receives ended without an answer, as the
+-- lease ran out. It is there where that is not 0. Version 0.1 leaves it as it is, so where the record has another
+-- sequence or other receives, it says nothing about the message.
+local function read(record, noted)
   if not record then return nil end
-  local state, sequence, due, priority, receives, token, unanswered =
-    string.match(record, '^(%a) (%d+) (%S+) (%d+) (%d+) (%d+) ?(%d*)$')
+  local state, sequence, due, priority, receives, token =
+    string.match(record, '^(%a) (%d+) (%S+) (%d+) (%d+) (%d+)$')
   if not tonumber(due) then return nil end
+  local unanswered = noted and string.match(noted, '^' .. sequence .. ' ' .. receives .. ' (%d+)$')
   return {
     state = state, sequence = sequence, due = tonumber(due), priority = tonumber(priority),
-    receives = tonumber(receives), token = token, unanswered = tonumber(unanswered) or 0,
+    receives = tonumber(receives), token = token, unanswered = tonumber(unanswered or 0), noted = noted or nil,
   }
 end
 
 local function written(item)
-  return table.concat(
-    {item.state, item.sequence, exact(item.due), item.priority, item.receives, item.token, item.unanswered}, ' ')
+  return table.concat({item.state, item.sequence, exact(item.due), item.priority, item.receives, item.token}, ' ')
+end
+
+-- Append to `fields` what is to be written down of an item; what UNANSWERED says falsely is deleted.
+local function append(fields, key, item)
+  fields[#fields + 1], fields[#fields + 2] = RECORD .. key, written(item)
+  local note = item.unanswered > 0 and table.concat({item.sequence, item.receives, item.unanswered}, ' ') or nil
+  if note == item.noted then return end
+  if note then
+    fields[#fields + 1], fields[#fields + 2] = UNANSWERED .. key, note
+  else
+    redis.call('HDEL', ITEM, UNANSWERED .. key)
+  end
+  item.noted = note
 end
 
 -- Is it in somebody's hands?
@@ -60,15 +76,13 @@ local function leave_lane(key, item)
 end
 
 local function look_up(key)
-  return read(redis.call('HGET', ITEM, RECORD .. key))
+  return read(unpack(redis.call('HMGET', ITEM, RECORD .. key, UNANSWERED .. key)))
 end
 
 local function write_down(key, item, content)
-  if content then
-    redis.call('HSET', ITEM, RECORD .. key, written(item), CONTENT .. key, content)
-  else
-    redis.call('HSET', ITEM, RECORD .. key, written(item))
-  end
+  local fields = content and {CONTENT .. key, content} or {}
+  append(fields, key, item)
+  redis.call('HSET', ITEM, unpack(fields))
 end
 
 -- Write down an item that has left its lane, at its due; the content where it is another.

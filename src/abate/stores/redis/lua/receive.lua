@@ -62,7 +62,7 @@ if #members > 0 then
   local keys, fields = {}, {}
   for n, member in ipairs(members) do
     keys[n] = string.sub(member, SEQUENCE + 1)
-    fields[2 * n - 1], fields[2 * n] = RECORD .. keys[n], CONTENT .. keys[n]
+    fields[3 * n - 2], fields[3 * n - 1], fields[3 * n] = RECORD .. keys[n], UNANSWERED .. keys[n], CONTENT .. keys[n]
   end
   local found = redis.call('HMGET', ITEM, unpack(fields))
   -- tokens grow with the clock as well, so that a store that was flushed, or a replica that was behind, hands out none
@@ -71,7 +71,7 @@ if #members > 0 then
   local due = exact(now + lease)
   local dues, written_down = {}, {}
   for n, key in ipairs(keys) do
-    local item, content = read(found[2 * n - 1]), found[2 * n]
+    local item, content = read(found[3 * n - 2], found[3 * n - 1]), found[3 * n]
     if not item or item.sequence .. key ~= members[n] or item.state == 'd' then
       strays = strays + 1  -- its item is gone: evicted, or deleted by somebody else
       redis.call('ZREM', LINE, members[n])
@@ -90,7 +90,7 @@ if #members > 0 then
       item.state, item.due, item.receives, item.token = 'l', now + lease, item.receives + 1, string.format('%.0f', token)
       if item.priority > 0 then redis.call('ZADD', LANE, 0, place(key, item)) end
       dues[#dues + 1], dues[#dues + 2] = due, members[n]
-      written_down[#written_down + 1], written_down[#written_down + 2] = RECORD .. key, written(item)
+      append(written_down, key, item)
       for _, part in ipairs({key, content, item.receives, item.token, item.unanswered}) do answer[#answer + 1] = part end
     end
   end

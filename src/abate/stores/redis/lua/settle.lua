@@ -3,8 +3,9 @@
 local lost, waiting, earliest = {}, 0, math.huge
 local gone_fields, gone_members = {}, {}
 local fields, records = {}, {}
-for n = 2, #ARGV, 4 do fields[#fields + 1] = RECORD .. ARGV[n] end
-for n, record in ipairs(redis.call('HMGET', ITEM, unpack(fields))) do records[ARGV[4 * n - 2]] = read(record) end
+for n = 2, #ARGV, 4 do fields[#fields + 1], fields[#fields + 2] = RECORD .. ARGV[n], UNANSWERED .. ARGV[n] end
+local found = redis.call('HMGET', ITEM, unpack(fields))
+for n = 1, #found, 2 do records[ARGV[2 * n]] = read(found[n], found[n + 1]) end
 
 -- Back among those who wait.
 local function wait(key, item, due, receives, content, unanswered)
@@ -22,7 +23,7 @@ for n = 2, #ARGV, 4 do
     lost[#lost + 1] = (n - 2) / 4
   elseif word == 'done' and item.state == 'l' then
     leave_lane(key, item)
-    gone_fields[#gone_fields + 1], gone_fields[#gone_fields + 2] = RECORD .. key, CONTENT .. key
+    for _, field in ipairs({RECORD, CONTENT, UNANSWERED}) do gone_fields[#gone_fields + 1] = field .. key end
     gone_members[#gone_members + 1] = item.sequence .. key
     records[key] = nil
   else
@@ -37,8 +38,10 @@ for n = 2, #ARGV, 4 do
       redis.call('ZREM', LINE, item.sequence .. key)
       redis.call('ZREM', LEASED, item.sequence .. key)
       redis.call('ZADD', DEAD, exact(now), item.sequence .. key)
-      item.state, item.token, item.due = 'd', '0', now
-      redis.call('HSET', ITEM, RECORD .. key, written(item), WHY .. key, detail)
+      item.state, item.token, item.due, item.unanswered = 'd', '0', now, 0
+      local dead = {WHY .. key, detail}
+      append(dead, key, item)
+      redis.call('HSET', ITEM, unpack(dead))
       records[key] = nil
     elseif (word == 'done' or word == 'bury') and again then  -- it begins anew as what was added
       item.priority = again.priority
