@@ -203,6 +203,25 @@ def test_a_drain_ends_when_no_suspect_is_left():
     assert all(handle.company[key] == set() for key in "stuv")
 
 
+def test_a_stop_works_off_the_suspects_of_a_source_that_ends_with_the_process():
+    """As with a drain, none is left behind."""
+    handle = Watch(1.0)
+    with VirtualClock() as clock:
+
+        async def main():
+            source = Shelf(Message("a"), lease=30.0)
+            source.durable = False
+            consumer = abate.consumer(workers=4)(handle)
+            running = asyncio.create_task(consumer.arun(source, grace=60.0))
+            await clock.asleep(0.5)
+            source.put(*map(suspect, "stuv"))
+            consumer.stop()
+            assert (await running)["done"] == 5
+            assert not source.messages
+
+        asyncio.run(main())
+
+
 def test_only_a_suspect_that_may_begin_is_paid_for():
     """Those that go back, as another one is worked on alone, cost the retry budget nothing."""
     budget = abate.Budget(ratio=0.0, reserve=1.0, window=10.0)

@@ -126,7 +126,7 @@ class Loop:
         """Work until `stop`, or with `drain` until nothing is left; then finish what is in hand within the grace."""
         self.clock = clocks.current()
         self._draining = drain
-        taking = asyncio.create_task(self._take(drain))
+        taking = asyncio.create_task(self._take())
         beside = (self._settle(), self._beat(), self._watch(), self.stopping.wait())
         tasks = {taking, *map(asyncio.ensure_future, beside)}
         try:
@@ -171,7 +171,7 @@ class Loop:
 
     # -- the tasks
 
-    async def _take(self, drain: bool) -> None:
+    async def _take(self) -> None:
         """Receive messages as workers become free."""
         patience = getattr(self.source, "patience", PATIENCE)
         failures = 0
@@ -183,7 +183,7 @@ class Loop:
             if free < 1:
                 await self._change(self._pause())
                 continue
-            ending = drain or self.stopping.is_set()
+            ending = self._draining or self.stopping.is_set()
             asked = self.clock.now()
             try:
                 messages = await self._receive(int(free), 0.0 if ending else patience)
@@ -391,8 +391,9 @@ class Loop:
         elif self.fuse is not None and now < self.fuse.opens:  # it has blown while this one was on its way
             self._return(work, self.fuse.opens - now)
         elif (suspect := self.worker.suspects(work.message)) and self._suspect is not None:
-            # who drains takes one by one from here on, and must not end before the last
-            apart = 0.0 if self._draining else min(APART, self.source.lease or APART)
+            # a run that is to end when nothing is left takes one by one from here on, and must not end before the last
+            ending = self._draining or self.stopping.is_set()
+            apart = 0.0 if ending else min(APART, self.source.lease or APART)
             self._return(work, random.random() * apart)
         elif self.pauses is not None and (rest := self.pauses.rest(work.message, now)) > 0:
             self._return(work, rest, "held")  # asked last, as it pays for what may begin
