@@ -235,13 +235,13 @@ def test_a_child_is_free_of_a_lock_that_was_held(in_child):
 
 
 def test_what_a_child_does_first_mends_a_level():
-    """A new lock, and nobody in line: those who waited are not in the child."""
+    """A new lock, nobody in line and nothing owed: those who waited are not in the child."""
     bucket = TokenBucket(rate=1.0, clock=VirtualClock())
     level = bucket._levels.main
     claims = [bucket._claim(level, 1, None) for _ in range(3)]
     with held_elsewhere(level.section):
         forks._in_child()
         bucket._break_off(level, claims[-1])
-        assert level.tokens == -2.0
+        assert level.tokens == 0.0
         bucket.refund()
-        assert level.tokens == -1.0
+        assert level.tokens == 1.0

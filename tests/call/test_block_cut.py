@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -265,3 +267,17 @@ def test_outside_of_an_event_loop_a_bounded_async_block_says_so():
     with pytest.raises(RuntimeError), made_.value.value:
         pytest.fail("entered")
     assert abate.remaining() is None
+
+
+def test_blocks_are_cut_off_by_an_optimized_interpreter_too():
+    """Under ``python -O`` no assert is run."""
+    program = (
+        "import abate, asyncio\n"
+        "async def main():\n"
+        "    async for attempt in abate.Policy(on=OSError, attempt_timeout=0.01).attempts():\n"
+        "        with attempt: await asyncio.sleep(60)\n"
+        "try: asyncio.run(main())\n"
+        "except TimeoutError: print('cut off')\n"
+    )
+    ran = subprocess.run([sys.executable, "-O", "-c", program], capture_output=True, text=True, timeout=50)
+    assert ran.stdout == "cut off\n", ran.stderr

@@ -28,6 +28,7 @@ from abate.call.giveup import ALONE, FOR_ALL, GiveUp, give_ups, given_up_within,
 from abate.clock import current, switch
 from abate.decide.outcome import Outcome, Ruling
 from abate.errors import LayeredRetryWarning, Refused, Report, RetryExhausted
+from abate.logs import Log
 from abate.schedule.hints import after_hint
 from abate.scopes import Scope, Scopes
 from abate.values import Fields
