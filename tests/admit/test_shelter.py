@@ -201,6 +201,18 @@ def test_a_waiter_that_ends_in_the_child_leaves_the_parents_room(in_child):
     door.answered(held, now, "")
 
 
+def test_what_a_child_does_first_turns_the_parents_waiters_away():
+    """They are in the room of the parent: leaving the child's changes nothing there."""
+    with abate.testing.VirtualClock():
+        door = Shelter().door()
+        door.weather.limit = 1.0
+        door.knock(0.0, 0.0, None, True)
+        waiter = door.knock(0.0, 0.0, None, True)
+        door.after_fork()
+        door.leave(waiter, 0.0)
+        assert (door.waiters, door.weather.in_flight) == (0, 0)
+
+
 def test_what_a_virtual_clock_keeps_does_not_keep_the_shelter():
     """A shelter that nobody holds is gone, although a clock has a door of it."""
     import gc
