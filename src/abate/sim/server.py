@@ -230,9 +230,10 @@ class Server:
             if reason is None:
                 self._call(request, place + 1)
             else:
-                # a give-up tells those further out not to begin anew; who does not retry has nothing to tell
+                # a give-up tells those further out not to begin anew; who does not retry passes on what it was told
                 policy = self._service.policy
-                told = self._tells and policy is not None and policy.max_attempts > 1 and reason != "fatal"
+                retries = policy is not None and policy.max_attempts > 1 and reason != "fatal"
+                told = self._tells and (retries or reason == "layer")
                 self._finish(request, answer(502, exhausted=told)())
 
         self.callers[place].call(over, request.deadline if self._tells else None)
