@@ -167,7 +167,9 @@ def listening(host: str, port: int) -> socket.socket:
         server.listen(BACKLOG)
     except OSError as error:
         server.close()
-        raise OSError(error.errno, f"can't listen on {host or 'every address'}, port {port}: {error.strerror}") from None
+        raise OSError(
+            error.errno, f"can't listen on {host or 'every address'}, port {port}: {error.strerror}"
+        ) from None
     except BaseException:
         server.close()
         raise
