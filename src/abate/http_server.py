@@ -170,9 +170,6 @@ def listening(host: str, port: int) -> socket.socket:
         raise OSError(
             error.errno, f"can't listen on {host or 'every address'}, port {port}: {error.strerror}"
         ) from None
-    except BaseException:
-        server.close()
-        raise
     return server
 
 

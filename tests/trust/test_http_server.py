@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abate import http_server
+from abate.cli.demo.children import Child
 from abate.cli.demo.live import Live
+from abate.cli.demo.wire import Line
 from abate.cli.health import HealthServer
 from abate.observe import page
 from abate.work.service import Health
@@ -272,5 +274,21 @@ def test_health_beyond_loopback_answers_probes_by_address_and_tells_no_details(h
             assert "hush" not in answer.text
             if status == 503:
                 assert answer.json() == {"live": True, "ready": False}
+
+    asyncio.run(main())
+
+
+def test_the_demos_api_answers_its_controllers_alone():
+    """A request under another name is dropped without an answer."""
+
+    async def main():
+        child = await Child.start("abate.cli.demo.api", {"calm": GUARD, "outage": 1.0})
+        try:
+            port = await child.hear()
+            request = b"GET /objects/7 HTTP/1.1\r\nHost: %b\r\n\r\n"
+            assert raw(port, request % b"evil.example") == b""
+            assert await Line(port, lambda: None).ask("GET /objects/7") == "0"
+        finally:
+            await child.end()
 
     asyncio.run(main())

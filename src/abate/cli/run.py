@@ -130,8 +130,8 @@ class Run:
             if options.page is not None:
                 from abate.observe.page import serving
 
-                page = stack.enter_context(serving(*options.page, token=page_token()))
-                log.info("%s: page on %s", service.name, page)
+                host, port = options.page
+                log.info("%s: page on %s", service.name, stack.enter_context(serving(host, port, page_token())))
             if options.health is not None:
                 health = await stack.enter_async_context(HealthServer(service.health, *options.health))
                 log.info("%s: health on %shealthz and /readyz", service.name, health)
