@@ -18,6 +18,7 @@ from abate import events
 from abate.observe import page
 from abate.observe.page import tries
 from tests.cli.commands import GUARD, abate_command, started, until
+from tests.clients import asgi_server
 
 TOKEN = "a secret of some length"
 OTHER = "192.0.2.8"
@@ -78,6 +79,10 @@ def test_local_only_and_a_token_are_both_asked_for():
     assert got(app, headers=bearer).status_code == 403
     assert got(app, client="127.0.0.1", base="http://localhost").status_code == 401
     assert got(app, client="127.0.0.1", base="http://localhost", headers=bearer).status_code == 200
+    with page.serving(port=0, token=TOKEN, local_only=True) as address:
+        assert httpx.get(address).status_code == 401
+        assert httpx.get(address, headers=bearer).status_code == 200
+        assert httpx.get(address, headers={**bearer, "Host": "evil.example"}).status_code == 421
 
 
 @pytest.mark.parametrize("token", ["", "x" * 15, " " * 10 + "x" * 15, "x" * 1001])
@@ -89,6 +94,16 @@ def test_a_token_that_is_short_is_refused_and_not_shown(token):
     assert "xxx" not in str(caught.value)
     with pytest.raises(ValueError, match=said), page.serving(port=0, token=token):
         pass
+
+
+def test_mounted_in_an_app_on_another_server_the_cookie_opens_the_stream():
+    """uvicorn serves the app: the token is answered with a cookie, by which the page's own address can be read on."""
+    app = Starlette(routes=[Mount("/ops", page.app(TOKEN))])
+    with asgi_server.serving(app) as address, httpx.Client(timeout=GUARD) as browser:
+        assert browser.get(f"{address}/ops/events").status_code == 401
+        assert browser.get(f"{address}/ops/", params={"token": TOKEN}).status_code == 200
+        with browser.stream("GET", f"{address}/ops/events") as answer:
+            assert next(answer.iter_lines()) == "retry: 1000"
 
 
 # -- wrong tokens
@@ -130,11 +145,11 @@ def test_right_tokens_are_never_slowed_down():
     asyncio.run(main())
 
 
-@given(
-    st.lists(
-        st.tuples(st.floats(0, 3), st.sampled_from(["192.0.2.1", "2001:db8::1", "2001:db8::2", "x" * 500])), max_size=80
-    )
-)
+PAUSES = st.sampled_from([0.0, 0.0, 0.0, 0.1, 1.0, 3.0])
+PEERS = st.sampled_from(["192.0.2.1", "2001:db8::1", "2001:db8::2", "x" * 500])
+
+
+@given(st.lists(st.tuples(PAUSES, PEERS), max_size=80))
 def test_however_they_come_one_peer_is_judged_no_faster_than_the_rule(tried):
     """At most five, and one a second, in any stretch of time; hosts of one IPv6 network are one peer."""
     kept, now, judged = tries.Tries(), 0.0, {}
@@ -149,6 +164,14 @@ def test_however_they_come_one_peer_is_judged_no_faster_than_the_rule(tried):
             for last in range(first, len(instants)):
                 allowed = tries.FREE + (instants[last] - instants[first]) / tries.PAUSE
                 assert last - first + 1 <= allowed + 1e-6
+
+
+def test_a_host_gets_no_more_tries_by_choosing_among_its_addresses():
+    """Of IPv6 a host has a whole network; an IPv4 address is one peer, also where it is written as IPv6."""
+    kept = tries.Tries()
+    assert [kept.turn(f"2001:db8::{n:x}", 0.0) for n in range(6)] == [0.0] * 5 + [1.0]
+    assert kept.turn("2001:db8:0:1::1", 0.0) == 0.0
+    assert [kept.turn(f"::ffff:192.0.2.{n}", 0.0) for n in range(6)] == [0.0] * 6
 
 
 def test_any_number_of_peers_takes_bounded_room():

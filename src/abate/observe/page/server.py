@@ -17,7 +17,7 @@ from starlette.types import Message, Scope
 
 from abate.errors import whole
 from abate.http_server import Connection, HttpServer, is_loopback, listening, url
-from abate.observe.page.site import app, check_token
+from abate.observe.page.site import app
 
 GRACE = 1.0
 """Seconds for visitors to take the last word, at the end."""
@@ -53,7 +53,6 @@ def serving(
             f"the page needs a token, as {where} can be reached from elsewhere: write serving(..., token=...), or "
             "serving(..., local_only=True) to answer to this machine alone"
         )
-    check_token(token)
     server = listening(host, port)
     try:
         site = app(token, local_only=local_only or token is None)

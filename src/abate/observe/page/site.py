@@ -70,7 +70,7 @@ def app(
             "the page needs a token, as others may reach an app: write app(token=...), or app(local_only=True) if no "
             "proxy on this machine passes requests on to it"
         )
-    check_token(token)
+    _check(token)
     ruling = clocks.given(clock) or clocks.current()
     recent = Recent(ruling)
     stream = Stream(
@@ -110,7 +110,7 @@ def _asset(address: str) -> Route:
     return Route(f"/{address}", answer)
 
 
-def check_token(token: object) -> None:
+def _check(token: object) -> None:
     """Refuse a token that is none, or easily guessed."""
     if token is None:
         return
