@@ -267,7 +267,7 @@ def test_the_page_is_pushed_what_is_to_be_seen():
         async with asyncio.timeout(GUARD):
             page, other = await fetched(address, "/"), await fetched(address, "/else")
             events = asyncio.create_task(fetched(address, "/events"))
-            while not served._browsers:
+            while not served.server.open:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
             seen["words"] = "last"
@@ -298,7 +298,7 @@ def test_a_browser_that_never_reads_holds_nobody_up(monkeypatch):
         served = Live(view)
         address = await served.start()
         reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rstrip("/").rpartition(":")[2]))
-        writer.write(b"GET /events HTTP/1.1\r\n\r\n")
+        writer.write(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         reader._transport.pause_reading()
         before = -1
         async with asyncio.timeout(GUARD):
@@ -322,13 +322,13 @@ def test_only_so_many_browsers_are_served(monkeypatch):
         address = await served.start()
         async with asyncio.timeout(GUARD):
             port = int(address.rstrip("/").rpartition(":")[2])
-            _, first = await asyncio.open_connection("127.0.0.1", port)
-            while not served._browsers:
-                await asyncio.sleep(0.01)
+            reader, first = await asyncio.open_connection("127.0.0.1", port)
+            first.write(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
             with suppress(ConnectionError):
                 assert await fetched(address, "/") == ""
             first.close()
-            while served._browsers:
+            while served.server.open:
                 await asyncio.sleep(0.01)
             assert "200 OK" in await fetched(address, "/")
             await served.stop()

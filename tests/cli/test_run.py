@@ -336,11 +336,12 @@ def test_health_is_served_on_loopback_whatever_is_asked():
         return answer
 
     async def scenario() -> None:
-        async with HealthServer(lambda: Health(live=False, ready=False), 0) as port:
+        async with HealthServer(lambda: Health(live=False, ready=False), "127.0.0.1", 0) as address:
+            port = int(address.rstrip("/").rpartition(":")[2])
             assert await ask(port, b"nonsense") == b""
             assert await ask(port, b"") == b""
-            assert (await ask(port, b"\xff\xfe\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
-            assert (await ask(port, b"GET /healthz HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
-            assert (await ask(port, b"HEAD /healthz HTTP/1.1\r\n\r\n")).endswith(b"\r\n\r\n")
+            assert (await ask(port, b"\xff\xfe\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+            assert (await ask(port, b"GET /healthz HTTP/1.1\r\nHost: [::1]:1\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
+            assert (await ask(port, b"HEAD /healthz HTTP/1.0\r\n\r\n")).endswith(b"\r\n\r\n")
 
     asyncio.run(asyncio.wait_for(scenario(), GUARD))

@@ -31,11 +31,6 @@ import pytest
         ),
         ("starlette", "observe.page.app()", "abate.observe.page needs starlette: install abate[page]"),
         ("starlette", "from abate.observe import page", "abate.observe.page needs starlette: install abate[page]"),
-        (
-            "uvicorn",
-            "with observe.page.serving(): pass",
-            "abate.observe.page.serving needs uvicorn: install abate[page]",
-        ),
     ],
 )
 def test_a_library_that_is_missing_is_said_to_come_with_an_extra(library, code, said):

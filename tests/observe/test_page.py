@@ -66,7 +66,7 @@ def test_a_browser_gets_the_past_and_then_an_update_each_second():
 
     async def main():
         with abate.testing.VirtualClock(start=100.0) as clock:
-            app = page.app()
+            app = page.app(local_only=True)
             visitor = Visitor(app).come()
             await clock.asleep(3.5)
             assert visitor.body[0].startswith(b"retry: 1000\nevent: hello\ndata: {")
@@ -84,7 +84,7 @@ def test_a_browser_that_reads_late_gets_the_newest():
 
     async def main():
         with abate.testing.VirtualClock() as clock:
-            app = page.app()
+            app = page.app(local_only=True)
             visitor = Visitor(app).come()
             await clock.asleep(0.5)
             visitor.reads.clear()
@@ -104,7 +104,7 @@ def test_a_browser_that_never_reads_is_dropped():
 
     async def main():
         with abate.testing.VirtualClock() as clock:
-            app = page.app(patience=15.0)
+            app = page.app(local_only=True, patience=15.0)
             reader, sleeper = Visitor(app).come(), Visitor(app).come()
             await clock.asleep(0.5)
             sleeper.reads.clear()
@@ -126,7 +126,7 @@ def test_one_browser_too_many_is_told_to_come_later():
     """The number is bounded, and a place that is left can be taken."""
 
     async def main():
-        app = page.app(visitors=2)
+        app = page.app(local_only=True, visitors=2)
         first, second = Visitor(app).come(), Visitor(app).come()
         await until(lambda: first.frames() and second.frames())
         third = Visitor(app).come()
@@ -146,7 +146,7 @@ def test_asking_for_the_head_of_the_stream_ends_at_once():
     """HEAD has no body to wait for."""
 
     async def main():
-        app = page.app()
+        app = page.app(local_only=True)
         visitor = Visitor(app, "HEAD").come()
         await visitor.task
         assert (visitor.status, visitor.body, visitor.ended) == (200, [b""], True)
@@ -160,7 +160,7 @@ def test_a_look_that_fails_is_not_the_last(monkeypatch, caplog):
 
     async def main():
         with abate.testing.VirtualClock() as clock:
-            app = page.app()
+            app = page.app(local_only=True)
             board = app.state.stream._board
             look, broken = board.look, [RuntimeError("broken")]
             monkeypatch.setattr(board, "look", lambda: look() if not broken else (_ for _ in ()).throw(broken.pop()))
@@ -212,7 +212,7 @@ def test_an_app_that_is_gone_counts_no_more():
     """Whoever drops the app has its sink removed."""
     gc.collect()
     before = events.sinks
-    app = page.app()
+    app = page.app(local_only=True)
     assert len(events.sinks) == len(before) + 1
     del app
     gc.collect()

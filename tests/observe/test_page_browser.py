@@ -260,8 +260,8 @@ def test_what_a_peer_sent_is_text(tab, address, name):
 
 def test_a_token_opens_it_once_and_leaves_the_address(tab):
     """It is taken out of sight, and a reload needs it no more."""
-    with page.serving(port=0, token="a secret") as address:
-        tab.goto(f"{address}?token=a%20secret")
+    with page.serving(port=0, token="a secret of some length") as address:
+        tab.goto(f"{address}?token=a%20secret%20of%20some%20length")
         playwright.expect(tab.locator("#connection")).to_have_text("live")
         assert tab.url == address
         tab.reload()

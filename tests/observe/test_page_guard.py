@@ -8,8 +8,8 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from abate import events
+from abate.http_server import is_loopback
 from abate.observe import page
-from abate.observe.page.guard import is_loopback
 
 TOKEN = "a long; odd, secret ü"
 
@@ -31,7 +31,7 @@ ADDRESSES = ["/", "/page.js", "/charts.js", "/page.css", "/uPlot.js", "/uPlot.cs
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_every_file_is_there_with_the_headers_that_keep_it_safe(address):
     """Each is served from the package, and tells the browser to load nothing from elsewhere, nor to be framed."""
-    answer = got(page.app(), address)
+    answer = got(page.app(local_only=True), address)
     assert answer.status_code == 200
     assert answer.content
     policy = answer.headers["content-security-policy"]
@@ -44,7 +44,7 @@ def test_every_file_is_there_with_the_headers_that_keep_it_safe(address):
 
 def test_the_document_has_no_script_or_style_of_its_own_and_nothing_from_elsewhere():
     """All that it loads are files beside it, by relative addresses."""
-    text = got(page.app()).text
+    text = got(page.app(local_only=True)).text
     assert "://" not in text
     assert " style=" not in text
     assert "onclick" not in text
@@ -56,13 +56,13 @@ def test_the_document_has_no_script_or_style_of_its_own_and_nothing_from_elsewhe
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_the_page_can_only_be_read(method):
     """Every other method is refused, everywhere."""
-    answer = got(page.app(), "/events", method=method)
+    answer = got(page.app(local_only=True), "/events", method=method)
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
 
 
 def test_an_unknown_address_is_refused_as_safely():
     """Also an error has the headers."""
-    answer = got(page.app(), "/../secret")
+    answer = got(page.app(local_only=True), "/../secret")
     assert answer.status_code == 404
     assert "content-security-policy" in answer.headers
 
@@ -86,7 +86,7 @@ def test_an_unknown_address_is_refused_as_safely():
 )
 def test_without_a_token_only_this_machine_may_read(options, status):
     """From here, by a name of here, and not through a proxy: a foreign page can't rebind its name to us."""
-    assert got(page.app(), **options).status_code == status
+    assert got(page.app(local_only=True), **options).status_code == status
 
 
 def test_with_a_token_nobody_reads_without_it():
@@ -102,7 +102,7 @@ def test_with_a_token_nobody_reads_without_it():
 
 def test_a_token_once_is_a_cookie_from_then_on():
     """The cookie is out of reach of scripts and other sites, is not the token, and opens this page alone."""
-    app, other = page.app(token=TOKEN), page.app(token="another")
+    app, other = page.app(token=TOKEN), page.app(token="another long secret")
     answer = got(app, params={"token": TOKEN}, client="192.0.2.7", headers={"Host": "shop.example"})
     assert answer.status_code == 200
     cookie = answer.headers["set-cookie"]
@@ -112,24 +112,24 @@ def test_a_token_once_is_a_cookie_from_then_on():
     assert "Secure" not in cookie
     assert "secret" not in cookie
     pair = cookie.partition(";")[0]
-    assert got(app, headers={"Cookie": pair}).status_code == 200
-    assert "set-cookie" not in got(app, headers={"Cookie": pair}).headers
-    assert got(other, headers={"Cookie": pair}).status_code == 401
-    assert got(other, params={"token": "another"}).headers["set-cookie"].partition("=")[0] != pair.partition("=")[0]
+    here = {"Cookie": pair, "Host": "shop.example"}
+    assert got(app, headers=here).status_code == 200
+    assert "set-cookie" not in got(app, headers=here).headers
+    assert got(other, headers=here).status_code == 401
 
 
 def test_a_token_may_come_as_a_header():
     """For programs, which keep no cookies."""
-    answer = got(page.app(token="secret"), headers={"Authorization": "bearer secret"})
+    answer = got(page.app(token=TOKEN[:16]), headers={"Authorization": f"bearer {TOKEN[:16]}"})
     assert (answer.status_code, "set-cookie" in answer.headers) == (200, False)
 
 
 def test_mounted_elsewhere_the_cookie_is_of_that_place():
     """In an app of the user's, the page lives below its own path."""
-    mine = Starlette(routes=[Mount("/ops/abate", page.app(token="secret"))])
-    answer = got(mine, "/ops/abate/", params={"token": "secret"})
+    mine = Starlette(routes=[Mount("/ops/abate", page.app(token=TOKEN))])
+    answer = got(mine, "/ops/abate/", params={"token": TOKEN})
     assert (answer.status_code, "Path=/ops/abate/;" in answer.headers["set-cookie"]) == (200, True)
-    assert got(mine, "/ops/abate", params={"token": "secret"}).status_code == 307
+    assert got(mine, "/ops/abate", params={"token": TOKEN}).status_code == 307
 
 
 def test_a_websocket_is_refused():
@@ -139,7 +139,7 @@ def test_a_websocket_is_refused():
     async def send(message):
         sent.append(message)
 
-    asyncio.run(page.app()({"type": "websocket", "path": "/", "headers": []}, None, send))
+    asyncio.run(page.app(local_only=True)({"type": "websocket", "path": "/", "headers": []}, None, send))
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
@@ -149,10 +149,11 @@ def test_a_websocket_is_refused():
         ({"token": ""}, ValueError),
         ({"token": "  "}, ValueError),
         ({"token": 5}, TypeError),
-        ({"every": 0}, ValueError),
-        ({"visitors": 0}, ValueError),
-        ({"patience": -1}, ValueError),
-        ({"clock": 3}, TypeError),
+        ({"local_only": "yes"}, TypeError),
+        ({"local_only": True, "every": 0}, ValueError),
+        ({"local_only": True, "visitors": 0}, ValueError),
+        ({"local_only": True, "patience": -1}, ValueError),
+        ({"local_only": True, "clock": 3}, TypeError),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, error):

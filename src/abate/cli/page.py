@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import signal
 import sys
 import threading
@@ -21,13 +20,13 @@ from functools import partial
 from inspect import iscoroutinefunction, ismodule
 from typing import Any
 
+from abate.cli.listening import TOKEN, page_token
 from abate.cli.target import imported
 from abate.cli.terminal import say
 from abate.errors import AbateError
 from abate.work.service import Service, Signals
 
 FAILED, REFUSED = 1, 2
-TOKEN = "ABATE_PAGE_TOKEN"
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -41,13 +40,13 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     add("--host", default="127.0.0.1", help="where to listen (127.0.0.1); anything else needs a token")
     add("--port", type=int, default=8321, help="the port (8321); 0 for any that is free")
-    add("--token", help=f"who may read; better given as {TOKEN}, as others on this machine can see a command line")
+    add("--token", help=f"who may read; better given as {TOKEN}, as others on this machine see command lines (ps)")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Serve the page, and run the program."""
-    token = options.token or os.environ.get(TOKEN) or None
+    token = page_token(options.token)
     with ExitStack() as stack:
         try:
             from abate.observe.page import serving
@@ -57,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
             say(str(error))
             return REFUSED
         except (ValueError, OSError) as error:
-            say(f"no page on {options.host}, port {options.port}: {error}")
+            say(f"no page: {error}")
             return REFUSED
         say(f"the page is on {where}" + ("" if token is None else "?token=..."))
         end = stack.enter_context(_End())

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from abate import observe
 from abate.cli.health import HealthServer
+from abate.cli.listening import TOKEN, listen_address, page_token
 from abate.cli.target import imported
 from abate.cli.terminal import REDRAW, StatusLine, plain, say, seconds
 from abate.errors import AbateError
@@ -45,8 +46,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add("--workers", type=int, metavar="N", help="how many work at once")
     add("--grace", type=float, metavar="SECONDS", help="to finish what is in hand after a signal")
     add("--drain", action="store_true", help="end when nothing is left to do")
-    add("--page", type=int, metavar="PORT", help="serve the live page on this port of 127.0.0.1")
-    add("--health", type=int, metavar="PORT", help="serve /healthz and /readyz on this port of 127.0.0.1")
+    where: dict[str, Any] = {"type": listen_address, "metavar": "[ADDRESS:]PORT"}
+    add("--page", **where, help=f"serve the live page there (127.0.0.1); with {TOKEN}, to those who have it")
+    add("--health", **where, help="serve /healthz and /readyz there (127.0.0.1); :PORT for probes from elsewhere")
     parser.set_defaults(run=run, refuse=parser.error)
 
 
@@ -56,9 +58,6 @@ def run(options: argparse.Namespace) -> int:
         options.refuse("--queue and --lease are of a store: give --store")
     if options.lease is not None and not options.lease > 0:
         options.refuse(f"--lease must be a number above 0, not {options.lease:g}")
-    for option, port in (("--page", options.page), ("--health", options.health)):
-        if port is not None and not 0 <= port <= 65535:
-            options.refuse(f"{option} must be a port from 0 to 65535, not {port}")
     try:
         service = found(options.target)
     except AbateError as error:
@@ -131,10 +130,11 @@ class Run:
             if options.page is not None:
                 from abate.observe.page import serving
 
-                log.info("%s: page on %s", service.name, stack.enter_context(serving(port=options.page)))
+                host, port = options.page
+                log.info("%s: page on %s", service.name, stack.enter_context(serving(host, port, page_token())))
             if options.health is not None:
-                port = await stack.enter_async_context(HealthServer(service.health, options.health))
-                log.info("%s: health on http://127.0.0.1:%d/healthz and /readyz", service.name, port)
+                health = await stack.enter_async_context(HealthServer(service.health, *options.health))
+                log.info("%s: health on %shealthz and /readyz", service.name, health)
             running = asyncio.ensure_future(
                 service.arun(
                     cast("Any", self.source), workers=options.workers, grace=options.grace, drain=options.drain

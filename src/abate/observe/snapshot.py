@@ -13,6 +13,7 @@ from abate import registry
 from abate.admit.shelter import Shelter
 from abate.call.tally import NOTHING, Counted, roll
 from abate.observe.asking import Answer, depths
+from abate.observe.stored_numbers import is_number, reading, shown
 from abate.values import Value
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ LONGEST_NAME = 120
 class PolicyView(Value):
     """One policy, or all of one name: calls so far (only while somebody counts), its budget, its shelter.
 
-    `balance` is how many retries could be made now; `share` how much that is of what the window allows.
+    `balance` is how many retries could be made now; `share` how much that is of what the window allows. One that the
+    budget tells wrongly is NaN, and `wrong` says what it told.
     """
 
     name: str
@@ -37,6 +39,7 @@ class PolicyView(Value):
     balance: float
     share: float
     shelter: str | None
+    wrong: str | None = None
 
     @property
     def in_flight(self) -> int:
@@ -45,7 +48,10 @@ class PolicyView(Value):
 
 
 class ShelterView(Value):
-    """A shelter: calm, storm, probing or recovering; how many calls wait, and how many may be in flight."""
+    """A shelter: calm, storm, probing or recovering; how many calls wait, and how many may be in flight.
+
+    A limit that is told wrongly is NaN.
+    """
 
     name: str
     state: str
@@ -54,7 +60,10 @@ class ShelterView(Value):
 
 
 class QueueView(Value):
-    """A controller or consumer and its queue; what its source can't tell is None."""
+    """A controller or consumer and its queue; what its source can't tell, or tells wrongly, is None.
+
+    `failing` is what goes wrong with the source; that it tells a wrong number is such a thing.
+    """
 
     name: str
     live: bool
@@ -125,35 +134,43 @@ def policy_view(name: str, policies: Sequence[Policy], counted: Mapping[str, Cou
     calls = NOTHING
     for whole in {policy.name for policy in policies}:
         calls = calls.plus(counted.get(whole, NOTHING))
+    balances, shares = [budget.balance() for budget in budgets], [budget.share() for budget in budgets]
+    wrong = [
+        *(f"balance is {shown(each)}" for each in balances if not is_number(each, infinite=True)),
+        *(f"share is {shown(each)}" for each in shares if not is_number(each, least=0.0)),
+    ]
     return PolicyView(
         name=name,
         begun=calls.begun,
         good=calls.good,
         bad=calls.bad,
-        balance=math.fsum(budget.balance() for budget in budgets),
-        share=min(budget.share() for budget in budgets),
+        balance=math.nan if wrong else math.fsum(balances),
+        share=math.nan if wrong else min(shares),
         shelter=shelters[0] if shelters else None,
+        wrong=", ".join(wrong[:4]) or None,
     )
 
 
 def shelter_view(name: str, shelters: Sequence[Shelter]) -> ShelterView:
     """All shelters of one name: as bad as the worst of them."""
     worst = max(shelters, key=lambda shelter: ("calm", "recovering", "storm", "probing").index(shelter.state))
-    return ShelterView(name, worst.state, sum(shelter.waiters for shelter in shelters), worst.limit)
+    limit = worst.limit if is_number(worst.limit, least=0.0, infinite=True) else math.nan
+    return ShelterView(name, worst.state, sum(shelter.waiters for shelter in shelters), limit)
 
 
 def _queue(name: str, service: Any, answer: Answer) -> QueueView:
-    health, depth = service.health(), answer.depth
+    health, depth, seen = service.health(), answer.depth, reading(answer.depth)
+    unknown = depth is None or (depth.age is not None and seen.age is None)
     return QueueView(
         name=name,
         live=health.live,
         workers=service.workers,
         in_hand=health.in_hand,
-        ready=None if depth is None else depth.ready,
-        delayed=None if depth is None else depth.delayed,
-        dead=None if depth is None else depth.dead,
-        age=None if depth is None else depth.age or 0.0,
+        ready=seen.ready,
+        delayed=seen.delayed,
+        dead=seen.dead,
+        age=None if unknown else seen.age or 0.0,
         adds=getattr(service, "adds", None),
         coalesced=getattr(service, "coalesced", None),
-        failing=health.failing or answer.failing,
+        failing=health.failing or answer.failing or seen.wrong,
     )

@@ -27,6 +27,8 @@ from abate.cli.demo.scenario import BAR, PLACES, SERVICE, WORKERS
 REQUEST = re.compile(r"(?:GET|PUT) /objects/(?P<name>[0-9]{1,9})(?:/(?P<version>[0-9]{1,9}))?")
 LONGEST_REQUEST = 4096
 """Bytes."""
+OUR_HOST = b"\r\nHost: localhost\r\n"
+"""What the controllers send."""
 BACKLOG = 2048
 """Connections that may be there, or wait to be accepted: after the sneeze all come at once."""
 
@@ -131,6 +133,9 @@ class Connection(asyncio.Protocol):
         if len(self._read) > LONGEST_REQUEST:
             self.drop()
         elif self._read.endswith(b"\r\n\r\n"):
+            if OUR_HOST not in self._read:  # a web page of somebody else's whose name points here (DNS rebinding)
+                self.drop()
+                return
             request = self._read.partition(b" HTTP/1.1\r\n")[0]
             self._read = b""
             self._api.arrived(request.decode("latin-1"), self)

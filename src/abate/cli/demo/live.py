@@ -14,13 +14,16 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from abate.cli.demo.report import document
+from abate.http_server import Connection, HttpServer, is_loopback, listening, url
 
 PACE = 0.5
 """Seconds between two pictures."""
 MOST = 20
 """Browsers at a time."""
 PATIENCE = 5.0
-"""Seconds for a browser to say what it wants, and at the end to take the last picture."""
+"""Seconds for a browser to take the last picture, at the end."""
+HOST = "127.0.0.1"
+FRESH = [("Cache-Control", "no-store")]
 SCRIPT = """
 const source = new EventSource("/events");
 source.onmessage = (event) => {
@@ -52,55 +55,33 @@ class Live:
     def __init__(self, view: Callable[[], dict[str, object]]) -> None:
         self._view = view
         self._over = asyncio.Event()
-        self._browsers: set[asyncio.Task[None]] = set()
+        self.server = HttpServer(self._answer, hosts=is_loopback, connections=MOST)
 
     async def start(self) -> str:
         """Begin to serve; the address."""
-        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0, limit=2**14)
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/"
+        listens = listening(HOST, 0)
+        await self.server.start(listens)
+        return url(HOST, listens)
 
     async def stop(self) -> None:
         """Push the last picture, and stop."""
-        self._server.close()
         self._over.set()
-        if self._browsers:
-            await asyncio.wait(self._browsers, timeout=PATIENCE)
-        for task in self._browsers:
-            task.cancel()
+        await self.server.close(PATIENCE)
 
-    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._browsers) >= MOST:
-            writer.transport.abort()
-            return
-        task = asyncio.ensure_future(self._answer(reader, writer))
-        self._browsers.add(task)
-        task.add_done_callback(self._browsers.discard)
+    async def _answer(self, connection: Connection) -> None:
+        asked = connection.request.method, connection.request.path
+        if asked == ("GET", "/events"):
+            await self._push(connection)
+        elif asked == ("GET", "/"):
+            await connection.send(200, "text/html; charset=utf-8", PAGE.encode(), FRESH)
+        else:
+            await connection.send(404, "text/plain", b"there is nothing but /\n")
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            try:
-                async with asyncio.timeout(PATIENCE):
-                    request = (await reader.readuntil(b"\r\n\r\n")).split(b" HTTP/", 1)[0]
-                if request == b"GET /events":
-                    await self._push(writer)
-                elif request == b"GET /":
-                    writer.write(_head("200 OK", "text/html; charset=utf-8") + PAGE.encode())
-                else:
-                    writer.write(_head("404 Not Found", "text/plain") + b"there is nothing but /\n")
-                await writer.drain()
-            finally:
-                writer.close()
-
-    async def _push(self, writer: asyncio.StreamWriter) -> None:
-        writer.write(_head("200 OK", "text/event-stream"))
+    async def _push(self, connection: Connection) -> None:
+        await connection.begin(200, [(b"Content-Type", b"text/event-stream"), (b"Cache-Control", b"no-store")])
         over = False
         while not over:
             over = self._over.is_set()
-            writer.write(f"data: {json.dumps({**self._view(), 'over': over})}\n\n".encode())
-            await writer.drain()
+            await connection.write(f"data: {json.dumps({**self._view(), 'over': over})}\n\n".encode())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), PACE)
-
-
-def _head(status: str, kind: str) -> bytes:
-    return f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n".encode()

@@ -41,8 +41,6 @@ async def work(way: Way, scenario: Scenario, first: int, port: int, folder: str)
 def live_page() -> AbstractContextManager[str | None]:
     """abate's live page of this process, if what it needs is installed."""
     try:
-        import uvicorn  # noqa: F401  (it is needed only when the page is served, which is too late to go without)
-
         from abate.observe.page import serving
     except ImportError:
         return nullcontext()

@@ -11,8 +11,8 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from abate import registry
 from abate.call.tally import roll
@@ -20,14 +20,16 @@ from abate.clock import Clock
 from abate.observe.page import trouble
 from abate.observe.page.depths import Depths
 from abate.observe.page.rates import POINTS, Rates, short
-from abate.observe.page.recent import Calls, Recent, Work, text
+from abate.observe.page.recent import Calls, Recent, Work, described, text
 from abate.observe.snapshot import LONGEST_NAME, PolicyView, ShelterView, grouped, policy_view, shelter_view
+from abate.observe.stored_numbers import reading
 
 MINUTE = 60.0
 KEYS = 8
 """Keys that are shown of each kind."""
 PAIRS = 20
 """Layered pairs that are shown."""
+T = TypeVar("T")
 
 
 class Board:
@@ -77,9 +79,16 @@ class Board:
         sheltering = {id(policy.shelter): policy.shelter for policy in policies if policy.shelter is not None}
         shelters = {name: shelter_view(name, group) for name, group in grouped(sheltering.values())}
         counted = roll.totals()
-        views = [policy_view(name, group, counted) for name, group in grouped(policies)]
-        rows = [self._policy_row(view, shelters, now, seconds) for view in views]
-        work = [self._queue_row(name, service, now, seconds) for name, service in self.services().items()]
+
+        def policy_row(name: str, group: list[Any]) -> dict[str, Any]:
+            return self._policy_row(policy_view(name, group, counted), shelters, now, seconds)
+
+        def queue_row(name: str, service: Any) -> dict[str, Any]:
+            return self._queue_row(name, service, now, seconds)
+
+        unread: list[tuple[str, str]] = []
+        rows = _rows(grouped(policies), policy_row, unread)
+        work = _rows(self.services().items(), queue_row, unread)
         _keep(self._policies, (row["name"] for row in rows))
         _keep(self._queues, (row["name"] for row in work))
         self._frame = self._hello = None
@@ -98,8 +107,11 @@ class Board:
                 for outer, inner, times in sorted(self._recent.layers(), key=lambda pair: -pair[2])[:PAIRS]
             ],
             "happenings": [
-                {"at": round(at, 1), "name": name, "text": what, "times": times}
-                for at, name, what, times in self._recent.happenings()
+                *({"at": self._times[-1], "name": name, "text": why, "times": 1} for name, why in unread),
+                *(
+                    {"at": round(at, 1), "name": name, "text": what, "times": times}
+                    for at, name, what, times in self._recent.happenings()
+                ),
             ],
         }
 
@@ -121,6 +133,10 @@ class Board:
         calls, retries, failed = rates.note((view.begun, row["retries"], view.bad), seconds)
         shelter = None if view.shelter is None else shelters.get(view.shelter[:LONGEST_NAME])
         delays = row.pop("delays")
+        wrong = view.wrong
+        if shelter is not None and math.isnan(shelter.limit):
+            wrong = wrong or "limit of the shelter"
+        wrong = wrong and f"wrong numbers: {wrong}"
         level, why = trouble.of_policy(
             shelter=None if shelter is None else shelter.state,
             share=view.share,
@@ -128,6 +144,7 @@ class Board:
             retried=row["reasons"],
             given_up=row["given_up"],
             refused=row["refused"],
+            wrong=wrong,
         )
         return row | {
             "name": view.name,
@@ -137,8 +154,9 @@ class Board:
             "retries": retries,
             "failed": failed,
             "in_flight": view.in_flight,
-            "balance": None if math.isinf(view.balance) else short(view.balance),
-            "share": short(view.share),
+            "balance": _finite(view.balance),
+            "share": _finite(view.share),
+            "wrong": wrong,
             "delay": [short(delays[len(delays) // 2]), short(delays[-1])] if delays else None,
             "shelter": None if shelter is None else _shelter_shown(shelter),
         }
@@ -155,16 +173,17 @@ class Board:
 
         row = self._recent.read_work(name, read)
         health, known = service.health(), self.depths.of(service)
-        depth = known.depth
+        depth = reading(known.depth)
         failing = health.failing or known.failing
         rates = self._queues.setdefault(name, Rates())
-        ended, failed, busy, _ = rates.note(row.pop("totals"), seconds, 0 if depth is None else depth.ready)
+        ended, failed, busy, _ = rates.note(row.pop("totals"), seconds, depth.ready or 0)
         level, why = trouble.of_queue(
             live=health.live,
-            ready=None if depth is None else depth.ready,
-            age=None if depth is None else depth.age,
+            ready=depth.ready,
+            age=depth.age,
             failing=failing,
             endings=row["endings"],
+            wrong=depth.wrong,
         )
         return row | {
             "name": name,
@@ -176,13 +195,13 @@ class Board:
             "busy": short(min(1.0, busy / service.workers)),
             "ended": ended,
             "failed": failed,
-            "ready": None if depth is None else depth.ready,
-            "delayed": None if depth is None else depth.delayed,
-            "dead": None if depth is None else depth.dead,
-            "age": None if depth is None or depth.age is None else short(depth.age),
+            "ready": depth.ready,
+            "delayed": depth.delayed,
+            "dead": depth.dead,
+            "age": None if depth.age is None else short(depth.age),
             "adds": getattr(service, "adds", None),
             "coalesced": getattr(service, "coalesced", None),
-            "failing": failing if failing is None else text(failing),
+            "failing": depth.wrong if failing is None else text(failing),
         }
 
     def _total(self, rows: list[dict[str, Any]], seconds: float) -> dict[str, float]:
@@ -216,9 +235,26 @@ def _encoded(thing: object) -> bytes:
     return json.dumps(thing, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
+def _rows(
+    named: Iterable[tuple[str, T]], make: Callable[[str, T], dict[str, Any]], unread: list[tuple[str, str]]
+) -> list[dict[str, Any]]:
+    """Make the row of each; one that can't be read is named in `unread`, and hides no other."""
+    rows = []
+    for name, thing in named:
+        try:
+            rows.append(make(name, thing))
+        except Exception as error:  # a budget or a source of the user's own may raise anything
+            unread.append((name, f"can't be shown: {described(error)}"))
+    return rows
+
+
 def _shelter_shown(shelter: ShelterView) -> dict[str, Any]:
-    limit = None if math.isinf(shelter.limit) else short(shelter.limit)
+    limit = _finite(shelter.limit)
     return {"name": shelter.name, "state": shelter.state, "waiters": shelter.waiters, "limit": limit}
+
+
+def _finite(value: float) -> float | None:
+    return short(value) if math.isfinite(value) else None
 
 
 def _worst_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

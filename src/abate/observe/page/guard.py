@@ -1,10 +1,13 @@
 """Who may read the page, and what a browser may do with it.
 
 * GET and HEAD alone: nothing here changes anything.
-* Without a token: only who asks from this machine, by a name of this machine, and not through a proxy. The name is
-  checked because a foreign page can have its own name resolve to 127.0.0.1 (DNS rebinding).
+* `local_only`: only requests from this machine, by a name of this machine, and not through a proxy that says so. The
+  name is checked because a foreign page can have its own name resolve to 127.0.0.1 (DNS rebinding). A proxy on this
+  machine that adds no header, as nginx by default, can't be told from a local visitor: hence a token is the rule.
 * With a token: whoever has it, as ``Authorization: Bearer …``, as ``?token=…``, or as the cookie that the latter is
   answered with. That is no redirect: a strict cookie would not come along on one that began on another site.
+* The cookie is no token: it is made from the token for one host, port and path, holds for a week, and opens nothing
+  else. Wrong tokens are slowed down (`Tries`); cookies are not, as they can't be guessed.
 * Every answer says what a browser may load (only what comes from here), and that nobody may frame it.
 """
 
@@ -12,14 +15,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from abate.clock import Clock
+from abate.http_server import host_name, is_loopback
+from abate.observe.page.tries import LONGEST_WAIT, Tries
 
 POLICY = (
     "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; object-src 'none'; "
@@ -34,8 +40,17 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-PROXIES = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
-LONGEST_TOKEN = 1000
+PROXIES = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
+SHORTEST_TOKEN, LONGEST_TOKEN = 16, 1000
+WEEK = 7 * 24 * 3600
+"""Seconds that a cookie holds."""
+ASK = "this page needs its token: open it with ?token=... once, or send it as a bearer token"
+EXTRA = {
+    401: {"WWW-Authenticate": "Bearer"},
+    405: {"Allow": "GET, HEAD"},
+    429: {"Retry-After": str(int(LONGEST_WAIT))},
+}
+"""Headers of refusals, by status."""
 
 Refusal: TypeAlias = tuple[int, str]
 
@@ -43,9 +58,12 @@ Refusal: TypeAlias = tuple[int, str]
 class Guard:
     """Lets those through who may read."""
 
-    def __init__(self, inner: ASGIApp, token: str | None) -> None:
+    def __init__(self, inner: ASGIApp, token: str | None, local_only: bool, clock: Clock) -> None:
         self._inner = inner
-        self._digest = None if token is None else _digest(token)
+        self._key = None if token is None else _key(token)
+        self._local_only = local_only
+        self._clock = clock
+        self._tries = Tries()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -54,8 +72,7 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        headers = Headers(scope=scope)
-        refusal, cookie = self._judge(scope, headers)
+        refusal, cookie = await self._judge(scope, Headers(scope=scope))
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -70,74 +87,87 @@ class Guard:
             await self._inner(scope, receive, guarded)
             return
         status, why = refusal
-        extra = {405: {"Allow": "GET, HEAD"}, 401: {"WWW-Authenticate": "Bearer"}}.get(status)
-        await PlainTextResponse(f"{why}\n", status, extra)(scope, receive, guarded)
+        await PlainTextResponse(f"{why}\n", status, EXTRA.get(status))(scope, receive, guarded)
 
-    def _judge(self, scope: Scope, headers: Headers) -> tuple[Refusal | None, str | None]:
+    async def _judge(self, scope: Scope, headers: Headers) -> tuple[Refusal | None, str | None]:
         """Why it is refused, if it is; the cookie to be set, if one is."""
         if scope["method"] not in ("GET", "HEAD"):
             return (405, "this page can only be read: GET or HEAD"), None
-        if self._digest is None:
-            return _from_here(scope, headers), None
-        name = _cookie_name(self._digest)
-        if _same(cookie_parser(headers.get("cookie", "")).get(name), self._digest):
+        refusal = _from_here(scope, headers) if self._local_only else None
+        if refusal is not None or self._key is None:
+            return refusal, None
+        place = Place(scope, headers)
+        if place.holds(self._key, cookie_parser(headers.get("cookie", "")), self._clock.wall()):
             return None, None
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and self._is_token(given.strip()):
-            return None, None
-        asked = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if asked and self._is_token(asked):
-            secure = "; Secure" if scope.get("scheme") == "https" else ""
-            path = scope.get("root_path", "").rstrip("/") + "/"
-            return None, f"{name}={self._digest}; Path={path}; HttpOnly; SameSite=Strict{secure}"
-        return (401, "this page needs its token: open it with ?token=... once, or send it as a bearer token"), None
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer":
+            return await self._try(scope, bearer.strip()), None
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if not given:
+            return (401, ASK), None
+        refusal = await self._try(scope, given)
+        return refusal, None if refusal else place.cookie(self._key, self._clock.wall())
 
-    def _is_token(self, given: str) -> bool:
-        return len(given) <= LONGEST_TOKEN and _same(_digest(given), self._digest)
+    async def _try(self, scope: Scope, given: str) -> Refusal | None:
+        """Judge a token when its turn has come."""
+        assert self._key is not None
+        peer = (scope.get("client") or ("",))[0]
+        wait = self._tries.turn(peer, self._clock.now())
+        if wait is None:
+            return 429, "too many wrong tokens came from there: try again in a few seconds"
+        if wait:
+            self._tries.waiting += 1
+            try:
+                await self._clock.asleep(wait)
+            finally:
+                self._tries.waiting -= 1
+        if len(given) > LONGEST_TOKEN or not hmac.compare_digest(_key(given), self._key):
+            return 401, ASK
+        self._tries.right(peer)
+        return None
 
 
-def is_loopback(host: str) -> bool:
-    """Is this a name or an address of this very machine, which nobody else can reach?
+class Place:
+    """Where the page is, as the browser sees it: cookies are made for that."""
 
-    >>> [is_loopback(host) for host in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "example.com")]
-    [True, True, True, False, False]
-    """
-    if host.lower().rstrip(".") == "localhost":
-        return True
-    try:
-        address: Any = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
+    def __init__(self, scope: Scope, headers: Headers) -> None:
+        self.path = scope.get("root_path", "").rstrip("/") + "/"
+        # a proxy may end TLS; whoever lies about that only gets a cookie that its browser does not send
+        self.secure = "https" in (scope.get("scheme"), headers.get("x-forwarded-proto"))
+        self._bytes = f"{headers.get('host', '').lower()}\0{self.path}\0{self.secure}".encode("utf-8", "surrogatepass")
+        # cookies don't tell ports apart: pages of one machine must not take each other's away
+        name = f"abate_page_{hashlib.sha256(self._bytes).hexdigest()[:8]}"
+        prefix = ("__Host-" if self.path == "/" else "__Secure-") if self.secure else ""
+        self.name = prefix + name
+
+    def cookie(self, key: bytes, now: float) -> str:
+        """Return the cookie that opens this page, and no other, for a week."""
+        until = int(now + WEEK)
+        secure = "; Secure" if self.secure else ""
+        value = f"{until}-{self._seal(key, until)}"
+        return f"{self.name}={value}; Path={self.path}; HttpOnly; SameSite=Strict{secure}"
+
+    def holds(self, key: bytes, cookies: dict[str, str], now: float) -> bool:
+        """Is the cookie of this page among these, and has it not run out?"""
+        until, _, seal = cookies.get(self.name, "").partition("-")
+        if not (until.isascii() and until.isdigit() and len(until) <= 12):
+            return False
+        right = hmac.compare_digest(seal.encode("utf-8", "surrogatepass"), self._seal(key, int(until)).encode())
+        return right and now < int(until)
+
+    def _seal(self, key: bytes, until: int) -> str:
+        return hmac.new(key, b"cookie\0%d\0%b" % (until, self._bytes), hashlib.sha256).hexdigest()
 
 
 def _from_here(scope: Scope, headers: Headers) -> Refusal | None:
     peer = (scope.get("client") or ("",))[0]
     if not is_loopback(peer) or any(name in headers for name in PROXIES):
-        return 403, "without a token this page answers to its own machine alone"
-    if not is_loopback(_host(headers.get("host", ""))):
-        return 421, "without a token this page answers to localhost alone, not to another name"
+        return 403, "this page answers to its own machine alone"
+    if not is_loopback(host_name(headers.get("host", ""))):
+        return 421, "this page answers to localhost alone, not to another name"
     return None
 
 
-def _host(field: str) -> str:
-    """A Host header without its port."""
-    if field.startswith("["):
-        return field[1:].partition("]")[0]
-    return field.partition(":")[0]
-
-
-def _digest(token: str) -> str:
-    """What stands for a token in a cookie; the token itself may hold what a cookie may not."""
-    return hashlib.sha256(b"abate page\0" + token.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _cookie_name(digest: str) -> str:
-    # cookies don't tell ports apart: two pages of one machine must not take each other's away
-    return f"abate_page_{digest[:8]}"
-
-
-def _same(one: str | None, other: str | None) -> bool:
-    """Are they the same? It takes as long to say no as to say yes."""
-    return one is not None and other is not None and hmac.compare_digest(one.encode(), other.encode())
+def _key(token: str) -> bytes:
+    """Return what stands for a token: always as long, whatever was given."""
+    return hashlib.sha256(b"abate page\0" + token.encode("utf-8", "surrogatepass")).digest()

@@ -19,6 +19,7 @@ from abate.observe.page.keys import Failing, Hottest
 from abate.observe.page.lately import Lately
 from abate.observe.page.trouble import FAILED
 from abate.observe.snapshot import LONGEST_NAME, MOST
+from abate.observe.stored_numbers import is_number
 
 LONGEST = 200
 """Characters of an error, a key or a reason."""
@@ -156,7 +157,8 @@ class Recent:
         failed = event.ending in FAILED
         work.failed += failed
         if failed and event.ending != "buried":
-            work.failing.note(key, event.receives, "" if event.error is None else described(event.error), now)
+            times = event.receives if is_number(event.receives, least=0.0) else 0  # a store's number
+            work.failing.note(key, times, "" if event.error is None else described(event.error), now)
         else:
             work.failing.forget(key)
 

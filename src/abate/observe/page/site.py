@@ -18,7 +18,7 @@ from abate.clock import Clock
 from abate.errors import number, whole
 from abate.observe.installing import install, remove
 from abate.observe.page.board import Board
-from abate.observe.page.guard import LONGEST_TOKEN, Guard
+from abate.observe.page.guard import LONGEST_TOKEN, SHORTEST_TOKEN, Guard
 from abate.observe.page.recent import Recent
 from abate.observe.page.stream import Stream
 
@@ -37,6 +37,7 @@ ASSETS = {
 def app(
     token: str | None = None,
     *,
+    local_only: bool = False,
     every: float = 1.0,
     visitors: int = 50,
     patience: float = 15.0,
@@ -44,7 +45,9 @@ def app(
 ) -> Starlette:
     """The live page, to be mounted in an app of yours or given to a server of ASGI apps under asyncio.
 
-    * `token`: who may read. Without one, only who asks from this machine, and not through a proxy.
+    * `token`: who may read, at least 16 characters.
+    * `local_only`: only requests from this machine, by a name of this machine, are answered; then a token may be left
+      out. Behind a proxy on this machine all requests look like that, whoever sends them: there, give a token.
     * `every`: seconds between two updates.
     * `visitors`: so many browsers are served at once; one more is answered 503.
     * `patience`: seconds after which a browser that does not read is dropped.
@@ -55,8 +58,18 @@ def app(
 
     >>> from starlette.applications import Starlette
     >>> from starlette.routing import Mount
-    >>> mine = Starlette(routes=[Mount("/abate", app(token="a long secret"))])
+    >>> mine = Starlette(routes=[Mount("/abate", app(token="a long and random secret"))])
+    >>> app()
+    Traceback (most recent call last):
+    ValueError: the page needs a token, as others may reach an app: write app(token=...), or app(local_only=True) if ...
     """
+    if not isinstance(local_only, bool):
+        raise TypeError(f"local_only must be True or False, not {local_only!r}")
+    if token is None and not local_only:
+        raise ValueError(
+            "the page needs a token, as others may reach an app: write app(token=...), or app(local_only=True) if no "
+            "proxy on this machine passes requests on to it"
+        )
     _check(token)
     ruling = clocks.given(clock) or clocks.current()
     recent = Recent(ruling)
@@ -78,7 +91,7 @@ def app(
 
     site = Starlette(
         routes=[*map(_asset, ASSETS), Route("/events", stream)],
-        middleware=[Middleware(Guard, token=token)],
+        middleware=[Middleware(Guard, token=token, local_only=local_only, clock=ruling)],
         lifespan=alive,
     )
     site.state.stream = stream
@@ -98,9 +111,13 @@ def _asset(address: str) -> Route:
 
 
 def _check(token: object) -> None:
+    """Refuse a token that is none, or easily guessed."""
     if token is None:
         return
     if not isinstance(token, str):
         raise TypeError(f"token must be a string, or None for this machine alone, not a {type(token).__name__}")
-    if not token.strip() or len(token) > LONGEST_TOKEN:  # it is a secret: it is not shown
-        raise ValueError(f"token must have from 1 to {LONGEST_TOKEN} characters, not {len(token)}, and not be blank")
+    if not SHORTEST_TOKEN <= len(token.strip()) <= len(token) <= LONGEST_TOKEN:  # it is a secret: it is not shown
+        raise ValueError(
+            f"token must have from {SHORTEST_TOKEN} to {LONGEST_TOKEN} characters, not {len(token.strip())}: "
+            "make one with secrets.token_urlsafe()"
+        )

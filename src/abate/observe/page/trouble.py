@@ -32,6 +32,7 @@ def of_policy(
     retried: Mapping[str, int],
     given_up: Mapping[str, int],
     refused: Mapping[str, int],
+    wrong: str | None = None,
 ) -> Trouble:
     """How bad is it with a policy?
 
@@ -49,6 +50,8 @@ def of_policy(
         bad.append(f"{' and '.join(sorted(refused))} refused {sum(refused.values())} retries")
     elif share < LOW:
         odd.append("budget is low")
+    if wrong is not None:
+        odd.append(wrong)
     lost = sum(count for reason, count in given_up.items() if reason not in OWN)
     if lost:
         (bad if lost >= MANY_LOST * calls else odd).append(f"gave up on {lost} {_plural('call', lost)}")
@@ -58,7 +61,13 @@ def of_policy(
 
 
 def of_queue(
-    *, live: bool, ready: int | None, age: float | None, failing: str | None, endings: Mapping[str, int]
+    *,
+    live: bool,
+    ready: int | None,
+    age: float | None,
+    failing: str | None,
+    endings: Mapping[str, int],
+    wrong: str | None = None,
 ) -> Trouble:
     """How bad is it with a controller or consumer?
 
@@ -68,6 +77,8 @@ def of_queue(
     bad, odd = [], []
     if failing is not None:
         bad.append("its source fails")
+    if wrong is not None:
+        odd.append(wrong)
     if not live and ready:
         odd.append("nobody works here")
     elif age is not None and age > OLD:

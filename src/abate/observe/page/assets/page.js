@@ -14,7 +14,7 @@ const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-d
 // -- words
 
 const amount = (value) => value === null ? "–" : value !== 0 && Math.abs(value) < 10 ? String(Math.round(value * 10) / 10) : compact.format(value);
-const percent = (share) => `${Math.round(share * 100)} %`;
+const percent = (share) => share === null ? "–" : `${Math.round(share * 100)} %`;
 const at = (seconds) => clock.format(seconds * 1000);
 
 function duration(seconds) {
@@ -86,7 +86,7 @@ class Row {
   }
 
   gauge(share, level) {
-    const width = percent(Math.min(1, share)).replace(" ", "");
+    const width = percent(Math.min(1, share ?? 0)).replace(" ", "");
     if (this.fields.gauge.style.width !== width) this.fields.gauge.style.width = width;
     mark(this.fields.gauge, "data-level", level);
   }
@@ -141,14 +141,14 @@ class Policy extends Row {
     this.fact("delay", row.delay, row.delay ? duration(row.delay[0]) : "–");
     this.fact("shelter", shelter && shelter.state !== "calm", shelter ? shelter.state : "–");
     mark(this.fields.shelter, "data-state", shelter ? shelter.state : null);
-    this.gauge(row.share, row.share < 0.1 ? 2 : row.share < 0.25 ? 1 : 0);
+    this.gauge(row.share, row.share === null ? 0 : row.share < 0.1 ? 2 : row.share < 0.25 ? 1 : 0);
     this.say({ share: percent(row.share) });
     if (!this.element.open) return;
     const limit = shelter && shelter.limit !== null ? `, at most ${amount(shelter.limit)} in flight` : "";
     this.say({
       in_flight: amount(row.in_flight),
       failed: amount(row.failed),
-      balance: row.balance === null ? "no limit" : amount(row.balance),
+      balance: row.balance !== null ? amount(row.balance) : row.wrong ? "–" : "no limit",
       delays: row.delay ? `half below ${duration(row.delay[0])}, longest ${duration(row.delay[1])}` : "no retry in the last minute",
       sheltered: shelter ? `${shelter.name} is ${shelter.state}, ${amount(shelter.waiters)} wait${limit}` : "none",
       error: row.error ? `${at(row.error[0])}  ${row.error[1]}` : "",
