@@ -6,6 +6,7 @@ it, so that a virtual clock moves deadlines, budgets and waits together.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -15,6 +16,14 @@ from typing import Any, Protocol, cast
 
 from abate.errors import AttemptTimeout
 from abate.scopes import Scope, Scopes
+
+
+class Cut(Protocol):
+    """What a block that is to be cut short is entered as (`Clock.within`)."""
+
+    def lift(self) -> bool:
+        """Let the block take as long as it likes from now on; False if it has been cut short already."""
+        ...
 
 
 class Clock(Protocol):
@@ -35,7 +44,7 @@ class Clock(Protocol):
         """Wait in this task, under asyncio or trio; let others run even when there is nothing to wait for."""
         ...
 
-    def within(self, seconds: float) -> AbstractAsyncContextManager[object]:
+    def within(self, seconds: float) -> AbstractAsyncContextManager[Cut]:
         """Cut the block short with `AttemptTimeout` when it takes longer than this.
 
         Neither entering nor leaving it waits for anything.
@@ -66,7 +75,7 @@ class MachineClock:
         pause: Awaitable[None] = loop.sleep(seconds if seconds > 0.0 else 0.0)
         return pause
 
-    def within(self, seconds: float) -> AbstractAsyncContextManager[object]:
+    def within(self, seconds: float) -> AbstractAsyncContextManager[Cut]:
         return Within(seconds)
 
 
@@ -78,7 +87,7 @@ class Within:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> Cut:
         if in_trio():
             self._scope: Any = TrioScope(sys.modules["trio"].CancelScope(deadline=_trio_due(self._seconds)))
         else:
@@ -86,6 +95,10 @@ class Within:
 
             self._scope = asyncio.timeout(self._seconds)
         await self._scope.__aenter__()
+        return self
+
+    def lift(self) -> bool:
+        return lifted(self._scope)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -107,6 +120,14 @@ async def cut(
         raise AttemptTimeout(seconds) from None
 
 
+def lifted(scope: Any) -> bool:
+    """Take the bound off a scope of `asyncio.timeout` or trio; False if its block has been cut short already."""
+    if scope.expired():
+        return False
+    scope.reschedule(None)
+    return True
+
+
 class TrioScope:
     """trio's cancel scope, with the manners of `asyncio.timeout`."""
 
@@ -124,6 +145,12 @@ class TrioScope:
         self.scope.__exit__(kind, error, trace)
         if self.scope.cancelled_caught:
             raise TimeoutError
+
+    def expired(self) -> bool:
+        return bool(self.scope.cancel_called)
+
+    def reschedule(self, when: float | None) -> None:
+        self.scope.deadline = math.inf if when is None else when
 
 
 def _trio_due(seconds: float) -> float:

@@ -17,6 +17,8 @@ from abate.clients.wsgi import Middleware as WsgiMiddleware
 from tests.clients.asgi_server import serving, serving_wsgi
 
 SERVICES = 5
+OURS = "127.0.0.0/8"
+"""Where all callers of these tests are."""
 pytestmark = pytest.mark.filterwarnings("ignore::abate.LayeredRetryWarning")
 
 
@@ -64,7 +66,7 @@ def abated(url):
         async with httpx.AsyncClient(transport=AsyncTransport(policy)) as client:
             return (await client.get(url, timeout=30.0)).status_code
 
-    return Middleware(responding(handler))
+    return Middleware(responding(handler), trusted=OURS)
 
 
 def row(stack, bottom, service):
@@ -88,7 +90,7 @@ def test_with_abate_one_layer_retries():
     """The same services with abate make 3 calls, and the answer says that retrying is of no use."""
     bottom = Bottom()
     with ExitStack() as stack:
-        url = row(stack, Middleware(responding(bottom)), abated)
+        url = row(stack, Middleware(responding(bottom), trusted=OURS), abated)
         response = httpx.get(url, timeout=60.0)
     assert response.status_code == 503
     assert response.headers["Abate-Exhausted"] == "1"
@@ -99,7 +101,7 @@ def test_a_deadline_at_the_top_is_seen_at_the_bottom():
     """A minute given to the first of five services is what the last one has, less what went by."""
     bottom = Bottom()
     with ExitStack() as stack:
-        url = row(stack, Middleware(responding(bottom)), abated)
+        url = row(stack, Middleware(responding(bottom), trusted=OURS), abated)
 
         async def ask():
             policy = abate.Policy(on=OSError, attempts=1)
@@ -115,7 +117,7 @@ def test_a_deadline_at_the_top_is_seen_at_the_bottom():
 def test_without_a_deadline_there_is_none():
     """A request that brings no deadline is not given one."""
     bottom = Bottom()
-    with serving(Middleware(responding(bottom))) as url:
+    with serving(Middleware(responding(bottom), trusted=OURS)) as url:
         httpx.get(url, timeout=60.0)
     assert bottom.left == [None]
 
@@ -124,7 +126,7 @@ def test_without_a_deadline_there_is_none():
 def test_a_deadline_that_cannot_be_believed_is_ignored(value):
     """What comes from outside may only shorten: nonsense changes nothing."""
     bottom = Bottom()
-    with serving(Middleware(responding(bottom))) as url:
+    with serving(Middleware(responding(bottom), trusted=OURS)) as url:
         httpx.get(url, headers={"Abate-Deadline": value}, timeout=60.0)
     assert bottom.left == [None]
 
@@ -132,15 +134,15 @@ def test_a_deadline_that_cannot_be_believed_is_ignored(value):
 def test_a_request_that_comes_too_late_is_not_worked_on():
     """A deadline of zero is answered with 504, and the application is not asked."""
     bottom = Bottom()
-    with serving(Middleware(responding(bottom))) as url:
+    with serving(Middleware(responding(bottom), trusted=OURS)) as url:
         assert httpx.get(url, headers={"Abate-Deadline": "0"}, timeout=60.0).status_code == 504
-    with serving_wsgi(WsgiMiddleware(lambda environ, start_response: pytest.fail("asked"))) as url:
+    with serving_wsgi(WsgiMiddleware(lambda environ, start_response: pytest.fail("asked"), trusted=OURS)) as url:
         assert httpx.get(url, headers={"Abate-Deadline": "0"}, timeout=60.0).status_code == 504
     assert bottom.left == []
 
 
-def test_work_past_its_deadline_is_cut_off():
-    """An application that takes longer than its caller waits is cancelled, and answered for with 504."""
+def test_work_past_its_deadline_is_cut_off_if_it_may_be():
+    """With `cancel`, an application that takes longer than its caller waits is cancelled, and answered for with 504."""
     cancelled = threading.Event()
 
     async def slow(scope):
@@ -150,7 +152,7 @@ def test_work_past_its_deadline_is_cut_off():
             cancelled.set()
             raise
 
-    with serving(Middleware(responding(slow))) as url:
+    with serving(Middleware(responding(slow), trusted=OURS, cancel=True)) as url:
         assert httpx.get(url, headers={"Abate-Deadline": "50"}, timeout=30.0).status_code == 504
         assert cancelled.wait(10)
 
@@ -185,7 +187,7 @@ def test_the_attempts_number_reaches_the_application():
         seen.append(scope["abate.attempt"])
         return 200
 
-    with serving(Middleware(responding(note))) as url:
+    with serving(Middleware(responding(note), trusted=OURS)) as url:
         for headers in ({"Abate-Attempt": "3"}, {}, {"Abate-Attempt": "many"}):
             httpx.get(url, headers=headers, timeout=60.0)
     assert seen == [3, 1, 1]
@@ -239,7 +241,7 @@ def test_a_wsgi_service_does_the_same():
         return [b"ok"]
 
     permits = abate.Permits(1)
-    with serving_wsgi(WsgiMiddleware(app, permits=permits, retry_after=3)) as url:
+    with serving_wsgi(WsgiMiddleware(app, trusted=OURS, permits=permits, retry_after=3)) as url:
         good = httpx.get(url, headers={"Abate-Attempt": "2", "Abate-Deadline": "5000"}, timeout=60.0)
         bad = httpx.get(url + "/down", timeout=60.0)
         while permits.held:  # the client has its answer before the server has done with it

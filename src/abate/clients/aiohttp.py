@@ -50,7 +50,8 @@ from aiohttp.payload import BytesPayload, IOBasePayload
 
 from abate.call import tally, tasks
 from abate.call.policy import Policy
-from abate.clients.exchange import READ_AT_MOST, Plan, Stopwatch, Timeouts, new_key, reading_time, travelling
+from abate.clients.exchange import READ_AT_MOST, Plan, Secrets, Stopwatch, Timeouts, new_key, reading_time
+from abate.clients.trust import Secret
 from abate.decide import http
 from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Ruling
 from abate.errors import AttemptTimeout, RetryExhausted
@@ -62,7 +63,11 @@ REPEATED = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 
 
 def middleware(
-    policy: Policy, *, idempotency_key: bool = False, timeouts: Timeouts | None = None
+    policy: Policy,
+    *,
+    idempotency_key: bool = False,
+    timeouts: Timeouts | None = None,
+    secrets: Mapping[str, Secret] | None = None,
 ) -> ClientMiddlewareType:
     """A client middleware that retries by a policy.
 
@@ -72,6 +77,9 @@ def middleware(
     * `timeouts`: an object whose ``request()`` and ``connect()`` bound the wait for a response and for a new
       connection, and whose ``observe(seconds)`` is told how long each good response took to come, without connecting.
       If it has ``observe_connect(seconds)``, that is told how long each new connection took to open, TLS included.
+    * `secrets`: which hosts are sent which `abate.clients.trust.Secret`, so that services there believe this client:
+      ``{"orders.internal": Secret(…), "*.shop.internal": Secret(…)}``. No other host is sent one, wherever redirects
+      lead.
 
     The last response is returned, or the last error raised, as it is. A body that cannot be replayed (a generator, a
     pipe) is never sent twice.
@@ -95,14 +103,14 @@ def middleware(
         raise TypeError(f"timeouts must have request(), connect() and observe(), not be {timeouts!r}")
     if isinstance(policy, Policy) and not policy.name:
         policy = policy.replace(name="aiohttp")
-    plan = Plan(policy, _judge, _read)
+    plan, sent = Plan(policy, _judge, _read), Secrets(secrets)
 
     async def retrying(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         _raise_again(request)
         if idempotency_key and not http.repeatable(request.method, request.headers):
             request.headers[http.KEY_HEADER] = new_key()
         fitting = plan.for_request(request.method, request.headers, replayable=_replayable(request.body))
-        exchange = _Exchange(request, handler, fitting, timeouts)
+        exchange = _Exchange(request, handler, fitting, timeouts, sent)
         if tally.watch.on:
             return await tally.acounted(plan.policy.tally, exchange.run)
         return await exchange.run()
@@ -113,13 +121,16 @@ def middleware(
 class _Exchange:
     """One request on its way: the number of its attempt, and the response that may yet be discarded."""
 
-    __slots__ = ("attempts", "handler", "held", "policy", "request", "scope", "timeouts", "watch", "whole")
+    __slots__ = ("attempts", "handler", "held", "policy", "request", "scope", "secrets", "timeouts", "watch", "whole")
 
-    def __init__(self, request: Any, handler: ClientHandlerType, policy: Policy, timeouts: Timeouts | None) -> None:
+    def __init__(
+        self, request: Any, handler: ClientHandlerType, policy: Policy, timeouts: Timeouts | None, secrets: Secrets
+    ) -> None:
         self.request = request
         self.handler = handler
         self.policy = policy
         self.timeouts = timeouts
+        self.secrets = secrets
         self.attempts = 0
         self.held: ClientResponse | None = None
 
@@ -147,7 +158,7 @@ class _Exchange:
         if self.attempts:
             await self.request.close()  # what still writes the body must have ended before it is written again
         self.attempts += 1
-        self.request.headers.update(travelling(self.attempts))
+        self.secrets.outfit(self.request.headers, self.request.url.host, self.attempts)
         if self.timeouts is None:
             self.held = await self.send()
             return self.held

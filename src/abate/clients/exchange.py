@@ -9,18 +9,23 @@ A client gives two things, how to send a request and how to read a response, and
 * a response that is not the final one is let go before every wait, so that its connection serves others meanwhile: it
   is read to its end if that is near (`READ_AT_MOST` bytes, `reading_time`), which keeps the connection and the body;
   otherwise the connection is closed;
-* ``Abate-Attempt`` and ``Abate-Deadline`` on requests; a response with ``Abate-Exhausted`` is not retried: a service
-  behind it has done so.
+* ``Abate-Attempt`` and ``Abate-Deadline`` on requests, and ``Abate-Secret`` to the hosts that it is for. Those that the
+  program itself has put on a request are not sent: a program that passes its own callers' headers on would lend them
+  its name;
+* a response with ``Abate-Exhausted: 1`` is not retried: a service behind it has done so. Every upstream is believed
+  that: it ends the one call that it answers, as it could by a status of 400, and no other.
 """
 
 from __future__ import annotations
 
+import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Protocol, Self
 
 from abate import clock
 from abate.call.policy import Policy
+from abate.clients.trust import SECRET, Secret
 from abate.decide import http
 from abate.decide.outcome import LAYER, Outcome, Ruling
 from abate.decide.rules import Rule
@@ -29,6 +34,11 @@ from abate.schedule.deadlines import remaining
 ATTEMPT = "Abate-Attempt"
 DEADLINE = "Abate-Deadline"
 EXHAUSTED = "Abate-Exhausted"
+
+LONGEST_WORD = 100
+"""Characters of a header's value that are looked at for a word."""
+HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?")
+"""A host's name, those below a name, or an address."""
 
 READ_AT_MOST, READ_FOR = 65_536, 0.25
 """Bytes and seconds: how much of a response that is let go is read to keep its connection; a longer one loses it."""
@@ -138,7 +148,7 @@ class OnResponses(Rule):
         if outcome.error is not None:
             return None
         status, headers = self.read(outcome.result)
-        if status >= 400 and http.header(headers, EXHAUSTED) is not None:
+        if status >= 400 and gave_up(http.header(headers, EXHAUSTED)):
             return LAYER
         return http.judge(status, headers)
 
@@ -174,12 +184,72 @@ def new_key() -> str:
     return str(uuid.uuid4())
 
 
-def travelling(attempt: int) -> dict[str, str]:
-    """The headers of one attempt: its number, and the milliseconds that are left, if there is a deadline."""
+def gave_up(exhausted: str | None) -> bool:
+    """Does a response's ``Abate-Exhausted`` say that retrying is of no use? It may have come more than once.
+
+    >>> gave_up("1"), gave_up("1, 1"), gave_up("0"), gave_up(None)
+    (True, True, False, False)
+    """
+    return exhausted is not None and any(part.strip() == "1" for part in exhausted[:LONGEST_WORD].split(","))
+
+
+def travelling(attempt: int, secret: Secret | None = None) -> dict[str, str]:
+    """The headers of one attempt: its number, the milliseconds that are left, if there is a deadline, and a secret."""
     left = remaining()
-    if left is None:
-        return {ATTEMPT: str(attempt)}
-    return {ATTEMPT: str(attempt), DEADLINE: str(int(left * 1000))}
+    headers = {ATTEMPT: str(attempt)}
+    if left is not None:
+        headers[DEADLINE] = str(int(left * 1000))
+    if secret is not None:
+        headers[SECRET] = secret.text
+    return headers
+
+
+class Secrets:
+    """Which hosts are sent a secret: an HTTP client's setting ``secrets=``.
+
+    A client follows redirects to wherever they lead, so a secret is bound to hosts: to a name, or with ``*.`` before it
+    to all names below it. The first that fits counts.
+
+    >>> ours = Secrets({"*.shop.internal": Secret("an-example-of-24-letters")})
+    >>> ours.to("orders.shop.internal"), ours.to("shop.internal.example")
+    (Secret('…'), None)
+    """
+
+    __slots__ = ("given",)
+
+    def __init__(self, given: Mapping[str, Secret] | None) -> None:
+        if given is not None and not isinstance(given, Mapping):
+            raise TypeError(f"secrets must map hosts to Secrets, not be a {type(given).__name__}")
+        self.given: dict[str, Secret] = {}
+        for host, secret in (given or {}).items():
+            if not isinstance(host, str) or not HOST.fullmatch(host):
+                raise ValueError(f'secrets must name hosts such as "orders.internal" or "*.internal", not {host!r}')
+            if not isinstance(secret, Secret):
+                raise TypeError(f"secrets[{host!r}] must be a Secret, not a {type(secret).__name__}")
+            self.given[host.lower()] = secret
+
+    def __reduce__(self) -> tuple[type[Secrets], tuple[dict[str, Secret]]]:
+        return type(self), (self.given,)
+
+    def to(self, host: str | None) -> Secret | None:
+        """The secret for requests to this host."""
+        if not self.given or not host:
+            return None
+        name = host.lower().rstrip(".").strip("[]")
+        found = (secret for known, secret in self.given.items() if _fits(name, known))
+        return next(found, None)
+
+    def outfit(self, headers: MutableMapping[str, str], host: str | None, attempt: int) -> None:
+        """Give the request of one attempt the headers that travel with it, and only those."""
+        own = travelling(attempt, self.to(host))
+        for name in (DEADLINE, SECRET):
+            if name not in own:
+                headers.pop(name, None)
+        headers.update(own)
+
+
+def _fits(name: str, known: str) -> bool:
+    return name.endswith(known[1:]) if known.startswith("*.") else name == known.strip("[]")
 
 
 def reading_time(left: float | None) -> float:

@@ -34,7 +34,8 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from abate.call.policy import Policy
-from abate.clients.exchange import ATTEMPT, DEADLINE, EXHAUSTED, travelling, within
+from abate.clients.exchange import ATTEMPT, DEADLINE, EXHAUSTED, gave_up, travelling, within
+from abate.clients.trust import SECRET, Secret
 from abate.decide.outcome import BLIP, FATAL, LAYER, OVERLOAD, Outcome, Ruling
 from abate.decide.rules import Rule
 from abate.schedule.deadlines import carry_deadline
@@ -54,7 +55,7 @@ NEVER_CONNECTED = ("failed to connect to all addresses", "errors resolving", "DN
 
 TOO_LARGE = "message larger than max"
 
-OWN_KEYS = frozenset({ATTEMPT.lower(), DEADLINE.lower()})
+OWN_KEYS = frozenset({ATTEMPT.lower(), DEADLINE.lower(), SECRET.lower()})
 
 EXPIRED = -1.0
 """The timeout of an attempt for which no time is left: with 0, grpcio may still send it."""
@@ -72,7 +73,7 @@ class OnStatus(Rule):
         if not isinstance(error, (grpc.Call, grpc.aio.AioRpcError)) or not isinstance(error, grpc.RpcError):
             return None
         trailing = _pairs(error.trailing_metadata())
-        if EXHAUSTED.lower() in dict(trailing):
+        if any(key == EXHAUSTED.lower() and isinstance(value, str) and gave_up(value) for key, value in trailing):
             return LAYER
         ruling = RULINGS.get(error.code())
         details = error.details() or ""
@@ -99,10 +100,13 @@ def channel_options() -> list[tuple[str, int]]:
     return [("grpc.enable_retries", 0)]
 
 
-def interceptors(policy: Policy, *, idempotent: bool = True) -> list[grpc.UnaryUnaryClientInterceptor]:
+def interceptors(
+    policy: Policy, *, idempotent: bool = True, secret: Secret | None = None
+) -> list[grpc.UnaryUnaryClientInterceptor]:
     """The interceptors of a channel whose calls are retried by `policy`.
 
-    With ``idempotent=False``, or where the policy says so, only calls that reached no server are sent again.
+    With ``idempotent=False``, or where the policy says so, only calls that reached no server are sent again. A `secret`
+    goes along as ``abate-secret``, so that servers which know it believe the rest (`abate.clients.grpc_server`).
 
     A call by ``future()`` returns when it is over, retries and all. A stream is sent at once, and its retries are made
     while its first message is waited for; where the policy has a gate or timeouts, it is sent then. A timeout, the
@@ -118,10 +122,12 @@ def interceptors(policy: Policy, *, idempotent: bool = True) -> list[grpc.UnaryU
     ...         print(error.code(), abate.report(error))
     StatusCode.UNAVAILABLE orders gave up after 2 attempts: attempts
     """
-    return [_Interceptor(_fitted(policy, idempotent))]
+    return [_Interceptor(_fitted(policy, idempotent), _known(secret))]
 
 
-def aio_interceptors(policy: Policy, *, idempotent: bool = True) -> list[grpc.aio.ClientInterceptor]:
+def aio_interceptors(
+    policy: Policy, *, idempotent: bool = True, secret: Secret | None = None
+) -> list[grpc.aio.ClientInterceptor]:
     """The same for a channel of `grpc.aio`.
 
     Such a stream is sent at once; what else is asked of it is answered once its first message has come.
@@ -138,8 +144,8 @@ def aio_interceptors(policy: Policy, *, idempotent: bool = True) -> list[grpc.ai
     >>> asyncio.run(get())
     StatusCode.UNAVAILABLE orders gave up after 2 attempts: attempts
     """
-    fitted = _fitted(policy, idempotent)
-    return [_AioUnary(fitted), _AioStream(fitted)]  # grpc.aio takes only one role of each object
+    fitted, known = _fitted(policy, idempotent), _known(secret)
+    return [_AioUnary(fitted, known), _AioStream(fitted, known)]  # grpc.aio takes only one role of each object
 
 
 def _fitted(policy: Policy, idempotent: bool) -> Policy:
@@ -148,6 +154,12 @@ def _fitted(policy: Policy, idempotent: bool) -> Policy:
     if not isinstance(idempotent, bool):
         raise TypeError(f"idempotent must be True or False, not {idempotent!r}")
     return policy.also(transient).replace(idempotent=idempotent and policy.idempotent is not False)
+
+
+def _known(secret: Secret | None) -> Secret | None:
+    if secret is not None and not isinstance(secret, Secret):
+        raise TypeError(f"secret must be a Secret, not a {type(secret).__name__}")
+    return secret
 
 
 # -- what the server said
@@ -203,10 +215,18 @@ def _aio_details(method: str, timeout: float | None, metadata: Metadata, given: 
 class _Sender:
     """Sends the attempts of one call: each with its number, and within the time that is left."""
 
-    __slots__ = ("_continuation", "_given", "_make", "_metadata", "_numbers", "_request")
+    __slots__ = ("_continuation", "_given", "_make", "_metadata", "_numbers", "_request", "_secret")
 
-    def __init__(self, make: Callable[..., Any], continuation: Callable[..., Any], given: Any, request: Any) -> None:
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        continuation: Callable[..., Any],
+        given: Any,
+        request: Any,
+        secret: Secret | None,
+    ) -> None:
         self._make = make
+        self._secret = secret
         self._continuation = continuation
         self._given = given
         self._request = request
@@ -216,7 +236,7 @@ class _Sender:
 
     def send(self) -> Any:
         """Send the next attempt: a call, or the coroutine of one."""
-        own = ((name.lower(), value) for name, value in travelling(next(self._numbers)).items())
+        own = ((name.lower(), value) for name, value in travelling(next(self._numbers), self._secret).items())
         timeout = within(self._given.timeout)
         if timeout is not None and timeout <= 0:
             timeout = EXPIRED
@@ -230,11 +250,12 @@ class _Sender:
 class _Interceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
     """Retries the unary calls and server streams of a channel."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, secret: Secret | None) -> None:
         self._policy = policy
+        self._secret = secret
 
     def intercept_unary_unary(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
-        sender = _Sender(_Details, continuation, client_call_details, request)
+        sender = _Sender(_Details, continuation, client_call_details, request, self._secret)
         try:
             return self._policy.call(lambda: _ended(sender.send()))
         except grpc.RpcError as error:
@@ -243,7 +264,8 @@ class _Interceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInter
             return error  # a failed call is its own error: this way `future()` hands it out, and others raise it
 
     def intercept_unary_stream(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
-        return _Stream(self._policy, _Sender(_Details, continuation, client_call_details, request))
+        sender = _Sender(_Details, continuation, client_call_details, request, self._secret)
+        return _Stream(self._policy, sender)
 
 
 def _ended(call: Any) -> Any:
@@ -348,13 +370,14 @@ class _Stream(grpc.Call):  # type: ignore[misc]
 class _AioUnary(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
     """Retries the unary calls of a channel."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, secret: Secret | None) -> None:
         self._policy = policy
+        self._secret = secret
 
     async def intercept_unary_unary(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> grpc.aio.UnaryUnaryCall:
-        sender = _Sender(_aio_details, continuation, client_call_details, request)
+        sender = _Sender(_aio_details, continuation, client_call_details, request, self._secret)
 
         async def attempt() -> grpc.aio.UnaryUnaryCall:
             call = await sender.send()
@@ -367,13 +390,14 @@ class _AioUnary(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
 class _AioStream(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
     """Retries the server streams of a channel."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, secret: Secret | None) -> None:
         self._policy = policy
+        self._secret = secret
 
     async def intercept_unary_stream(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> AsyncIterator[Any]:
-        sender = _Sender(_aio_details, continuation, client_call_details, request)
+        sender = _Sender(_aio_details, continuation, client_call_details, request, self._secret)
 
         async def attempt() -> AsyncIterator[Any]:
             messages = aiter(await sender.send())

@@ -25,16 +25,18 @@ from abate.call.policy import Policy
 from abate.clients.exchange import (
     ATTEMPT,
     CUT_OFF,
+    DEADLINE,
     EXHAUSTED,
     READ_AT_MOST,
     JudgeError,
     Plan,
+    Secrets,
     Stopwatch,
     Timeouts,
     new_key,
     reading_time,
-    travelling,
 )
+from abate.clients.trust import SECRET, Secret
 from abate.decide.http import KEY_HEADER, SAFE_METHODS
 from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Ruling
 from abate.errors import AttemptTimeout, LayeredRetryWarning, Report, RetryExhausted
@@ -74,7 +76,13 @@ class _Around:
     _traced: Any
 
     def __init__(
-        self, policy: Policy, transport: Any = None, *, idempotency_key: bool = False, timeouts: Timeouts | None = None
+        self,
+        policy: Policy,
+        transport: Any = None,
+        *,
+        idempotency_key: bool = False,
+        timeouts: Timeouts | None = None,
+        secrets: Mapping[str, Secret] | None = None,
     ) -> None:
         inner = self._plain() if transport is None else transport
         if not isinstance(policy, Policy):
@@ -98,10 +106,11 @@ class _Around:
         self.plan = Plan(fitted, self._judge, _read)
         self._keys = idempotency_key
         self._timeouts = timeouts
+        self._secrets = Secrets(secrets)
         self.bytes: type = self.library.ByteStream
         self.cut_off = _cut_off(self.library)
         self._deposit = policy.budget.deposit
-        self._quick = policy.plain and timeouts is None and policy.shelter is None
+        self._quick = policy.plain and timeouts is None and policy.shelter is None and not secrets
         if getattr(getattr(inner, "_pool", None), "_retries", 0):
             multiply = f"{inner!r} retries as well, and retries multiply: build it with retries=0"
             warnings.warn(multiply, LayeredRetryWarning, stacklevel=2)
@@ -110,15 +119,22 @@ class _Around:
         """Is this request to be given a key?"""
         return self._keys and request.method not in SAFE_METHODS and KEY_HEADER not in request.headers
 
+    def foreign(self, request: httpx.Request) -> bool:
+        """Are the headers that travel with this request more than its number, or has it some that are not ours?"""
+        headers = request.headers
+        return bool(self._secrets.given) or DEADLINE in headers or SECRET in headers
+
     @contextmanager
     def outfitted(self, exchange: _Exchange) -> Iterator[None]:
         """For one attempt: its headers, and its timeouts."""
         request, attempt, key = exchange.request, exchange.attempt, exchange.key
         request.headers[ATTEMPT] = str(attempt)
         kept, watch = (request.headers, request.extensions), None
-        if key is not None or self._timeouts is not None or remaining() is not None:
+        if key is not None or self._timeouts is not None or remaining() is not None or self.foreign(request):
             request.headers = request.headers.copy()
-            request.headers.update(travelling(attempt) if key is None else {**travelling(attempt), KEY_HEADER: key})
+            self._secrets.outfit(request.headers, request.url.host, attempt)
+            if key is not None:
+                request.headers[KEY_HEADER] = key
             request.extensions = {**request.extensions, "timeout": self._cut(request.extensions.get("timeout", {}))}
         if self._timeouts is not None:
             watch = Stopwatch(self._timeouts, self._judge)
@@ -344,6 +360,9 @@ class Transport(_Around, httpx.BaseTransport):
     * `timeouts`: an object whose ``request()`` and ``connect()`` bound the read and connect timeouts, and whose
       ``observe(seconds)`` is told how long each good response took to come, without connecting. If it has
       ``observe_connect(seconds)``, that is told how long each new connection took to open, TLS included.
+    * `secrets`: which hosts are sent which `abate.clients.trust.Secret`, so that services there believe this client:
+      ``{"orders.internal": Secret(…), "*.shop.internal": Secret(…)}``. No other host is sent one, wherever redirects
+      lead.
 
     A body that cannot be replayed (a generator) is never sent twice. A response that was given up on has its
     `Report` in ``response.extensions["abate_report"]``, an error has it by `abate.report`. A deadline cuts httpx's
@@ -379,7 +398,7 @@ class Transport(_Around, httpx.BaseTransport):
     def _handle(self, request: httpx.Request) -> httpx.Response:
         replayable = type(request.stream) is self.bytes or _replays(request.stream)
         since, made, failure = give_ups.last, None, None
-        if self._quick and remaining() is None and not self.short_of_key(request):
+        if self._quick and remaining() is None and not self.short_of_key(request) and not self.foreign(request):
             request.headers[ATTEMPT] = "1"
             try:
                 made = self.inner.handle_request(request)
@@ -443,7 +462,7 @@ class AsyncTransport(_Around, httpx.AsyncBaseTransport):
     async def _handle(self, request: httpx.Request) -> httpx.Response:
         replayable = type(request.stream) is self.bytes or _replays(request.stream)
         since, made, failure = give_ups.last, None, None
-        if self._quick and remaining() is None and not self.short_of_key(request):
+        if self._quick and remaining() is None and not self.short_of_key(request) and not self.foreign(request):
             request.headers[ATTEMPT] = "1"
             try:
                 made = await self.inner.handle_async_request(request)

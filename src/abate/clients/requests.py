@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from requests import PreparedRequest, RequestException, Response
 from requests.adapters import HTTPAdapter
@@ -26,7 +27,8 @@ from urllib3 import Retry, Timeout
 from urllib3.exceptions import MaxRetryError
 
 from abate.call.policy import Policy
-from abate.clients.exchange import Timeouts
+from abate.clients.exchange import Secrets, Timeouts
+from abate.clients.trust import Secret
 from abate.clients.urllib3 import Sender, bounded, judge, let_go, rewinds, warn_of
 from abate.decide.outcome import Ruling
 
@@ -40,6 +42,9 @@ class Adapter(HTTPAdapter):
     * `timeouts`: an object whose ``request()`` and ``connect()`` bound the timeouts further, and whose
       ``observe(seconds)`` is told how long each good response took to come, without connecting. If it has
       ``observe_connect(seconds)``, that is told how long each new connection took to open, TLS included.
+    * `secrets`: which hosts are sent which `abate.clients.trust.Secret`, so that services there believe this client:
+      ``{"orders.internal": Secret(…), "*.shop.internal": Secret(…)}``. No other host is sent one, wherever redirects
+      lead.
     * everything else goes to ``HTTPAdapter``; `max_retries` is not used, with a warning.
 
     The last response is returned, or the last error raised, as it is. A body that cannot be replayed (a generator, a
@@ -59,10 +64,23 @@ class Adapter(HTTPAdapter):
     __attrs__ = [*HTTPAdapter.__attrs__, "_sender"]  # noqa: RUF012  (what is pickled; so is it in requests)
 
     def __init__(
-        self, policy: Policy, *, idempotency_key: bool = False, timeouts: Timeouts | None = None, **kwargs: Any
+        self,
+        policy: Policy,
+        *,
+        idempotency_key: bool = False,
+        timeouts: Timeouts | None = None,
+        secrets: Mapping[str, Secret] | None = None,
+        **kwargs: Any,
     ) -> None:
         self._sender = Sender[Response](
-            "requests", policy, _judge, _read, _let_go, idempotency_key=idempotency_key, timeouts=timeouts
+            "requests",
+            policy,
+            _judge,
+            _read,
+            _let_go,
+            idempotency_key=idempotency_key,
+            timeouts=timeouts,
+            secrets=Secrets(secrets),
         )
         warn_of(Retry.from_int(kwargs.pop("max_retries", 0)), stacklevel=3)
         super().__init__(**kwargs)
@@ -104,7 +122,8 @@ class Adapter(HTTPAdapter):
             return response
 
         replayable = own.body is None or isinstance(own.body, (bytes, str)) or _is_file(own)
-        return self._sender.send(own.method or "", headers, _timeout(timeout), replayable, once)
+        host = urlsplit(own.url or "").hostname
+        return self._sender.send(own.method or "", host, headers, _timeout(timeout), replayable, once)
 
 
 def _is_file(request: PreparedRequest) -> bool:

@@ -49,12 +49,13 @@ from abate.clients.exchange import (
     OnResponses,
     Plan,
     ReadResponse,
+    Secrets,
     Stopwatch,
     Timeouts,
     new_key,
     reading_time,
-    travelling,
 )
+from abate.clients.trust import Secret
 from abate.decide import http
 from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Outcome, Ruling
 from abate.decide.rules import nature
@@ -77,6 +78,9 @@ class PoolManager(urllib3.PoolManager):
     * `timeouts`: an object whose ``request()`` and ``connect()`` bound the timeouts further, and whose
       ``observe(seconds)`` is told how long each good response took to come, without connecting. If it has
       ``observe_connect(seconds)``, that is told how long each new connection took to open, TLS included.
+    * `secrets`: which hosts are sent which `abate.clients.trust.Secret`, so that services there believe this client:
+      ``{"orders.internal": Secret(…), "*.shop.internal": Secret(…)}``. No other host is sent one, wherever redirects
+      lead.
     * everything else goes to urllib3. Of `retries` only the limits for redirects are kept, with a warning.
 
     The last response is returned as it is; the last error is urllib3's own, never a ``MaxRetryError`` around it.
@@ -94,10 +98,23 @@ class PoolManager(urllib3.PoolManager):
     """
 
     def __init__(
-        self, policy: Policy, *, idempotency_key: bool = False, timeouts: Timeouts | None = None, **kwargs: Any
+        self,
+        policy: Policy,
+        *,
+        idempotency_key: bool = False,
+        timeouts: Timeouts | None = None,
+        secrets: Mapping[str, Secret] | None = None,
+        **kwargs: Any,
     ) -> None:
         self._sender = Sender(
-            "urllib3", policy, judge, _read, let_go, idempotency_key=idempotency_key, timeouts=timeouts
+            "urllib3",
+            policy,
+            judge,
+            _read,
+            let_go,
+            idempotency_key=idempotency_key,
+            timeouts=timeouts,
+            secrets=Secrets(secrets),
         )
         if (retries := kwargs.get("retries")) is not None:
             warn_of(retries if isinstance(retries, Retry) else Retry.from_int(retries), stacklevel=3)
@@ -157,7 +174,7 @@ class _Pool(HTTPConnectionPool):
                 _load(response)
             return response
 
-        return self.sender.send(method, own, timeout, replayable, once)
+        return self.sender.send(method, self.host, own, timeout, replayable, once)
 
 
 class _HTTPSPool(_Pool, HTTPSConnectionPool):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -181,6 +198,7 @@ class Sender(Generic[R]):
         *,
         idempotency_key: bool,
         timeouts: Timeouts | None,
+        secrets: Secrets,
     ) -> None:
         if not isinstance(idempotency_key, bool):
             raise TypeError(f"idempotency_key must be True or False, not {idempotency_key!r}")
@@ -198,13 +216,16 @@ class Sender(Generic[R]):
         self._let_go = let_go
         self._keys = idempotency_key
         self._timeouts = timeouts
+        self._secrets = secrets
 
     def __reduce__(self) -> tuple[Callable[..., Sender[R]], tuple[Any, ...]]:
-        return partial(Sender, idempotency_key=self._keys, timeouts=self._timeouts), self._made_from
+        made = partial(Sender, idempotency_key=self._keys, timeouts=self._timeouts, secrets=self._secrets)
+        return made, self._made_from
 
     def send(
         self,
         method: str,
+        host: str | None,
         headers: MutableMapping[str, str],
         timeout: Timeout,
         replayable: bool,
@@ -227,7 +248,7 @@ class Sender(Generic[R]):
             nonlocal held, attempts
             let_go(remaining())
             attempts += 1
-            headers.update(travelling(attempts))
+            self._secrets.outfit(headers, host, attempts)
             held = self._timed(once, timeout)
             return held
 

@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from abate.clock import Within
+from abate.clock import Cut, Within
 from abate.errors import AbateError
 
 Act = Callable[[Any], object]
@@ -147,6 +147,6 @@ class Agenda:
 
         return asyncio.sleep(seconds if seconds > 0.0 else 0.0)
 
-    def within(self, seconds: float) -> AbstractAsyncContextManager[object]:
+    def within(self, seconds: float) -> AbstractAsyncContextManager[Cut]:
         """Cut the block short, in a task of the coroutine engine."""
         return Within(seconds)

@@ -16,7 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from abate import clock as clocks
-from abate.clock import Entered, TrioScope, cut
+from abate.clock import Entered, TrioScope, cut, lifted
 from abate.errors import number
 from abate.locks import Section
 
@@ -99,7 +99,7 @@ class VirtualClock:
         else:
             await self._asleep_in_asyncio(due)
 
-    def within(self, seconds: float) -> AbstractAsyncContextManager[object]:
+    def within(self, seconds: float) -> AbstractAsyncContextManager[clocks.Cut]:
         """Cut the block short when it takes longer than this in virtual time."""
         return _VirtualWithin(self, seconds)
 
@@ -207,7 +207,7 @@ class _VirtualWithin:
         self._clock = clock
         self._seconds = seconds
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> clocks.Cut:
         due = self._clock.now() + self._seconds
         if clocks.in_trio():
             scope = sys.modules["trio"].CancelScope()
@@ -220,6 +220,11 @@ class _VirtualWithin:
             expire = lambda: self._scope.reschedule(asyncio.get_running_loop().time())  # noqa: E731
         await self._scope.__aenter__()
         self._timer = self._clock.at(due, expire)
+        return self
+
+    def lift(self) -> bool:
+        self._timer.wake = None
+        return lifted(self._scope)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

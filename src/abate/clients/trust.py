@@ -1,0 +1,185 @@
+"""Which callers a service believes: the setting ``trusted=`` of the ASGI and WSGI middleware and of gRPC's servers.
+
+A caller's deadline makes a service stop early, so that strangers must not be able to send one. `Trust` answers for one
+request whether its headers of abate's own count. Nobody is trusted unless the setting says so, and what can't be told
+is not trusted.
+
+* **A network** is compared with the peer of the connection. A request that came through a proxy has the proxy for a
+  peer, and some servers put an address from its headers in the place of the peer's: both say nothing about the caller.
+  So a request with a header that proxies add (`FORWARDED`) is not trusted by its network, and neither is an address
+  without a port, which only headers have.
+* **A secret** is compared in constant time with the header ``Abate-Secret``.
+* **A function** is asked about the request. One that raises has not said yes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from hmac import compare_digest
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Any, TypeAlias
+
+from abate.functions import is_coroutine, is_generator, returned_coroutine
+from abate.logs import Log
+
+SECRET = "Abate-Secret"
+SHORTEST_SECRET = 16
+"""Characters; a shorter secret can be guessed."""
+UNIX = "unix"
+"""The network of callers that are connected by a unix socket."""
+FORWARDED = frozenset({"forwarded", "x-forwarded-for", "x-real-ip"})
+"""The headers by which a proxy names its client."""
+
+ADDRESS_LETTERS, ADDRESS_MARKS = frozenset("0123456789abcdefABCDEF.:/"), frozenset(".:")
+
+Network: TypeAlias = IPv4Network | IPv6Network
+Rule: TypeAlias = "Callable[[Any], object] | str | IPv4Address | IPv6Address | Network | Secret"
+Trusted: TypeAlias = "Rule | Iterable[Rule] | None"
+
+EXPECTED = (
+    'a function of the request, a network such as "10.0.0.0/8" or "unix", a Secret, or several of these in a list'
+)
+
+
+class Secret:
+    """A text that a service and its callers share, and nobody else knows. It is not shown by ``repr``.
+
+    A service believes callers that send it (``trusted=Secret(…)``; during a change ``trusted=[Secret(new),
+    Secret(old)]``). Clients send it to the hosts that they were told to: ``secrets={"orders.internal": Secret(…)}``.
+
+    >>> Secret("an-example-of-24-letters")
+    Secret('…')
+    >>> Secret("short")
+    Traceback (most recent call last):
+    ValueError: a Secret must have at least 16 characters, not 5
+    """
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        # the value is not in the errors: they end up in logs
+        if not isinstance(text, str):
+            raise TypeError(f"a Secret must be a str, not {type(text).__name__}")
+        if len(text) < SHORTEST_SECRET:
+            raise ValueError(f"a Secret must have at least {SHORTEST_SECRET} characters, not {len(text)}")
+        if not all("!" <= letter <= "~" for letter in text):
+            raise ValueError("a Secret must consist of visible ASCII characters, as it is sent in a header")
+        self.text = text
+
+    def __repr__(self) -> str:
+        return "Secret('…')"
+
+    def equals(self, sent: str) -> bool:
+        """Compare in a time that does not depend on how much of it is right."""
+        return compare_digest(self.text.encode(), sent.encode("utf-8", "surrogatepass"))
+
+
+class Caller:
+    """What can be told about the sender of one request.
+
+    * `request`: what a function is asked about.
+    * `peer`: the address at the other end of the connection, `UNIX`, or None where it is not known.
+    * `secret`: what it sent as ``Abate-Secret``; None where it sent none, or several.
+    """
+
+    __slots__ = ("peer", "request", "secret")
+
+    def __init__(self, request: Any, peer: str | None, secret: str | None) -> None:
+        self.request = request
+        self.peer = peer
+        self.secret = secret
+
+
+class Trust:
+    """The setting ``trusted=``: believe a caller if any of its rules does.
+
+    >>> Trust(["10.0.0.0/8", "unix"]).believes(Caller(None, "10.1.2.3", None))
+    True
+    >>> Trust(None).believes(Caller(None, "127.0.0.1", None))
+    False
+    """
+
+    __slots__ = ("_functions", "_networks", "_secrets", "_unix")
+
+    def __init__(self, trusted: Trusted) -> None:
+        self._functions: list[Callable[[Any], object]] = []
+        self._networks: list[Network] = []
+        self._secrets: list[Secret] = []
+        self._unix = False
+        for rule in _rules(trusted):
+            self._add(rule)
+
+    def _add(self, rule: object) -> None:
+        if isinstance(rule, Secret):
+            self._secrets.append(rule)
+        elif isinstance(rule, str) and rule == UNIX:
+            self._unix = True
+        elif isinstance(rule, (str, IPv4Address, IPv6Address, IPv4Network, IPv6Network)):
+            self._networks.append(_network(rule))
+        elif not callable(rule) or isinstance(rule, type):
+            raise TypeError(f"trusted must be {EXPECTED}, not {rule!r}")
+        elif is_coroutine(rule) or is_generator(rule):
+            raise TypeError(
+                f"trusted must be a plain function: {rule!r} would answer with an object that is always true"
+            )
+        else:
+            self._functions.append(rule)
+
+    def believes(self, caller: Caller) -> bool:
+        """Do the headers of this caller count?"""
+        return self._knows_secret(caller.secret) or self._knows_peer(caller.peer) or self._asked(caller.request)
+
+    def _knows_secret(self, sent: str | None) -> bool:
+        # every one is compared, so that the time does not tell which is right
+        return sent is not None and sum(secret.equals(sent) for secret in self._secrets) > 0
+
+    def _knows_peer(self, peer: str | None) -> bool:
+        if peer == UNIX:
+            return self._unix
+        if peer is None or not self._networks:
+            return False
+        try:
+            address = ip_address(peer)
+        except ValueError:
+            return False
+        mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+        return any(address in network or (mapped is not None and mapped in network) for network in self._networks)
+
+    def _asked(self, request: Any) -> bool:
+        for function in self._functions:
+            try:
+                answer = function(request)
+                if returned_coroutine(answer):
+                    answer.close()  # type: ignore[attr-defined]
+                    raise TypeError("it returned a coroutine: trusted must be a plain function")
+                if answer:
+                    return True
+            except Exception:
+                Log("abate").exception("trusted=%r failed: the caller is not trusted", function)
+        return False
+
+
+def _rules(trusted: object) -> list[object]:
+    if trusted is None:
+        return []
+    if isinstance(trusted, (bytes, bytearray, Mapping)):
+        raise TypeError(f"trusted must be {EXPECTED}, not {trusted!r}")
+    if isinstance(trusted, (str, IPv4Network, IPv6Network)) or callable(trusted):
+        return [trusted]  # a network can be iterated over: address by address
+    if isinstance(trusted, Iterable):
+        rules = list(trusted)
+        if not rules:
+            raise ValueError("trusted must not be empty: leave it out, or say None, to trust nobody")
+        return rules
+    return [trusted]
+
+
+def _network(rule: str | IPv4Address | IPv6Address | Network) -> Network:
+    try:
+        return ip_network(rule)
+    except ValueError as error:
+        # a secret that was given without `Secret` must not end up in a log: what is shown looks like an address
+        text = str(rule)
+        if set(text) <= ADDRESS_LETTERS and not ADDRESS_MARKS.isdisjoint(text):
+            raise ValueError(f"trusted must be {EXPECTED}, not {text!r}: {error}") from None
+        raise ValueError(f"trusted must be {EXPECTED}, not a text that is no network; write Secret(…)") from None
