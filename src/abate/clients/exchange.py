@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Mapping, MutableMapping
+from ipaddress import IPv6Address
 from typing import Any, Protocol, Self
 
 from abate import clock
@@ -37,8 +38,8 @@ EXHAUSTED = "Abate-Exhausted"
 
 LONGEST_WORD = 100
 """Characters of a header's value that are looked at for a word."""
-HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?")
-"""A host's name, those below a name, or an address."""
+HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*")
+"""A host's name, or with a star those below it."""
 
 READ_AT_MOST, READ_FOR = 65_536, 0.25
 """Bytes and seconds: how much of a response that is let go is read to keep its connection; a longer one loses it."""
@@ -222,11 +223,12 @@ class Secrets:
             raise TypeError(f"secrets must map hosts to Secrets, not be a {type(given).__name__}")
         self.given: dict[str, Secret] = {}
         for host, secret in (given or {}).items():
-            if not isinstance(host, str) or not HOST.fullmatch(host):
+            name = _name(host) if isinstance(host, str) else ""
+            if not HOST.fullmatch(name) and not _is_ipv6(name):
                 raise ValueError(f'secrets must name hosts such as "orders.internal" or "*.internal", not {host!r}')
             if not isinstance(secret, Secret):
                 raise TypeError(f"secrets[{host!r}] must be a Secret, not a {type(secret).__name__}")
-            self.given[host.lower()] = secret
+            self.given[name] = secret
 
     def __reduce__(self) -> tuple[type[Secrets], tuple[dict[str, Secret]]]:
         return type(self), (self.given,)
@@ -235,9 +237,8 @@ class Secrets:
         """The secret for requests to this host."""
         if not self.given or not host:
             return None
-        name = host.lower().rstrip(".").strip("[]")
-        found = (secret for known, secret in self.given.items() if _fits(name, known))
-        return next(found, None)
+        name = _name(host)
+        return next((secret for known, secret in self.given.items() if _fits(name, known)), None)
 
     def outfit(self, headers: MutableMapping[str, str], host: str | None, attempt: int) -> None:
         """Give the request of one attempt the headers that travel with it, and only those."""
@@ -248,8 +249,21 @@ class Secrets:
         headers.update(own)
 
 
+def _name(host: str) -> str:
+    """A host as it is compared."""
+    return host.lower().removesuffix(".").removeprefix("[").removesuffix("]")
+
+
+def _is_ipv6(name: str) -> bool:
+    try:
+        IPv6Address(name)
+    except ValueError:
+        return False
+    return True
+
+
 def _fits(name: str, known: str) -> bool:
-    return name.endswith(known[1:]) if known.startswith("*.") else name == known.strip("[]")
+    return name.endswith(known[1:]) if known.startswith("*.") else name == known
 
 
 def reading_time(left: float | None) -> float:

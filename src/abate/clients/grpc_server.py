@@ -214,15 +214,16 @@ class _Interceptor(grpc.ServerInterceptor):  # type: ignore[misc]
 class _ThreadContext(_Context):
     """The context of a handler that runs in a thread."""
 
-    def abort(self, code: Any, details: str) -> None:
-        """End the call with an error."""
+    def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> None:
+        """End the call with an error, which a server of `grpc.aio` sends at once."""
+        if trailing_metadata:
+            self.set_trailing_metadata(trailing_metadata)
         self.ended(failed=True)
         self._context.abort(code, details)
 
     def abort_with_status(self, status: Any) -> None:
         """End the call with an error and its metadata."""
-        self.set_trailing_metadata(status.trailing_metadata)
-        self.abort(status.code, status.details)
+        self.abort(status.code, status.details, status.trailing_metadata)
 
 
 # -- asyncio
