@@ -1,6 +1,7 @@
 """Clocks: whose time rules here, what `clock=` may be, and waiting on the machine's clock in both event loops."""
 
 import asyncio
+import contextlib
 import contextvars
 import itertools
 import subprocess
@@ -314,3 +315,24 @@ def test_errors_beside_a_cut_are_kept():
     with pytest.raises(ExceptionGroup) as caught:
         trio.run(main)
     assert [str(error) for error in caught.value.exceptions] == ["'mine'"]
+
+
+@in_both_loops
+@pytest.mark.parametrize("virtual", [False, True], ids=["machine", "virtual"])
+def test_a_bound_can_be_lifted_until_it_has_cut(run, virtual):
+    """A block whose bound was lifted in time takes as long as it likes; afterwards it is too late for that."""
+    clock = VirtualClock() if virtual else MACHINE
+
+    async def main():
+        async with clock.within(0.01) as cut:
+            assert cut.lift()
+            await clock.asleep(0.05)
+        async with clock.within(0.01) as cut:
+            with pytest.raises(CANCELLED) as cancelled:
+                await clock.asleep(60.0)
+            assert not cut.lift()
+            if isinstance(cancelled.value, trio.Cancelled):
+                await clock.asleep(0.0)
+
+    with pytest.raises(AttemptTimeout) if run is trio.run else contextlib.nullcontext():
+        run(main)

@@ -4,6 +4,8 @@ import asyncio
 import ipaddress
 from contextlib import suppress
 
+import pytest
+import trio
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -247,3 +249,120 @@ def test_a_handler_is_cut_off_before_its_response_begins_or_not_at_all(deadline,
         assert not cancel or before <= bound
         assert done == [None, "all"]
     assert len(sent) == 2
+
+
+def served(app, *, seconds=1, run=lambda main: asyncio.run(main()), **settings):
+    """The statuses that a request by a trusted caller with so many seconds is answered with, in virtual time."""
+    sent = []
+
+    async def send(message):
+        if message["type"] == "http.response.start":
+            sent.append(message["status"])
+
+    async def main():
+        headers = [(b"abate-deadline", str(seconds * 1000).encode())]
+        await Middleware(app, trusted=everybody, **settings)({"type": "http", "headers": headers}, None, send)
+
+    with VirtualClock():
+        run(main)
+    return sent
+
+
+def answer(send, status=200):
+    """Begin a response."""
+    return send({"type": "http.response.start", "status": status, "headers": []})
+
+
+@pytest.mark.parametrize("run", [lambda main: asyncio.run(main()), trio.run], ids=["asyncio", "trio"])
+def test_both_event_loops_cut_off_and_let_go(run):
+    """Before its response has begun, a handler is cut off; after that, it is not."""
+    done = []
+
+    async def late(scope, receive, send):
+        await clock.current().asleep(5.0)
+        await answer(send)
+
+    async def begun(scope, receive, send):
+        await answer(send)
+        await clock.current().asleep(5.0)
+        done.append("all")
+
+    assert served(late, run=run, cancel=True) == [504]
+    assert served(begun, run=run, cancel=True) == [200]
+    assert done == ["all"]
+
+
+@pytest.mark.parametrize("status", [None, 200, 503])
+def test_a_handler_that_goes_on_after_it_was_cut_off_is_answered_for(status):
+    """The answer is 504, whether the handler returns without one or sends one of its own."""
+
+    async def app(scope, receive, send):
+        with suppress(asyncio.CancelledError):
+            await clock.current().asleep(5.0)
+        if status is not None:
+            await answer(send, status)
+            await send({"type": "http.response.body", "body": b"late"})
+
+    assert served(app, cancel=True) == [504]
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+def test_a_timeout_of_the_applications_own_stays_its_own(cancel):
+    """An attempt that was cut off in time is an error of the application's; past the caller's deadline it means 504."""
+
+    async def own(scope, receive, send):
+        await abate.Policy(on=OSError, attempts=1, attempt_timeout=0.5).acall(clock.current().asleep, 60.0)
+
+    async def callers(scope, receive, send):
+        await abate.Policy(on=OSError, attempts=1, timeout=60.0).acall(clock.current().asleep, 60.0)
+
+    async def begun(scope, receive, send):
+        await answer(send)
+        await callers(scope, receive, send)
+
+    with pytest.raises(abate.AttemptTimeout):
+        served(own, cancel=cancel)
+    assert served(callers, cancel=cancel) == [504]
+    with pytest.raises(abate.AttemptTimeout):
+        served(begun, cancel=cancel)
+
+
+def test_a_file_that_is_sent_whole_ends_the_deadline():
+    """Servers may be given the path of a body instead of the body."""
+    left = []
+
+    async def app(scope, receive, send):
+        await answer(send)
+        left.append(abate.remaining())
+        await send({"type": "http.response.pathsend", "path": "/dev/null"})
+        left.append(abate.remaining())
+
+    assert served(app) == [200]
+    assert left == [1.0, None]
+
+
+def test_the_word_that_retrying_is_of_no_use_is_said_once():
+    """Also where the application has copied it from an upstream's response."""
+
+    def gives_up():
+        with pytest.raises(OSError):
+            abate.Policy(on=OSError, attempts=2, backoff=[0.0]).call(abate.testing.Script(OSError(), OSError()))
+
+    heads = []
+
+    async def app(scope, receive, send):
+        gives_up()
+        await send({"type": "http.response.start", "status": 503, "headers": [(b"Abate-Exhausted", b"1")]})
+
+    async def send(message):
+        heads.append([(name.decode().lower(), value.decode()) for name, value in message["headers"]])
+
+    def wsgi(environ, start_response):
+        gives_up()
+        start_response("503 Service Unavailable", [("abate-exhausted", "1")])
+        return []
+
+    asyncio.run(Middleware(app)({"type": "http", "headers": []}, None, send))
+    body = WsgiMiddleware(wsgi)({}, lambda _, headers: heads.append([(name.lower(), value) for name, value in headers]))
+    body.close()
+    assert heads == [[("abate-exhausted", "1")]] * 2
