@@ -327,10 +327,12 @@ def test_a_bound_can_be_lifted_until_it_has_cut(run, virtual):
         async with clock.within(0.01) as cut:
             assert cut.lift()
             await clock.asleep(0.05)
+        assert not cut.expired()
         async with clock.within(0.01) as cut:
             with pytest.raises(CANCELLED) as cancelled:
                 await clock.asleep(60.0)
             assert not cut.lift()
+            assert cut.expired()
             if isinstance(cancelled.value, trio.Cancelled):
                 await clock.asleep(0.0)
 

@@ -25,6 +25,10 @@ class Cut(Protocol):
         """Let the block take as long as it likes from now on; False if it has been cut short already."""
         ...
 
+    def expired(self) -> bool:
+        """Has the block been cut short?"""
+        ...
+
 
 class Clock(Protocol):
     """Something that tells the time and can wait."""
@@ -99,6 +103,9 @@ class Within:
 
     def lift(self) -> bool:
         return lifted(self._scope)
+
+    def expired(self) -> bool:
+        return bool(self._scope.expired())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

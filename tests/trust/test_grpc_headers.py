@@ -26,12 +26,14 @@ TOLD, NOT_TOLD = (3, True), (1, False)
 
 def handlers(methods):
     """Handlers of a service by the name of a method; a name that begins with Watch is a stream's."""
-    made = {
-        name: (
-            grpc.unary_stream_rpc_method_handler if name.startswith("Watch") else grpc.unary_unary_rpc_method_handler
-        )(method)
-        for name, method in methods.items()
-    }
+    made = {}
+    for name, method in methods.items():
+        if isinstance(method, grpc.RpcMethodHandler):
+            made[name] = method
+        elif name.startswith("Watch"):
+            made[name] = grpc.unary_stream_rpc_method_handler(method)
+        else:
+            made[name] = grpc.unary_unary_rpc_method_handler(method)
     return (grpc.method_handlers_generic_handler("shop.Orders", made),)
 
 
@@ -346,6 +348,69 @@ def test_a_stream_that_has_begun_is_not_cut_off(method):
     bank = Bank(0.3)
     with aio_serving({"Watch": getattr(bank, method)}, trusted=LOOPBACK, cancel=True) as address:
         assert call(address, ("abate-deadline", "400"), method="Watch") == [b"begun", b"done"]
+
+
+def test_a_timeout_of_the_handlers_own_stays_its_own():
+    """An attempt that was cut off in time is an error of the handler's; past the caller's deadline it says so."""
+
+    async def own(request, context):
+        await abate.Policy(on=OSError, attempts=1, attempt_timeout=0.001).acall(asyncio.sleep, 60.0)
+
+    async def callers(request, context):
+        await abate.Policy(on=OSError, attempts=1, timeout=60.0).acall(asyncio.sleep, 60.0)
+
+    async def begun(request, context):
+        await context.send_initial_metadata(())
+        await callers(request, context)
+
+    with aio_serving({"Own": own, "Callers": callers, "Begun": begun}, trusted=LOOPBACK) as address:
+        assert status(address, ("abate-deadline", "20000"), method="Own").code() == CODES.UNKNOWN
+        assert status(address, ("abate-deadline", "100"), method="Callers").code() == CODES.DEADLINE_EXCEEDED
+        assert status(address, ("abate-deadline", "100"), method="Begun").code() == CODES.UNKNOWN
+
+
+def test_a_stream_that_nobody_reads_on_is_closed_at_once():
+    """What its handler holds is given back when the server closes the stream, and not when memory is collected."""
+    closed = []
+
+    async def watch(request, context):
+        try:
+            yield b"one"
+            yield b"two"
+        finally:
+            closed.append(True)
+
+    class Context:
+        def invocation_metadata(self):
+            return ()
+
+    async def main():
+        async def found(details):
+            return grpc.unary_stream_rpc_method_handler(watch)
+
+        (interceptor,) = aio_interceptors()
+        stream = (await interceptor.intercept_service(found, None)).unary_stream(b"", Context())
+        assert await anext(stream) == b"one"
+        await stream.aclose()
+        assert closed == [True]
+
+    asyncio.run(main())
+
+
+@KINDS
+def test_other_methods_pass(kind):
+    """A method that is not there is said to be missing; requests may be streams as well."""
+
+    def put(requests, context):
+        return b"".join(requests)
+
+    with kind.serving({"Get": Shop().get}) as address:
+        assert status(address, method="Nothing").code() == CODES.UNIMPLEMENTED
+    made = grpc.stream_unary_rpc_method_handler(put), grpc.stream_stream_rpc_method_handler(lambda all, _: all)
+    with kind.serving({"Put": made[0], "Echo": made[1]}) as address, grpc.insecure_channel(address) as channel:
+        assert channel.stream_unary("/shop.Orders/Put")(iter([b"a", b"b"]), timeout=LIMIT) == b"ab"
+        echoed = channel.stream_stream("/shop.Orders/Echo")(iter([b"a", b"b"]), timeout=LIMIT)
+        assert list(echoed) == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("serving", [threads_serving, aio_serving], ids=["threads", "aio"])

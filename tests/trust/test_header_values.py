@@ -23,7 +23,8 @@ from abate.testing import VirtualClock
 
 HOSTILE = [
     str(10**18), "9" * 30, "9" * 65_536, "nan", "NaN", "inf", "-inf", "-1", "-0", "+5", "1e3", "1e400", "0x10", "1_000",
-    "5.0", "5,6", "5;q=1", "", " ", "\t", "\x00", "5\x00", "\u0661\u0662", "\u0b67", "\u00b2", "\u2167", "五",
+    "5.0", "5\x0b", "\x0c5", "\xa05", "\u20035",
+    "5,6", "5;q=1", "", " ", "\t", "\x00", "5\x00", "\u0661\u0662", "\u0b67", "\u00b2", "\u2167", "五",
     "x" * 65_536, "true", "None",
 ]  # fmt: skip
 VALUES = st.one_of(
@@ -148,6 +149,7 @@ def test_any_name_of_a_grpc_peer_can_be_read(peer):
 
 
 @given(st.text(), st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=16))
+@example("\ud800", "only-our-services-know-this")
 def test_only_the_secret_itself_is_believed(sent, secret):
     """Whatever else is sent, it is not believed, and nothing crashes."""
     trust = Trust(Secret(secret))

@@ -236,7 +236,6 @@ async def coroutine(scope):
         ("10.0.0", ValueError, "'10.0.0'"),
         (coroutine, TypeError, "a plain function"),
     ],
-    ids=repr,
 )
 def test_what_cannot_be_meant_is_refused(middleware, trusted, error, text):
     """At construction, with the value and what was expected."""

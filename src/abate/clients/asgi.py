@@ -10,11 +10,11 @@ from abate import clock
 from abate.admit.permits import Permits
 from abate.call.giveup import Watch, watching
 from abate.clients.exchange import EXHAUSTED
-from abate.clients.services import LEAST, NOTHING, OWN_KEYS, SECRET_KEY, Asked, Terms, own
+from abate.clients.services import LEAST, NOTHING, OWN_KEYS, SECRET_KEY, Asked, Terms, over, own
 from abate.clients.trust import FORWARDED, UNIX, Trusted
 from abate.clock import Cut
 from abate.errors import AttemptTimeout
-from abate.schedule.deadlines import deadline, remaining
+from abate.schedule.deadlines import deadline
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -107,7 +107,7 @@ class Middleware:
                     await self._app(scope, receive, response.send)
             except AttemptTimeout:
                 # the application's own, unless the caller's time is over
-                if response.begun or remaining() != 0.0:
+                if response.begun or not over(response.cut):
                     raise
                 response.late = True
             if response.late:

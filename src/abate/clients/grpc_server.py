@@ -24,12 +24,12 @@ import grpc.aio  # type: ignore[import-untyped]
 from abate import clock
 from abate.call.giveup import Watch, watching
 from abate.clients.exchange import EXHAUSTED
-from abate.clients.services import LEAST, NOTHING, Asked, Terms, own
+from abate.clients.services import LEAST, NOTHING, Asked, Terms, over, own
 from abate.clients.trust import FORWARDED, UNIX, Trusted
 from abate.clock import Cut
 from abate.errors import AttemptTimeout
 from abate.functions import is_coroutine
-from abate.schedule.deadlines import deadline, remaining
+from abate.schedule.deadlines import deadline
 from abate.scopes import Scope, Scopes
 
 Behaviour = Callable[[Any, Any], Any]
@@ -293,15 +293,13 @@ class _AioInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         try:
             if self._cancel and asked.left is not None:
                 async with clock.current().within(asked.left) as own.cut:
-                    answer = await work
-            else:
-                answer = await work
+                    return await work
+            return await work
         except AttemptTimeout:
             # the handler's own, unless the caller's time is over
-            if own.begun or remaining() != 0.0:
+            if own.begun or not over(own.cut):
                 raise
             await own.abort(*LATE)
-        return answer
 
 
 class _TaskContext(_Context):

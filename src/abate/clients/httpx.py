@@ -110,7 +110,7 @@ class _Around:
         self.bytes: type = self.library.ByteStream
         self.cut_off = _cut_off(self.library)
         self._deposit = policy.budget.deposit
-        self._quick = policy.plain and timeouts is None and policy.shelter is None and not secrets
+        self._quick = policy.plain and timeouts is None and policy.shelter is None
         if getattr(getattr(inner, "_pool", None), "_retries", 0):
             multiply = f"{inner!r} retries as well, and retries multiply: build it with retries=0"
             warnings.warn(multiply, LayeredRetryWarning, stacklevel=2)

@@ -15,7 +15,9 @@ from typing import Any
 from abate.admit.permits import Permits
 from abate.clients.exchange import ATTEMPT, DEADLINE
 from abate.clients.trust import SECRET, Caller, Trust, Trusted
+from abate.clock import Cut
 from abate.errors import number
+from abate.schedule.deadlines import remaining
 
 LONGEST = 10.0**6
 """Seconds; a deadline further off than this is none."""
@@ -75,6 +77,11 @@ class Terms:
         if not self.trust.believes(Caller(request, peer, _only(sent, SECRET_KEY))):
             return None
         return Asked(_only(sent, ATTEMPT_KEY), _only(sent, DEADLINE_KEY), self.least)
+
+
+def over(cut: Cut | None) -> bool:
+    """Is the caller's time over? An event loop's clock may be coarser than ours, and cut a handler off before that."""
+    return (cut is not None and cut.expired()) or remaining() == 0.0
 
 
 def own(headers: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

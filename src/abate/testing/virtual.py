@@ -226,6 +226,9 @@ class _VirtualWithin:
         self._timer.wake = None
         return lifted(self._scope)
 
+    def expired(self) -> bool:
+        return bool(self._scope.expired())
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
