@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import grpc
 import grpc.aio
@@ -348,6 +348,19 @@ def test_a_stream_that_has_begun_is_not_cut_off(method):
     bank = Bank(0.3)
     with aio_serving({"Watch": getattr(bank, method)}, trusted=LOOPBACK, cancel=True) as address:
         assert call(address, ("abate-deadline", "400"), method="Watch") == [b"begun", b"done"]
+
+
+def test_a_handler_that_goes_on_after_it_was_cut_off_is_answered_for():
+    """What it writes then is not sent: the call ends with DEADLINE_EXCEEDED."""
+
+    async def watch(request, context):
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        await context.write(b"late")
+
+    with aio_serving({"Watch": watch}, trusted=LOOPBACK, cancel=True) as address:
+        failed = status(address, ("abate-deadline", "50"), method="Watch")
+    assert failed.code() == CODES.DEADLINE_EXCEEDED
 
 
 def test_a_timeout_of_the_handlers_own_stays_its_own():
