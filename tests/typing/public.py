@@ -1,10 +1,12 @@
 """What type checkers must know about decorated functions; read by mypy and pyright, never run."""
 
 from collections import Counter
-from collections.abc import AsyncIterator
-from typing import assert_type
+from collections.abc import AsyncIterator, MutableMapping
+from typing import Any, assert_type
 
 import abate
+from abate.clients.asgi import Middleware
+from abate.clients.trust import Secret
 
 orders = abate.Policy(name="orders", on=(TimeoutError, abate.http.transient), attempts=4, timeout=30.0)
 
@@ -114,3 +116,11 @@ abate.controller(store=3)  # type: ignore[arg-type]  # pyright: ignore[reportArg
 
 assert_type(abate.carry_deadline(load)(1, fresh=True), str)
 assert_type(abate.deadline(None).remaining(), float)
+
+
+async def served(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None: ...
+
+
+secret = Secret("an-example-of-24-letters")
+Middleware(served, trusted=["10.0.0.0/8", secret, lambda scope: scope["path"] == "/"], min_deadline=0.5, cancel=True)
+Middleware(served, trusted=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
