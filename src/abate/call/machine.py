@@ -147,6 +147,7 @@ class Call:
         "attempts",
         "deadline",
         "policy",
+        "same_error",
         "since",
         "unspent",
         "waited",
@@ -161,6 +162,9 @@ class Call:
     _number: int
     """The number of the call among those that have retried; set when it first does."""
 
+    same_error: bool
+    """Whether two attempts in a row have raised one error object; drivers say so."""
+
     def __init__(self, policy: Policy, deadline: float | None = None, since: int | None = None) -> None:
         self.policy = policy
         self.deadline = deadline
@@ -170,7 +174,7 @@ class Call:
         self._first: float | None = None
         self._delay: float | None = None
         self._inner: GiveUp | None = None
-        self._over = self.unspent = self._in_flight = False
+        self._over = self.unspent = self._in_flight = self.same_error = False
         self._door: Door | None = None
 
     def begin(self, now: float | None = None) -> Send | Hold | Stop:
@@ -390,7 +394,7 @@ class Call:
 
     def _layered(self, error: Exception | None) -> bool:
         """Has a policy inside this attempt retried already?"""
-        found = None if error is None else given_up_within(error, self.since, self.policy)
+        found = None if error is None else given_up_within(error, self.since)
         if found is None:
             return False
         self._inner, inner = found, found.report
@@ -418,7 +422,7 @@ class Call:
             tell_watch()
         if events.sinks:
             events.emit(events.GaveUp(policy.name, stop.reason, self.attempts, self.waited, error))
-        give_up = GiveUp(report, policy, serial, None if error is None else error.__traceback__)
+        give_up = GiveUp(report, serial, None if error is None or self.same_error else error.__traceback__)
         if error is not None:
             mark(error, give_up)
         if policy.raises == "original" or stop.reason == "fatal":

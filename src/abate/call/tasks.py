@@ -115,6 +115,8 @@ async def drive(
                 else:
                     result = await _awaitable(function, function(*args, **kwargs))
             except Exception as error:
+                if error is last:
+                    machine.same_error = True
                 last, now = error, clock.now()
                 action = machine.failed(error, now)
             else:

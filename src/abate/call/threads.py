@@ -100,6 +100,8 @@ def drive(
                 else:
                     result = function(*args)
             except Exception as error:
+                if error is last:
+                    machine.same_error = True
                 last, now = error, clock.now()
                 action = machine.failed(error, now)
             else:
