@@ -166,6 +166,14 @@ def translate_by_a_class(error):
         raise error
 
 
+def translate_by_a_class_and_raise_that_again(error):
+    try:
+        with Translating(raises_again):
+            raise error
+    except KeyError as instead:
+        raise instead
+
+
 def translate_by_a_stack(error):
     with contextlib.ExitStack() as stack:
         stack.enter_context(Translating(raises_again))
@@ -200,6 +208,7 @@ TRANSLATIONS = [
     translate_by_a_function_that_looks,
     translate_by_functions_of_functions,
     translate_by_a_class,
+    translate_by_a_class_and_raise_that_again,
     translate_by_a_stack,
     translate_by_an_async_class,
     translate_after_raising_again,

@@ -27,7 +27,7 @@ from abate.admit.weather import Ticket
 from abate.call.giveup import ALONE, FOR_ALL, GiveUp, give_ups, given_up_within, mark, tell_watch
 from abate.clock import current, switch
 from abate.decide.outcome import Outcome, Ruling
-from abate.errors import LayeredRetryWarning, Refused, Report, RetryExhausted
+from abate.errors import DeadlineExceeded, LayeredRetryWarning, Refused, Report, RetryExhausted
 from abate.logs import Log
 from abate.schedule.hints import after_hint
 from abate.scopes import Scope, Scopes
@@ -177,16 +177,28 @@ class Call:
         self._over = self.unspent = self._in_flight = self.same_error = False
         self._door: Door | None = None
 
-    def begin(self, now: float | None = None) -> Send | Hold | Stop:
+    def begin(self, now: float | None = None, keeps: bool = False) -> Send | Hold | Stop:
         """An attempt is about to be made, if shelter and gate admit it; a first one that is refused raises `Refused`.
 
-        `now` spares a look at the clock to who has just looked.
+        Pass `now` if you have just read the clock. A first attempt after the deadline raises `DeadlineExceeded`, unless
+        it `keeps` deadlines by itself.
         """
+        if self.deadline is not None and not self.attempts and not keeps:
+            self._check_deadline(now)
         if self.policy.shelter is not None and not (switch.off and is_off()):
             action = self._knock(self.policy.shelter.door(), now)
             if action is not None:
                 return action
         return self._send()
+
+    def _check_deadline(self, now: float | None = None) -> None:
+        """Raise `DeadlineExceeded` if the deadline has passed."""
+        assert self.deadline is not None
+        if self.left() == 0.0 if now is None else now >= self.deadline:
+            self._return_unused()
+            error = DeadlineExceeded(self.policy.name)
+            self.give_up(Stop("deadline"), error)
+            raise error
 
     def _knock(self, door: Door, now: float | None) -> Hold | Stop | None:
         """Ask the shelter; None where the attempt may go ahead."""
