@@ -17,11 +17,11 @@ MODULES = sorted(
 
 NAMES = {
     "abate": """
-        AbateError Again AsyncWorkQueue AttemptTimeout Backoff Budget Fuse Gate Hedge LayeredRetryWarning
-        LeaseLost Outcome PermanentFailure Permits Policy QueueFull Recoverable Refused Report RetryExhausted
-        Ruling Shelter ShutDown SilentSuccess StoreError Throttle Timeouts TokenBucket WorkQueue carry_deadline clients
-        consistent_jitter consumer controller deadline events http load_policies observe on_error on_result
-        open_store remaining report retry retry_on_db_conflict sim testing ticks widen
+        AbateError Again AsyncWorkQueue AttemptTimeout Backoff Budget DeadlineExceeded Fuse Gate Hedge
+        LayeredRetryWarning LeaseLost Outcome PermanentFailure Permits Policy QueueFull Recoverable Refused Report
+        RetryExhausted Ruling Shelter ShutDown SilentSuccess StoreError Throttle Timeouts TokenBucket WorkQueue
+        carry_deadline clients consistent_jitter consumer controller deadline events http load_policies observe
+        on_error on_result open_store remaining report retry retry_on_db_conflict sim testing ticks widen
     """,
     "abate.decide": "Outcome Rule Rules Ruling http on_error on_result widen",
     "abate.schedule": """

@@ -459,7 +459,7 @@ class OfWatch(Case):
 
     def do_keep(self):
         plain, counted = (lambda: "plain").__code__, (lambda: "counted").__code__
-        stand_in = types.FunctionType(plain, {"_a_versions": (plain, counted)})
+        stand_in = types.FunctionType(plain, {"_a_version": lambda counts, bound: counted if counts else plain})
         self.stand_ins.append(stand_in)
         self.watch.keep(stand_in)
 

@@ -91,43 +91,108 @@ def test_a_thread_that_is_started_inside_is_not_bound(block, holds):
     assert seen == [False]
 
 
-def test_where_threads_inherit_a_scope_must_be_carried(monkeypatch):
-    """A context that a thread was merely started with does not count; one that it runs in besides does."""
-    monkeypatch.setattr(scopes, "THREADS_INHERIT", True)
-    blocks = Scopes("test")
+class Inheriting(threading.Thread):
+    """A thread that starts with a copy of the context, as on free-threaded builds."""
+
+    def __init__(self, target, context=None):
+        super().__init__()
+        self._context = context
+        self.target = target
+
+    def start(self):
+        if self._context is None:
+            self._context = contextvars.copy_context()
+        super().start()
+
+    def run(self):
+        if sys.version_info >= (3, 14):
+            self.target()  # the thread runs in its context by itself
+        else:
+            self._context.run(self.target)
+
+
+def seen_by(holds):
+    """What code of a thread sees: by itself, in a copy of its context, and in an event loop of its own."""
     seen = []
 
-    class Inheriting(threading.Thread):
-        """What free-threaded builds do."""
-
-        def __init__(self, target):
-            super().__init__()
-            self._context = contextvars.copy_context()
-            self.target = target
-
-        def run(self):
-            if sys.version_info >= (3, 14):
-                self.target()
-            else:
-                self._context.run(self.target)
+    async def main():
+        seen.append(holds())
+        seen.append(await asyncio.to_thread(holds))
+        seen.append(await asyncio.create_task(asyncio.to_thread(holds)))
 
     def look():
-        seen.append(blocks.nearest())
-        seen.append(contextvars.copy_context().run(blocks.nearest))
-        seen.append(blocks.enter(Scope()) is blocks.nearest())
+        seen.append(holds())
+        seen.append(contextvars.copy_context().run(holds))
+        asyncio.run(main())
 
+    return look, seen
+
+
+def run_thread(thread):
+    thread.start()
+    thread.join()
+
+
+@each_block
+def test_an_event_loop_in_a_thread_that_is_started_inside_is_not_bound(block, holds):
+    """Nor are its tasks and their threads, on any build; a context that is carried there binds all of them."""
+    look, seen = seen_by(holds)
+    with block():
+        run_thread(threading.Thread(target=look))
+        assert seen == [False] * 5
+        run_thread(threading.Thread(target=contextvars.copy_context().run, args=(look,)))
+    assert seen == [False] * 5 + [True] * 5
+
+
+@each_block
+def test_where_threads_inherit_they_start_outside(block, holds, monkeypatch):
+    """A context that a thread inherits has no blocks in it; one that it is given, or runs in besides, has."""
+    monkeypatch.setattr(Inheriting, "start", scopes.outside(Inheriting.start))
+    kept = contextvars.ContextVar("kept")
+    look, seen = seen_by(lambda: (kept.get(), holds()))
+    kept.set("theirs")
+    with block():
+        run_thread(Inheriting(look))
+        assert seen == [("theirs", False)] * 5
+        seen.clear()
+        run_thread(Inheriting(look, context=contextvars.copy_context()))
+        assert seen == [("theirs", True)] * 5
+        seen.clear()
+        carried = contextvars.copy_context()
+        run_thread(Inheriting(lambda: carried.run(look)))
+        assert seen == [("theirs", True)] * 5
+        assert holds()
+
+
+def test_starting_a_thread_twice_is_still_an_error():
+    """What Python says about threads that can't be started is what users see."""
+    with abate.deadline(60.0):
+        thread = threading.Thread(target=int)
+        run_thread(thread)
+        with pytest.raises(RuntimeError, match="once"):
+            thread.start()
+        unmade = object.__new__(threading.Thread)
+        unmade._initialized = False
+        with pytest.raises(RuntimeError, match="__init__"):
+            unmade.start()
+
+
+def test_the_first_block_lets_threads_start_outside(monkeypatch):
+    """Until then there is nothing to inherit, and Python's own start is left alone."""
+    started = []
+    monkeypatch.setattr(threading.Thread, "start", started.append)
+    monkeypatch.setattr(scopes._threads, "inherit", True)
+    blocks, thread = Scopes("test"), Inheriting(int)
+    threading.Thread.start(thread)
+    assert thread._context is None
     outer = blocks.enter(Scope())
-    for kind in (Inheriting, threading.Thread):
-        thread = kind(target=look)
-        thread.start()
-        thread.join()
+    once = threading.Thread.start
+    threading.Thread.start(thread)
+    assert thread._context[blocks._here] is None
     assert blocks.nearest() is outer
-    assert seen[:3] == [None, outer, True]
-    plain = threading.Thread(target=contextvars.copy_context().run, args=(look,))
-    plain.start()
-    plain.join()
-    assert seen[-3:-1] == [outer, outer]
-    blocks.leave(outer)
+    blocks.enter(Scope())
+    assert threading.Thread.start is once
+    assert started == [thread, thread]
 
 
 @each_block

@@ -11,7 +11,15 @@ from abate import events
 from abate.admit import Budget, Gate, Permits, Shelter, Throttle, TokenBucket
 from abate.call import Policy, load_policies, report
 from abate.decide import Outcome, Ruling, http, on_error, on_result, widen
-from abate.errors import AbateError, AttemptTimeout, LayeredRetryWarning, Refused, Report, RetryExhausted
+from abate.errors import (
+    AbateError,
+    AttemptTimeout,
+    DeadlineExceeded,
+    LayeredRetryWarning,
+    Refused,
+    Report,
+    RetryExhausted,
+)
 from abate.schedule import Backoff, carry_deadline, consistent_jitter, deadline, remaining, ticks
 
 if TYPE_CHECKING:
@@ -47,6 +55,7 @@ __all__ = [
     "AttemptTimeout",
     "Backoff",
     "Budget",
+    "DeadlineExceeded",
     "Fuse",
     "Gate",
     "Hedge",

@@ -175,14 +175,15 @@ class _Reading(MachineClock):
 
 class Switch:
     """What hot paths read before they look into the context: has any context of this process ever entered a
-    virtual clock (`virtual`) or switched retries off (`off`)?
+    virtual clock (`virtual`), switched retries off (`off`) or set a deadline (`deadline`)?
 
-    Neither is turned back: other contexts may be in such a block.
+    None of them is turned back: other contexts may be in such a block.
     """
 
-    __slots__ = ("off", "virtual")
+    __slots__ = ("deadline", "off", "virtual")
 
     def __init__(self) -> None:
+        self.deadline = False
         self.virtual = False
         self.off = False
 
@@ -249,3 +250,9 @@ def in_trio() -> bool:
     """Is this code running under trio (and not under asyncio)?"""
     trio = sys.modules.get("trio")
     return trio is not None and trio.lowlevel.in_trio_run()
+
+
+def in_loop() -> bool:
+    """Is this code running in an event loop, trio's or asyncio's?"""
+    asyncio = sys.modules.get("asyncio")
+    return in_trio() or (asyncio is not None and asyncio._get_running_loop() is not None)

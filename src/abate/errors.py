@@ -108,6 +108,27 @@ class AttemptTimeout(AbateError, TimeoutError):
         return type(self), (self.seconds,), self.__dict__
 
 
+class DeadlineExceeded(AttemptTimeout):
+    """The deadline had passed before the first attempt, so nothing was sent.
+
+    >>> import abate
+    >>> try:
+    ...     with abate.deadline(0.0):
+    ...         abate.Policy(on=ConnectionError, name="orders").call(print, "sent")
+    ... except abate.DeadlineExceeded as error:
+    ...     print(error, "-", abate.report(error).reason)
+    orders sent nothing: the deadline had passed - deadline
+    """
+
+    def __init__(self, policy: str = "") -> None:
+        super().__init__(0.0)
+        self.args = (f"{policy or 'a policy'} sent nothing: the deadline had passed",)
+        self.policy = policy
+
+    def __reduce__(self) -> tuple[type[DeadlineExceeded], tuple[str], dict[str, Any]]:  # type: ignore[override]
+        return type(self), (self.policy,), self.__dict__
+
+
 class LayeredRetryWarning(UserWarning):
     """Two policies stand around one call; only the inner one retries."""
 

@@ -6,33 +6,68 @@ a closed scope is seen through to the nearest open one around it.
 
 A thread does not inherit scopes by being started, on any build: where Python starts threads with a copy of the context
 (``sys.flags.thread_inherit_context``, as free-threaded builds do), a pool's threads would keep those of whichever call
-started them. A context that is carried there on purpose counts, as `asyncio.to_thread` does.
+started them, and so would the tasks of an event loop in such a thread. A copy does not tell how it was made, so the
+scopes are taken out when the thread is started (`outside`). A context that is carried there on purpose counts, as
+`asyncio.to_thread` and ``Thread(context=...)`` do.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
-from contextvars import ContextVar
-from threading import get_ident
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from contextvars import ContextVar, copy_context
+from typing import Any, Generic, TypeVar
 
-THREADS_INHERIT: bool = bool(getattr(sys.flags, "thread_inherit_context", 0))
+_variables: list[ContextVar[Any]] = []
 
-_probe: ContextVar[object] = ContextVar("abate_probe")
+
+def outside(start: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a version of ``Thread.start`` whose threads inherit the context of the caller without its scopes."""
+
+    @functools.wraps(start)
+    def start_outside(self: Any) -> None:
+        if getattr(self, "_context", self) is None:  # else it was given one on purpose
+            self._context = copy_context()
+            self._context.run(_shed)
+        start(self)
+
+    return start_outside
+
+
+def _shed() -> None:
+    for variable in _variables:
+        if variable.get() is not None:
+            variable.set(None)
+
+
+class _Threads:
+    """Whether threads may still inherit scopes: until the first one is opened there are none."""
+
+    __slots__ = ("inherit",)
+
+    def __init__(self) -> None:
+        self.inherit = bool(getattr(sys.flags, "thread_inherit_context", 0))
+
+    def start_outside(self) -> None:
+        self.inherit = False
+        threading.Thread.start = outside(threading.Thread.start)  # type: ignore[method-assign, assignment]
+
+
+_threads = _Threads()
 
 
 class Scope:
     """One passage through a block. `owner` is what was entered, which may be entered many times."""
 
-    __slots__ = ("open", "outer", "owner", "thread")
+    __slots__ = ("open", "outer", "owner")
 
     outer: Scope | None
 
     def __init__(self, owner: object = None) -> None:
         self.owner = owner
         self.open = True
-        self.thread = get_ident()
 
 
 S = TypeVar("S", bound=Scope)
@@ -45,11 +80,14 @@ class Scopes(Generic[S]):
 
     def __init__(self, name: str) -> None:
         self._here: ContextVar[S | None] = ContextVar(name, default=None)
+        _variables.append(self._here)
         self.around = self._here.get
         """None where no block can be open; what costs least to ask."""
 
     def enter(self, scope: S) -> S:
         """Open a block here."""
+        if _threads.inherit:
+            _threads.start_outside()
         scope.outer = self.nearest()  # closed ones are left out, so that chains of tasks don't gather them
         self._here.set(scope)
         return scope
@@ -76,22 +114,6 @@ class Scopes(Generic[S]):
         return self._open(scope.outer)  # type: ignore[arg-type]
 
     def _open(self, scope: S | None) -> S | None:
-        while scope is not None and not (scope.open and (not THREADS_INHERIT or _carried(scope))):
+        while scope is not None and not scope.open:
             scope = scope.outer  # type: ignore[assignment]
         return scope
-
-
-def _carried(scope: Scope) -> bool:
-    """Was the scope opened by this thread, or else carried here on purpose?"""
-    if scope.thread == get_ident():
-        return True
-    given = getattr(threading.current_thread(), "_context", None)
-    if given is None:
-        return True
-    # is the context that the thread was started with the one that this code runs in? Only then is this seen there
-    mark = object()
-    token = _probe.set(mark)
-    try:
-        return given.get(_probe) is not mark
-    finally:
-        _probe.reset(token)

@@ -41,16 +41,16 @@ def linked(*errors):
     return errors[0]
 
 
-def given_up(error, owner="inner", report=REPORT):
+def given_up(error, report=REPORT):
     """The error, marked as one that a policy has retried and given up on."""
     give_ups.last = give_ups.next()
-    mark(error, GiveUp(report, owner, give_ups.last, error.__traceback__))
+    mark(error, GiveUp(report, give_ups.last, error.__traceback__))
     return error
 
 
-def found_within(error, since=0, owner="outer"):
+def found_within(error, since=0):
     """The report of the policy inside, if there is one."""
-    give_up = given_up_within(error, since, owner)
+    give_up = given_up_within(error, since)
     return None if give_up is None else give_up.report
 
 
@@ -111,7 +111,108 @@ def translate_in_a_group(error):
         raise ExceptionGroup("several", [ValueError(), found])  # noqa: B904
 
 
+def fail_with(error):
+    raise KeyError(str(error))
+
+
+def translate_by_a_function(error):
+    try:
+        raise error
+    except OSError as caught:
+        fail_with(caught)
+
+
+def fail_with_what_is_handled():
+    caught = sys.exc_info()
+    raise KeyError(str(caught[1]))
+
+
+def translate_by_a_function_that_looks(error):
+    try:
+        raise error
+    except OSError:
+        fail_with_what_is_handled()
+
+
+def translate_by_functions_of_functions(error):
+    try:
+        raise error
+    except OSError as caught:
+        in_this_thread(fail_with, caught)
+
+
+class Translating:
+    """A context manager written as a class; what it raises may come from deeper down."""
+
+    def __init__(self, instead):
+        self.instead = instead
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *caught):
+        self.instead()
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *caught):
+        await asyncio.sleep(0)
+        self.instead()
+
+
+def translate_by_a_class(error):
+    with Translating(raises_again):
+        raise error
+
+
+def translate_by_a_class_and_raise_that_again(error):
+    try:
+        with Translating(raises_again):
+            raise error
+    except KeyError as instead:
+        raise instead
+
+
+def translate_by_a_stack(error):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(Translating(raises_again))
+        raise error
+
+
+def clean_up_in_vain(error):
+    with Translating(lambda: {}["connection"]):
+        raise error
+
+
+def translate_by_an_async_class(error):
+    async def main():
+        async with Translating(raises_again):
+            raise error
+
+    asyncio.run(main())
+
+
+def translate_after_raising_again(error):
+    try:
+        try:
+            raise error
+        except OSError as caught:
+            raise caught
+    except OSError as caught:
+        fail_with(caught)
+
+
 TRANSLATIONS = [
+    translate_by_a_function,
+    translate_by_a_function_that_looks,
+    translate_by_functions_of_functions,
+    translate_by_a_class,
+    translate_by_a_class_and_raise_that_again,
+    translate_by_a_stack,
+    translate_by_an_async_class,
+    translate_after_raising_again,
+    clean_up_in_vain,
     translate,
     translate_hiding,
     translate_at_the_end,
@@ -123,7 +224,7 @@ TRANSLATIONS = [
 
 @pytest.mark.parametrize("translation", TRANSLATIONS, ids=lambda function: function.__name__)
 def test_a_give_up_is_found_behind_its_translation(translation):
-    """What the function that caught it raises in its place has been given up on, whether or not it says `from`."""
+    """What the code that caught it raises in its place has been given up on, whether or not it says `from`."""
     with pytest.raises(Exception) as caught:
         translation(given_up(OSError()))
     assert found_within(caught.value) == abate.report(caught.value) == REPORT
@@ -169,7 +270,37 @@ def fall_back_twice(error):
         raise ValueError  # noqa: B904  translates the fallback's error
 
 
+def log_and_ask_another(error):
+    return int(str(error))
+
+
+def fall_back_on_what_is_told_the_error(error):
+    try:
+        raise error
+    except OSError as caught:
+        log_and_ask_another(caught)
+
+
+def ask_another(error):
+    raises_again()
+
+
+def fall_back_on_what_asks_another(error):
+    try:
+        raise error
+    except OSError as caught:
+        ask_another(caught)
+
+
+def fall_back_in_a_block(error):
+    with Translating(lambda: None):
+        fall_back(error)
+
+
 FALLBACKS = [
+    fall_back_on_what_is_told_the_error,
+    fall_back_on_what_asks_another,
+    fall_back_in_a_block,
     fall_back,
     fall_back_on_a_builtin,
     fall_back_on_a_function_in_c,
@@ -555,7 +686,7 @@ def test_notes_do_not_pile_up():
     gone = OSError("gone")
     gone.add_note("written by somebody else")
     for attempts in range(1000):
-        mark(gone, GiveUp(Report("orders", attempts, 0.0, "attempts"), "owner", ALONE))
+        mark(gone, GiveUp(Report("orders", attempts, 0.0, "attempts"), ALONE))
     assert gone.__notes__ == ["written by somebody else", "abate: orders gave up after 999 attempts: attempts"]
 
 

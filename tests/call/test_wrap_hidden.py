@@ -147,6 +147,92 @@ def test_a_plain_function_is_looked_at_until_it_has_returned(bounded):
     assert "_a_returned_coroutine" not in function.__code__.co_names
 
 
+def by_turns(calls):
+    """A function that returns a coroutine if it is to be awaited, or else a result; it fails every other time."""
+
+    def load(wait):
+        calls.append(wait)
+        if wait:
+            return aload()
+        if len(calls) % 2:
+            raise ConnectionError
+        return "fine"
+
+    async def aload():
+        if len(calls) % 2:
+            raise ConnectionError
+        return "fine"
+
+    return load
+
+
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize(
+    ("policy", "warns"),
+    [
+        (Policy(on=ConnectionError, backoff=[0.0]), 1),
+        (Policy(on=ConnectionError, backoff=[0.0], budget=Budget.unlimited()), 0),
+        (Policy(on=ConnectionError, backoff=[0.0], budget=Budget(clock=lambda: 0.0)), 0),
+        (Policy(on=ConnectionError, backoff=[0.0], gate=Permits(1)), 0),
+    ],
+    ids=["plain", "boundless", "own clock", "gated"],
+)
+def test_a_function_is_retried_when_it_is_sync_and_async_by_turns(policy, warns, watched):
+    """A warning tells of the first coroutine after a result, where not every result was looked at."""
+    from abate.call.tally import watch
+
+    calls = [None]
+    load = policy(by_turns(calls))
+    tally = load.__globals__.get("_a_policy", policy).tally
+
+    async def main():
+        return await load(True)
+
+    if watched:
+        watch.come()
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            assert load(False) == "fine"
+            for _ in range(3):
+                assert asyncio.run(main()) == "fine"
+                assert load(False) == "fine"
+    finally:
+        if watched:
+            watch.go()
+    assert calls == [None, False] + [True, True, False, False] * 3
+    assert [warning.category for warning in warned] == [RuntimeWarning] * warns
+    if watched and policy.plain:
+        assert (tally.begun.read(), tally.good.read(), tally.bad.read()) == (7, 7, 0)
+
+
+def test_a_busy_function_that_returns_a_coroutine_at_last_is_found_out():
+    """Results are looked at where the clock is, and each one after the first coroutine that was found."""
+    calls = []
+    turns = by_turns(calls)
+    load = Policy(on=ConnectionError, backoff=[0.0], name="busy")(lambda wait: turns(wait) if wait else "fine")
+    for _ in range(100_000):
+        load(False)
+
+    async def main():
+        for _ in range(100_000):
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                made = load(True)
+            if warned:
+                break
+            made.close()
+        assert "busy returns a result in one call and a coroutine in another" in str(warned[0].message)
+        calls[:] = [True, True]
+        assert await made == "fine"
+        for _ in range(10):
+            calls.clear()
+            assert await load(True) == "fine"
+            assert calls == [True, True]
+
+    asyncio.run(main())
+
+
 def test_calls_are_counted_to_their_end():
     """While somebody watches: a hidden call is under way until it was awaited."""
     from abate.call.tally import watch

@@ -134,6 +134,8 @@ class _Block:
 
     def fail(self, error: Exception) -> Exception | None:
         """The error that ends the loop; None if another attempt follows."""
+        if error is self.last:
+            self.machine.same_error = True
         try:
             action = self.machine.failed(error, self.clock.now())
         except BaseException as broken:

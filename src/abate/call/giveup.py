@@ -1,18 +1,18 @@
 """What a policy leaves on an error that it gave up on: a report for people, a mark for the layers around it.
 
 One layer retries: a policy does not retry an error if a policy inside its attempt has retried that work already, as
-the attempts would multiply. Three things must hold for that, and none of them costs a call anything that succeeds:
+the attempts would multiply. Four things must hold for that. A call that succeeds pays for none of them:
 
-* the inner call made more than one attempt; or it may not be repeated by anybody (`FOR_ALL`); or it stopped for a
-  layer further in;
-* its first retry came after the attempt around it had begun: calls that retry are numbered, and an attempt notes the
-  last number;
-* the error is that one, or was raised from it: with ``from``, as a member of a group, or by a ``raise`` in the function
-  that caught it. What a fallback raises after it is an error of its own.
+* The inner call made more than one attempt; or nothing may repeat it (`FOR_ALL`); or it stopped for a layer further in.
+* Its first retry came after the attempt around it had begun: calls that retry are numbered, and an attempt notes the
+  last number.
+* The error is that one, or was made of it: raised ``from`` it, a member of a group, or a translation (`translated`).
+  What a fallback raises after it is an error of its own.
+* The inner call ran in the task and thread of the attempt around it. If it ran elsewhere, the error has come out of it:
+  the traceback leads through the inner call. Which policies the two calls belong to does not matter.
 
-An error object that several tasks or threads are handed, as those are that wait for one connect, carries the mark of
-whichever call gave up on it last. In another task or thread a mark counts only where the error came out of that call:
-then its traceback leads through it.
+The traceback of an error object that is raised again and again leads through every call that it was raised in. If the
+inner call met one object in several attempts, its mark counts in its own task and thread only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
 from threading import get_ident
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from abate.errors import Report
 
@@ -37,17 +37,16 @@ ALONE = 0
 
 
 class GiveUp:
-    """The mark on an error: who gave up on it, where, and the number of its first retry."""
+    """The mark on an error: the report, the number of the call's first retry, and where the call ran."""
 
-    __slots__ = ("owner", "place", "report", "serial", "trace")
+    __slots__ = ("place", "report", "serial", "trace")
 
-    def __init__(self, report: Report, owner: object, serial: int, trace: TracebackType | None = None) -> None:
+    def __init__(self, report: Report, serial: int, trace: TracebackType | None = None) -> None:
         self.report = report
-        self.owner = owner
         self.serial = serial
         self.place = place()
         self.trace = trace
-        """How far the error had come when it was given up on."""
+        """The traceback at the time of the give-up; None for an object that is raised again and again."""
 
     def __reduce__(self) -> tuple[type[_Travelled], tuple[Report]]:
         return _Travelled, (self.report,)
@@ -58,7 +57,7 @@ class _Travelled(GiveUp):
 
     def __init__(self, report: Report) -> None:
         self.report = report
-        self.owner = self.trace = None
+        self.trace = None
         self.place = (0, 0)
         self.serial = ALONE
 
@@ -161,10 +160,10 @@ def report(error: BaseException) -> Report | None:
     return None
 
 
-def given_up_within(error: BaseException, since: int, owner: object) -> GiveUp | None:
-    """What a policy inside the attempt left on this error, or on one that it was raised from, if it retried.
+def given_up_within(error: BaseException, since: int) -> GiveUp | None:
+    """Return the mark that a policy inside the attempt left on this error, or on one that it was made of.
 
-    `since` is the last number when the attempt began, `owner` the policy that asks.
+    `since` is the last number when the attempt began.
     """
     if (
         _mark_of(error) is None
@@ -175,18 +174,15 @@ def given_up_within(error: BaseException, since: int, owner: object) -> GiveUp |
         return None  # the usual case, without a walk
     for found in chain(error, translated):
         give_up = _mark_of(found)
-        if give_up is not None and give_up.serial > since and _within(give_up, found, owner):
+        if give_up is not None and give_up.serial > since and _within(give_up, found):
             return give_up
     return None
 
 
-def _within(give_up: GiveUp, error: BaseException, owner: object) -> bool:
-    """Did the error come to this attempt through the call that gave up on it?"""
+def _within(give_up: GiveUp, error: BaseException) -> bool:
+    """Return whether the error came to this attempt through the call that gave up on it."""
     if give_up.place == place():
         return True
-    # a policy around itself is a layer too, but one error object in two calls at once is not
-    if give_up.owner is owner or give_up.trace is None:
-        return False
     trace = error.__traceback__
     while trace is not None and trace is not give_up.trace:
         trace = trace.tb_next
@@ -220,21 +216,48 @@ def chain(
             waiting += found.exceptions
 
 
-def translated(error: BaseException, context: BaseException) -> bool:
-    """Is `error` what was made of `context`, by a ``raise`` statement of the very call that caught it?
+EXITS = frozenset({"__exit__", "__aexit__"})
 
-    Anything else is raised by what was done next: by a function that is called to help out, or by one written in C.
+
+def translated(error: BaseException, context: BaseException) -> bool:
+    """Return whether `error` was made of `context`, which was being handled when it was raised.
+
+    It was, if it was raised
+
+    * by a ``raise`` statement in the function that caught `context`;
+    * by a ``raise`` statement in a function called from there that has `context` at hand, as an argument or a variable;
+    * by a context manager that was left because of `context`: there is no fallback in ``__exit__``.
+
+    Anything else comes from what was done next, which may have failed by itself.
     """
-    caught, raised = context.__traceback__, error.__traceback__
-    if caught is None or raised is None:
+    caught, trace = context.__traceback__, error.__traceback__
+    if caught is None:
         return False
-    while raised.tb_next is not None:
-        raised = raised.tb_next
-    if raised.tb_frame is not caught.tb_frame:
+    catching = raising = None
+    while trace is not None:
+        if trace.tb_frame is caught.tb_frame:
+            catching = trace
+        raising, trace = trace, trace.tb_next
+    if catching is None or raising is None:
         return False
+    called = catching.tb_next
+    if called is not None and called.tb_frame.f_code.co_name in EXITS:
+        return True
+    return _is_raise(raising) and (called is None or _has_at_hand(raising.tb_frame, context))
+
+
+def _is_raise(trace: TracebackType) -> bool:
     from opcode import opmap
 
-    return raised.tb_frame.f_code.co_code[raised.tb_lasti] == opmap["RAISE_VARARGS"]
+    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == opmap["RAISE_VARARGS"]
+
+
+def _has_at_hand(frame: FrameType, error: BaseException) -> bool:
+    """Return whether one of the function's variables is the error, or a tuple with it, such as ``sys.exc_info()``."""
+    for value in list(frame.f_locals.values()):
+        if value is error or (type(value) is tuple and any(item is error for item in value)):
+            return True
+    return False
 
 
 def place() -> tuple[int, int]:

@@ -27,7 +27,7 @@ from abate.admit.weather import Ticket
 from abate.call.giveup import ALONE, FOR_ALL, GiveUp, give_ups, given_up_within, mark, tell_watch
 from abate.clock import current, switch
 from abate.decide.outcome import Outcome, Ruling
-from abate.errors import LayeredRetryWarning, Refused, Report, RetryExhausted
+from abate.errors import DeadlineExceeded, LayeredRetryWarning, Refused, Report, RetryExhausted
 from abate.logs import Log
 from abate.schedule.hints import after_hint
 from abate.scopes import Scope, Scopes
@@ -147,6 +147,7 @@ class Call:
         "attempts",
         "deadline",
         "policy",
+        "same_error",
         "since",
         "unspent",
         "waited",
@@ -161,6 +162,9 @@ class Call:
     _number: int
     """The number of the call among those that have retried; set when it first does."""
 
+    same_error: bool
+    """Whether two attempts in a row have raised one error object; drivers say so."""
+
     def __init__(self, policy: Policy, deadline: float | None = None, since: int | None = None) -> None:
         self.policy = policy
         self.deadline = deadline
@@ -170,19 +174,31 @@ class Call:
         self._first: float | None = None
         self._delay: float | None = None
         self._inner: GiveUp | None = None
-        self._over = self.unspent = self._in_flight = False
+        self._over = self.unspent = self._in_flight = self.same_error = False
         self._door: Door | None = None
 
-    def begin(self, now: float | None = None) -> Send | Hold | Stop:
+    def begin(self, now: float | None = None, keeps: bool = False) -> Send | Hold | Stop:
         """An attempt is about to be made, if shelter and gate admit it; a first one that is refused raises `Refused`.
 
-        `now` spares a look at the clock to who has just looked.
+        Pass `now` if you have just read the clock. A first attempt after the deadline raises `DeadlineExceeded`, unless
+        it `keeps` deadlines by itself.
         """
+        if self.deadline is not None and not self.attempts and not keeps:
+            self._check_deadline(now)
         if self.policy.shelter is not None and not (switch.off and is_off()):
             action = self._knock(self.policy.shelter.door(), now)
             if action is not None:
                 return action
         return self._send()
+
+    def _check_deadline(self, now: float | None = None) -> None:
+        """Raise `DeadlineExceeded` if the deadline has passed."""
+        assert self.deadline is not None
+        if self.left() == 0.0 if now is None else now >= self.deadline:
+            self._return_unused()
+            error = DeadlineExceeded(self.policy.name)
+            self.give_up(Stop("deadline"), error)
+            raise error
 
     def _knock(self, door: Door, now: float | None) -> Hold | Stop | None:
         """Ask the shelter; None where the attempt may go ahead."""
@@ -390,7 +406,7 @@ class Call:
 
     def _layered(self, error: Exception | None) -> bool:
         """Has a policy inside this attempt retried already?"""
-        found = None if error is None else given_up_within(error, self.since, self.policy)
+        found = None if error is None else given_up_within(error, self.since)
         if found is None:
             return False
         self._inner, inner = found, found.report
@@ -418,7 +434,7 @@ class Call:
             tell_watch()
         if events.sinks:
             events.emit(events.GaveUp(policy.name, stop.reason, self.attempts, self.waited, error))
-        give_up = GiveUp(report, policy, serial, None if error is None else error.__traceback__)
+        give_up = GiveUp(report, serial, None if error is None or self.same_error else error.__traceback__)
         if error is not None:
             mark(error, give_up)
         if policy.raises == "original" or stop.reason == "fatal":

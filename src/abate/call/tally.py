@@ -16,6 +16,7 @@ from weakref import WeakSet, ref
 
 from abate import forks
 from abate.locks import Section
+from abate.schedule.deadlines import before_first
 from abate.values import Value
 
 T = TypeVar("T")
@@ -190,12 +191,12 @@ roll = Roll()
 
 
 class Watch:
-    """Does somebody count?"""
+    """Which version of their code stand-ins run: do sinks count calls, has the process set a deadline?"""
 
-    __slots__ = ("__weakref__", "_section", "_stand_ins", "_watchers", "on")
+    __slots__ = ("__weakref__", "_bound", "_section", "_stand_ins", "_watchers", "on")
 
     def __init__(self) -> None:
-        self.on = False
+        self.on = self._bound = False
         self._section = Section()
         self._watchers = 0
         self._stand_ins: WeakSet[Any] = WeakSet()
@@ -205,12 +206,12 @@ class Watch:
         self._section.after_fork()
 
     def keep(self, stand_in: FunctionType) -> None:
-        """A stand-in that has two versions of its code."""
+        """Give a stand-in the version of its code that is right now, and exchange it from now on."""
         self._section.run(self._keep, stand_in)
 
     def _keep(self, stand_in: FunctionType) -> None:
         self._stand_ins.add(stand_in)
-        _swap(stand_in, self.on)
+        _swap(stand_in, self.on, self._bound)
 
     def come(self) -> None:
         """Somebody wants calls to be counted."""
@@ -220,22 +221,33 @@ class Watch:
         """And does no more."""
         self._section.run(self._change, -1)
 
+    def bind(self) -> None:
+        """From now on there may be deadlines around a call."""
+        self._section.run(self._bind)
+
     def _change(self, by: int) -> None:
         self._watchers = max(0, self._watchers + by)
-        if self.on == bool(self._watchers):
-            return
-        self.on = bool(self._watchers)
+        if self.on != bool(self._watchers):
+            self.on = bool(self._watchers)
+            self._swap_all()
+
+    def _bind(self) -> None:
+        self._bound = True
+        self._swap_all()
+
+    def _swap_all(self) -> None:
         for stand_in in list(self._stand_ins):
-            _swap(stand_in, self.on)
+            _swap(stand_in, self.on, self._bound)
 
 
-def _swap(stand_in: Any, counted: bool) -> None:
-    versions: tuple[CodeType, CodeType] = stand_in.__globals__["_a_versions"]
-    stand_in.__code__ = versions[counted]
+def _swap(stand_in: Any, counted: bool, bound: bool) -> None:
+    version: Callable[[bool, bool], CodeType] = stand_in.__globals__["_a_version"]
+    stand_in.__code__ = version(counted, bound)
 
 
 watch = Watch()
 forks.keep(watch)
+before_first.append(watch.bind)
 
 
 def ended(tally: Tally, function: Callable[..., T]) -> Callable[..., T]:

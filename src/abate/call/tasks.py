@@ -11,7 +11,7 @@ from abate.call.giveup import give_ups
 from abate.call.machine import SEND, Call, Hold, Send, Stop, Wait
 from abate.clock import MACHINE, switch
 from abate.decide.outcome import Outcome
-from abate.schedule.deadlines import around, deadline, shorter
+from abate.schedule.deadlines import around, deadline, passed, shorter
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
@@ -27,7 +27,7 @@ async def call(
         if hasattr(function, "close"):
             function.close()  # a coroutine that will not be awaited after all
         raise TypeError(f"acall needs a function and its arguments apart, not {function!r}")
-    if policy.plain and (policy.shelter is None or policy.shelter.calm):
+    if policy.plain and (policy.shelter is None or policy.shelter.calm) and not (switch.deadline and passed()):
         since = give_ups.last
         try:
             result = await _awaitable(function, function(*args, **kwargs))
@@ -86,7 +86,7 @@ async def drive(
     awaited = failure is not None
     try:
         if failure is None:
-            action = machine.begin(now)
+            action = machine.begin(now, left == 0.0 and getattr(function, "keeps_deadline", False))
         else:
             action = machine.failed(failure, now)
         while True:
@@ -115,6 +115,8 @@ async def drive(
                 else:
                     result = await _awaitable(function, function(*args, **kwargs))
             except Exception as error:
+                if error is last:
+                    machine.same_error = True
                 last, now = error, clock.now()
                 action = machine.failed(error, now)
             else:

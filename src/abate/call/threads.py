@@ -13,7 +13,7 @@ from abate.call.machine import SEND, Call, Hold, Send, Stop, Wait
 from abate.clock import MACHINE, switch
 from abate.decide.outcome import Outcome
 from abate.functions import returned_coroutine
-from abate.schedule.deadlines import around, deadline, shorter
+from abate.schedule.deadlines import around, deadline, passed, shorter
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
@@ -25,7 +25,7 @@ def call(policy: Policy, function: Callable[..., T], args: tuple[Any, ...], kwar
     """Call `function` with retries."""
     if not callable(function):
         raise TypeError(f"call needs a function and its arguments apart, not {function!r}")
-    if policy.plain and (policy.shelter is None or policy.shelter.calm):
+    if policy.plain and (policy.shelter is None or policy.shelter.calm) and not (switch.deadline and passed()):
         since = give_ups.last
         try:
             result = function(*args, **kwargs)
@@ -70,7 +70,7 @@ def drive(
     action: Send | Wait | Hold | Stop
     try:
         if failure is None:
-            action = machine.begin(now)
+            action = machine.begin(now, left == 0.0 and getattr(function, "keeps_deadline", False))
         else:
             action = machine.failed(failure, now)
         while True:
@@ -100,6 +100,8 @@ def drive(
                 else:
                     result = function(*args)
             except Exception as error:
+                if error is last:
+                    machine.same_error = True
                 last, now = error, clock.now()
                 action = machine.failed(error, now)
             else:

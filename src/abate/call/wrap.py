@@ -8,14 +8,17 @@ source below is all that such a call runs; whatever fails goes on in the driver.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
-from types import CodeType, FunctionType
+from types import CodeType, CoroutineType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from abate.call import tasks, threads
 from abate.call.giveup import give_ups
 from abate.call.tally import acounted, aended, counted, ended, watch
+from abate.clock import in_loop
 from abate.functions import CO_VARARGS, CO_VARKEYWORDS, is_coroutine, is_generator, returned_coroutine
+from abate.schedule.deadlines import around, passed
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
@@ -39,7 +42,7 @@ SOURCE = """\
 DEPOSIT = """\
         for _a_taken in _a_ledger.run:
             return _a_result
-        _a_look()
+{check}        _a_look()
 """
 
 # in calm a shelter need not be asked; now and then it wants a look at how long an answer takes
@@ -48,11 +51,25 @@ GUARD = """\
         return {await_}{drive}(_a_policy, None, 0, _a_function, ({positional}), {{{named}}})
 """
 
+# once the process has set a deadline: nothing is sent after it
+BOUND = """\
+    if _a_around() is not None and _a_passed():
+        return {await_}{drive}(_a_policy, None, 0, _a_function, ({positional}), {{{named}}})
+"""
+
 # until a plain function has returned something: it may stand for a coroutine function, as many wrappers do
 PROBE = """\
         if _a_returned_coroutine(_a_result):
             return {adopt}(_a_policy, _a_function, _a_result, ({positional}), {{{named}}})
         _a_proven()
+"""
+
+# and after that: some functions return a coroutine in one call and a result in another. Looking at each result would
+# cost a sixth of a call, so this stands beside the look at the clock until it has found one
+CHECK = """\
+        if _a_type(_a_result) is _a_Coroutine:
+            _a_by_turns()
+            return {adopt}(_a_policy, _a_function, _a_result, ({positional}), {{{named}}})
 """
 
 OWN_CLOCK_DEPOSIT = """\
@@ -104,7 +121,7 @@ def _full(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> C
         return tasks.adopt(*call)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if awaited:
+        if awaited and in_loop():
             return arun(*args, **kwargs)
         if watch.on:
             return counted(policy.tally, threads.drive, policy, None, 0, function, args, kwargs, adopt=adopt)
@@ -135,6 +152,10 @@ def _plain(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> 
         "_a_adopt": tasks.adopt,
         "_a_counted_adopt": aended(policy.tally, tasks.adopt),
         "_a_returned_coroutine": returned_coroutine,
+        "_a_type": type,
+        "_a_Coroutine": CoroutineType,
+        "_a_around": around,
+        "_a_passed": passed,
     }
     shelter, guard = policy.shelter, ""
     if shelter is not None:
@@ -146,19 +167,35 @@ def _plain(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> 
 
         names |= {"_a_shelter": shelter, "_a_look": look_around}
 
-    def versions(probe: str) -> tuple[CodeType, ...]:
-        return tuple(
-            _code(_compiled(signature, guard, probe, deposit, asynchronous, counts)) for counts in (False, True)
-        )
+    probe, check = "" if asynchronous else PROBE, ""
+
+    def version(counted: bool, bound: bool) -> CodeType:
+        guards = BOUND + guard if bound else guard
+        # a call that is counted must be known for a coroutine before it is counted as good
+        first, later = (check, "") if counted and check else (probe, check)
+        return _code(_compiled(signature, guards, first, deposit.replace("{check}", later), asynchronous, counted))
 
     def proven() -> None:
-        """The function is what it looks like: don't look at its results any more."""
-        names["_a_versions"] = versions("")
+        """Look at results now and then: the function is probably what it looks like."""
+        nonlocal probe, check
+        probe, check = ("", CHECK) if deposit is DEPOSIT else (CHECK, "")
         watch.keep(stand_in)
 
-    names["_a_proven"] = proven
-    names["_a_versions"] = versions("" if asynchronous else PROBE)
-    stand_in: Any = FunctionType(names["_a_versions"][0], names, "stand_in")
+    def by_turns() -> None:
+        """Look at each result: the function has returned a result and a coroutine."""
+        nonlocal probe, check
+        if probe != CHECK:
+            probe, check = CHECK, ""
+            watch.keep(stand_in)
+            warnings.warn(
+                f"{policy.name} returns a result in one call and a coroutine in another, which may not have been"
+                " retried until now: decorate a function for each",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    names |= {"_a_proven": proven, "_a_by_turns": by_turns, "_a_version": version}
+    stand_in: Any = FunctionType(version(False, False), names, "stand_in")
     watch.keep(stand_in)
     if isinstance(function, FunctionType):
         stand_in.__defaults__ = function.__defaults__
@@ -220,7 +257,7 @@ def _compiled(
         named=named,
         guard=guard.format(await_=await_, positional=positional, named=named, drive=pieces["drive"]),
         probe=probe.format(positional=positional, named=named, adopt=pieces["adopt"]),
-        deposit=deposit,
+        deposit=deposit.format(positional=positional, named=named, adopt=pieces["adopt"]),
         **{piece: pieces[piece] for piece in ("begun", "broken", "good", "drive")},
     )
     return compile(source, "<abate stand-in>", "exec")

@@ -55,7 +55,7 @@ from abate.clients.trust import Secret
 from abate.decide import http
 from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Ruling
 from abate.errors import AttemptTimeout, RetryExhausted
-from abate.schedule.deadlines import remaining
+from abate.schedule.deadlines import keeps_deadline, remaining
 
 BUSY = Ruling.overload(reached=False)
 REPEATED = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
@@ -152,6 +152,7 @@ class _Exchange:
                 self.held.close()  # something else than the policy ended the call
             raise
 
+    @keeps_deadline
     async def attempt(self) -> ClientResponse:
         """Make one attempt."""
         await self.let_go(remaining())

@@ -38,7 +38,7 @@ from abate.clients.exchange import ATTEMPT, DEADLINE, EXHAUSTED, gave_up, travel
 from abate.clients.trust import SECRET, Secret
 from abate.decide.outcome import BLIP, FATAL, LAYER, OVERLOAD, Outcome, Ruling
 from abate.decide.rules import Rule
-from abate.schedule.deadlines import carry_deadline
+from abate.schedule.deadlines import carry_deadline, keeps_deadline
 from abate.schedule.hints import pushback
 
 Metadata = tuple[tuple[str, str | bytes], ...]
@@ -257,7 +257,7 @@ class _Interceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInter
     def intercept_unary_unary(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
         sender = _Sender(_Details, continuation, client_call_details, request, self._secret)
         try:
-            return self._policy.call(lambda: _ended(sender.send()))
+            return self._policy.call(keeps_deadline(lambda: _ended(sender.send())))
         except grpc.RpcError as error:
             if not isinstance(error, grpc.Future):
                 raise
@@ -320,6 +320,7 @@ class _Stream(grpc.Call):  # type: ignore[misc]
                     self._opening = False
                 self._open = True
 
+    @keeps_deadline
     def _attempt(self) -> None:
         call, self._begun = self._begun or self._send(), None
         self._first.extend(islice(call, 1))
@@ -379,6 +380,7 @@ class _AioUnary(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
     ) -> grpc.aio.UnaryUnaryCall:
         sender = _Sender(_aio_details, continuation, client_call_details, request, self._secret)
 
+        @keeps_deadline
         async def attempt() -> grpc.aio.UnaryUnaryCall:
             call = await sender.send()
             await call
@@ -399,6 +401,7 @@ class _AioStream(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
     ) -> AsyncIterator[Any]:
         sender = _Sender(_aio_details, continuation, client_call_details, request, self._secret)
 
+        @keeps_deadline
         async def attempt() -> AsyncIterator[Any]:
             messages = aiter(await sender.send())
             try:

@@ -40,7 +40,7 @@ from abate.clients.trust import SECRET, Secret
 from abate.decide.http import KEY_HEADER, SAFE_METHODS
 from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Ruling
 from abate.errors import AttemptTimeout, LayeredRetryWarning, Report, RetryExhausted
-from abate.schedule.deadlines import remaining, shorter
+from abate.schedule.deadlines import keeps_deadline, remaining, shorter
 
 if TYPE_CHECKING:
     import httpx
@@ -190,6 +190,7 @@ class _Exchange:
         """Is this error the policy's own, and to be taken off again?"""
         return isinstance(error, RetryExhausted) and report(error) is error.report and not self.around.wraps
 
+    @keeps_deadline
     def send(self) -> Any:
         """Make the next attempt."""
         if self.made is not None:
@@ -201,6 +202,7 @@ class _Exchange:
             self.held = self.around.inner.handle_request(self.request)
         return self.held
 
+    @keeps_deadline
     async def asend(self) -> Any:
         """Make the next attempt; a deadline cuts it off."""
         if self.made is not None:

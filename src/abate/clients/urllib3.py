@@ -60,7 +60,7 @@ from abate.decide import http
 from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Outcome, Ruling
 from abate.decide.rules import nature
 from abate.errors import LayeredRetryWarning, RetryExhausted
-from abate.schedule.deadlines import deadline, remaining
+from abate.schedule.deadlines import deadline, keeps_deadline, remaining
 
 BUSY = Ruling.overload(reached=False)
 SHORTEST = 0.001
@@ -244,6 +244,7 @@ class Sender(Generic[R]):
             if response is not None:
                 self._let_go(response, reading_time(left))
 
+        @keeps_deadline
         def attempt() -> R:
             nonlocal held, attempts
             let_go(remaining())

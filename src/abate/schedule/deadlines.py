@@ -33,6 +33,10 @@ class _Due(Scope):
         self.clock = of
 
     def __enter__(self) -> None:
+        if not clock.switch.deadline:
+            clock.switch.deadline = True
+            for prepare in before_first:
+                prepare()
         _scopes.enter(self)
 
     def __exit__(
@@ -42,6 +46,9 @@ class _Due(Scope):
 
 
 _scopes: Scopes[_Due] = Scopes("abate_deadline")
+
+before_first: list[Callable[[], None]] = []
+"""Called once, when the process sets its first deadline: for code that leaves out the look into the context before."""
 
 around = _scopes.around
 """None where there is no deadline: a look that costs less than to call `shorter`."""
@@ -74,7 +81,8 @@ class deadline:
     def __enter__(self) -> deadline:
         here = clock.current()
         scope = _Due(None if self._seconds is None else here.now() + self._seconds, here, self)
-        self._entered.append(_scopes.enter(scope))
+        scope.__enter__()
+        self._entered.append(scope)
         return self
 
     def __exit__(
@@ -117,6 +125,22 @@ def remaining() -> float | None:
     """
     instant = due()
     return None if instant is None else max(0.0, instant - clock.current().now())
+
+
+def passed() -> bool:
+    """Return whether a deadline here has passed.
+
+    >>> with deadline(0.0):
+    ...     passed()
+    True
+    """
+    return around() is not None and remaining() == 0.0
+
+
+def keeps_deadline(function: F) -> F:
+    """Say that the function ends at once if the deadline has passed: with the timeout error of its library."""
+    function.keeps_deadline = True  # type: ignore[attr-defined]
+    return function
 
 
 def shorter(seconds: float | None) -> float | None:

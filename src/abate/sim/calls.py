@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from abate.call.giveup import give_ups, report
 from abate.call.machine import SEND, Call, Hold, Send, Stop, Wait
 from abate.call.policy import Policy
-from abate.errors import AttemptTimeout, Refused
+from abate.errors import AttemptTimeout, DeadlineExceeded, Refused
 from abate.sim.agenda import Agenda
 from abate.sim.server import Reply, Request, Serves
 
@@ -95,8 +95,8 @@ class Caller:
         """Ask the machine what to do next, and do it."""
         try:
             action = question(*facts) if journey.context is None else journey.context.run(question, *facts)
-        except Refused as refused:
-            given = report(refused)  # the shelter leaves one, a gate does not
+        except (Refused, DeadlineExceeded) as refused:
+            given = report(refused)  # the shelter and the deadline leave one, a gate does not
             journey.failure = refused
             journey.end(journey, "budget" if given is None else given.reason)
             return
