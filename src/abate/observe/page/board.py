@@ -21,7 +21,7 @@ from abate.observe.page import trouble
 from abate.observe.page.depths import Depths
 from abate.observe.page.rates import POINTS, Rates, short
 from abate.observe.page.recent import Calls, Recent, Work, text
-from abate.observe.snapshot import LONGEST_NAME, PolicyView, ShelterView, grouped, policy_view, shelter_view
+from abate.observe.snapshot import PolicyView, ShelterView, grouped, policy_view, shelter_view
 
 MINUTE = 60.0
 KEYS = 8
@@ -119,7 +119,7 @@ class Board:
         row = self._recent.read_calls(view.name, read)
         rates = self._policies.setdefault(view.name, Rates())
         calls, retries, failed = rates.note((view.begun, row["retries"], view.bad), seconds)
-        shelter = None if view.shelter is None else shelters.get(view.shelter[:LONGEST_NAME])
+        shelter = None if view.shelter is None else shelters.get(view.shelter)
         delays = row.pop("delays")
         level, why = trouble.of_policy(
             shelter=None if shelter is None else shelter.state,
