@@ -1,6 +1,5 @@
 """Events and sinks."""
 
-import logging
 import os
 import signal
 import threading
@@ -76,86 +75,243 @@ def test_a_sink_that_is_not_installed_can_be_removed():
     events.remove(print)
 
 
-def test_a_failing_sink_is_cut_off_and_logged(caplog):
-    """A sink that raises gets no further event; the others do."""
-    got, failures = [], []
+# -- sinks that fail
 
-    def broken(event):
-        failures.append(event)
-        raise RuntimeError("no disk")
 
-    events.install(broken)
-    events.install(got.append)
-    with caplog.at_level(logging.ERROR, logger="abate"):
-        events.emit(events.Recovered("orders", 2, 0.1))
-        events.emit(events.Recovered("orders", 3, 0.2))
-    events.remove(got.append)
-    assert (len(failures), len(got)) == (1, 2)
+class Timed:
+    """The time that sinks are judged by, as the test has it."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    clock = Timed()
+    monkeypatch.setattr(events, "monotonic", clock)
+    return clock
+
+
+@pytest.fixture
+def installed():
+    """Installs sinks, and removes them after the test."""
+    sinks = []
+
+    def add(sink):
+        sinks.append(install(sink))
+        return sink
+
+    yield add
+    for sink in sinks:
+        events.remove(sink)
+
+
+EVENT = Recovered("orders", 2, 0.1)
+
+
+class Broken:
+    """A sink that fails for as long as it is told to."""
+
+    def __init__(self):
+        self.given, self.fails = 0, True
+
+    def __call__(self, event):
+        self.given += 1
+        if self.fails:
+            raise RuntimeError("no disk")
+
+
+def test_a_failing_sink_is_left_alone_and_logged(installed, timed, caplog):
+    """It gets no further event for ten seconds; the others do."""
+    got, broken = [], installed(Broken())
+    installed(got.append)
+    for _ in range(5):
+        emit(EVENT)
+    assert (broken.given, len(got), events.dropped(broken)) == (1, 5, 4)
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "failed on Recovered(policy='orders', attempts=2, waited=0.1): it is tried again in 10 s" in caplog.text
 
 
-def test_a_sink_that_holds_up_a_call_is_cut_off(monkeypatch, caplog):
-    """One call pays for it, the next does not."""
-    monkeypatch.setattr(events, "STUCK", 0.01)
+def test_a_sink_that_has_failed_is_tried_again_in_growing_pauses(installed, timed, caplog):
+    """By one event each, after 10 s, 20 s, 40 s and so on, up to five minutes; each pause is a line of the log."""
+    broken = installed(Broken())
+    tried = []
+    for second in range(2_000):
+        timed.now = 100.0 + second
+        before = broken.given
+        emit(EVENT)
+        if broken.given > before:
+            tried.append(second)
+    assert tried == [0, 10, 30, 70, 150, 310, 610, 910, 1210, 1510, 1810]
+    assert len(caplog.records) == len(tried)
+    assert events.dropped(broken) == 2_000 - len(tried)
+
+
+def test_a_sink_that_works_again_gets_everything(installed, timed, caplog):
+    """The log says so, and how much was dropped."""
+    broken = installed(Broken())
+    for _ in range(4):
+        emit(EVENT)
+    broken.fails = False
+    timed.now += 10.0
+    caplog.clear()
+    for _ in range(5):
+        emit(EVENT)
+    assert (broken.given, events.dropped(broken)) == (6, 3)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage().endswith("takes events again; 3 were dropped meanwhile")
+
+
+def test_what_fails_soon_after_it_worked_waits_longer(installed, timed, caplog):
+    """The pause goes on growing, and begins anew once it has worked for five minutes."""
+    broken = installed(Broken())
+    pauses = []
+    for well in (1.0, 1.0, 400.0, 1.0):
+        broken.fails = True
+        caplog.clear()
+        emit(EVENT)
+        pauses.append(float(caplog.messages[0].split()[-2]))
+        broken.fails = False
+        timed.now += pauses[-1]
+        emit(EVENT)
+        timed.now += well
+    assert pauses == [10.0, 20.0, 40.0, 10.0]
+
+
+def test_a_sink_that_holds_up_a_call_is_left_alone(installed, timed, caplog):
+    """One call pays for it, the next does not; when the pause is over, one tries it."""
     entered = []
 
     def slow(event):
         entered.append(event)
-        time.sleep(0.05)
+        timed.now += 1.5
 
-    install(slow)
+    installed(slow)
     for _ in range(3):
-        emit(Recovered("orders", 2, 0.1))
+        emit(EVENT)
     assert len(entered) == 1
-    assert slow not in events.sinks
-    assert "holds calls up" in caplog.text
+    assert "holds calls up (put it behind abate.observe.Detached): it is tried again in 10 s" in caplog.text
+    timed.now += 10.0
+    for _ in range(3):
+        emit(EVENT)
+    assert len(entered) == 2
+    assert "it is tried again in 20 s" in caplog.text
 
 
-def test_a_sink_that_holds_up_many_calls_a_little_is_cut_off(monkeypatch):
+def test_a_sink_that_holds_up_many_calls_a_little_is_left_alone(installed, timed, monkeypatch):
     """What it takes in a minute counts together; what it took before that does not."""
     monkeypatch.setattr(events, "SLOW", 0.0)
-    now = [100.0]
-    monkeypatch.setattr(events, "monotonic", lambda: now[0])
     entered = []
 
     def slow(event):
         entered.append(event)
-        now[0] += 0.4 * events.STUCK
+        timed.now += 0.4 * events.STUCK
 
-    install(slow)
+    installed(slow)
     for pause in (0.0, events.MINUTE + 1.0, 0.0):
-        now[0] += pause
-        emit(Recovered("orders", 2, 0.1))
-    assert slow in events.sinks
+        timed.now += pause
+        emit(EVENT)
+    assert events.dropped(slow) == 0
     for _ in range(3):
-        emit(Recovered("orders", 2, 0.1))
-    assert len(entered) == 4
-    assert slow not in events.sinks
-    install(slow)  # who comes again has a clean slate
-    emit(Recovered("orders", 2, 0.1))
-    assert slow in events.sinks
+        emit(EVENT)
+    assert (len(entered), events.dropped(slow)) == (4, 2)
     events.remove(slow)
+    install(slow)  # who comes again has a clean slate
+    emit(EVENT)
+    assert len(entered) == 5
 
 
-def test_a_sink_that_never_returns_keeps_one_call(monkeypatch, caplog):
-    """Calls of other threads go on without it."""
-    monkeypatch.setattr(events, "STUCK", 0.01)
-    entered, release = threading.Event(), threading.Event()
+def test_a_sink_that_never_returns_keeps_one_call(installed, timed, caplog):
+    """Calls of other threads go on without it, however often its pause is over; once it has returned it is tried."""
+    entered, release = threading.Semaphore(0), threading.Event()
 
     def stuck(event):
-        entered.set()
+        entered.release()
         release.wait(30.0)
 
-    install(stuck)
-    held = threading.Thread(target=emit, args=(Recovered("orders", 2, 0.1),))
+    installed(stuck)
+    held = threading.Thread(target=emit, args=(EVENT,))
     held.start()
-    assert entered.wait(30.0)
-    time.sleep(0.05)
-    emit(Recovered("orders", 2, 0.1))
-    assert stuck not in events.sinks
+    assert entered.acquire(timeout=30.0)
+    for second in range(1000):
+        timed.now = 102.0 + second
+        emit(EVENT)
+    assert not entered.acquire(blocking=False)
+    said = [message.partition("> ")[2] for message in caplog.messages]
+    assert said[0] == "has not returned: it is tried again in 10 s"
+    assert [each.partition(";")[0] for each in said[1:]] == [
+        f"has still not returned: it is tried again in {pause} s" for pause in (20, 40, 80, 160, 300, 300, 300)
+    ]
     release.set()
     held.join(30.0)
-    assert "has not returned" in caplog.text
+    assert not entered.acquire(blocking=False)
+    timed.now += 300.0
+    emit(EVENT)
+    assert entered.acquire(timeout=30.0)
+    emit(EVENT)
+    assert entered.acquire(timeout=30.0)
+    assert "takes events again; 1000 were dropped meanwhile" in caplog.messages[-1]
+
+
+def test_one_call_of_many_threads_tries_a_sink_that_blocked(installed, timed):
+    """If it blocks again, the others are not held up by it."""
+    release, inside = threading.Event(), []
+    broken = Broken()
+
+    def sink(event):
+        broken(event)
+        inside.append(event)
+        release.wait(30.0)
+
+    installed(sink)
+    emit(EVENT)
+    broken.fails = False
+    timed.now += 10.0
+    threads = [threading.Thread(target=emit, args=(EVENT,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for _ in range(3000):
+        if sum(thread.is_alive() for thread in threads) == 1 and inside:
+            break
+        time.sleep(0.01)
+    assert len(inside) == 1
+    assert sum(thread.is_alive() for thread in threads) == 1
+    release.set()
+    for thread in threads:
+        thread.join(30.0)
+
+
+@pytest.mark.parametrize("at", ["sink", "trial"])
+def test_an_interrupt_inside_a_sink_passes_and_loses_no_sink(installed, timed, at):
+    """Whatever breaks a call off comes out of it, and the sink is tried again."""
+    broken = installed(Broken())
+    if at == "trial":
+        emit(EVENT)
+        timed.now += 10.0
+
+    given = []
+
+    def interrupted(event):
+        given.append(event)
+        if len(given) == 1:
+            raise KeyboardInterrupt
+
+    installed(interrupted)
+    broken.fails = False
+    with pytest.raises(KeyboardInterrupt):
+        emit(EVENT)
+    timed.now += 300.0
+    emit(EVENT)
+    assert len(given) == 2
+
+
+def test_a_sink_that_is_not_installed_has_dropped_nothing():
+    """A count belongs to an installed sink."""
+    assert events.dropped(print) == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -174,7 +330,7 @@ def test_a_child_does_not_wait_for_what_its_parent_was_busy_with():
     assert entered.wait(30.0)
     child = os.fork()
     if child == 0:
-        os._exit(len(events._inside))
+        os._exit(sum(len(standing.inside) for standing in events._standings.values()))
     release.set()
     held.join(30.0)
     events.remove(busy)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from abate.redact import line
 from abate.values import Value
 
 
@@ -32,7 +33,7 @@ class Refused(AbateError):
     """
 
     def __init__(self, gate: str, why: str) -> None:
-        super().__init__(f"{gate} refused: {why}")
+        super().__init__(f"{line(gate)} refused: {why}")
         self.gate = gate
         self.why = why
 
@@ -58,7 +59,7 @@ class Report(Value):
 
     def __str__(self) -> str:
         plural = "" if self.attempts == 1 else "s"
-        text = f"{self.policy or 'a policy'} gave up after {self.attempts} attempt{plural}"
+        text = f"{line(self.policy) or 'a policy'} gave up after {self.attempts} attempt{plural}"
         if self.waited:
             text += f" and {self.waited:.3g} s of waiting"
         text += f": {self.reason}"

@@ -1,17 +1,20 @@
 """Facts about calls and about work, and the sinks that receive them.
 
 An event is a frozen value; a sink is a function of one event. Sinks belong to the process. One that raises, or that
-holds calls up for more than `STUCK` seconds of a minute, is cut off and logged: observing never breaks a call.
+holds calls up for more than `STUCK` seconds of a minute, is logged and left alone for a while, and then given one event
+to see whether it works again: observing never breaks a call, and no incident ends it.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from math import inf
 from time import monotonic
 from typing import TypeAlias, TypeVar
 
 from abate import forks
+from abate.cooldown import Cooldown
+from abate.counts import Tick
 from abate.locks import Section
 from abate.logs import Log
 from abate.values import Value
@@ -150,31 +153,58 @@ MINUTE = 60.0
 LONGEST = 1000
 """Characters of an event in the log."""
 
-_inside: dict[int, float] = {}
-"""Since when a sink has been busy with an event."""
-_held: dict[int, tuple[float, float]] = {}
-"""Since when, and for how many seconds, a sink has held calls up in this minute."""
+
+class _Standing:
+    """How an installed sink has done lately."""
+
+    __slots__ = ("cooldown", "dropped", "held", "inside", "since", "told")
+
+    def __init__(self) -> None:
+        self.cooldown = Cooldown()
+        self.inside: dict[object, float] = {}
+        """The events that it has not returned from, each with the instant at which it was called."""
+        self.since, self.held = -inf, 0.0
+        """Since when, and for how many seconds, it has held calls up in this minute."""
+        self.dropped = Tick()
+        """Events that it was not given."""
+        self.told = 0
+        """How many of them the log has told."""
+
+    def stuck(self, now: float) -> bool:
+        """Has a call waited for it for too long?"""
+        return any(now - since > STUCK for since in list(self.inside.values()))
+
+    def holds_up(self, now: float, took: float) -> bool:
+        """Is it too much, with what it took in this minute?"""
+        if now - self.since > MINUTE:
+            self.since, self.held = now, 0.0
+        self.held += took
+        return self.held > STUCK
+
+
+_standings: dict[int, _Standing] = {}
 
 
 class _Changes(Section):
-    """Of the list of sinks."""
+    """Of the list of sinks, and of the standing of each."""
 
     __slots__ = ()
 
     def after_fork(self) -> None:
         super().after_fork()
-        _inside.clear()  # threads that were busy with an event do not exist in the child
+        for standing in list(_standings.values()):
+            standing.inside.clear()  # threads that were busy with an event do not exist in the child
 
 
 _changes = forks.keep(_Changes())
 removing: list[Callable[[Sink], object]] = []
-"""Called with each sink that is removed or cut off."""
+"""Called with each sink that is removed."""
 sinks: tuple[Sink, ...] = ()
 """The installed sinks. Whoever makes events looks here first, so that nobody listening costs nothing."""
 
 
 def install(sink: Sink) -> Sink:
-    """Send every event of this process to `sink`, until it raises or is removed.
+    """Send every event of this process to `sink`, until it is removed.
 
     >>> seen = []
     >>> sink = install(seen.append)
@@ -216,40 +246,94 @@ def _take_out(sink: Sink) -> None:
     gone = [other for other in sinks if other == sink]
     sinks = tuple(other for other in sinks if other != sink)
     for other in gone:
-        _held.pop(id(other), None)
+        _standings.pop(id(other), None)
     if gone:
         for tell in removing:
             tell(sink)
 
 
+def dropped(sink: Sink) -> int:
+    """Return how many events an installed sink was not given, because it had failed or blocked.
+
+    >>> sink = install([].append)
+    >>> dropped(sink)
+    0
+    >>> remove(sink)
+    """
+    for other in sinks:
+        if other == sink:
+            standing = _standings.get(id(other))
+            own = getattr(other, "dropped", 0)
+            return (0 if standing is None else standing.dropped.read()) + (own if isinstance(own, int) else 0)
+    return 0
+
+
 def emit(event: Event) -> None:
-    """Hand an event to every sink."""
+    """Hand an event to every sink, but those that have failed lately."""
     for sink in sinks:
+        standing = _standings.get(id(sink)) or _standings.setdefault(id(sink), _Standing())
         now = monotonic()
-        if now - _inside.setdefault(id(sink), now) > STUCK:  # another call waits for it already: one is enough
-            _cut_off(sink, "has not returned")
+        trial = standing.cooldown.on
+        if (trial or standing.inside) and not _may_enter(sink, standing, now):
+            standing.dropped.add()
             continue
+        call, error = object(), None
+        standing.inside[call] = now
         try:
             sink(event)
-        except Exception:
-            _cut_off(sink, f"failed on {event!r}"[:LONGEST])
+        except Exception as raised:
+            error = raised
         finally:
-            _inside.pop(id(sink), None)
+            standing.inside.pop(call, None)
         took = monotonic() - now
-        if took > SLOW and _holds_up(sink, now, took):
-            _cut_off(sink, "holds calls up; put it behind abate.observe.Detached")
+        if error is not None:
+            _pause(sink, standing, f"failed on {event!r}"[:LONGEST], trial, error)
+        elif took > SLOW and standing.holds_up(now, took):
+            _pause(sink, standing, "holds calls up (put it behind abate.observe.Detached)", trial)
+        elif trial:
+            _resume(sink, standing)
+        error = None  # it leads to this frame
 
 
-def _holds_up(sink: Sink, now: float, took: float) -> bool:
-    """Is it too much, with what it took in this minute?"""
-    since, before = _held.get(id(sink), (now, 0.0))
-    if now - since > MINUTE:
-        since, before = now, 0.0
-    _held[id(sink)] = since, before + took
-    return before + took > STUCK
+def _may_enter(sink: Sink, standing: _Standing, now: float) -> bool:
+    """May this call give an event to a sink that has failed, or that another call is busy with?
+
+    Once a pause is over, one call tries: but not as long as an earlier one is stuck, as it would be stuck as well.
+    """
+    if not standing.cooldown.on:
+        if standing.stuck(now):  # another call waits for it already: one is enough
+            _pause(sink, standing, "has not returned", False)
+            return False
+        return True
+    if now < standing.cooldown.until or not _changes.ask(standing.cooldown.claim, now, otherwise=_no):
+        return False
+    if standing.inside:
+        text = "the sink %r has still not returned: it is tried again in %.3g s; %d events were dropped so far"
+        Log("abate").warning(text, sink, standing.cooldown.pause, standing.dropped.read())
+        return False
+    return True
 
 
-def _cut_off(sink: Sink, why: str) -> None:
-    """Send nothing to a sink any more, and log it, with the error that is being handled."""
-    remove(sink)
-    Log("abate").error("the sink %r %s, and was cut off", sink, why, exc_info=sys.exc_info()[1])
+def _pause(sink: Sink, standing: _Standing, why: str, trial: bool, error: BaseException | None = None) -> None:
+    """Send nothing to a sink for a while, and log it, once."""
+    pause = _changes.ask(standing.cooldown.begin, monotonic(), trial, otherwise=_nothing)
+    if pause is not None:
+        Log("abate").error("the sink %r %s: it is tried again in %.3g s", sink, why, pause, exc_info=error)
+
+
+def _resume(sink: Sink, standing: _Standing) -> None:
+    """Send every event to a sink again, and log it."""
+    _changes.run(standing.cooldown.end, monotonic())
+    now, told = standing.dropped.read(), standing.told
+    standing.told = now
+    standing.since, standing.held = -inf, 0.0
+    Log("abate").warning("the sink %r takes events again; %d were dropped meanwhile", sink, now - told)
+
+
+def _no(now: float) -> bool:
+    """Answer from within a change of the list: another call tries."""
+    return False
+
+
+def _nothing(now: float, trial: bool) -> None:
+    """Change nothing from within a change: the next event that fails does."""

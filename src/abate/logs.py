@@ -1,22 +1,39 @@
-"""Logging that can't break what logs.
+"""Logging that can't break what logs, and whose lines nobody else can write.
 
 The standard library's handlers report their own errors and go on. A handler or filter of somebody else's may raise
 instead, into the code that logs. Here such an error goes to stderr, as the standard library does with its own.
+
+Every argument passes through `abate.redact`: one call is one line, without control characters and without the secrets
+that stand in errors. A traceback follows in lines that are indented, so that none of them looks like a line of the log;
+the error itself is in the record's `exc_info`, as it is.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from abate.redact import line, shown, trace
+
+if TYPE_CHECKING:
+    from logging import Logger
 
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
 """Levels, as `logging` numbers them."""
+LONGEST = 2000
+"""Characters of one argument."""
+INDENT = "  "
 
 
 class Log:
-    """The logger of that name; none of the methods raises an `Exception`.
+    r"""The logger of that name; none of the methods raises an `Exception`.
 
-    >>> Log("abate.work").warning("%s: most messages fail", "orders")
+    >>> import logging, sys
+    >>> handler = logging.StreamHandler(sys.stdout)
+    >>> logging.getLogger("abate.doc").addHandler(handler)
+    >>> Log("abate.doc").warning("%s failed", "http://me:secret@cache/\nERROR forged")
+    http://***@cache/\nERROR forged failed
+    >>> logging.getLogger("abate.doc").removeHandler(handler)
     """
 
     __slots__ = ("name",)
@@ -51,18 +68,49 @@ class Log:
     def _log(self, level: int, text: str, args: tuple[object, ...], error: BaseException | None = None) -> None:
         import logging  # when there is something to say: importing it takes longer than importing the core
 
+        given = tuple(arg if type(arg) in (int, float, bool) else Shown(arg) for arg in args)
         try:
-            logging.getLogger(self.name).log(level, text, *args, exc_info=error, stacklevel=3)
+            logger = logging.getLogger(self.name)
+            if logger.isEnabledFor(level):
+                _write(logger, level, text, given, error)
         except Exception:
             if logging.raiseExceptions:
-                _complain(text, args)
+                _complain(text, given)
+
+
+class Shown:
+    """A thing in a line of the log; its text is made when a handler asks for it."""
+
+    __slots__ = ("_thing",)
+
+    def __init__(self, thing: object) -> None:
+        self._thing = thing
+
+    def __str__(self) -> str:
+        try:
+            return line(str(self._thing), LONGEST)
+        except Exception:
+            return shown(self._thing, LONGEST)
+
+    def __repr__(self) -> str:
+        return shown(self._thing, LONGEST)
+
+
+def _write(logger: Logger, level: int, text: str, args: tuple[object, ...], error: BaseException | None) -> None:
+    """Hand over a record that has its traceback as text: formatters take that before they make one of their own."""
+    file, number, function, _ = logger.findCaller(stacklevel=4)
+    exc_info = None if error is None else (type(error), error, error.__traceback__)
+    record = logger.makeRecord(logger.name, level, file, number, text, args, exc_info, function)
+    if error is not None:
+        record.exc_text = trace(error, INDENT)
+    logger.handle(record)
 
 
 def _complain(text: str, args: tuple[Any, ...]) -> None:
     """Show on stderr what could not be logged, and why."""
-    from traceback import format_exc
-
+    error = sys.exc_info()[1]
     try:
-        sys.stderr.write(f"--- logging failed on {text!r} {args!r}\n{format_exc()}")
-    except Exception:  # stderr is closed, or an argument has no repr
+        why = "" if error is None else trace(error, INDENT)
+        sys.stderr.write(f"--- logging failed on {text!r} {args!r}\n{why}\n")
+    except Exception:  # stderr is closed
         pass

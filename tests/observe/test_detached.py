@@ -13,6 +13,7 @@ import pytest
 
 import abate
 from abate import events
+from abate.observe import detached
 from abate.observe.detached import Detached
 from tests.stores.sharing import forks
 
@@ -86,41 +87,90 @@ def test_a_slow_sink_is_told_of_once(caplog):
         blocked.set()
         go.wait(PATIENCE)
 
-    detached = Detached(sink, capacity=1)
-    detached(EVENT)
+    slow = Detached(sink, capacity=1)
+    slow(EVENT)
     assert blocked.wait(PATIENCE)
     for _ in range(5):
-        detached(EVENT)
+        slow(EVENT)
     with caplog.at_level(logging.WARNING, logger="abate"):
         go.set()
-        assert detached.flush(PATIENCE)
-        detached(EVENT)
-        assert detached.flush(PATIENCE)
-    assert detached.dropped == 4
+        assert slow.flush(PATIENCE)
+        slow(EVENT)
+        assert slow.flush(PATIENCE)
+    assert slow.dropped == 4
     told = [record for record in caplog.records if repr(sink) in record.getMessage()]
     assert [record.levelname for record in told] == ["WARNING"]
     assert "is too slow: events are dropped" in told[0].getMessage()
 
 
-def test_a_sink_that_raises_is_cut_off(caplog):
-    """It is logged once, removed, and what comes after that is counted as dropped."""
+@pytest.fixture
+def timed(monkeypatch):
+    """The time that sinks are judged by, in a list."""
+    now = [100.0]
+    monkeypatch.setattr(detached, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_sink_that_raises_is_tried_again_in_growing_pauses(timed, caplog):
+    """Each pause is logged once, and what comes meanwhile is dropped and counted."""
+    failures = []
+
+    def broken(event):
+        failures.append(timed[0] - 100.0)
+        raise RuntimeError("no disk")
+
+    sink = Detached(broken)
+    for second in range(1_000):
+        timed[0] = 100.0 + second
+        sink(EVENT)
+        assert sink.flush(PATIENCE)
+    assert failures == [0, 10, 30, 70, 150, 310, 610, 910]
+    assert sink.dropped == 1_000 - len(failures)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        f"the sink {broken!r} failed: it is tried again in {pause} s" for pause in (10, 20, 40, 80, 160, 300, 300, 300)
+    ]
+
+
+def test_a_sink_that_works_again_is_brought_everything(timed, caplog):
+    """In the same thread; the log says how much was dropped."""
+    threads, fails = [], [True]
+
+    def sink(event):
+        threads.append(threading.current_thread())
+        if fails[0]:
+            raise RuntimeError("no disk")
+
+    detached_sink = Detached(sink)
+    for _ in range(4):
+        detached_sink(EVENT)
+        assert detached_sink.flush(PATIENCE)
+    fails[0] = False
+    timed[0] += 10.0
+    for _ in range(5):
+        detached_sink(EVENT)
+    assert detached_sink.flush(PATIENCE)
+    assert (len(threads), len(set(threads)), detached_sink.dropped) == (6, 1, 3)
+    assert caplog.messages[-1] == f"the sink {sink!r} takes events again; 3 were dropped meanwhile"
+
+
+def test_what_was_handed_over_before_a_failure_is_dropped_and_counted(timed):
+    """A queue of events is not a queue of failures."""
+    blocked, go = threading.Event(), threading.Event()
     failures = []
 
     def broken(event):
         failures.append(event)
+        blocked.set()
+        go.wait(PATIENCE)
         raise RuntimeError("no disk")
 
-    sink = abate.observe.install(Detached(broken))
-    with caplog.at_level(logging.ERROR, logger="abate"):
-        events.emit(EVENT)
-        assert sink.flush(PATIENCE)
-    assert sink not in events.sinks
-    sink(EVENT)
+    sink = Detached(broken)
+    for _ in range(10):
+        sink(EVENT)
+    assert blocked.wait(PATIENCE)
+    go.set()
     assert sink.flush(PATIENCE)
-    assert (len(failures), sink.dropped) == (1, 1)
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
-        f"the sink {broken!r} failed and was cut off"
-    ]
+    assert (len(failures), sink.dropped) == (1, 9)
 
 
 def test_the_sink_sees_the_context_of_the_event():
@@ -273,25 +323,41 @@ def test_a_function_that_is_installed_has_had_the_events_when_the_call_is_over(o
 
 
 def test_a_function_that_never_returns_holds_up_one_call_and_not_for_ever(orders, stuck, monkeypatch, caplog):
-    """It is left behind, and cut off."""
+    """It is left behind; when a pause is over, no call waits for it as long as it has not returned."""
     monkeypatch.setattr(events, "STUCK", 0.05)
+    threads = threading.active_count()
     abate.observe.install(stuck)
-    assert called(orders) == "fine"
-    assert stuck not in events.sinks
-    assert "holds calls up" in caplog.text
-    assert called(orders) == "fine"
+    try:
+        assert called(orders) == "fine"
+        assert "holds calls up" in caplog.text
+        assert called(orders) == "fine"
+        dropped = events.dropped(stuck)
+        assert dropped >= 3
+        now = events.monotonic()
+        monkeypatch.setattr(events, "monotonic", lambda: now + 10_000.0)
+        for _ in range(3):
+            assert called(orders) == "fine"
+        assert "TimeoutError: it has not returned from an earlier event" in caplog.text
+        assert threading.active_count() == threads + 1
+    finally:
+        abate.observe.remove(stuck)
 
 
-def test_a_function_that_raises_is_cut_off(orders, caplog):
+def test_a_function_that_raises_is_left_alone(orders, caplog):
     """And the call goes on."""
+    failures = []
 
     def broken(event):
+        failures.append(event)
         raise RuntimeError("no disk")
 
     abate.observe.install(broken)
-    assert called(orders) == "fine"
-    assert broken not in events.sinks
-    assert "no disk" in caplog.text
+    try:
+        assert called(orders) == "fine"
+        assert (len(failures), events.dropped(broken)) == (1, 2)
+        assert "no disk" in caplog.text
+    finally:
+        abate.observe.remove(broken)
 
 
 def test_a_function_may_make_calls_itself(orders):

@@ -182,7 +182,8 @@ def test_nothing_that_a_peer_sent_ends_an_event(recent):
     board = Board(recent, recent.clock)
     board.look()
     assert board.frame().count(b"\n") == 2
-    assert row(shown(board), "policies", policy.name)
+    assert row(shown(board), "policies", r"odd\n\ndata: {}\u2028\ud800<script>")
+    del policy
 
 
 # -- stores take their time

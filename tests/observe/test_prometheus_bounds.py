@@ -100,7 +100,7 @@ def test_odd_names_can_be_scraped(watched):
     for policy in policies:
         policy.call(Script("fine"))
     text = generate_latest(watched.registry).decode()
-    for label in ("unnamed", r"\\ud800", r"a\"b\nc\\", "x" * 120):
+    for label in ("unnamed", r"\\ud800", r"a\"b\\nc\\", "x" * 120):
         assert f'abate_calls_total{{outcome="success",policy="{label}"}} 1.0\n' in text
     assert "x" * 121 not in text
 

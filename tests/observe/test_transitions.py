@@ -7,7 +7,8 @@ import pytest
 import abate
 from abate import events
 from abate.observe.transitions import KINDS, MOST_KEYS, Line, Transitions
-from abate.observe.words import LONGEST_NAME, LONGEST_TEXT
+from abate.observe.words import LONGEST_NAME
+from abate.redact import LONGEST as LONGEST_TEXT
 from tests.observe.failing import DOWN, failed, kinds, worked
 
 # -- what is a line

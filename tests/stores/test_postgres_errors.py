@@ -115,7 +115,7 @@ def test_a_wrong_url_is_refused_and_no_password_is_shown(url, said):
 def test_a_store_is_called_by_its_place_and_not_by_its_password():
     """In logs and events."""
     address = Address(f"//me:{QUOTED}@db.example:6543/work?schema=jobs&sslmode=require")
-    assert str(address) == repr(address) == "postgresql://db.example:6543/work?schema=jobs"
+    assert str(address) == repr(address) == "postgresql://db.example:6543/work (schema jobs)"
     with open_store(empty_store()) as store:
         assert store.name == str(store.pool.address)
         assert store.name in repr(store)

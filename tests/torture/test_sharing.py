@@ -107,7 +107,7 @@ def test_tasks_on_one_policy_never_see_each_others_errors_or_counts():
 
 
 def test_a_raising_sink_changes_nothing(caplog):
-    """A sink that fails is cut off and logged; the call and the other sinks go on."""
+    """A sink that fails is left alone and logged; the call and the other sinks go on."""
 
     def broken(event):
         raise RuntimeError("broken sink")

@@ -29,6 +29,7 @@ from abate.clock import current, switch
 from abate.decide.outcome import Outcome, Ruling
 from abate.errors import DeadlineExceeded, LayeredRetryWarning, Refused, Report, RetryExhausted
 from abate.logs import Log
+from abate.redact import line
 from abate.schedule.hints import after_hint
 from abate.scopes import Scope, Scopes
 from abate.values import Fields
@@ -415,8 +416,9 @@ class Call:
         pair = (self.policy.name, inner.policy)
         if pair not in _warned and len(_warned) < _MOST_WARNINGS:
             _warned.add(pair)
+            outer, within = map(line, pair)
             warnings.warn(
-                f"{pair[0]} stands around {pair[1]}: only {pair[1]} retries, so that they don't multiply",
+                f"{outer} stands around {within}: only {within} retries, so that they don't multiply",
                 LayeredRetryWarning,
                 stacklevel=2,
             )

@@ -8,6 +8,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from abate import __version__
 
@@ -23,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _open_streams()
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="abate", description="Retries that let the storm abate.")
+    parser = _Parser(prog="abate", description="Retries that let the storm abate.")
     parser.add_argument("--version", action="version", version=f"abate {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     # a job that runs every minute does not pay for the commands that it doesn't use
@@ -42,6 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code
+
+
+class _Parser(argparse.ArgumentParser):
+    """Shows arguments that it refuses as anything else that comes from elsewhere: one may be a URL with a password."""
+
+    def error(self, message: str) -> NoReturn:
+        from abate.redact import quoted, redacted
+
+        super().error(quoted(redacted(message)))
 
 
 def _open_streams() -> None:

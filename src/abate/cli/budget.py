@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from abate.admit import Budget
+from abate.cli.store import store_url
 from abate.clock import current
 
 if TYPE_CHECKING:
@@ -101,4 +102,4 @@ class SharedBudget(Budget):
 def _open(url: str | None) -> Store:
     from abate.stores import open_store
 
-    return open_store(url or default_store())
+    return open_store(store_url(url or default_store()))

@@ -57,7 +57,11 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add("--budget", metavar="NAME", help="share a retry budget with all commands that name it")
     add("--ratio", type=float, metavar="SHARE", help="retries that a success pays for (0.2)")
     add("--reserve", type=float, metavar="RATE", help="retries per second beside that (0.2)")
-    add("--store", metavar="URL", help="where budgets are kept ($ABATE_STORE, or a file of this user)")
+    add(
+        "--store",
+        metavar="URL",
+        help="where budgets are kept, or env:NAME, file:PATH ($ABATE_STORE, or a file of this user)",
+    )
     add("--every", type=period, metavar="TIME", help="again and again, at this host's own offset: 30s, 5m, 1h, 1d")
     add("--name", help="what the command is called in messages (its file name)")
     add("--quiet", action="store_true", help="say nothing about retries")

@@ -14,7 +14,6 @@ import asyncio
 import signal
 import sys
 import threading
-import traceback
 from contextlib import ExitStack
 from functools import partial
 from inspect import iscoroutinefunction, ismodule
@@ -24,6 +23,7 @@ from abate.cli.listening import TOKEN, page_token
 from abate.cli.target import imported
 from abate.cli.terminal import say
 from abate.errors import AbateError
+from abate.redact import trace
 from abate.work.service import Service, Signals
 
 FAILED, REFUSED = 1, 2
@@ -85,8 +85,8 @@ def _run(target: str, end: _End) -> int:
             asyncio.run(program())
         elif not ismodule(program):
             program()
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        print(trace(error), file=sys.stderr)
         say("the program has failed")
         return FAILED
     end.come_after_handlers()

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from abate.cli.store import HELP, store_url
 from abate.clock import current
 from abate.errors import AbateError
 
@@ -52,7 +53,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _deed(deeds: Any, name: str, text: str, function: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = deeds.add_parser(name, help=text, description=text)
-    parser.add_argument("url", metavar="URL", help="of the store, such as sqlite:///work.db")
+    parser.add_argument("url", metavar="URL", help=f"of the store, {HELP}")
     parser.set_defaults(run=run, deed=function, refuse=parser.error)
     return parser
 
@@ -84,6 +85,7 @@ def opened(url: str) -> Store:
 
     from abate.stores import open_store
 
+    url = store_url(url)
     scheme, _, rest = url.partition(":")
     if scheme == "memory":
         raise AbateError("a store of memory: can't be seen from another process")

@@ -18,9 +18,12 @@ from typing import Any, cast
 from abate import observe
 from abate.cli.health import HealthServer
 from abate.cli.listening import TOKEN, listen_address, page_token
+from abate.cli.store import HELP, store_url
 from abate.cli.target import imported
-from abate.cli.terminal import REDRAW, StatusLine, plain, say, seconds
+from abate.cli.terminal import REDRAW, StatusLine, say, seconds
 from abate.errors import AbateError
+from abate.logs import Log
+from abate.redact import quoted, redacted
 from abate.work.controller import Controller
 from abate.work.crew import Crew
 from abate.work.service import Service, Signals, run_to_end
@@ -32,7 +35,7 @@ COUNT = 1.0
 """Seconds between two looks at how much waits, on a terminal."""
 DONE = ("done", "again", "silent")
 FAILED = ("retry", "slow", "buried")
-log = logging.getLogger("abate.run")
+log = Log("abate.run")
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,7 +43,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser = commands.add_parser("run", help="run a controller or consumer until SIGTERM or SIGINT")
     add = parser.add_argument
     add("target", metavar="MODULE:NAME", help="what @abate.controller or @abate.consumer has made")
-    add("--store", metavar="URL", help="the store that holds its queue, such as sqlite:///work.db")
+    add("--store", metavar="URL", help=f"the store that holds its queue, {HELP}")
     add("--queue", metavar="NAME", help="the queue in that store (the name of what is run)")
     add("--lease", type=float, metavar="SECONDS", help="for which a message of that store is a worker's (30)")
     add("--workers", type=int, metavar="N", help="how many work at once")
@@ -125,7 +128,7 @@ class Run:
             if options.store is not None:
                 from abate.stores import open_store
 
-                store = stack.enter_context(open_store(options.store))
+                store = stack.enter_context(open_store(store_url(options.store)))
                 self.source = Chosen(store, service.name, options.queue, options.lease)
             if options.page is not None:
                 from abate.observe.page import serving
@@ -235,10 +238,13 @@ class _Handler(logging.StreamHandler[Any]):
 
 
 class _Plain(logging.Formatter):
-    """Lets nothing through to a terminal that is not text: what is logged may be a peer's words."""
+    """Lets nothing through that is not text, or is a secret: what is logged may be a peer's words.
+
+    Whatever is logged begins in the first column, and nothing else does.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(map(plain, super().format(record).splitlines()))
+        return "\n  ".join(map(quoted, redacted(super().format(record)).split("\n")))
 
 
 def _sum(tally: Mapping[str, int], endings: tuple[str, ...]) -> int:

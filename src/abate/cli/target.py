@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 from typing import Any
 
 from abate.errors import AbateError
+from abate.redact import trace
 
 
 def imported(target: str) -> Any:
@@ -33,7 +33,7 @@ def imported(target: str) -> Any:
         # another name is of something that the module imports
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
             raise AbateError(f"there is no module {error.name!r} in {os.getcwd()} or on Python's path") from None
-        traceback.print_exc()
+        print(trace(error), file=sys.stderr)
         raise AbateError(f"{target} can't be imported") from error
     for name in path.split(".") if path else ():
         try:

@@ -1,7 +1,6 @@
 """What people read: text without control characters, tables, one line that is redrawn.
 
-Keys, bodies and reasons come from elsewhere. Nothing of them reaches a terminal as it is: what is not printable is
-written as an escape sequence of Python's.
+Keys, reasons and errors come from elsewhere. Nothing of them reaches a terminal as it is (see `abate.redact`).
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from abate.clock import current
+from abate.redact import quoted, redacted
 
 REDRAW = 0.25
 """Seconds between two drawings of the status line, at least."""
@@ -23,14 +23,12 @@ def say(text: str) -> None:
 
 
 def plain(text: object) -> str:
-    r"""The text on one line, with everything that is not printable escaped.
+    r"""The text on one line, with secrets hidden and everything that is not printable escaped.
 
     >>> plain("two\nlines\x1b[2J")
     'two\\nlines\\x1b[2J'
     """
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in str(text)
-    )
+    return quoted(redacted(str(text)))
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -55,6 +55,7 @@ from abate.clients.trust import Secret
 from abate.decide import http
 from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Ruling
 from abate.errors import AttemptTimeout, RetryExhausted
+from abate.redact import line
 from abate.schedule.deadlines import keeps_deadline, remaining
 
 BUSY = Ruling.overload(reached=False)
@@ -210,7 +211,7 @@ class _Exchange:
     def timed_out(self) -> ServerTimeoutError:
         """The error for an attempt that was cut off, as aiohttp would raise it."""
         if self.request.response is None:  # it is there as soon as anything is sent
-            return ConnectionTimeoutError(f"Connection timeout to host {self.request.url}")
+            return ConnectionTimeoutError(f"Connection timeout to host {line(str(self.request.url))}")
         return SocketTimeoutError("Timeout on reading data from socket")
 
     async def let_go(self, left: float | None) -> None:

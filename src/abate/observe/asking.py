@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from abate import forks
+from abate.redact import described
 
 if TYPE_CHECKING:
     from abate.stores import Depth
@@ -39,7 +40,7 @@ class Answer:
         try:
             self.depth, self.failing = service.depth(), None
         except Exception as error:  # a source of the user's own may raise anything
-            self.failing = f"{type(error).__name__}: {error}"[:200]
+            self.failing = described(error)
         finally:
             self._told.set()
 

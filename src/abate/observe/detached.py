@@ -10,15 +10,17 @@ itself. Nobody can break off a function that blocks; from a thread it can be lef
 from __future__ import annotations
 
 import atexit
-import time
 from contextvars import Context, copy_context
+from math import inf
 from queue import SimpleQueue
 from threading import Event as Flag
 from threading import Lock, Thread, current_thread
+from time import monotonic
 from weakref import WeakSet, finalize
 
 from abate import events, forks
-from abate.call.tally import Tick
+from abate.cooldown import Cooldown
+from abate.counts import Tick
 from abate.errors import number, whole
 from abate.events import Event, Sink
 from abate.logs import Log
@@ -32,7 +34,8 @@ Handed = tuple[Context, Event] | Flag | None
 class Detached:
     """Hands events over to `sink` in a thread of its own; `dropped` counts those that found no room.
 
-    A sink that raises is cut off and logged, as any other.
+    A sink that raises is logged, left alone for a while and tried again, as any other. One that blocks has what comes
+    meanwhile up to its capacity, when it moves on.
 
     >>> from abate import events
     >>> seen = []
@@ -63,7 +66,7 @@ class Detached:
 
     @property
     def dropped(self) -> int:
-        """Events that nobody will see: there was no room, or the sink had been cut off."""
+        """Events that the sink was not given: there was no room, or it had failed lately."""
         return self._dropped.read()
 
     @property
@@ -74,7 +77,7 @@ class Detached:
     def __call__(self, event: Event) -> None:
         worker = self._worker
         # threads that come at the same time may be one too many each: it is bounded all the same
-        if self._handed.qsize() >= self.capacity or (worker is not None and worker.failed):
+        if self._handed.qsize() >= self.capacity or (worker is not None and worker.resting):
             self._dropped.add()
             return
         self._handed.put((copy_context(), event))
@@ -124,6 +127,9 @@ class Attended(Detached):
         if current_thread() is self._worker:  # the sink makes calls itself
             self.sink(event)
             return
+        worker = self._worker
+        if worker is not None and worker.stuck:  # to wait again would hold up another call
+            raise TimeoutError("it has not returned from an earlier event")
         super().__call__(event)
         if self._worker is not None:
             self.flush(events.STUCK)
@@ -144,28 +150,51 @@ class Worker(Thread):
         self._handed = handed
         self._dropped = dropped
         self._told = False
-        self.failed = False
+        self._cooldown = Cooldown()
+        self._missed = 0
+        """Events that were dropped before the sink failed last."""
+        self._since = inf
+        """The instant at which the sink was given what it is busy with."""
+
+    @property
+    def resting(self) -> bool:
+        """Is the sink left alone at the moment?"""
+        return self._cooldown.on and monotonic() < self._cooldown.until
+
+    @property
+    def stuck(self) -> bool:
+        """Has the sink been busy with one event for too long?"""
+        return monotonic() - self._since > events.STUCK
 
     def run(self) -> None:
         while (handed := self._handed.get()) is not None:
             if isinstance(handed, Flag):
                 handed.set()
-            elif self.failed:
+            elif self.resting:
                 self._dropped.add()
             else:
                 self._bring(*handed)
             del handed  # it holds on to an error, and that to its frames
 
     def _bring(self, context: Context, event: Event) -> None:
+        self._since = monotonic()
+        trial = self._cooldown.claim(self._since)
         try:
             context.run(self._sink, event)
         except Exception:
-            self.failed = True
-            log.exception("the sink %r failed and was cut off", self._sink)
-            for sink in events.sinks:
-                if isinstance(sink, Detached) and sink.sink is self._sink:
-                    events.remove(sink)
-        if not self._told and self._dropped.read():
+            if not trial:
+                self._missed = self._dropped.read()
+            pause = self._cooldown.begin(monotonic(), trial)
+            log.exception("the sink %r failed: it is tried again in %.3g s", self._sink, pause)
+        else:
+            if trial:
+                self._cooldown.end(monotonic())
+                missed = self._dropped.read() - self._missed
+                log.warning("the sink %r takes events again; %d were dropped meanwhile", self._sink, missed)
+                self._told = True
+        finally:
+            self._since = inf
+        if not self._told and not self._cooldown.on and self._dropped.read():
             self._told = True
             log.warning("the sink %r is too slow: events are dropped, which its `dropped` counts", self._sink)
 
@@ -175,9 +204,9 @@ _open: WeakSet[Detached] = WeakSet()
 
 def flush_all() -> None:
     """Give every sink the rest of its grace: the program ends."""
-    began = time.monotonic()
+    began = monotonic()
     for sink in list(_open):
-        sink.flush(max(0.0, began + sink.grace - time.monotonic()))
+        sink.flush(max(0.0, began + sink.grace - monotonic()))
 
 
 atexit.register(flush_all)

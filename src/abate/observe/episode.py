@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from math import inf
 
-from abate.call.tally import Tick
+from abate.counts import Tick
 
 PAUSES = 2.0
 """Of the longest pause: what has been quiet for so many of them is over."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import accumulate
 
 from abate.call.tally import OTHER
-from abate.observe.snapshot import LONGEST_NAME, MOST
+from abate.observe.snapshot import MOST, named
 
 UNNAMED = "unnamed"
 
@@ -49,8 +49,7 @@ class Names:
         """The label's value for this name."""
         if name in self._known:
             return name
-        # half a surrogate pair can't be written as UTF-8, and one such name would break every scrape
-        label = str(name)[:LONGEST_NAME].encode("utf-8", "backslashreplace").decode() or UNNAMED
+        label = named(name) or UNNAMED
         if label not in self._known:
             if len(self._known) >= self._most:
                 return OTHER

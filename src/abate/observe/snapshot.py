@@ -14,6 +14,7 @@ from abate.admit.shelter import Shelter
 from abate.call.tally import NOTHING, Counted, roll
 from abate.observe.asking import Answer, depths
 from abate.observe.stored_numbers import is_number, reading, shown
+from abate.redact import line
 from abate.values import Value
 
 if TYPE_CHECKING:
@@ -116,11 +117,20 @@ def snapshot() -> Snapshot:
     )
 
 
+def named(name: object) -> str:
+    """A name as it is shown and as a label of metrics has it.
+
+    >>> named("https://me:secret@api.example/")
+    'https://***@api.example/'
+    """
+    return line(str(name), LONGEST_NAME + 1)[:LONGEST_NAME]  # without a mark where it was cut
+
+
 def grouped(things: Iterable[Any]) -> list[tuple[str, list[Any]]]:
     """Things by name, a bounded number of names."""
     groups: dict[str, list[Any]] = {}
     for thing in things:
-        name = str(thing.name)[:LONGEST_NAME]
+        name = named(thing.name)
         if name in groups or len(groups) < MOST:
             groups.setdefault(name, []).append(thing)
     return list(groups.items())
@@ -130,7 +140,7 @@ def policy_view(name: str, policies: Sequence[Policy], counted: Mapping[str, Cou
     """All policies of one name; `counted` is what is on the roll."""
     # copies of one policy share its budget, which is counted once
     budgets = list({id(policy.budget): policy.budget for policy in policies}.values())
-    shelters = [policy.shelter.name for policy in policies if policy.shelter is not None]
+    shelters = [named(policy.shelter.name) for policy in policies if policy.shelter is not None]
     calls = NOTHING
     for whole in {policy.name for policy in policies}:
         calls = calls.plus(counted.get(whole, NOTHING))

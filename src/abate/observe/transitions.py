@@ -28,7 +28,8 @@ from abate.events import Event
 from abate.locks import Section
 from abate.observe.caps import Caps
 from abate.observe.episode import Episode
-from abate.observe.words import LONGEST_NAME, Fact, Level, cut, error_type, facts, sentence, shown
+from abate.observe.words import LONGEST_NAME, Fact, Level, error_type, facts, sentence
+from abate.redact import line, shown
 from abate.values import Value
 
 MOST_KEYS = 10_000
@@ -239,7 +240,7 @@ class Transitions:
         subjects, failures = [] if subject is None else [subject], 0
         if isinstance(event, events.Worked):
             kinds, failures = self._worked(event)
-            subjects = [(kind, cut(event.policy, LONGEST_NAME), "") for kind in kinds]
+            subjects = [(kind, line(event.policy, LONGEST_NAME), "") for kind in kinds]
         for each in subjects:
             if self._enter(each, now):
                 self._told.append(Line(*each, event, failures))
@@ -310,30 +311,30 @@ class Transitions:
 
     def _subject(self, event: Event) -> Subject | None:
         """What an event is about, if it is worth a line; of work that depends on its key."""
-        policy = cut(event.policy, LONGEST_NAME)
+        policy = line(event.policy, LONGEST_NAME)
         match event:
             case events.Worked() | events.Waited():
                 return None  # a bucket that lets wait does its work
             case events.FirstFailure(_, "fatal"):
                 return None  # then the call has given up as well, which is told
             case events.FirstFailure(_, reason):
-                return "failing", policy, cut(reason, LONGEST_NAME)
+                return "failing", policy, line(reason, LONGEST_NAME)
             case events.Retry(_, _, _, reason):
-                return ("at_cap", policy, cut(reason, LONGEST_NAME)) if self._caps.call_reaches_cap(event) else None
+                return ("at_cap", policy, line(reason, LONGEST_NAME)) if self._caps.call_reaches_cap(event) else None
             case events.BudgetRefused(_, gate):
-                return "refused", policy, cut(gate, LONGEST_NAME)
+                return "refused", policy, line(gate, LONGEST_NAME)
             case events.GaveUp(_, "fatal", _, _, error):
                 return "fatal", policy, "" if error is None else error_type(error)
             case events.GaveUp(_, reason):
-                return None if reason in UNTOLD else ("gave_up", policy, reason)
+                return None if reason in UNTOLD else ("gave_up", policy, line(reason, LONGEST_NAME))
             case events.Recovered():
                 return "recovered", policy, ""
             case events.LayeredRetry(_, inner):
-                return "layered", policy, cut(inner, LONGEST_NAME)
+                return "layered", policy, line(inner, LONGEST_NAME)
             case events.ShelterChanged(_, _, state):
-                return "shelter", policy, state
+                return "shelter", policy, line(state, LONGEST_NAME)
             case events.Buried(_, _, kind):
-                return "buried", policy, kind
+                return "buried", policy, line(kind, LONGEST_NAME)
             case events.LeaseLost():
                 return "lease_lost", policy, ""
             case events.WorkerCrashed():
@@ -341,7 +342,7 @@ class Transitions:
             case events.FuseBlown():
                 return "fuse", policy, ""
             case events.SourceFailed(_, source):
-                return "source_failing", policy, cut(source, LONGEST_NAME)
+                return "source_failing", policy, line(source, LONGEST_NAME)
             case events.StoreDegraded(_, degraded):
                 return "store", policy, "degraded" if degraded else "well"
             case _:

@@ -1,7 +1,7 @@
 """How events are told: a name, a level, a sentence and a few facts, all of bounded length.
 
-Keys and errors come from peers. They are shown by their `repr`, so that none of them can begin a line of its own, and
-cut, so that an error text of a megabyte is not a line of a megabyte.
+Keys, names and errors come from peers: each passes through `abate.redact`, which hides secrets, escapes control
+characters and bounds the length.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from typing import Literal, TypeAlias
 
 from abate import events
 from abate.events import Event
+from abate.redact import line, shown
 
 Level = Literal["debug", "info", "warning", "error"]
 Fact: TypeAlias = str | float | bool | None
 
-LONGEST_TEXT = 500
-"""Characters of an error or a reason."""
 LONGEST_NAME = 120
 """Characters of a name or a key."""
 
@@ -51,27 +50,6 @@ def name(event: Event) -> str:
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in type(event).__name__)[1:]
 
 
-def cut(text: str, longest: int = LONGEST_TEXT) -> str:
-    """The beginning of a text that is too long.
-
-    >>> cut("abcdefgh", 4)
-    'abc…'
-    """
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
-
-
-def shown(value: object, longest: int = LONGEST_TEXT) -> str:
-    """What something looks like, even if it can't be asked.
-
-    >>> shown(OSError("down"))
-    "OSError('down')"
-    """
-    try:
-        return cut(repr(value), longest)
-    except Exception:
-        return f"a {type(value).__name__} that can't be shown"
-
-
 def error_type(error: BaseException) -> str:
     """The full name of an error's type; those that are built in have a short one.
 
@@ -81,7 +59,7 @@ def error_type(error: BaseException) -> str:
     """
     kind = type(error)
     full = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return cut(full, LONGEST_NAME)
+    return line(full, LONGEST_NAME)
 
 
 def facts(event: Event) -> dict[str, Fact]:
@@ -97,7 +75,7 @@ def facts(event: Event) -> dict[str, Fact]:
             told["error_type"] = error_type(value)
             told[field] = shown(value)
         elif isinstance(value, str):
-            told[field] = cut(value)
+            told[field] = line(value)
         elif value is None or isinstance(value, (bool, int, float)):
             told[field] = value
         else:
@@ -113,34 +91,34 @@ def sentence(event: Event) -> str:
     >>> sentence(events.Recovered("orders", attempts=2, waited=0.5))
     'orders: succeeded on attempt 2 after 0.5 s of waiting'
     """
-    return f"{cut(event.policy, LONGEST_NAME)}: {_told(event)}"
+    return f"{line(event.policy, LONGEST_NAME)}: {_told(event)}"
 
 
 def _told(event: Event) -> str:
     match event:
         case events.FirstFailure(_, reason, error):
-            return f"first failure ({cut(reason)}): {shown(error)}"
+            return f"first failure ({line(reason)}): {shown(error)}"
         case events.Retry(_, attempt, delay, reason, hint, error):
             asked = "" if hint is None else f", asked for {hint:.3g} s"
-            return f"attempt {attempt} failed ({cut(reason)}{asked}), next in {delay:.3g} s: {shown(error)}"
+            return f"attempt {attempt} failed ({line(reason)}{asked}), next in {delay:.3g} s: {shown(error)}"
         case events.BudgetRefused(_, gate, attempt):
-            return f"{cut(gate, LONGEST_NAME)} refused attempt {attempt + 1}"
+            return f"{line(gate, LONGEST_NAME)} refused attempt {attempt + 1}"
         case events.GaveUp(_, reason, attempts, waited, error):
-            return f"gave up after {attempts} attempts and {waited:.3g} s ({reason}): {shown(error)}"
+            return f"gave up after {attempts} attempts and {waited:.3g} s ({line(reason)}): {shown(error)}"
         case events.Recovered(_, attempts, waited):
             return f"succeeded on attempt {attempts} after {waited:.3g} s of waiting"
         case events.LayeredRetry(_, inner):
-            return f"did not retry what {cut(inner, LONGEST_NAME)} had given up on"
+            return f"did not retry what {line(inner, LONGEST_NAME)} had given up on"
         case events.ShelterChanged(_, shelter, state, waiters, limit):
-            name = cut(shelter, LONGEST_NAME)
-            return f"{name} is {state}, with {waiters} waiting and at most {limit:.3g} in flight"
+            name = line(shelter, LONGEST_NAME)
+            return f"{name} is {line(state)}, with {waiters} waiting and at most {limit:.3g} in flight"
         case events.Waited(_, seconds):
             return f"waited {seconds:.3g} s for its tokens"
         case events.Worked(_, key, ending, seconds, receives, error):
             failed = "" if error is None else f": {shown(error)}"
-            return f"{_key(key)} is {ending} after {seconds:.3g} s (handed out {receives} times){failed}"
+            return f"{_key(key)} is {line(ending)} after {seconds:.3g} s (handed out {receives} times){failed}"
         case events.Buried(_, key, kind, reason):
-            return f"{_key(key)} is buried ({kind}): {shown(reason)}"
+            return f"{_key(key)} is buried ({line(kind)}): {shown(reason)}"
         case events.LeaseLost(_, key):
             return f"the lease of {_key(key)} ran out"
         case events.WorkerCrashed(_, key, error):
@@ -148,7 +126,7 @@ def _told(event: Event) -> str:
         case events.FuseBlown(_, pause):
             return f"most messages fail: none are taken for {pause:.3g} s"
         case events.SourceFailed(_, source, error, delay):
-            return f"{cut(source, LONGEST_NAME)} failed, next try in {delay:.3g} s: {shown(error)}"
+            return f"{line(source, LONGEST_NAME)} failed, next try in {delay:.3g} s: {shown(error)}"
         case events.StoreDegraded(_, True, error):
             return f"does not answer: each process goes by its own limits now ({shown(error)})"
         case events.StoreDegraded():

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from typing import Any, NoReturn, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
 from abate.errors import AbateError
+from abate.logs import Log
 from abate.sim.agenda import Agenda
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ PATIENCE = 3
 STEPS = 1000
 """Steps that each task may take to end, once it is cancelled."""
 
-log = logging.getLogger("abate.sim")
+log = Log("abate.sim")
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):

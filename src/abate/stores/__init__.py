@@ -51,6 +51,8 @@ SCHEMES = {
     "postgres": "abate.stores.postgres",
 }
 """Where the stores of a scheme are opened: by `open_url(scheme, rest, clock, required)` of that module."""
+LONGEST_SCHEME = 16
+"""Letters of what is taken for a scheme, and shown."""
 EXPECTED = (
     "'memory:', 'sqlite:///relative/path.db', 'sqlite:////absolute/path.db', 'redis://host:6379/0' "
     "or 'postgresql://host:5432/database'"
@@ -74,12 +76,13 @@ def open_store(url: str, *, clock: Clock | Callable[[], float] | None = None, re
     Traceback (most recent call last):
     ValueError: there is no store 'mysql:': expected 'memory:', 'sqlite:///relative/path.db', ...
     """
-    if not isinstance(url, str):
-        raise TypeError(f"a store's URL must be a string, {EXPECTED}, not {url!r}")
+    if not isinstance(url, str):  # it may hold a password all the same
+        raise TypeError(f"a store's URL must be a string, {EXPECTED}, not {type(url).__name__}")
     scheme, colon, rest = url.partition(":")
     if not colon:
         raise ValueError(f"a store's URL begins with a scheme and a colon: expected {EXPECTED}")
-    if scheme not in SCHEMES:  # what follows the colon may hold a password
-        raise ValueError(f"there is no store {scheme + ':'!r}: expected {EXPECTED}")
+    if scheme not in SCHEMES:  # what follows the colon may hold a password, and so may what is no scheme
+        named = f" {scheme + ':'!r}" if scheme.isascii() and scheme.isalnum() and len(scheme) <= LONGEST_SCHEME else ""
+        raise ValueError(f"there is no store{named}: expected {EXPECTED}")
     store: Store = importlib.import_module(SCHEMES[scheme]).open_url(scheme, rest, given(clock), required)
     return store

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from abate.errors import number
+from abate.redact import redacted
 from abate.work.source import NOTHING, Back, Bury, Done, Message, Verdict
 
 LONGEST_KEY = 512
@@ -67,7 +68,7 @@ def of_ours(message: Any) -> Message:
 
 
 def bounded(verdict: Any) -> Verdict:
-    """Return a verdict that a store can write down: of valid numbers, its texts cut to their length."""
+    """Return a verdict that a store can write down: of valid numbers, its texts redacted and cut to their length."""
     match verdict:
         case Done(again):
             if again is not None:
@@ -76,7 +77,7 @@ def bounded(verdict: Any) -> Verdict:
         case Back():
             return verdict
         case Bury(kind, reason, trace):
-            return Bury(cut(kind), cut(reason), cut(trace))
+            return Bury(cut(redacted(kind)), cut(redacted(reason)), cut(redacted(trace)))
     raise TypeError(f"a verdict must be Done, Back or Bury, not {verdict!r:.80}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abate.call.tally import Tick
+from abate.counts import Tick
 
 
 class Adds:

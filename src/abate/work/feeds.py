@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from abate import clock as clocks
 from abate import events
 from abate.logs import ERROR, INFO, WARNING, Log
+from abate.redact import described, shown
 from abate.schedule.backoff import Backoff, Uniform
 from abate.schedule.beat import LOOK, LOOKS, SET, SHARE, consistent_jitter, ticks
 
@@ -122,7 +123,7 @@ class Intake:
         try:
             found = iter(concerned(event, keys))
         except Exception as error:
-            self.skip(f"an event of which no key can be told: {_described(error)}")
+            self.skip(f"an event of which no key can be told: {described(error)}")
             return
         while True:
             try:
@@ -130,7 +131,7 @@ class Intake:
             except StopIteration:
                 return
             except Exception as error:
-                self.skip(f"an event of which no key can be told: {_described(error)}")
+                self.skip(f"an event of which no key can be told: {described(error)}")
                 return
             await self.add(key)
 
@@ -139,7 +140,7 @@ class Intake:
         try:
             hash(key)
         except Exception:
-            self.skip(f"what is no key: a key must be hashable, not {_shown(key)}")
+            self.skip(f"what is no key: a key must be hashable, not {shown(key)}")
             return
         failures = 0
         try:
@@ -153,10 +154,10 @@ class Intake:
                 except Exception as error:
                     failures += 1
                     self._adding = True
-                    await self._pause(f"{_shown(key)} could not be added", error, failures)
+                    await self._pause(f"{shown(key)} could not be added", error, failures)
         except asyncio.CancelledError:
             text = "%s: stopped before %s was added, which %s brought"
-            log.warning(text, self._policy, _shown(key), self.feed.name)
+            log.warning(text, self._policy, shown(key), self.feed.name)
             raise
         finally:
             self._adding = False
@@ -209,7 +210,7 @@ class Intake:
             level = INFO if failures == 1 else WARNING
             self._failures_said.say(level, "%s: %s has ended, started again in %.3g s", self._policy, name, delay)
         else:
-            self._trouble = _described(error)
+            self._trouble = described(error)
             then = "started again" if what is None else f"{what}, next try"
             self._failures_said.say(WARNING, "%s: %s failed, %s in %.3g s: %r", self._policy, name, then, delay, error)
             events.emit(events.SourceFailed(self._policy, name, error, delay))
@@ -224,7 +225,7 @@ class Intake:
             text = "%s: %s has ended, and can't be started again: give its function instead"
             log.warning(text, self._policy, name)
             return
-        self._trouble = f"it has failed, and can't be started again: {_described(error)}"
+        self._trouble = f"it has failed, and can't be started again: {described(error)}"
         text = "%s: %s has failed, and can't be started again: give its function instead"
         log.error(text, self._policy, name, exc_info=error)
         events.emit(events.SourceFailed(self._policy, name, error, inf))
@@ -284,7 +285,7 @@ async def resynced(look: Callable[[], Any], period: float, intake: Intake) -> No
             try:
                 keys.append((consistent_jitter(key, period), key))
             except Exception as error:  # its own `str` fails
-                intake.skip(f"what is no key: {_described(error)}")
+                intake.skip(f"what is no key: {described(error)}")
         intake.step()
         # of a period that had begun already, those whose turn is over have it with the next
         due = sorted([one for one in keys if one[0] >= wall.start - began], key=itemgetter(0))
@@ -336,22 +337,3 @@ def _cancelled() -> bool:
     """Was this task cancelled from outside?"""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _described(error: Exception) -> str:
-    """An error in few words.
-
-    >>> _described(KeyError("order"))
-    "KeyError: 'order'"
-    """
-    try:
-        return f"{type(error).__name__}: {error}"[:LONGEST]
-    except Exception:
-        return type(error).__name__
-
-
-def _shown(key: object) -> str:
-    try:
-        return repr(key)[:LONGEST]
-    except Exception:
-        return f"one of {type(key).__name__}"

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from abate import clock as clocks
 from abate.admit.bells import Bell
-from abate.call.tally import taken
 from abate.clock import Clock, switch
+from abate.counts import taken
 from abate.errors import number, whole
 from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
 from abate.work.keys import KeyQueue

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import random
 from inspect import isasyncgen, isgenerator
-from traceback import format_exception
 from typing import Literal, NamedTuple
 
 from abate.admit.budget import Budget
@@ -26,6 +25,7 @@ from abate.call.policy import OVERLOAD_BASE
 from abate.decide import http
 from abate.decide.outcome import BLIP, Outcome, Ruling
 from abate.decide.rules import Rules, nature
+from abate.redact import redacted, trace
 from abate.schedule.backoff import Schedule, Uniform
 from abate.schedule.hints import LONGEST, after_hint
 from abate.work.answers import Again, PermanentFailure, Recoverable, SilentSuccess
@@ -200,8 +200,8 @@ def _mistake(result: object) -> str | None:
 
 def _buried(kind: str, error: BaseException, more: str = "", failed: bool | None = None) -> Judgement:
     name = "" if isinstance(error, PermanentFailure) and _words(error) else f"{type(error).__name__}: "
-    reason = f"{name}{_words(error)}"[:LONGEST_REASON] + more
-    return Judgement(Bury(kind, reason, "".join(format_exception(error))[-LONGEST_TRACE:]), "buried", failed)
+    reason = f"{name}{redacted(_words(error))}"[:LONGEST_REASON] + more
+    return Judgement(Bury(kind, reason, trace(error)[-LONGEST_TRACE:]), "buried", failed)
 
 
 def _words(error: BaseException) -> str:

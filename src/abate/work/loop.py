@@ -38,6 +38,7 @@ from abate import events
 from abate.clock import Clock
 from abate.errors import AttemptTimeout
 from abate.logs import Log
+from abate.redact import described
 from abate.schedule.backoff import Backoff
 from abate.work.crew import Crew
 from abate.work.fuse import Fuse
@@ -567,7 +568,7 @@ class Loop:
     def _trouble(self, error: Exception, failures: int) -> float:
         """The source has failed: seconds to leave it alone."""
         delay = TROUBLE.delay(failures, random)
-        self.failing = f"{type(error).__name__}: {error}"[:200]
+        self.failing = described(error)
         log.warning("%s: %s failed, next try in %.3g s: %r", self.name, self.source.name, delay, error)
         events.emit(events.SourceFailed(self.name, self.source.name, error, delay))
         return delay

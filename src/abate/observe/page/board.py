@@ -20,9 +20,10 @@ from abate.clock import Clock
 from abate.observe.page import trouble
 from abate.observe.page.depths import Depths
 from abate.observe.page.rates import POINTS, Rates, short
-from abate.observe.page.recent import Calls, Recent, Work, described, text
-from abate.observe.snapshot import LONGEST_NAME, PolicyView, ShelterView, grouped, policy_view, shelter_view
+from abate.observe.page.recent import Calls, Recent, Work, text
+from abate.observe.snapshot import PolicyView, ShelterView, grouped, policy_view, shelter_view
 from abate.observe.stored_numbers import reading
+from abate.redact import described
 
 MINUTE = 60.0
 KEYS = 8
@@ -131,7 +132,7 @@ class Board:
         row = self._recent.read_calls(view.name, read)
         rates = self._policies.setdefault(view.name, Rates())
         calls, retries, failed = rates.note((view.begun, row["retries"], view.bad), seconds)
-        shelter = None if view.shelter is None else shelters.get(view.shelter[:LONGEST_NAME])
+        shelter = None if view.shelter is None else shelters.get(view.shelter)
         delays = row.pop("delays")
         wrong = view.wrong
         if shelter is not None and math.isnan(shelter.limit):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from abate.observe.page.recent import described
+from abate.redact import described
 from abate.stores import Depth
 from abate.work.crew import Crew
 

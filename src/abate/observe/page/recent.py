@@ -18,8 +18,9 @@ from abate.locks import Section
 from abate.observe.page.keys import Failing, Hottest
 from abate.observe.page.lately import Lately
 from abate.observe.page.trouble import FAILED
-from abate.observe.snapshot import LONGEST_NAME, MOST
+from abate.observe.snapshot import LONGEST_NAME, MOST, named
 from abate.observe.stored_numbers import is_number
+from abate.redact import described, line
 
 LONGEST = 200
 """Characters of an error, a key or a reason."""
@@ -115,7 +116,7 @@ class Recent:
         self._section.run(self._take, event, self._clock.now())
 
     def _take(self, event: Event, now: float) -> None:
-        name = event.policy[:LONGEST_NAME]  # as a snapshot has it
+        name = named(event.policy)
         match event:
             case events.Worked():
                 self._worked(self._work_of(name, now), event, now)
@@ -243,7 +244,7 @@ def _kept(kept: OrderedDict[str, R], name: str, make: Callable[[], R]) -> R:
 
 
 def text(thing: object, longest: int = LONGEST) -> str:
-    """A thing as text, cut; one that can't be shown is shown as its type.
+    """A thing as a line of text (see `abate.redact`); one that can't be shown is shown as its type.
 
     >>> text("x" * 1000, 5), text(("orders", 42))
     ('xxxx…', "('orders', 42)")
@@ -252,13 +253,4 @@ def text(thing: object, longest: int = LONGEST) -> str:
         whole = str(thing)
     except Exception:
         whole = f"<{type(thing).__name__}>"
-    return whole if len(whole) <= longest else whole[: longest - 1] + "…"
-
-
-def described(error: BaseException) -> str:
-    """An error as one line, cut.
-
-    >>> described(TimeoutError("slow"))
-    'TimeoutError: slow'
-    """
-    return text(f"{type(error).__name__}: {text(error)}")
+    return line(whole, longest)

@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 from psycopg import OperationalError, pq
 
 from abate.errors import number
+from abate.redact import HIDDEN, redacted
 
 EXPECTED = "expected 'postgresql://user:password@host:port/database?schema=abate&timeout=5'"
 NAMES = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
@@ -51,7 +52,7 @@ class Address:
         }
         where = asked.get("host") or asked.get("hostaddr") or "localhost"
         port = f":{asked['port']}" if "port" in asked else ""
-        schema = "" if self.schema == SCHEMA else f"?schema={self.schema}"
+        schema = "" if self.schema == SCHEMA else f" (schema {self.schema})"
         self._shown = f"postgresql://{where}{port}/{asked.get('dbname', '')}{schema}"
 
     def conninfo(self, limited: bool) -> bytes:
@@ -65,8 +66,8 @@ class Address:
     def without_password(self, said: str) -> str:
         """What somebody said, in one line; whatever could be a password is taken out."""
         for secret in self._secrets:
-            said = said.replace(secret, "***")
-        return said
+            said = said.replace(secret, HIDDEN)
+        return redacted(said)
 
     def __str__(self) -> str:
         return self._shown

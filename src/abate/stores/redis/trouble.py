@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from redis import exceptions
 
+from abate.redact import HIDDEN, redacted
 from abate.stores.redis.address import Address
 
 NO_RIGHTS = "does not let this user do what is needed: expected the rights {rights}"
@@ -101,4 +102,4 @@ def _first(error: BaseException) -> BaseException:
 
 def _scrubbed(said: str, address: Address) -> str:
     """What a server says may repeat what it was sent."""
-    return said.replace(address.password, "***") if address.password else said
+    return redacted(said.replace(address.password, HIDDEN) if address.password else said)

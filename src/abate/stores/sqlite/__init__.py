@@ -26,8 +26,8 @@ EXPECTED = "expected 'sqlite:///relative/path.db' or 'sqlite:////absolute/path.d
 def open_url(scheme: str, rest: str, clock: Clock | None, required: bool) -> SqliteStore:
     """The store of ``scheme:rest``; a file is always there, or what is wrong with it is said."""
     if scheme == "memory":
-        if rest:
-            raise ValueError(f"'memory:' is the whole URL of a store in memory; nothing may follow, not {rest!r:.80}")
+        if rest:  # which may hold a password
+            raise ValueError("'memory:' is the whole URL of a store in memory; nothing may follow")
         return SqliteStore(File(None, "OFF", TIMEOUT), clock)
     address, _, query = rest.partition("?")
     if not address.startswith("///"):

@@ -1,0 +1,55 @@
+"""Where a command finds the URL of its store: on the command line, in the environment or in a file.
+
+    --store sqlite:///work.db          the URL itself, if it holds no password: others on this machine can read it
+    --store env:ABATE_STORE            the value of an environment variable
+    --store file:/run/secrets/store    the content of a file, as Docker and Kubernetes mount secrets
+
+It is the same wherever a command takes a URL. What was read is never shown.
+"""
+
+from __future__ import annotations
+
+import os
+
+from abate.errors import AbateError
+
+LONGEST = 16_384
+"""Bytes of a file that holds a URL."""
+HELP = "such as sqlite:///work.db, or where the URL is: env:NAME or file:PATH"
+
+
+def store_url(given: str) -> str:
+    """Return the URL that an argument is, or names.
+
+    >>> store_url("sqlite:///work.db")
+    'sqlite:///work.db'
+    >>> store_url("env:NO_SUCH_VARIABLE")
+    Traceback (most recent call last):
+    abate.errors.AbateError: the environment variable NO_SUCH_VARIABLE is not set: expected the URL of a store in it
+    """
+    kind, _, where = given.partition(":")
+    if kind == "env":
+        url, place = os.environ.get(where, "").strip(), f"the environment variable {where}"
+        if not url:
+            raise AbateError(f"{place} is not set: expected the URL of a store in it")
+    elif kind == "file":
+        url, place = _content(where), f"the file {where}"
+        if not url:
+            raise AbateError(f"{place} is empty: expected the URL of a store in it")
+    else:
+        return given
+    if len(url.split()) > 1 or url.startswith(("env:", "file:")):
+        raise AbateError(f"{place} must hold the URL of a store and nothing else")
+    return url
+
+
+def _content(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(LONGEST + 1)
+        if len(content) > LONGEST:
+            raise AbateError(f"the file {path} is longer than {LONGEST} bytes: expected the URL of a store in it")
+        return content.decode().strip()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise AbateError(f"the file {path} can't be read: {why}") from None

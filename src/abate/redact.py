@@ -1,0 +1,249 @@
+r"""Text that is safe to write: secrets are hidden, control characters are escaped, the length is bounded.
+
+Error texts, keys and names come from peers, and error texts repeat URLs and connection strings. Everything that abate
+writes passes through here: log lines, events as text, the page, labels of metrics, dead letters, what commands print.
+Exception objects are never changed.
+
+What is hidden, each as ``***``:
+
+* the user info of a URL, and everything behind its ``?``; a fragment that has a ``=`` or a ``?``;
+* the query of a path without a host (``/search?key=value``), if it has a ``=``;
+* the value of a name that ends in one of `NAMES`, as ``name=value``, ``"name": "value"`` or ``'name': 'value'``;
+* the value of a header of `HEADERS`, as ``Name: value``, to the end of its line;
+* what follows ``Bearer`` or ``Basic``, if it looks like a token; AWS access key IDs.
+
+Nothing else is: a secret in the path of a URL, or one that stands alone, is not recognised.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import NamedTuple
+
+HIDDEN = "***"
+NAMES = r"password|passwd|passphrase|pwd|secret|token|(?:api|access|secret)[_-]?key|authorization|cookie"
+"""What the name of a value ends in that is hidden."""
+HEADERS = r"(?:proxy-)?authorization|(?:set-)?cookie|x-api-key"
+LONGEST = 500
+"""Characters of a text in one line, unless told otherwise."""
+LOOKED_AT = 65_536
+"""Characters of a text that are looked at: nobody waits for a megabyte of error text."""
+UNFINISHED = 256
+"""Characters behind a word in which the end of its user info is looked for."""
+LONGEST_WORD = 2048
+"""Characters before a ``?`` in which the beginning of its URL is looked for."""
+CLOSING = ")]}'`,.;:!"
+"""What may follow a URL or a value without being part of it."""
+
+
+class _Patterns(NamedTuple):
+    scheme: re.Pattern[str]
+    authority: re.Pattern[str]
+    word: re.Pattern[str]
+    host: re.Pattern[str]
+    query: re.Pattern[str]
+    value: re.Pattern[str]
+    header: re.Pattern[str]
+    token: re.Pattern[str]
+    key: re.Pattern[str]
+
+
+@cache
+def _patterns() -> _Patterns:
+    """Compile the patterns when there is something to write: it takes longer than importing the core.
+
+    None of them backtracks over more than a bounded number of characters.
+    """
+    single, double = (rf"{quote}(?:[^{quote}\\]|\\.)*+(?:{quote}|\\?\Z)" for quote in ("'", '"'))
+    quoted = rf"b?\\{{0,8}}(?:{single}|{double})"
+    return _Patterns(
+        scheme=re.compile(r":(?://|\\/\\/)"),  # some write JSON with \/
+        authority=re.compile(r'[^\s"<>/?#]*'),
+        word=re.compile(r'[^\s"<>]*'),
+        host=re.compile(r"(?:\[[^\]@]*\]|[^:@\[\]]*)(?::\d*)?"),
+        query=re.compile(r'[?#]([^\s"<>]+)'),
+        value=re.compile(
+            rf"(?is)({NAMES})"
+            rf"([ \t]{{0,3}}=(?!=)[ \t]{{0,3}}|\\{{0,8}}[\"'][ \t]{{0,3}}:[ \t]{{0,3}}(?=b?\\{{0,8}}[\"']))"
+            rf"({quoted}|\S+)"
+        ),
+        header=re.compile(rf"(?i)\b({HEADERS})([ \t]{{0,3}}:[ \t]{{0,3}})([^\s\"'][^\r\n]*)"),
+        token=re.compile(r"\b((?i:bearer|basic)[ \t]{1,3})(?=[\w.~+/=-]{0,256}?(?:[0-9=]|[a-z][A-Z]))[\w.~+/=-]{8,}"),
+        key=re.compile(r"(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    )
+
+
+def redacted(text: str) -> str:
+    """Return the text with its secrets hidden; what has none is returned as it is.
+
+    >>> redacted("503 for https://bot:hunter2@api.example/x?token=abc")
+    '503 for https://***@api.example/x?***'
+    >>> redacted("connection to host=db user=me password='hunter 2' failed")
+    'connection to host=db user=me password=*** failed'
+    """
+    patterns = _patterns()
+    if ":" in text:
+        text = _without_user_info(text, patterns)
+        text = patterns.header.sub(_header, text)
+    if "?" in text or "#" in text:
+        text = patterns.query.sub(_query, text)
+    if "=" in text or ":" in text:
+        text = patterns.value.sub(_value, text)
+    if " " in text or "\t" in text:
+        text = patterns.token.sub(rf"\1{HIDDEN}", text)
+    return patterns.key.sub(HIDDEN, text) if "AKIA" in text or "ASIA" in text else text
+
+
+def quoted(text: str) -> str:
+    r"""Return the text on one line: what is not printable is written as an escape sequence of Python's.
+
+    Line ends of every kind, terminal control sequences and the marks that change the direction of text are not
+    printable.
+
+    >>> quoted("two\nlines\x1b[2J")
+    'two\\nlines\\x1b[2J'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for letter in text
+    )
+
+
+def line(text: str, longest: int = LONGEST) -> str:
+    r"""Return a text without secrets, on one line, of at most `longest` characters.
+
+    >>> line("GET http://me:secret@cache/\nfailed", 30)
+    'GET http://***@cache/\\nfailed'
+    """
+    if len(text) > LOOKED_AT:
+        text = _beginning(text)
+    text = quoted(redacted(text))
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def shown(thing: object, longest: int = LONGEST) -> str:
+    """Return the `repr` of a thing as a `line`, also of one whose `repr` fails.
+
+    >>> shown(OSError("down"))
+    "OSError('down')"
+    """
+    try:
+        return line(repr(thing), longest)
+    except Exception:
+        return f"a {type(thing).__name__} that can't be shown"
+
+
+def described(error: BaseException, longest: int = 200) -> str:
+    """Return the type and the text of an error as a `line`.
+
+    >>> described(TimeoutError("slow"))
+    'TimeoutError: slow'
+    """
+    return line(f"{type(error).__name__}: {_said(error)}", longest)
+
+
+def trace(error: BaseException, indent: str = "") -> str:
+    """Return the traceback of an error: without secrets, without control characters, each line behind the indent.
+
+    With an indent, no line of an error's text can be taken for a line of the log.
+
+    >>> trace(OSError("down\\x1b[2J\\n2026-01-01 ERROR forged"), "  ").splitlines()
+    ['  OSError: down\\\\x1b[2J', '  2026-01-01 ERROR forged']
+    """
+    from traceback import format_exception
+
+    try:
+        text = redacted("".join(format_exception(error)))
+    except Exception:  # too deep, or an error that can't be formatted
+        text = described(error)
+    return "\n".join(f"{indent}{quoted(row)}" for row in text.removesuffix("\n").split("\n"))
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(it can't be told)"
+
+
+def _beginning(text: str) -> str:
+    """Return the beginning of a text. A URL through which it was cut may have lost the end of its user info."""
+    text = text[:LOOKED_AT]
+    before, scheme, after = text.rpartition("://")
+    return f"{before}{scheme}{HIDDEN}" if scheme and "@" not in after and " " not in after else text
+
+
+def _without_user_info(text: str, patterns: _Patterns) -> str:
+    pieces: list[str] = []
+    done = 0
+    for match in patterns.scheme.finditer(text):
+        begin = match.end()
+        if begin < done:
+            continue  # inside of what was hidden
+        end = _end_of_user_info(text, begin, patterns)
+        if end > begin:
+            pieces += (text[done:begin], HIDDEN)
+            done = end
+    return "".join(pieces) + text[done:] if pieces else text
+
+
+def _end_of_user_info(text: str, begin: int, patterns: _Patterns) -> int:
+    """Return where the user info ends that begins there, before its @; `begin` if there is none.
+
+    A password in which characters were not escaped as URLs require is hidden as well: if what follows a colon is no
+    port, the user info goes to the last @ of the word; if the word has none, to the next @ on the line, or else to the
+    end of the word.
+    """
+    authority = _matched(patterns.authority, text, begin).rstrip("\\")
+    if all(patterns.host.fullmatch(part) for part in authority.split(",")):
+        return begin
+    if all(patterns.host.fullmatch(part) for part in authority.rstrip(CLOSING).split(",")):
+        return begin
+    if ":" not in authority.rpartition("@")[0] and "@" in authority:
+        return begin + authority.rindex("@")
+    word = _matched(patterns.word, text, begin)
+    if "@" in word:
+        return begin + word.rindex("@")
+    end = begin + len(word)
+    stop = text.find("\n", end, end + UNFINISHED)
+    at = text.find("@", end, end + UNFINISHED if stop < 0 else stop)
+    return end if at < 0 else at
+
+
+def _matched(pattern: re.Pattern[str], text: str, begin: int) -> str:
+    found = pattern.match(text, begin)
+    return found[0] if found is not None else ""
+
+
+def _query(match: re.Match[str]) -> str:
+    mark, rest = match[0][0], match[1]
+    body = rest.rstrip(CLOSING)
+    if not body:
+        return match[0]
+    if mark == "?" and "=" in body:
+        return f"?{HIDDEN}{rest[len(body) :]}"
+    if not _in_url(match.string, match.start()) or (mark == "#" and "=" not in body and "?" not in body):
+        return match[0]
+    return f"{mark}{HIDDEN}{rest[len(body) :]}"
+
+
+def _in_url(text: str, position: int) -> bool:
+    """Does the word around this position have a scheme before it?"""
+    first = max(0, position - LONGEST_WORD)
+    scheme = max(text.rfind("://", first, position), text.rfind(r":\/\/", first, position))
+    return scheme >= 0 and scheme + len(_matched(_patterns().word, text, scheme)) >= position
+
+
+def _value(match: re.Match[str]) -> str:
+    name, sign, value = match.groups()
+    if value.lstrip("b\\")[:1] in ("'", '"'):
+        return f"{name}{sign}{HIDDEN}"
+    body = value.rstrip(CLOSING)
+    return f"{name}{sign}{HIDDEN}{value[len(body) :]}" if body else match[0]
+
+
+def _header(match: re.Match[str]) -> str:
+    return f"{match[1]}{match[2]}{HIDDEN}"
