@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 
 import httpx
 import pytest
@@ -337,7 +338,5 @@ def test_abate_run_serves_health_where_a_cluster_can_reach_it(app_file, where):
 
 def test_the_help_names_the_environment_for_the_token():
     """So that nobody has to write it where ps shows it."""
-    done = subprocess.run(
-        ["python", "-m", "abate", "run", "--help"], executable=os.sys.executable, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-m", "abate", "run", "--help"], capture_output=True, text=True)
     assert "ABATE_PAGE_TOKEN" in done.stdout
