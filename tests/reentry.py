@@ -91,6 +91,16 @@ def at_every_bytecode(make, operation, interruption, where=PACKAGE, steps=range(
 
 
 @contextlib.contextmanager
+def inside(section):
+    """The block is in the middle of an operation of its own thread."""
+    with section.lock:
+        section.busy = True
+        yield
+        section.busy = False
+    section.finish()
+
+
+@contextlib.contextmanager
 def held_elsewhere(section):
     """While the block runs, another thread is inside a section, and does not go on."""
     inside, over = threading.Event(), threading.Event()

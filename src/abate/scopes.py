@@ -51,7 +51,11 @@ class Scopes(Generic[S]):
     def enter(self, scope: S) -> S:
         """Open a block here."""
         scope.outer = self.nearest()  # closed ones are left out, so that chains of tasks don't gather them
-        self._here.set(scope)
+        try:
+            self._here.set(scope)
+        except BaseException:  # a signal handler has raised: the block will not be entered
+            self.leave(scope)
+            raise
         return scope
 
     def leave(self, scope: S) -> None:

@@ -45,6 +45,14 @@ class SlowRoom:
         return waiter
 
 
+def let_go(room, now):
+    """Who goes next leaves the room."""
+    waiter = room.next(now)
+    if waiter is not None:
+        room.remove(waiter)
+    return waiter
+
+
 class Bell:
     """What says where a waiter waits."""
 
@@ -85,7 +93,7 @@ class AgainstAList(RuleBasedStateMachine):
     @rule(turns=st.sampled_from([1, 1, 1, 5, TURNS]))
     def go(self, turns):
         for _ in range(turns):
-            waiter = self.room.next(self.now)
+            waiter = let_go(self.room, self.now)
             assert waiter is self.model.next(self.now)
             if waiter is not None:
                 assert waiter.answer is None
@@ -124,7 +132,7 @@ class AgainstAList(RuleBasedStateMachine):
     @rule(age=st.sampled_from([0.0, 0.5, 2.0]))
     def miss_a_turn(self, age):
         """One whose turn has come while it slept comes in again, and lines up where it was."""
-        waiter = self.room.next(self.now)
+        waiter = let_go(self.room, self.now)
         assert waiter is self.model.next(self.now)
         if waiter is not None:
             line = waiter.line
@@ -169,13 +177,13 @@ def fill(room, begins, now, first=True):
 
 def order(room, waiters, now, turns):
     """Who goes next, as places in the list."""
-    return [waiters.index(room.next(now)) for _ in range(turns)]
+    return [waiters.index(let_go(room, now)) for _ in range(turns)]
 
 
 def test_nobody_goes_where_nobody_waits():
     """An empty room has no next one and nobody to be found, and a turn costs nobody."""
     room = Room(3)
-    assert room.next(0.0) is None
+    assert let_go(room, 0.0) is None
     assert room.waiting_in(None) is None
     assert room.size == 0
     assert room.hopeless(inf) == []
@@ -190,7 +198,7 @@ def test_it_is_full_with_its_capacity_and_not_after_a_turn(capacity, turns):
         fill(room, [0.0], 0.0)
     assert room.full
     for _ in range(turns):
-        room.next(0.0)
+        let_go(room, 0.0)
     assert room.size == max(0, capacity - turns)
     assert room.full == (turns == 0)
 
@@ -253,7 +261,7 @@ def overflow(room, seconds, gap=0.1):
     came, now = [], 0.0
     while now < seconds:
         came += fill(room, [now] * 3, now)
-        room.next(now)
+        let_go(room, now)
         now += gap
     return came, now
 
@@ -264,7 +272,7 @@ def test_the_last_come_go_first_where_calls_overflow(seconds, last):
     room = Room(1000)
     _, now = overflow(room, seconds)
     fresh = fill(room, [now] * 2, now)
-    served = [room.next(now) for _ in range(3)]  # one of them may be for the oldest
+    served = [let_go(room, now) for _ in range(3)]  # one of them may be for the oldest
     assert [waiter for waiter in served if waiter in fresh] == (fresh[::-1] if last else [])
 
 
@@ -276,7 +284,7 @@ def test_of_the_last_come_those_who_have_left_are_passed_over():
     for waiter in fresh[1:]:
         waiter.answer = "left"
         room.remove(waiter)
-    assert fresh[0] in [room.next(now) for _ in range(2)]
+    assert fresh[0] in [let_go(room, now) for _ in range(2)]
 
 
 def test_the_last_come_do_not_go_first_when_it_has_settled():
@@ -284,7 +292,7 @@ def test_the_last_come_do_not_go_first_when_it_has_settled():
     room = Room(1000)
     _, now = overflow(room, 6.0)
     while room.size:
-        room.next(now)
+        let_go(room, now)
     now += SETTLED + 0.1
     waiters = fill(room, [now] * 3, now)
     assert order(room, waiters, now, 3) == [0, 1, 2]
@@ -295,8 +303,8 @@ def test_nothing_overflows_while_it_is_closed():
     room = Room(1000)
     _, now = overflow(room, 9.0, gap=MOVING + 0.05)
     fresh = fill(room, [now] * 3, now)
-    room.next(now)
-    served = [room.next(now) for _ in range(12)]
+    let_go(room, now)
+    served = [let_go(room, now) for _ in range(12)]
     assert [waiter for waiter in served if waiter in fresh] == [waiter for waiter in fresh if waiter in served], (
         "in the order they came"
     )
@@ -319,7 +327,7 @@ def test_nobody_starves_whatever_fresh_calls_come(before, gaps, callers, retries
         fill(room, [now] * callers, now)
         if retries:
             fill(room, [now - 50.0], now, first=False)
-        if room.next(now) is mine:
+        if let_go(room, now) is mine:
             return
     pytest.fail("its turn never came")
 
@@ -334,7 +342,7 @@ def test_one_that_is_overtaken_as_the_last_come_go_first_has_its_turn_when_it_is
     while mine not in served and len(served) < TURNS * (ahead + 1):
         now += 0.01
         fill(room, [now] * 2, now)
-        served.append(room.next(now))
+        served.append(let_go(room, now))
     assert mine in served
     assert len(served) > TURNS
 
@@ -351,8 +359,8 @@ def test_places_of_those_who_have_left_are_given_up(stay, leave, age):
         room.remove(gone)
         assert len(room._fresh) + len(room._oldest) <= room.size + max(FEW, room.size)
     assert room.size == stay
-    assert {room.next(0.0) for _ in range(stay)} == set(waiting)
-    assert room.next(0.0) is None
+    assert {let_go(room, 0.0) for _ in range(stay)} == set(waiting)
+    assert let_go(room, 0.0) is None
 
 
 def test_who_waits_in_a_place_is_found_there():

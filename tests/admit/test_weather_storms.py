@@ -153,6 +153,7 @@ class World:
             weather.held_back(now)
         while room.size and weather.may_send(now):
             waiter = room.next(now)
+            room.remove(waiter)
             if weather.answers_by(now) < waiter.deadline:
                 waiter.answer = weather.send(now)
                 self._send(waiter.answer, waiter.began, waiter.left)

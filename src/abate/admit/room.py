@@ -8,6 +8,10 @@
 * Of the fresh ones, the first come go first; where calls have been losing their freshness for `OVERFLOW` seconds, there
   is more to do than can be done, and the last come do (adaptive LIFO): better a few who wait too long than all.
 * A call that comes back from a failed attempt lines up behind those that have had none.
+
+An exception may come out of any call in here (a signal handler raises). So a waiter becomes `inside`, and is counted,
+by statements without a call between; and it is in a line before, and until after, it is inside. A place in a line whose
+waiter is not inside counts for nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ class Waiter:
     another.
     """
 
-    __slots__ = ("alarm", "answer", "began", "bell", "deadline", "end", "latest", "line", "picked")
+    __slots__ = ("alarm", "answer", "began", "bell", "deadline", "end", "inside", "latest", "line", "picked")
 
     def __init__(self, began: float, deadline: float, end: float = inf, latest: float | None = None) -> None:
         self.began = began
@@ -54,7 +58,7 @@ class Waiter:
         """When it came in with this attempt, and the order in which it did."""
         self.bell: Bell | None = None
         self.answer: Ticket | str | None = None
-        self.picked = False
+        self.inside = self.picked = False
 
     def __lt__(self, other: Waiter) -> bool:
         return self.line < other.line
@@ -98,56 +102,63 @@ class Room:
 
     def add_again(self, waiter: Waiter, now: float) -> None:
         """Somebody comes in again whose turn came while it was asleep: it lines up where it was."""
-        self.size += 1
         if now - waiter.began < FRESH:
             self._fresh.append(waiter)
         else:
             heappush(self._oldest, waiter)
+        waiter.inside = True
+        self.size += 1
 
     def next(self, now: float) -> Waiter | None:
-        """Who goes next leaves the room."""
+        """Who goes next; it is in the room until it is removed."""
         self._age(now)
         self._moved = now
         self._turns += 1
         pressed = self._fresh and now - self._fresh[0].began >= PRESSED
         oldest_first = self._turns % (TURNS if pressed else 2) == 0
         last_come = now - self._overflowing > OVERFLOW and now - self._aged < SETTLED
-        waiter = (self._pop_oldest() if oldest_first else None) or self._pop_fresh(last_come) or self._pop_oldest()
-        if waiter is not None:
-            self.size -= 1
-        return waiter
+        return (
+            (self._first(fresh=False) if oldest_first else None)
+            or self._first(fresh=True, end=-1 if last_come else 0)
+            or self._first(fresh=False)
+        )
 
     def remove(self, waiter: Waiter) -> None:
-        """Somebody leaves without having had a turn; its `answer` is set."""
-        self.size -= 1
-        self._gone += 1
-        if self._gone > max(FEW, self.size):
-            self.sweep()
+        """Somebody leaves, whether or not it has had a turn; who has left already is left alone."""
+        if waiter.inside:
+            waiter.inside = False
+            self.size -= 1
+            self._gone += 1
+            self._trim()
+            if self._gone > max(FEW, self.size):
+                self.sweep()
 
     def sweep(self) -> None:
         """Keep nothing of those who have left."""
-        self._fresh = deque(other for other in self._fresh if other.answer is None)
-        self._oldest = [other for other in self._oldest if other.answer is None]
-        heapify(self._oldest)
-        self._gone = 0
+        fresh = deque([other for other in self._fresh if other.inside])
+        oldest = [other for other in self._oldest if other.inside]
+        heapify(oldest)
+        self._fresh, self._oldest, self._gone = fresh, oldest, 0
 
     def waiting_in(self, place: object) -> Waiter | None:
         """Somebody who waits there, in this event loop or in threads; the search begins with those who go first."""
         for waiter in chain(self._fresh, self._oldest):
-            if waiter.answer is None and waiter.bell is not None and waiter.bell.place is place:
+            if waiter.inside and waiter.answer is None and waiter.bell is not None and waiter.bell.place is place:
                 return waiter
         return None
 
     def hopeless(self, until: float) -> list[Waiter]:
         """Those whose deadline is not after `until`."""
         return [
-            waiter for waiter in (*self._fresh, *self._oldest) if waiter.answer is None and waiter.deadline <= until
+            waiter
+            for waiter in (*self._fresh, *self._oldest)
+            if waiter.inside and waiter.answer is None and waiter.deadline <= until
         ]
 
     def _age(self, now: float) -> None:
-        while self._fresh and (self._fresh[0].answer is not None or now - self._fresh[0].began >= FRESH):
-            waiter = self._fresh.popleft()
-            if waiter.answer is None:
+        while self._fresh and (not self._fresh[0].inside or now - self._fresh[0].began >= FRESH):
+            waiter = self._fresh[0]
+            if waiter.inside:
                 heappush(self._oldest, waiter)
                 # where nobody goes for a while, as it is closed, nothing overflows
                 if now - self._aged > SETTLED or now - self._moved > MOVING:
@@ -155,19 +166,26 @@ class Room:
                 self._aged = now
             else:
                 self._gone -= 1
+            del self._fresh[0]
 
-    def _pop_fresh(self, last_come: bool) -> Waiter | None:
-        while self._fresh:
-            waiter = self._fresh.pop() if last_come else self._fresh.popleft()
-            if waiter.answer is None:
-                return waiter
-            self._gone -= 1
+    def _first(self, fresh: bool, end: int = 0) -> Waiter | None:
+        """Who is at this end of a line, and has no answer yet."""
+        self._trim()
+        while line := self._fresh if fresh else self._oldest:
+            if line[end].answer is None:
+                return line[end]
+            self.remove(line[end])  # it was given an answer, and an exception came before it was removed
         return None
 
-    def _pop_oldest(self) -> Waiter | None:
-        while self._oldest:
-            waiter = heappop(self._oldest)
-            if waiter.answer is None:
-                return waiter
+    def _trim(self) -> None:
+        """Drop what nobody stands in from the ends of the lines."""
+        fresh, oldest = self._fresh, self._oldest
+        while fresh and not fresh[0].inside:
+            del fresh[0]
             self._gone -= 1
-        return None
+        while fresh and not fresh[-1].inside:
+            del fresh[-1]
+            self._gone -= 1
+        while oldest and not oldest[0].inside:
+            heappop(oldest)
+            self._gone -= 1

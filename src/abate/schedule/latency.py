@@ -24,7 +24,7 @@ from abate import clock as clocks
 from abate import forks
 from abate.clock import MACHINE, Clock, switch
 from abate.errors import number
-from abate.locks import Section
+from abate.locks import Section, enters, may_wait
 from abate.values import Shared, clockless
 
 GROWTH = 1.04
@@ -194,6 +194,7 @@ class Timeouts(Shared):
 
     # -- what was seen
 
+    @enters
     def observe(self, seconds: float) -> None:
         """A request was answered after so many seconds.
 
@@ -209,17 +210,25 @@ class Timeouts(Shared):
             bucket = _LAST
         here = self._here() if switch.virtual else self._main
         now = here.now()
-        with here.lock:
-            if here.busy:
-                here.left.append((here.add, (here.requests, bucket)))
-            else:
-                try:
-                    here.busy = True
-                    if now >= here.end:
-                        here.rotate(now)
-                    here.requests.add(bucket)
-                finally:
-                    here.busy = False
+        for taken in here.patiently() if here.busy else here.entering:  # pragma: no branch
+            if not taken and may_wait():
+                continue
+            try:
+                if not taken or here.busy:
+                    here.left.append((here.add, (here.requests, bucket)))
+                else:
+                    try:
+                        here.busy = True
+                        if now >= here.end:
+                            here.rotate(now)
+                        here.requests.add(bucket)
+                    finally:
+                        here.busy = False
+            finally:
+                if taken:
+                    for _ in here.leaving:  # pragma: no branch
+                        break
+            break
         if here.left:
             here.finish()
 
