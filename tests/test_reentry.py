@@ -460,8 +460,8 @@ class OfWatch(Case):
     def do_keep(self):
         plain, counted = (lambda: "plain").__code__, (lambda: "counted").__code__
         stand_in = types.FunctionType(plain, {"_a_versions": (plain, counted)})
-        self.stand_ins.append(stand_in)
         self.watch.keep(stand_in)
+        self.stand_ins.append(stand_in)
 
     def check(self):
         watchers = max(0, 1 + len(self.noted("come")) - len(self.noted("go")))

@@ -111,8 +111,11 @@ class Section:
         """
         try:
             self.left.append((act, args))
-        finally:
             self._finish(self.patiently() if self.busy else self.entering)
+        except BaseException:
+            if self.left:
+                self.finish()
+            raise
 
     def patiently(self) -> Iterator[bool]:
         """Like `entering`, for a section that is busy: has the lock been taken within `PATIENCE`?
@@ -150,7 +153,12 @@ class Section:
                             break
         finally:
             if self.left:
-                self.finish()
+                try:
+                    self.finish()
+                except BaseException:
+                    if self.left:
+                        self.finish()
+                    raise
         raise AssertionError("an iterator without end has ended")
 
     def finish(self) -> None:

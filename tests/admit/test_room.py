@@ -49,7 +49,8 @@ def let_go(room, now):
     """Who goes next leaves the room."""
     waiter = room.next(now)
     if waiter is not None:
-        room.remove(waiter)
+        assert waiter.answer is None
+        room.remove(waiter, "in")
     return waiter
 
 
@@ -96,8 +97,6 @@ class AgainstAList(RuleBasedStateMachine):
             waiter = let_go(self.room, self.now)
             assert waiter is self.model.next(self.now)
             if waiter is not None:
-                assert waiter.answer is None
-                waiter.answer = "in"
                 self.inside.remove(waiter)
 
     @rule(steps=st.integers(2, 40), gap=st.sampled_from([0.1, 0.2, 0.3]), callers=st.integers(0, 3))
@@ -114,7 +113,7 @@ class AgainstAList(RuleBasedStateMachine):
         for _ in range(min(times, len(self.inside))):
             waiter = self.inside.pop(data.draw(st.integers(0, len(self.inside) - 1)))
             waiter.answer = "left"
-            self.room.remove(waiter)
+            self.room.remove(waiter, "left")
             self.model.remove(waiter)
 
     @rule(place=st.sampled_from(["here", "there", None]), age=st.sampled_from([0.0, 2.0]))
@@ -153,8 +152,8 @@ class AgainstAList(RuleBasedStateMachine):
         assert self.room.size <= self.room.capacity
         assert self.room.full == (self.room.size == self.room.capacity)
         places = len(self.room._fresh) + len(self.room._oldest)
-        assert places == self.room.size + self.room._gone
-        assert self.room._gone <= max(FEW, self.room.capacity)
+        assert places == self.room.size + self.room.gone
+        assert self.room.gone <= max(FEW, self.room.capacity)
 
     def teardown(self):
         """In the end everybody who has not left is let in."""
@@ -229,7 +228,7 @@ def test_one_who_has_left_presses_nobody():
     room = Room(10)
     waiters = fill(room, [-3.0, 0.0, 0.3, 0.3], 0.3)
     waiters[1].answer = "left"
-    room.remove(waiters[1])
+    room.remove(waiters[1], "left")
     assert order(room, waiters, 0.6, 2) == [2, 0]
 
 
@@ -283,7 +282,7 @@ def test_of_the_last_come_those_who_have_left_are_passed_over():
     fresh = fill(room, [now] * 3, now)
     for waiter in fresh[1:]:
         waiter.answer = "left"
-        room.remove(waiter)
+        room.remove(waiter, "left")
     assert fresh[0] in [let_go(room, now) for _ in range(2)]
 
 
@@ -356,7 +355,7 @@ def test_places_of_those_who_have_left_are_given_up(stay, leave, age):
     for _ in range(leave):
         gone, *_ = fill(room, [-age], 0.0)
         gone.answer = "left"
-        room.remove(gone)
+        room.remove(gone, "left")
         assert len(room._fresh) + len(room._oldest) <= room.size + max(FEW, room.size)
     assert room.size == stay
     assert {let_go(room, 0.0) for _ in range(stay)} == set(waiting)
@@ -373,7 +372,7 @@ def test_who_waits_in_a_place_is_found_there():
     for place, found in (("there", 2), ("here", 3), ("here", 0), ("there", 1), (None, 4)):
         assert room.waiting_in(place) is waiters[found]
         waiters[found].answer = "left"
-        room.remove(waiters[found])
+        room.remove(waiters[found], "left")
     assert room.waiting_in("here") is None
     assert room.size == 1
 
@@ -385,5 +384,5 @@ def test_hopeless_are_those_whose_deadline_is_not_after_the_instant():
     for waiter in waiters:
         room.add(waiter, 0.0, True)
     waiters[0].answer = "left"
-    room.remove(waiters[0])
+    room.remove(waiters[0], "left")
     assert {waiters.index(waiter) for waiter in room.hopeless(2.0)} == {1, 3, 4}

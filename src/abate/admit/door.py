@@ -191,11 +191,9 @@ class Door:
         self._awake(waiter)
         self._admit(now)
         if waiter.answer is None and now >= waiter.latest:
-            waiter.answer = self._overdue(waiter, now)
+            self._overdue(waiter, now)
             if waiter.answer is None:
                 waiter.latest = waiter.deadline  # something has failed: it waits as long as it can
-            else:
-                self._room.remove(waiter)
 
     def picked_up(self, waiter: Waiter) -> bool:
         """A waiter has found its answer: is it over, or does it have to wait on, as it has missed its turn?"""
@@ -207,13 +205,11 @@ class Door:
     def _pick_up(self, waiter: Waiter) -> bool:
         now = self.clock.now()
         self._awake(waiter)
-        self._room.remove(waiter)  # as it has an answer
         if waiter.answer is MISSED:
             if now >= waiter.deadline:
-                waiter.answer = self._overdue(waiter, now)
+                self._overdue(waiter, now)
             else:
                 self._room.add_again(waiter, now)
-                waiter.answer = None
                 self._admit(now)
         # while it was looked for, its turn may have come and gone once more
         waiter.picked = waiter.answer is not None and waiter.answer is not MISSED
@@ -232,11 +228,10 @@ class Door:
 
     def _left(self, waiter: Waiter, now: float) -> None:
         if waiter.answer is None:
-            self._turn_away(waiter, LATE)
+            self._room.remove(waiter, LATE)
         elif isinstance(waiter.answer, Ticket) and waiter.answer.out:
             self.weather.void(waiter.answer, now)
             self._admit(now)
-        self._room.remove(waiter)
         self._followed(waiter)
 
     # -- after it
@@ -294,7 +289,7 @@ class Door:
         if shut > self._swept:  # who came after that was asked at the door
             for waiter in self._room.hopeless(shut):
                 self._rung.append(waiter)
-                self._turn_away(waiter, SHUT)
+                self._room.remove(waiter, SHUT)
             self._swept = shut
         self._admit(now)
         self._note(by)
@@ -377,15 +372,25 @@ class Door:
             assert waiter is not None
             self._rung.append(waiter)
             if now > waiter.deadline or (waiter.bell is not None and id(waiter.bell.place) in self._asleep):
-                waiter.answer = MISSED
+                room.remove(waiter, MISSED)
             elif weather.answers_by(now) < waiter.end or self._fine_since(waiter.line[0], now):
-                waiter.answer = self._send(now)
+                self._hand(waiter, now)
                 if waiter.bell is None or waiter.bell.place is not None:
                     self._handed.append((now, waiter))
             else:
-                waiter.answer = LATE  # who could not wait for the answer would waste the server's time
-            room.remove(waiter)
+                room.remove(waiter, LATE)  # who could not wait for the answer would waste the server's time
+            room.trim()
         self._led()
+
+    def _hand(self, waiter: Waiter, now: float) -> None:
+        """Let a waiter go."""
+        room = self._room
+        waiter.answer = self._send(now)
+        if waiter.inside:
+            # as `Room.remove` does, without a call that could be broken off before it begins
+            waiter.inside = False
+            room.size -= 1
+            room.gone += 1
 
     def _reclaim(self, now: float) -> None:
         """Take tickets back that nobody has picked up; those who had them are to be woken, if they ever hear it."""
@@ -412,7 +417,7 @@ class Door:
             self._tidied = now
             asleep = self._room.hopeless(now - TIDY)
             for waiter in asleep:
-                self._turn_away(waiter, MISSED)
+                self._room.remove(waiter, MISSED)
                 self._forget(waiter)
             if asleep:
                 self._room.sweep()
@@ -428,13 +433,14 @@ class Door:
         told = now < self._barred or self.weather.in_flight + 1 > self._ceiling
         return not told and self.weather.failed < since and self.weather.shut() <= now
 
-    def _overdue(self, waiter: Waiter, now: float) -> Ticket | str | None:
-        """What becomes of one whose time to wait is over, or for which it is high time: None to wait on."""
+    def _overdue(self, waiter: Waiter, now: float) -> None:
+        """Let one go, or turn it away, whose time to wait is over; or for which it is high time, and may wait on."""
         # in calm, one failure is a blip
         since = inf if self.weather.state == "calm" else waiter.line[0]
         if now < waiter.end and self._fine_since(since, now):
-            return self._send(now)
-        return LATE if now >= waiter.deadline else None
+            self._hand(waiter, now)
+        elif now >= waiter.deadline:
+            self._room.remove(waiter, LATE)
 
     def _awake(self, waiter: Waiter) -> object:
         """This waiter is awake, and so are those in its place."""
@@ -473,10 +479,6 @@ class Door:
         if self.weather.in_flight + 1 > self._ceiling:
             return inf  # until an answer, or other news
         return max(self.weather.due(), self._barred)
-
-    def _turn_away(self, waiter: Waiter, why: str) -> None:
-        waiter.answer = why
-        self._room.remove(waiter)
 
     # -- outside of it
 

@@ -70,13 +70,13 @@ class Room:
     __slots__ = (
         "_aged",
         "_fresh",
-        "_gone",
         "_moved",
         "_oldest",
         "_orders",
         "_overflowing",
         "_turns",
         "capacity",
+        "gone",
         "size",
     )
 
@@ -87,7 +87,8 @@ class Room:
         self._oldest: list[Waiter] = []
         self._orders = count()
         self._turns = 0
-        self._gone = 0
+        self.gone = 0
+        """Places in the lines of those who have left."""
         self._aged = self._overflowing = self._moved = -inf
 
     @property
@@ -106,6 +107,7 @@ class Room:
             self._fresh.append(waiter)
         else:
             heappush(self._oldest, waiter)
+        waiter.answer = None
         waiter.inside = True
         self.size += 1
 
@@ -117,43 +119,37 @@ class Room:
         pressed = self._fresh and now - self._fresh[0].began >= PRESSED
         oldest_first = self._turns % (TURNS if pressed else 2) == 0
         last_come = now - self._overflowing > OVERFLOW and now - self._aged < SETTLED
-        return (
-            (self._first(fresh=False) if oldest_first else None)
-            or self._first(fresh=True, end=-1 if last_come else 0)
-            or self._first(fresh=False)
-        )
+        self.trim()
+        if self._oldest and (oldest_first or not self._fresh):
+            return self._oldest[0]
+        return self._fresh[-1 if last_come else 0] if self._fresh else None
 
-    def remove(self, waiter: Waiter) -> None:
-        """Somebody leaves, whether or not it has had a turn; who has left already is left alone."""
-        if waiter.inside:
+    def remove(self, waiter: Waiter, answer: Ticket | str) -> None:
+        """Somebody leaves, with this answer."""
+        waiter.answer = answer
+        if waiter.inside:  # or it was broken off before it was
             waiter.inside = False
             self.size -= 1
-            self._gone += 1
-            self._trim()
-            if self._gone > max(FEW, self.size):
-                self.sweep()
+            self.gone += 1
+            self.trim()
 
     def sweep(self) -> None:
         """Keep nothing of those who have left."""
         fresh = deque([other for other in self._fresh if other.inside])
         oldest = [other for other in self._oldest if other.inside]
         heapify(oldest)
-        self._fresh, self._oldest, self._gone = fresh, oldest, 0
+        self._fresh, self._oldest, self.gone = fresh, oldest, 0
 
     def waiting_in(self, place: object) -> Waiter | None:
         """Somebody who waits there, in this event loop or in threads; the search begins with those who go first."""
         for waiter in chain(self._fresh, self._oldest):
-            if waiter.inside and waiter.answer is None and waiter.bell is not None and waiter.bell.place is place:
+            if waiter.inside and waiter.bell is not None and waiter.bell.place is place:
                 return waiter
         return None
 
     def hopeless(self, until: float) -> list[Waiter]:
         """Those whose deadline is not after `until`."""
-        return [
-            waiter
-            for waiter in (*self._fresh, *self._oldest)
-            if waiter.inside and waiter.answer is None and waiter.deadline <= until
-        ]
+        return [waiter for waiter in (*self._fresh, *self._oldest) if waiter.inside and waiter.deadline <= until]
 
     def _age(self, now: float) -> None:
         while self._fresh and (not self._fresh[0].inside or now - self._fresh[0].began >= FRESH):
@@ -165,27 +161,20 @@ class Room:
                     self._overflowing = now
                 self._aged = now
             else:
-                self._gone -= 1
+                self.gone -= 1
             del self._fresh[0]
 
-    def _first(self, fresh: bool, end: int = 0) -> Waiter | None:
-        """Who is at this end of a line, and has no answer yet."""
-        self._trim()
-        while line := self._fresh if fresh else self._oldest:
-            if line[end].answer is None:
-                return line[end]
-            self.remove(line[end])  # it was given an answer, and an exception came before it was removed
-        return None
-
-    def _trim(self) -> None:
-        """Drop what nobody stands in from the ends of the lines."""
+    def trim(self) -> None:
+        """Drop the places of those who have left from the ends of the lines; all of them where they are many."""
         fresh, oldest = self._fresh, self._oldest
         while fresh and not fresh[0].inside:
             del fresh[0]
-            self._gone -= 1
+            self.gone -= 1
         while fresh and not fresh[-1].inside:
             del fresh[-1]
-            self._gone -= 1
+            self.gone -= 1
         while oldest and not oldest[0].inside:
             heappop(oldest)
-            self._gone -= 1
+            self.gone -= 1
+        if self.gone > max(FEW, self.size):
+            self.sweep()

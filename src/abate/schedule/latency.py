@@ -5,7 +5,7 @@ hang. Here the timeout is a quantile of what was observed: with a `false_rate` o
 of the answers came.
 
 * Latencies are counted in `BUCKETS` buckets whose borders grow by 4 %, so a quantile is off by at most 2 %,
-  in constant memory: 4 KB for requests and connects together.
+  in constant memory: 4.2 KB for requests and connects together.
 * Two halves are counted, each for one `half_life`; the older one is dropped when the newer one is full of age. So an
   observation counts for one to two half-lives, and a change is forgotten at a known time.
 * A request that was cut off counts as twice as slow as the timeout that cut it off. So a timeout that has become too
@@ -69,9 +69,10 @@ class Histogram:
 
     def rotate(self) -> None:
         """Forget the older half, and begin a new one in its place."""
-        kept, self._newer = self._newer, BUCKETS - self._newer
-        self._counts[self._newer : self._newer + BUCKETS] = array(self._counts.typecode, [0]) * BUCKETS
-        self.total = sum(self._counts)
+        kept, newer = self._newer, BUCKETS - self._newer
+        nothing, total = array(self._counts.typecode, [0]) * BUCKETS, sum(self._counts[kept : kept + BUCKETS])
+        self._newer, self.total = newer, total
+        self._counts[newer : newer + BUCKETS] = nothing
         while self._top and not self._counts[kept + self._top]:
             self._top -= 1
 

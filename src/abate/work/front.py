@@ -265,8 +265,11 @@ class Front(Lines[K]):
     @mending
     def _taken(self, most: int, got: list[K]) -> None:
         self._keys.ripen(self._now())
-        while len(got) < most and (key := self._keys.take()) is not None:
-            got.append(key)
+        while len(got) < most:
+            key = self._keys.take()
+            if key is None:
+                break
+            got.append(key)  # at once: no handler may come before
         self._ring(self._woken(room=bool(got)))
 
     def plans(self) -> list[tuple[K, float, int]]:

@@ -231,7 +231,8 @@ class KeyQueue(Generic[K]):
         if not self._again or key not in self._again:
             return False
         self.ripen(now)  # what came due before goes before
-        self._push(key, self._again.pop(key), now)
+        self._push(key, self._again[key], now)
+        del self._again[key]
         return True
 
     def ripen(self, now: float) -> int:
