@@ -140,8 +140,8 @@ def _loops(code):
     return {one.offset for one in dis.get_instructions(code) if "JUMP_BACKWARD" in one.opname}
 
 
-def raised_at_every_point(make, operation, where=PACKAGE, done=((),), error=Interrupted):
-    """For each point of an operation: make a thing, raise there, and check the thing.
+def raised_at_every_point(make, operation, where=PACKAGE, done=((),), error=Interrupted, every=1):
+    """For each point of an operation, or for one of so many: make a thing, raise there, and check the thing.
 
     `done` are ways to see what has happened, as lists of notes: one of them has to be right.
     """
@@ -159,7 +159,7 @@ def raised_at_every_point(make, operation, where=PACKAGE, done=((),), error=Inte
         return thing
 
     def body():
-        for step in range(1, MOST_STEPS):
+        for step in range(1, MOST_STEPS, every):
             failure = None
             for notes in done:
                 failure = tried(step, notes)

@@ -5,6 +5,9 @@ was done, or was not. Calls are tried as a whole: whatever they held is free aga
 """
 
 import asyncio
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -16,7 +19,14 @@ from abate.schedule.deadlines import remaining
 from abate.stores.postgres import bells as postgres_bells
 from abate.testing import Script, VirtualClock
 from tests import test_reentry as cases
-from tests.reentry import MOST_STEPS, Interrupted, guarded, raised_at, raised_at_every_point
+from tests.reentry import (
+    MOST_STEPS,
+    Interrupted,
+    at_every_bytecode,
+    guarded,
+    raised_at,
+    raised_at_every_point,
+)
 
 
 class Down(Exception):
@@ -76,7 +86,7 @@ class OfDoor(cases.Case):
         self.door.heed(True, self.clock.now(), 5.0)
 
     def do_count(self):
-        assert self.door.waiters <= 3
+        assert self.door.waiters <= 5
 
     def check(self):
         door, room, weather = self.door, self.door._room, self.door.weather
@@ -90,7 +100,9 @@ class OfDoor(cases.Case):
             if waiter.answer is None:
                 assert waiter.inside
                 assert waiter in room._fresh or waiter in room._oldest
-            elif waiter.bell is not None and waiter is not self.waiters[0]:
+            elif (
+                waiter.bell is not None and waiter not in self.waiters[:2]
+            ):  # which are awake, where they leave or look
                 assert waiter.bell.wait(abate.clock.MACHINE, 0.0) or waiter.picked or self.noted("pick_up")
         # it goes on, in this thread and in another
         for waiter in self.waiters:
@@ -110,6 +122,119 @@ def test_a_door_keeps_its_counts(operation):
     """Whatever is broken off, tickets and waiters are conserved, and the next ones are served."""
     points = raised_at_every_point(OfDoor, lambda thing: thing.do(operation))
     assert points > 3
+
+
+@pytest.mark.parametrize("interruption", ["do_knock", "do_leave", "do_void", "do_failed", "do_count"])
+@pytest.mark.parametrize("operation", OfDoor.operations())
+def test_a_door_that_is_interrupted_keeps_its_counts(operation, interruption):
+    """Any operation in the middle of any other, of the same thread, as a finalizer or a signal handler makes them."""
+    steps = range(1, MOST_STEPS, 13)
+    at_every_bytecode(OfDoor, lambda thing: thing.do(operation), lambda thing: thing.do(interruption), steps=steps)
+
+
+TWO_SHELTERS = """
+import faulthandler; faulthandler.dump_traceback_later(40, exit=True)
+import gc, threading, time
+import abate
+gc.set_threshold(1)
+class Down(Exception): pass
+policies = [
+    abate.Policy(on=Down, attempts=2, backoff=[0.0], shelter=abate.Shelter(name=name, patience=0.05), gate=abate.Permits(50),
+                 budget=abate.Budget.unlimited())
+    for name in ("one", "other")
+]
+def down(): raise Down
+def abandon(policy):  # a cycle that holds an attempt of a call
+    attempts = iter(policy.attempts())
+    try: held = [attempts, next(attempts)]
+    except (Down, abate.Refused): return
+    held.append(held)
+class Calls:  # a finalizer that makes a call
+    def __init__(self, policy): self.policy, self.me = policy, self
+    def __del__(self): self.policy.call(int)
+end = time.monotonic() + 2.0
+def work(mine, theirs):
+    while time.monotonic() < end:
+        abandon(theirs)
+        Calls(theirs)
+        try: mine.call(down)
+        except (Down, abate.Refused): pass
+        try: mine.call(int)
+        except abate.Refused: pass
+threads = [threading.Thread(target=work, args=(policies[n], policies[1 - n])) for n in (0, 1)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+gc.collect()
+for policy in policies:
+    door = policy.shelter.door()
+    assert policy.gate.held == 0, policy.gate
+    assert door.waiters == 0 and not door._section.left and not door._section.busy
+    assert door.weather.in_flight == 0, door.weather.in_flight
+print("went on")
+"""
+
+
+def test_two_shelters_that_interrupt_each_other_go_on():
+    """Two threads, two shelters, and a collector that finalizes calls of the one within the other."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", TWO_SHELTERS], capture_output=True, text=True, timeout=60
+    )
+    assert ended.stdout == "went on\n", ended.stderr[-3000:]
+
+
+RAISING = """
+import faulthandler; faulthandler.dump_traceback_later(40, exit=True)
+import signal, threading, time
+import abate
+class Down(Exception): pass
+class Limit(Exception): pass
+def handler(*_): raise Limit
+permits, other = abate.Permits(3), abate.Permits(4)
+shelter, queue = abate.Shelter(patience=0.05), abate.WorkQueue()
+policy = abate.Policy(
+    on=Down, attempts=2, backoff=[0.0], timeout=5.0, shelter=shelter, gate=permits & other,
+    budget=abate.Budget.unlimited()
+)
+signal.signal(signal.SIGALRM, handler)
+def down(): raise Down
+keys, raised = set(range(20)), 0
+for key in keys: queue.add(key)
+end = time.monotonic() + 2.0
+while time.monotonic() < end:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0003)
+        while True:
+            for function in (int, down):
+                try: policy.call(function)
+                except (Down, abate.Refused): pass
+            key = queue.get()
+            queue.add(key)
+            queue.done(key)
+    except Limit: raised += 1
+    finally: signal.setitimer(signal.ITIMER_REAL, 0)
+    for key in list(queue._keys.in_hand):  # it was broken off after `get`
+        queue.add(key)
+        queue.done(key)
+assert raised > 100, raised
+door = shelter.door()
+free = []
+def look():  # from another thread
+    free.append([sum(one.try_acquire() for _ in range(9)) for one in (permits, other)])
+    free.append((door.waiters, door.weather.in_flight))
+    free.append(set(queue.take(100)) == keys)
+thread = threading.Thread(target=look)
+thread.start()
+thread.join()
+assert free == [[3, 4], (0, 0), True], free
+print("went on")
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers that send signals")
+def test_real_signals_that_raise_break_nothing():
+    """A soft time limit, some thousand times, wherever the interpreter runs its handler."""
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", RAISING], capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "went on\n", ended.stderr[-3000:]
 
 
 # -- everything else that has a lock
@@ -330,6 +455,7 @@ def in_tasks(call):
     assert asyncio.run(main()) == "fine"
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::RuntimeWarning")
 @pytest.mark.parametrize(
     ("error", "prepare", "way"),
     [
@@ -345,5 +471,5 @@ def in_tasks(call):
 )
 def test_a_call_gives_back_what_it_holds(way, prepare, error):
     """Permits, tokens, tickets and places to wait; and no deadline stays behind it."""
-    points = raised_at_every_point(lambda: Call(prepare), way, error=error)
+    points = raised_at_every_point(lambda: Call(prepare), way, error=error, every=5)
     assert points > 100

@@ -42,7 +42,7 @@ LOCKS = {
     ("admit/bells.py", "ThreadBell"): PRIVATE,
     ("admit/bucket.py", "Level"): TESTED,
     ("admit/budget.py", "Ledger"): TESTED,
-    ("admit/door.py", "Alone"): ELSEWHERE,
+    ("admit/door.py", "Door"): ELSEWHERE,
     ("admit/throttle.py", "Tally"): TESTED,
     ("call/tally.py", "Roll"): TESTED,
     ("call/tally.py", "Watch"): TESTED,

@@ -50,7 +50,7 @@ _entering: set[CodeType] = set()
 
 def enters(function: F) -> F:
     """Declare that a function takes the lock of a section by itself."""
-    _entering.add(function.__code__)  # type: ignore[attr-defined]
+    _entering.add(function.__code__)
     return function
 
 

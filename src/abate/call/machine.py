@@ -241,7 +241,7 @@ class Call:
         self._waiter = None
         self.waited += now
         if answer.__class__ is str:
-            return self._turned_away(door, answer)  # type: ignore[arg-type]
+            return self._turned_away(door, answer)
         self._given = answer  # type: ignore[assignment]
         self._hold(door)
         return self._send()
@@ -269,7 +269,7 @@ class Call:
                     self._over = True
                     raise Refused(refused.name, refused.refusal())
                 return Stop("budget")
-            self._in_flight = policy.gate.gates if policy.gate.__class__ is All else (policy.gate,)  # type: ignore[attr-defined]
+            self._in_flight = policy.gate.gates if policy.gate.__class__ is All else (policy.gate,)
         self.unspent = False
         if not retry and policy.budget.funded_by == "request":
             policy.budget.deposit()
