@@ -100,9 +100,7 @@ class OfDoor(cases.Case):
             if waiter.answer is None:
                 assert waiter.inside
                 assert waiter in room._fresh or waiter in room._oldest
-            elif (
-                waiter.bell is not None and waiter not in self.waiters[:2]
-            ):  # which are awake, where they leave or look
+            elif waiter.bell is not None and waiter not in self.waiters[:2]:  # those leave or look: they are awake
                 assert waiter.bell.wait(abate.clock.MACHINE, 0.0) or waiter.picked or self.noted("pick_up")
         # it goes on, in this thread and in another
         for waiter in self.waiters:
@@ -139,8 +137,8 @@ import abate
 gc.set_threshold(1)
 class Down(Exception): pass
 policies = [
-    abate.Policy(on=Down, attempts=2, backoff=[0.0], shelter=abate.Shelter(name=name, patience=0.05), gate=abate.Permits(50),
-                 budget=abate.Budget.unlimited())
+    abate.Policy(on=Down, attempts=2, backoff=[0.0], shelter=abate.Shelter(name=name, patience=0.05),
+                 gate=abate.Permits(50), budget=abate.Budget.unlimited())
     for name in ("one", "other")
 ]
 def down(): raise Down

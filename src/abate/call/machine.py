@@ -156,7 +156,7 @@ class Call:
 
     # of a shelter: set when the call first comes to its door
     _began: float
-    _given: Ticket | None
+    _given: Ticket | Waiter | str | None
     _ticket: _Held | None
     _waiter: Waiter | None
     _hinted_delay: float
@@ -198,16 +198,15 @@ class Call:
         weather = door.weather
         if (weather.calm and now < weather.look) or _holds(door):
             return None
-        answer = door.knock(now, self._began, self.left(), self.attempts == 0, self.policy.name)
-        # no call before it is kept: a signal handler may raise at the end of each
-        if answer.__class__ is Waiter:
-            self._waiter = answer
+        # kept before anything is called: a signal handler may raise at the end of each call
+        answer = self._given = door.knock(now, self._began, self.left(), self.attempts == 0, self.policy.name)
+        if isinstance(answer, Waiter):
+            self._waiter, self._given = answer, None
             self.waited -= now
             return Hold(door, answer)
-        if answer.__class__ is str:
+        if isinstance(answer, str):
             return self._turned_away(door, answer)
-        self._given = answer  # type: ignore[assignment]
-        self._hold(door)
+        self._hold(door, answer)
         return None
 
     def _arrive(self, door: Door, now: float) -> None:
@@ -224,10 +223,8 @@ class Call:
         clock = self.policy.clock or current()
         return max(0.0, self.deadline - clock.now())
 
-    def _hold(self, door: Door) -> None:
-        """Hold the ticket that was given, and let what runs inside the attempt know."""
-        assert self._given is not None
-        held = _Held(door, self._given)
+    def _hold(self, door: Door, ticket: Ticket) -> None:
+        held = _Held(door, ticket)
         self._ticket, self._given = held, None
         _held.enter(held)
 
@@ -238,12 +235,11 @@ class Call:
         assert door is not None
         now, answer = door.clock.now(), waiter.answer
         assert answer is not None
-        self._waiter = None
+        self._given, self._waiter = answer, None
         self.waited += now
-        if answer.__class__ is str:
+        if isinstance(answer, str):
             return self._turned_away(door, answer)
-        self._given = answer  # type: ignore[assignment]
-        self._hold(door)
+        self._hold(door, answer)
         return self._send()
 
     def _turned_away(self, door: Door, why: str) -> Stop:
@@ -260,6 +256,7 @@ class Call:
         policy = self.policy
         retry = self.attempts > 0
         if policy.gate is not None:
+            gates = policy.gate.gates if isinstance(policy.gate, All) else (policy.gate,)
             refused = policy.gate.enter(retry)
             if refused is not None:
                 self._return_unused()
@@ -269,7 +266,7 @@ class Call:
                     self._over = True
                     raise Refused(refused.name, refused.refusal())
                 return Stop("budget")
-            self._in_flight = policy.gate.gates if policy.gate.__class__ is All else (policy.gate,)
+            self._in_flight = gates
         self.unspent = False
         if not retry and policy.budget.funded_by == "request":
             policy.budget.deposit()
@@ -503,9 +500,11 @@ class Call:
                     door.leave(self._waiter, now)
                     self._waiter = None
                     self.waited += now
-                if self._given is not None:
+                if isinstance(self._given, Ticket):
                     door.void(self._given, now)
-                    self._given = None
+                elif isinstance(self._given, Waiter):
+                    door.leave(self._given, now)
+                self._given = None
                 door.void(self._held_ticket(), now)
                 self._let_go()
 
