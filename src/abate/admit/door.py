@@ -379,7 +379,7 @@ class Door:
                     self._handed.append((now, waiter))
             else:
                 room.remove(waiter, LATE)  # who could not wait for the answer would waste the server's time
-            room.trim()
+        room.trim()
         self._led()
 
     def _hand(self, waiter: Waiter, now: float) -> None:
