@@ -3,9 +3,14 @@
 `at_every_bytecode` interrupts an operation at each bytecode of this package that it runs, once each on an object of its
 own. That is more often than an interpreter does, which runs handlers at calls, jumps back and allocations only. An
 operation that hangs fails the test.
+
+`raised_at` lets a handler raise, at the points where an interpreter runs handlers: when a function of Python begins,
+when one of C has returned to it, and when a loop jumps back.
 """
 
 import contextlib
+import dis
+import functools
 import os
 import sys
 import threading
@@ -88,6 +93,96 @@ def at_every_bytecode(make, operation, interruption, where=PACKAGE, steps=range(
         raise AssertionError("the operation does not end")
 
     return guarded(body)
+
+
+class Interrupted(BaseException):
+    """What a signal handler raises."""
+
+
+def raised_at(step, operation, where=PACKAGE, error=Interrupted):
+    """Run `operation`, and raise at the point number `step` at which a handler may run: did it have so many?"""
+    seen = 0
+
+    def point():
+        nonlocal seen
+        seen += 1
+        if seen == step:
+            raise error
+
+    def trace(frame, event, _):
+        if where not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "call" or (event == "opcode" and frame.f_lasti in _loops(frame.f_code)):
+            point()
+        return trace
+
+    def profile(frame, event, _):
+        if event == "c_return" and where in frame.f_code.co_filename:
+            point()
+
+    before, profiled = sys.gettrace(), sys.getprofile()
+    sys.setprofile(profile)
+    sys.settrace(trace)
+    try:
+        operation()
+    except error:
+        pass
+    finally:
+        sys.settrace(before)
+        sys.setprofile(profiled)
+    return seen >= step
+
+
+@functools.cache
+def _loops(code):
+    """Where the loops of a function jump back."""
+    return {one.offset for one in dis.get_instructions(code) if "JUMP_BACKWARD" in one.opname}
+
+
+def raised_at_every_point(make, operation, where=PACKAGE, done=((),), error=Interrupted, every=1):
+    """For each point of an operation, or for one of so many: make a thing, raise there, and check the thing.
+
+    `done` are ways to see what has happened, as lists of notes: one of them has to be right.
+    """
+
+    def tried(step, notes):
+        thing = make()
+        if not raised_at(step, partial(operation, thing), where, error):
+            return None
+        thing.notes += notes
+        try:
+            thing.check()
+        except AssertionError as failure:
+            failure.add_note(f"raised at point {step}")
+            return failure
+        return thing
+
+    def body():
+        for step in range(1, MOST_STEPS, every):
+            failure = None
+            for notes in done:
+                failure = tried(step, notes)
+                if not isinstance(failure, AssertionError):
+                    break
+            if failure is None:
+                assert step > 1, "nothing was interrupted"
+                return step - 1
+            if isinstance(failure, AssertionError):
+                raise failure
+        raise AssertionError("the operation does not end")
+
+    return guarded(body)
+
+
+@contextlib.contextmanager
+def inside(section):
+    """The block is in the middle of an operation of its own thread."""
+    with section.lock:
+        section.busy = True
+        yield
+        section.busy = False
+    section.finish()
 
 
 @contextlib.contextmanager

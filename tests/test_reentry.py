@@ -42,7 +42,7 @@ LOCKS = {
     ("admit/bells.py", "ThreadBell"): PRIVATE,
     ("admit/bucket.py", "Level"): TESTED,
     ("admit/budget.py", "Ledger"): TESTED,
-    ("admit/door.py", "Alone"): ELSEWHERE,
+    ("admit/door.py", "Door"): ELSEWHERE,
     ("admit/throttle.py", "Tally"): TESTED,
     ("call/tally.py", "Roll"): TESTED,
     ("call/tally.py", "Watch"): TESTED,
@@ -460,8 +460,8 @@ class OfWatch(Case):
     def do_keep(self):
         plain, counted = (lambda: "plain").__code__, (lambda: "counted").__code__
         stand_in = types.FunctionType(plain, {"_a_version": lambda counts, bound: counted if counts else plain})
-        self.stand_ins.append(stand_in)
         self.watch.keep(stand_in)
+        self.stand_ins.append(stand_in)
 
     def check(self):
         watchers = max(0, 1 + len(self.noted("come")) - len(self.noted("go")))

@@ -89,7 +89,11 @@ class Scopes(Generic[S]):
         if _threads.inherit:
             _threads.start_outside()
         scope.outer = self.nearest()  # closed ones are left out, so that chains of tasks don't gather them
-        self._here.set(scope)
+        try:
+            self._here.set(scope)
+        except BaseException:  # a signal handler has raised: the block will not be entered
+            self.leave(scope)
+            raise
         return scope
 
     def leave(self, scope: S) -> None:

@@ -22,6 +22,7 @@ from abate.admit.door import MISSED, PICK_UP, TIDY
 from abate.admit.room import Waiter
 from abate.admit.weather import Ticket
 from abate.testing import VirtualClock
+from tests.reentry import inside
 
 SOON = 8.0
 """Seconds within which something has happened, however busy the machine is; before, it took longer or for ever."""
@@ -228,40 +229,20 @@ def test_a_waiter_that_has_not_begun_to_wait_loses_its_ticket_too():
 def test_a_call_that_interrupts_the_door_neither_waits_nor_counts():
     """A signal handler may make a call at any point: it is sent, and what it has seen is told when the door is free."""
     policy, door, held = narrow()
-    with door._alone:
+    with inside(door._section):
         assert policy.call(lambda: "fine") == "fine"
         with pytest.raises(Down):
             policy.replace(attempts=1).call(failing)
-        assert len(door.unfinished) == 2
+        assert len(door._section.left) == 2
         assert policy.shelter.waiters == 0
         assert door.weather.failures == 0
     assert (door.weather.answers, door.weather.failures, door.weather.in_flight) == (1, 1, 1)
-    assert not door.unfinished
+    assert not door._section.left
     door.void(held, door.clock.now())
 
 
 def failing():
     raise Down
-
-
-def test_what_comes_after_the_last_look_is_done_as_well():
-    """A signal between the end of the work and the release of the lock."""
-    _, door, held = narrow()
-    finish = door.__class__.finish
-
-    def late(self):
-        done = finish(self)
-        if not said:
-            said.append(True)
-            self.unfinished.append(lambda: self._voided(held, self.clock.now()))
-        return done
-
-    said: list = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(door.__class__, "finish", late)
-        with door._alone:
-            door.unfinished.append(list)
-    assert door.weather.in_flight == 0
 
 
 def test_signals_at_any_point_leave_nothing_behind():
@@ -283,7 +264,7 @@ def test_signals_at_any_point_leave_nothing_behind():
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
     assert set(handled) == {"fine"}
-    assert (door.weather.in_flight, door.waiters, len(door.unfinished)) == (0, 0, 0)
+    assert (door.weather.in_flight, door.waiters, len(door._section.left)) == (0, 0, 0)
 
 
 # -- whatever happens

@@ -45,6 +45,15 @@ class SlowRoom:
         return waiter
 
 
+def let_go(room, now):
+    """Who goes next leaves the room."""
+    waiter = room.next(now)
+    if waiter is not None:
+        assert waiter.answer is None
+        room.remove(waiter, "in")
+    return waiter
+
+
 class Bell:
     """What says where a waiter waits."""
 
@@ -85,11 +94,9 @@ class AgainstAList(RuleBasedStateMachine):
     @rule(turns=st.sampled_from([1, 1, 1, 5, TURNS]))
     def go(self, turns):
         for _ in range(turns):
-            waiter = self.room.next(self.now)
+            waiter = let_go(self.room, self.now)
             assert waiter is self.model.next(self.now)
             if waiter is not None:
-                assert waiter.answer is None
-                waiter.answer = "in"
                 self.inside.remove(waiter)
 
     @rule(steps=st.integers(2, 40), gap=st.sampled_from([0.1, 0.2, 0.3]), callers=st.integers(0, 3))
@@ -106,7 +113,7 @@ class AgainstAList(RuleBasedStateMachine):
         for _ in range(min(times, len(self.inside))):
             waiter = self.inside.pop(data.draw(st.integers(0, len(self.inside) - 1)))
             waiter.answer = "left"
-            self.room.remove(waiter)
+            self.room.remove(waiter, "left")
             self.model.remove(waiter)
 
     @rule(place=st.sampled_from(["here", "there", None]), age=st.sampled_from([0.0, 2.0]))
@@ -124,7 +131,7 @@ class AgainstAList(RuleBasedStateMachine):
     @rule(age=st.sampled_from([0.0, 0.5, 2.0]))
     def miss_a_turn(self, age):
         """One whose turn has come while it slept comes in again, and lines up where it was."""
-        waiter = self.room.next(self.now)
+        waiter = let_go(self.room, self.now)
         assert waiter is self.model.next(self.now)
         if waiter is not None:
             line = waiter.line
@@ -145,8 +152,8 @@ class AgainstAList(RuleBasedStateMachine):
         assert self.room.size <= self.room.capacity
         assert self.room.full == (self.room.size == self.room.capacity)
         places = len(self.room._fresh) + len(self.room._oldest)
-        assert places == self.room.size + self.room._gone
-        assert self.room._gone <= max(FEW, self.room.capacity)
+        assert places == self.room.size + self.room.gone
+        assert self.room.gone <= max(FEW, self.room.capacity)
 
     def teardown(self):
         """In the end everybody who has not left is let in."""
@@ -169,13 +176,13 @@ def fill(room, begins, now, first=True):
 
 def order(room, waiters, now, turns):
     """Who goes next, as places in the list."""
-    return [waiters.index(room.next(now)) for _ in range(turns)]
+    return [waiters.index(let_go(room, now)) for _ in range(turns)]
 
 
 def test_nobody_goes_where_nobody_waits():
     """An empty room has no next one and nobody to be found, and a turn costs nobody."""
     room = Room(3)
-    assert room.next(0.0) is None
+    assert let_go(room, 0.0) is None
     assert room.waiting_in(None) is None
     assert room.size == 0
     assert room.hopeless(inf) == []
@@ -190,7 +197,7 @@ def test_it_is_full_with_its_capacity_and_not_after_a_turn(capacity, turns):
         fill(room, [0.0], 0.0)
     assert room.full
     for _ in range(turns):
-        room.next(0.0)
+        let_go(room, 0.0)
     assert room.size == max(0, capacity - turns)
     assert room.full == (turns == 0)
 
@@ -221,7 +228,7 @@ def test_one_who_has_left_presses_nobody():
     room = Room(10)
     waiters = fill(room, [-3.0, 0.0, 0.3, 0.3], 0.3)
     waiters[1].answer = "left"
-    room.remove(waiters[1])
+    room.remove(waiters[1], "left")
     assert order(room, waiters, 0.6, 2) == [2, 0]
 
 
@@ -253,7 +260,7 @@ def overflow(room, seconds, gap=0.1):
     came, now = [], 0.0
     while now < seconds:
         came += fill(room, [now] * 3, now)
-        room.next(now)
+        let_go(room, now)
         now += gap
     return came, now
 
@@ -264,7 +271,7 @@ def test_the_last_come_go_first_where_calls_overflow(seconds, last):
     room = Room(1000)
     _, now = overflow(room, seconds)
     fresh = fill(room, [now] * 2, now)
-    served = [room.next(now) for _ in range(3)]  # one of them may be for the oldest
+    served = [let_go(room, now) for _ in range(3)]  # one of them may be for the oldest
     assert [waiter for waiter in served if waiter in fresh] == (fresh[::-1] if last else [])
 
 
@@ -275,8 +282,8 @@ def test_of_the_last_come_those_who_have_left_are_passed_over():
     fresh = fill(room, [now] * 3, now)
     for waiter in fresh[1:]:
         waiter.answer = "left"
-        room.remove(waiter)
-    assert fresh[0] in [room.next(now) for _ in range(2)]
+        room.remove(waiter, "left")
+    assert fresh[0] in [let_go(room, now) for _ in range(2)]
 
 
 def test_the_last_come_do_not_go_first_when_it_has_settled():
@@ -284,7 +291,7 @@ def test_the_last_come_do_not_go_first_when_it_has_settled():
     room = Room(1000)
     _, now = overflow(room, 6.0)
     while room.size:
-        room.next(now)
+        let_go(room, now)
     now += SETTLED + 0.1
     waiters = fill(room, [now] * 3, now)
     assert order(room, waiters, now, 3) == [0, 1, 2]
@@ -295,8 +302,8 @@ def test_nothing_overflows_while_it_is_closed():
     room = Room(1000)
     _, now = overflow(room, 9.0, gap=MOVING + 0.05)
     fresh = fill(room, [now] * 3, now)
-    room.next(now)
-    served = [room.next(now) for _ in range(12)]
+    let_go(room, now)
+    served = [let_go(room, now) for _ in range(12)]
     assert [waiter for waiter in served if waiter in fresh] == [waiter for waiter in fresh if waiter in served], (
         "in the order they came"
     )
@@ -319,7 +326,7 @@ def test_nobody_starves_whatever_fresh_calls_come(before, gaps, callers, retries
         fill(room, [now] * callers, now)
         if retries:
             fill(room, [now - 50.0], now, first=False)
-        if room.next(now) is mine:
+        if let_go(room, now) is mine:
             return
     pytest.fail("its turn never came")
 
@@ -334,7 +341,7 @@ def test_one_that_is_overtaken_as_the_last_come_go_first_has_its_turn_when_it_is
     while mine not in served and len(served) < TURNS * (ahead + 1):
         now += 0.01
         fill(room, [now] * 2, now)
-        served.append(room.next(now))
+        served.append(let_go(room, now))
     assert mine in served
     assert len(served) > TURNS
 
@@ -348,11 +355,11 @@ def test_places_of_those_who_have_left_are_given_up(stay, leave, age):
     for _ in range(leave):
         gone, *_ = fill(room, [-age], 0.0)
         gone.answer = "left"
-        room.remove(gone)
+        room.remove(gone, "left")
         assert len(room._fresh) + len(room._oldest) <= room.size + max(FEW, room.size)
     assert room.size == stay
-    assert {room.next(0.0) for _ in range(stay)} == set(waiting)
-    assert room.next(0.0) is None
+    assert {let_go(room, 0.0) for _ in range(stay)} == set(waiting)
+    assert let_go(room, 0.0) is None
 
 
 def test_who_waits_in_a_place_is_found_there():
@@ -365,7 +372,7 @@ def test_who_waits_in_a_place_is_found_there():
     for place, found in (("there", 2), ("here", 3), ("here", 0), ("there", 1), (None, 4)):
         assert room.waiting_in(place) is waiters[found]
         waiters[found].answer = "left"
-        room.remove(waiters[found])
+        room.remove(waiters[found], "left")
     assert room.waiting_in("here") is None
     assert room.size == 1
 
@@ -377,5 +384,5 @@ def test_hopeless_are_those_whose_deadline_is_not_after_the_instant():
     for waiter in waiters:
         room.add(waiter, 0.0, True)
     waiters[0].answer = "left"
-    room.remove(waiters[0])
+    room.remove(waiters[0], "left")
     assert {waiters.index(waiter) for waiter in room.hopeless(2.0)} == {1, 3, 4}

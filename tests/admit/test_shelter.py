@@ -11,6 +11,7 @@ import abate
 from abate import Backoff, Policy, Shelter
 from abate.admit import bells
 from abate.admit.door import Door
+from tests.reentry import inside
 
 QUICK = Backoff(0.001, 0.002)
 
@@ -267,7 +268,7 @@ def test_what_is_returned_from_within_waits_for_the_lock():
         door = Shelter().door()
         door.weather.limit = 1.0
         ticket, waiter = door.knock(0.0, 0.0, None, True), door.knock(0.0, 0.0, None, True)
-        with door._alone:
+        with inside(door._section):
             door.void(ticket, 0.0)
             door.leave(waiter, 0.0)
             assert (door.weather.in_flight, door.waiters) == (1, 1)

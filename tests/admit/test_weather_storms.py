@@ -144,7 +144,7 @@ class World:
     def _late(self, waiter):
         if waiter.answer is None:
             waiter.answer = "late"
-            self.room.remove(waiter)
+            self.room.remove(waiter, "late")
             self.refused += 1
 
     def _admit(self):
@@ -153,6 +153,7 @@ class World:
             weather.held_back(now)
         while room.size and weather.may_send(now):
             waiter = room.next(now)
+            room.remove(waiter, "late")
             if weather.answers_by(now) < waiter.deadline:
                 waiter.answer = weather.send(now)
                 self._send(waiter.answer, waiter.began, waiter.left)
@@ -194,7 +195,7 @@ class World:
         shut = weather.shut()
         for waiter in self.room.hopeless(shut) if shut > now else []:
             waiter.answer = "shut"
-            self.room.remove(waiter)
+            self.room.remove(waiter, "late")
             self.refused += 1
         if left > 1:
             delay = 0.0 if shut > now else self.plan.delay(ATTEMPTS - left + 1, self.rng)

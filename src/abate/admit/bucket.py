@@ -55,7 +55,7 @@ class Level:
         """Charge what is owed; within the section."""
         while self.owed:
             self.tokens -= self.owed[0]  # charged twice for a moment, and never not at all
-            self.owed.pop(0)
+            del self.owed[0]
 
     def spare(self) -> float:
         """How many tokens there are at least, whatever the thread inside takes."""
@@ -130,24 +130,26 @@ class TokenBucket(Shared, Gate):
         """
         level = self._levels.here()
         claim = self._claim(level, n, timeout)
-        if (wait := claim.due - level.clock.now()) > 0:
-            try:
+        try:
+            if (wait := claim.due - level.clock.now()) > 0:
                 level.clock.sleep(wait)
-            except BaseException:
-                self._break_off(level, claim)
-                raise
+        except BaseException:
+            self._break_off(level, claim)
+            raise
+        if wait > 0:
             self._tell(wait)
 
     async def aacquire(self, n: int = 1, *, timeout: float | None = None) -> None:
         """Take `n` tokens, waiting for them in this task; see `acquire`."""
         level = self._levels.here()
         claim = self._claim(level, n, timeout)
-        if (wait := claim.due - level.clock.now()) > 0:
-            try:
+        try:
+            if (wait := claim.due - level.clock.now()) > 0:
                 await level.clock.asleep(wait)
-            except BaseException:
-                self._break_off(level, claim)
-                raise
+        except BaseException:
+            self._break_off(level, claim)
+            raise
+        if wait > 0:
             self._tell(wait)
 
     def _tell(self, wait: float) -> None:
@@ -171,9 +173,9 @@ class TokenBucket(Shared, Gate):
         return float(self.burst)
 
     def _take(self, level: Level, n: int, now: float) -> None:
-        level.tokens -= n
         while level.claims and level.claims[0].due <= now:
             level.claims.popleft()
+        level.tokens -= n
 
     def _claim(self, level: Level, n: int, timeout: float | None) -> Claim:
         """Take `n` tokens, now or from the future; the claim says at which instant they are there."""
@@ -199,8 +201,12 @@ class TokenBucket(Shared, Gate):
         claim = self._due(n, level.spare(), now, patience)
         level.owed.append(n)
         if claim.due > now:
-            level.section.run(level.claims.append, claim)
+            level.section.run(self._line_up, level, claim)
         return claim
+
+    def _line_up(self, level: Level, claim: Claim) -> None:
+        if claim not in level.claims:
+            level.claims.append(claim)
 
     def _due(self, n: int, tokens: float, now: float, patience: float | None) -> Claim:
         wait = (n - tokens) / self.rate if n - tokens > GRAIN else 0.0
@@ -216,7 +222,8 @@ class TokenBucket(Shared, Gate):
     def _unwind(self, level: Level) -> None:
         level.settle()
         while level.claims and level.claims[-1].broken_off:
-            level.tokens = min(float(self.burst), level.tokens + level.claims.pop().n)
+            level.tokens = min(float(self.burst), level.tokens + level.claims[-1].n)
+            del level.claims[-1]
 
     def enter(self, retry: bool) -> Gate | None:
         return None if self.try_acquire() else self

@@ -24,7 +24,7 @@ from abate.admit.timeline import Timeline
 from abate.admit.window import SHORTEST, Window
 from abate.clock import Clock, before_virtual, switch
 from abate.errors import choice, number
-from abate.locks import Section
+from abate.locks import Section, enters, may_wait
 from abate.values import Shared, clockless
 
 FundedBy = Literal["success", "request"]
@@ -128,18 +128,30 @@ class Ledger:
         self._enter_run()
         self.run, self._run_from = repeat(None, 0), 0
 
+    @enters
     def withdraw(self, number: int = -1) -> bool:
         """Count one withdrawal whose number was not prepaid, if the balance pays for it now."""
-        section = self.section  # as `ask` does, written out: an exhausted budget comes here with each retry
-        with section.lock:
-            if section.busy:
-                return self._withdrawn_within(number)
+        section, paid = (
+            self.section,
+            False,
+        )  # as `ask` does, written out: an exhausted budget comes here with each retry
+        for taken in section.patiently() if section.busy else section.entering:  # pragma: no branch
+            if not taken and may_wait():
+                continue
             try:
-                section.busy = True
-                self._prepay(self._settle(self.now()))
-                paid = self._paid_from <= number < self._paid_to or next(self.draw) in self.prepaid
+                if not taken or section.busy:
+                    return self._withdrawn_within(number)
+                try:
+                    section.busy = True
+                    self._prepay(self._settle(self.now()))
+                    paid = self._paid_from <= number < self._paid_to or next(self.draw) in self.prepaid
+                finally:
+                    section.busy = False
             finally:
-                section.busy = False
+                if taken:
+                    for _ in section.leaving:  # pragma: no branch
+                        break
+            break
         if section.left:
             section.finish()
         return paid
@@ -154,11 +166,13 @@ class Ledger:
 
     def give_back(self) -> None:
         """Forget the newest withdrawal."""
-        self.section.run(self._give_back)
+        self.section.run(self._give_back, [1])
 
-    def _give_back(self) -> None:
+    def _give_back(self, owed: list[int]) -> None:
         drawn = self._settle(self.now())
-        self.withdrawals.take_back()
+        if owed:
+            self.withdrawals.take_back()
+            del owed[0]  # once, also where this is run again
         self._prepay(drawn)
 
     def balance(self) -> float:

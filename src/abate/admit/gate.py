@@ -7,6 +7,7 @@ all is refunded instead. Entering never waits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 
 class Gate:
@@ -52,7 +53,7 @@ class Gate:
 
 
 class All(Gate):
-    """Several gates in a row: what an earlier one gave is refunded when a later one refuses.
+    """Several gates in a row: what an earlier one gave is undone when a later one refuses, or an exception comes.
 
     >>> import abate
     >>> gate = abate.Permits(2, name="slots") & abate.TokenBucket(rate=1, burst=1, name="rate")
@@ -74,12 +75,15 @@ class All(Gate):
             for gate in self.gates:
                 refused = gate.enter(retry)
                 if refused is not None:
-                    return refused
+                    break
                 entered += 1
-            return None
-        finally:
-            if entered < len(self.gates):
-                _each(self.gates[:entered], lambda gate: gate.undo(retry))
+            else:
+                return None
+        except BaseException:
+            _each(self.gates[:entered], lambda gate: gate.undo(retry))
+            raise
+        _each(self.gates[:entered], lambda gate: gate.undo(retry))
+        return refused
 
     def leave(self, accepted: bool) -> None:
         _each(self.gates, lambda gate: gate.leave(accepted))
@@ -92,10 +96,18 @@ class All(Gate):
 
 
 def _each(gates: tuple[Gate, ...], tell: Callable[[Gate], object]) -> None:
-    """Tell all gates, the last one first. What one of them raises is raised when all have been told."""
+    """Tell all gates, the last one first. What is raised meanwhile is raised when all have been told.
+
+    A gate that was told as it was raised is told again: it may be that a signal handler has raised it, before the gate
+    could listen.
+    """
     if gates:
         try:
             tell(gates[-1])
+        except BaseException:
+            with suppress(Exception):
+                tell(gates[-1])
+            raise
         finally:
             _each(gates[:-1], tell)
 

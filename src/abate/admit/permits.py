@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import count
+from collections.abc import Iterator
+from itertools import count, takewhile
 from types import TracebackType
 from typing import Any
 
@@ -23,7 +24,7 @@ class Permits(Shared, Gate):
     0
     """
 
-    __slots__ = ("__weakref__", "_free", "_held", "_made", "limit")
+    __slots__ = ("__weakref__", "_freeing", "_held", "_making", "_taking", "limit")
 
     def __init__(self, limit: int, name: str = "permits") -> None:
         self.limit = whole("limit", limit, least=1)
@@ -33,10 +34,15 @@ class Permits(Shared, Gate):
 
     def after_fork(self) -> None:
         """In the child no permit is held: the threads that held them do not exist there."""
-        # no lock: a permit is made by taking a number, and then goes from list to list, each step atomic
-        self._made = count()
-        self._free: list[int] = []
-        self._held: list[int] = []
+        # No lock: each item of these iterators moves a permit to where it belongs, as one step. What a `for` statement
+        # takes from them is moved for good: no signal handler runs before the statement that follows, so that none can
+        # raise in between.
+        free: list[int] = []
+        held: list[int] = []
+        self._held = held
+        self._making: Iterator[None] = map(held.append, takewhile(self.limit.__gt__, count()))
+        self._taking: Iterator[None] = map(held.append, iter(free.pop, None))
+        self._freeing: Iterator[None] = map(free.append, iter(held.pop, None))
 
     @property
     def held(self) -> int:
@@ -46,18 +52,19 @@ class Permits(Shared, Gate):
     def try_acquire(self) -> bool:
         """Take a permit if one is free."""
         try:
-            permit = self._free.pop()
+            for _ in self._taking:  # pragma: no branch
+                return True
         except IndexError:
-            permit = next(self._made)
-            if permit >= self.limit:
-                return False
-        self._held.append(permit)
-        return True
+            pass  # none was given back, or all of those are held again
+        for _ in self._making:
+            return True
+        return False
 
     def release(self) -> None:
         """Give a permit back."""
         try:
-            self._free.append(self._held.pop())
+            for _ in self._freeing:  # pragma: no branch
+                break
         except IndexError:
             pass  # none is held
 

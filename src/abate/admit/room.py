@@ -8,6 +8,10 @@
 * Of the fresh ones, the first come go first; where calls have been losing their freshness for `OVERFLOW` seconds, there
   is more to do than can be done, and the last come do (adaptive LIFO): better a few who wait too long than all.
 * A call that comes back from a failed attempt lines up behind those that have had none.
+
+An exception may come out of any call in here (a signal handler raises). So a waiter becomes `inside`, and is counted,
+by statements without a call between; and it is in a line before, and until after, it is inside. A place in a line whose
+waiter is not inside counts for nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ class Waiter:
     another.
     """
 
-    __slots__ = ("alarm", "answer", "began", "bell", "deadline", "end", "latest", "line", "picked")
+    __slots__ = ("alarm", "answer", "began", "bell", "deadline", "end", "inside", "latest", "line", "picked")
 
     def __init__(self, began: float, deadline: float, end: float = inf, latest: float | None = None) -> None:
         self.began = began
@@ -54,7 +58,7 @@ class Waiter:
         """When it came in with this attempt, and the order in which it did."""
         self.bell: Bell | None = None
         self.answer: Ticket | str | None = None
-        self.picked = False
+        self.inside = self.picked = False
 
     def __lt__(self, other: Waiter) -> bool:
         return self.line < other.line
@@ -66,13 +70,13 @@ class Room:
     __slots__ = (
         "_aged",
         "_fresh",
-        "_gone",
         "_moved",
         "_oldest",
         "_orders",
         "_overflowing",
         "_turns",
         "capacity",
+        "gone",
         "size",
     )
 
@@ -83,7 +87,8 @@ class Room:
         self._oldest: list[Waiter] = []
         self._orders = count()
         self._turns = 0
-        self._gone = 0
+        self.gone = 0
+        """Places in the lines of those who have left."""
         self._aged = self._overflowing = self._moved = -inf
 
     @property
@@ -98,76 +103,78 @@ class Room:
 
     def add_again(self, waiter: Waiter, now: float) -> None:
         """Somebody comes in again whose turn came while it was asleep: it lines up where it was."""
-        self.size += 1
         if now - waiter.began < FRESH:
             self._fresh.append(waiter)
         else:
             heappush(self._oldest, waiter)
+        waiter.answer = None
+        waiter.inside = True
+        self.size += 1
 
     def next(self, now: float) -> Waiter | None:
-        """Who goes next leaves the room."""
+        """Who goes next; it is in the room until it is removed."""
         self._age(now)
         self._moved = now
         self._turns += 1
         pressed = self._fresh and now - self._fresh[0].began >= PRESSED
         oldest_first = self._turns % (TURNS if pressed else 2) == 0
         last_come = now - self._overflowing > OVERFLOW and now - self._aged < SETTLED
-        waiter = (self._pop_oldest() if oldest_first else None) or self._pop_fresh(last_come) or self._pop_oldest()
-        if waiter is not None:
-            self.size -= 1
-        return waiter
+        self.trim()
+        if self._oldest and (oldest_first or not self._fresh):
+            return self._oldest[0]
+        return self._fresh[-1 if last_come else 0] if self._fresh else None
 
-    def remove(self, waiter: Waiter) -> None:
-        """Somebody leaves without having had a turn; its `answer` is set."""
-        self.size -= 1
-        self._gone += 1
-        if self._gone > max(FEW, self.size):
-            self.sweep()
+    def remove(self, waiter: Waiter, answer: Ticket | str) -> None:
+        """Somebody leaves, with this answer."""
+        waiter.answer = answer
+        if waiter.inside:  # or it was broken off before it was
+            waiter.inside = False
+            self.size -= 1
+            self.gone += 1
+            self.trim()
 
     def sweep(self) -> None:
         """Keep nothing of those who have left."""
-        self._fresh = deque(other for other in self._fresh if other.answer is None)
-        self._oldest = [other for other in self._oldest if other.answer is None]
-        heapify(self._oldest)
-        self._gone = 0
+        fresh = deque([other for other in self._fresh if other.inside])
+        oldest = [other for other in self._oldest if other.inside]
+        heapify(oldest)
+        self._fresh, self._oldest, self.gone = fresh, oldest, 0
 
     def waiting_in(self, place: object) -> Waiter | None:
         """Somebody who waits there, in this event loop or in threads; the search begins with those who go first."""
         for waiter in chain(self._fresh, self._oldest):
-            if waiter.answer is None and waiter.bell is not None and waiter.bell.place is place:
+            if waiter.inside and waiter.bell is not None and waiter.bell.place is place:
                 return waiter
         return None
 
     def hopeless(self, until: float) -> list[Waiter]:
         """Those whose deadline is not after `until`."""
-        return [
-            waiter for waiter in (*self._fresh, *self._oldest) if waiter.answer is None and waiter.deadline <= until
-        ]
+        return [waiter for waiter in (*self._fresh, *self._oldest) if waiter.inside and waiter.deadline <= until]
 
     def _age(self, now: float) -> None:
-        while self._fresh and (self._fresh[0].answer is not None or now - self._fresh[0].began >= FRESH):
-            waiter = self._fresh.popleft()
-            if waiter.answer is None:
+        while self._fresh and (not self._fresh[0].inside or now - self._fresh[0].began >= FRESH):
+            waiter = self._fresh[0]
+            if waiter.inside:
                 heappush(self._oldest, waiter)
                 # where nobody goes for a while, as it is closed, nothing overflows
                 if now - self._aged > SETTLED or now - self._moved > MOVING:
                     self._overflowing = now
                 self._aged = now
             else:
-                self._gone -= 1
+                self.gone -= 1
+            del self._fresh[0]
 
-    def _pop_fresh(self, last_come: bool) -> Waiter | None:
-        while self._fresh:
-            waiter = self._fresh.pop() if last_come else self._fresh.popleft()
-            if waiter.answer is None:
-                return waiter
-            self._gone -= 1
-        return None
-
-    def _pop_oldest(self) -> Waiter | None:
-        while self._oldest:
-            waiter = heappop(self._oldest)
-            if waiter.answer is None:
-                return waiter
-            self._gone -= 1
-        return None
+    def trim(self) -> None:
+        """Drop the places of those who have left from the ends of the lines; all of them where they are many."""
+        fresh, oldest = self._fresh, self._oldest
+        while fresh and not fresh[0].inside:
+            del fresh[0]
+            self.gone -= 1
+        while fresh and not fresh[-1].inside:
+            del fresh[-1]
+            self.gone -= 1
+        while oldest and not oldest[0].inside:
+            heappop(oldest)
+            self.gone -= 1
+        if self.gone > max(FEW, self.size):
+            self.sweep()

@@ -85,7 +85,7 @@ class Attempts:
 class _Block:
     """One call in block form: what the loop and its attempts share."""
 
-    __slots__ = ("clock", "entered", "last", "machine", "over", "tally", "wait")
+    __slots__ = ("bound", "clock", "entered", "last", "machine", "over", "tally", "wait")
 
     def __init__(self, policy: Policy) -> None:
         self.clock = policy.clock or clocks.current()
@@ -93,6 +93,7 @@ class _Block:
         self.machine = Call(policy, None if left is None else self.clock.now() + left)
         self.last: Exception | None = None
         self.wait: Wait | None = None
+        self.bound: deadline | None = None
         self.entered = True
         self.over = False
         self.tally = policy.tally if watch.on else None
@@ -148,6 +149,8 @@ class _Block:
         return self.machine.give_up(action, error)
 
     def break_off(self, error: BaseException | None) -> None:
+        if self.bound is not None:
+            self.bound.close()
         self._end()
         self.machine.broken_off(error)
 
@@ -177,7 +180,7 @@ class Attempt:
                 cut = self._block.clock.within(allowance)
                 _at_once(cut.__aenter__())
                 self._cut = cut
-            self._deadline = deadline(allowance)
+            self._deadline = self._block.bound = deadline(allowance)
             self._deadline.__enter__()
         return self
 

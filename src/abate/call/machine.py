@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from abate import events
 from abate.admit.door import Door
+from abate.admit.gate import All, Gate
 from abate.admit.room import Waiter
 from abate.admit.weather import Ticket
 from abate.call.giveup import ALONE, FOR_ALL, GiveUp, give_ups, given_up_within, mark, tell_watch
@@ -138,6 +139,7 @@ class Call:
         "_delay",
         "_door",
         "_first",
+        "_given",
         "_hinted_delay",
         "_in_flight",
         "_inner",
@@ -156,6 +158,7 @@ class Call:
 
     # of a shelter: set when the call first comes to its door
     _began: float
+    _given: Ticket | Waiter | str | None
     _ticket: _Held | None
     _waiter: Waiter | None
     _hinted_delay: float
@@ -175,7 +178,9 @@ class Call:
         self._first: float | None = None
         self._delay: float | None = None
         self._inner: GiveUp | None = None
-        self._over = self.unspent = self._in_flight = self.same_error = False
+        self._over = self.unspent = self.same_error = False
+        self._in_flight: tuple[Gate, ...] = ()
+        """The gates that the attempt has entered and not left."""
         self._door: Door | None = None
 
     def begin(self, now: float | None = None, keeps: bool = False) -> Send | Hold | Stop:
@@ -210,9 +215,10 @@ class Call:
         weather = door.weather
         if (weather.calm and now < weather.look) or _holds(door):
             return None
-        answer = door.knock(now, self._began, self.left(), self.attempts == 0, self.policy.name)
+        # kept before anything is called: a signal handler may raise at the end of each call
+        answer = self._given = door.knock(now, self._began, self.left(), self.attempts == 0, self.policy.name)
         if isinstance(answer, Waiter):
-            self._waiter = answer
+            self._waiter, self._given = answer, None
             self.waited -= now
             return Hold(door, answer)
         if isinstance(answer, str):
@@ -223,6 +229,7 @@ class Call:
     def _arrive(self, door: Door, now: float) -> None:
         """Come to the door for the first time."""
         self._door, self._began = door, now
+        self._given = None
         self._ticket = None
         self._waiter = None
 
@@ -234,20 +241,23 @@ class Call:
         return max(0.0, self.deadline - clock.now())
 
     def _hold(self, door: Door, ticket: Ticket) -> None:
-        self._ticket = _held.enter(_Held(door, ticket))
+        held = _Held(door, ticket)
+        self._ticket, self._given = held, None
+        _held.enter(held)
 
     def turn(self) -> Send | Stop:
         """The waiter has its answer."""
         waiter, door = self._waiter, self._door
         assert waiter is not None
         assert door is not None
-        self._waiter = None
-        self.waited += door.clock.now()
-        if isinstance(waiter.answer, Ticket):
-            self._hold(door, waiter.answer)
-            return self._send()
-        assert waiter.answer is not None
-        return self._turned_away(door, waiter.answer)
+        now, answer = door.clock.now(), waiter.answer
+        assert answer is not None
+        self._given, self._waiter = answer, None
+        self.waited += now
+        if isinstance(answer, str):
+            return self._turned_away(door, answer)
+        self._hold(door, answer)
+        return self._send()
 
     def _turned_away(self, door: Door, why: str) -> Stop:
         """The shelter has no place for this attempt."""
@@ -263,6 +273,7 @@ class Call:
         policy = self.policy
         retry = self.attempts > 0
         if policy.gate is not None:
+            gates = policy.gate.gates if isinstance(policy.gate, All) else (policy.gate,)
             refused = policy.gate.enter(retry)
             if refused is not None:
                 self._return_unused()
@@ -272,7 +283,7 @@ class Call:
                     self._over = True
                     raise Refused(refused.name, refused.refusal())
                 return Stop("budget")
-            self._in_flight = True
+            self._in_flight = gates
         self.unspent = False
         if not retry and policy.budget.funded_by == "request":
             policy.budget.deposit()
@@ -295,7 +306,8 @@ class Call:
         policy = self.policy
         door = self._door
         if door is not None and (self._ticket is not None or not door.weather.calm):
-            door.answered(self._returned(), door.clock.now(), policy.name)
+            door.answered(self._held_ticket(), door.clock.now(), policy.name)
+            self._let_go()
         if policy.budget.funded_by == "success":
             policy.budget.deposit()
         if self.attempts > 1 and events.sinks:
@@ -362,12 +374,13 @@ class Call:
         hearsay = self._door is None
         if hearsay:
             self._arrive(door, now)
-        ticket = self._returned()
+        ticket = self._held_ticket()
         if not ruling.retry:
             if ruling.reason == "layer":
                 door.void(ticket, now)
             elif ticket is not None or not door.weather.calm:
                 door.answered(ticket, now, policy.name)
+            self._let_go()
             return 0.0
         plan = policy.overload_backoff if ruling.reason == "overload" else policy.backoff
         until = None
@@ -377,6 +390,7 @@ class Call:
             until = now + self._hinted_delay
         retry = max(1, min(self.attempts, policy.max_attempts - 1))
         closed = door.failed(ticket, now, plan, until, error, hearsay, policy.name, retry)
+        self._let_go()
         return 0.0 if _holds(door) else closed  # within another attempt nobody waits in the room
 
     def _minds(self, hint: float) -> bool:
@@ -388,13 +402,15 @@ class Call:
         door = self._door
         return door is not None and not door.weather.calm and not _holds(door)
 
-    def _returned(self) -> Ticket | None:
-        """The ticket of the attempt that has ended."""
-        held, self._ticket = self._ticket, None
-        if held is None:
-            return None
-        _held.leave(held)
-        return held.ticket
+    def _held_ticket(self) -> Ticket | None:
+        """The ticket of the attempt; it is held until the door has heard how the attempt has ended."""
+        return None if self._ticket is None else self._ticket.ticket
+
+    def _let_go(self) -> None:
+        """The door has heard it."""
+        if self._ticket is not None:
+            _held.leave(self._ticket)
+            self._ticket = None
 
     def _ruling(self, outcome: Outcome | Exception, now: float) -> Ruling:
         """Ask the rules, where the type of the error alone does not decide."""
@@ -480,13 +496,11 @@ class Call:
     def unsent(self) -> None:
         """The attempt was not sent after all: the call is made in another way."""
         self._over = True
-        entered, self._in_flight = self._in_flight, False
+        entered, self._in_flight = self._in_flight, ()
         try:
             self._return_unused()
         finally:
-            if entered:
-                assert self.policy.gate is not None
-                self.policy.gate.undo(self.attempts > 0)
+            All(entered).undo(self.attempts > 0)
 
     def _return_unused(self) -> None:
         if self.unspent:
@@ -494,17 +508,25 @@ class Call:
             self.policy.budget.refund()
         try:
             if self._in_flight:
-                self._leave(False)
+                All(self._in_flight).leave(False)
+                self._in_flight = ()
         finally:
-            if self._door is not None:
-                now = self._door.clock.now()
+            door = self._door
+            if door is not None:
+                now = door.clock.now()
                 if self._waiter is not None:
-                    self._door.leave(self._waiter, now)
+                    door.leave(self._waiter, now)
                     self._waiter = None
                     self.waited += now
-                self._door.void(self._returned(), now)
+                if isinstance(self._given, Ticket):
+                    door.void(self._given, now)
+                elif isinstance(self._given, Waiter):
+                    door.leave(self._given, now)
+                self._given = None
+                door.void(self._held_ticket(), now)
+                self._let_go()
 
     def _leave(self, accepted: bool) -> None:
-        self._in_flight = False
-        assert self.policy.gate is not None
-        self.policy.gate.leave(accepted)
+        while self._in_flight:
+            self._in_flight[-1].leave(accepted)
+            self._in_flight = self._in_flight[:-1]  # without a call between, so that none is left twice, or never

@@ -124,10 +124,10 @@ class Roll:
     def _note(self, tally: Tally) -> None:
         name = tally.name if tally.name in self._totals or len(self._totals) < MOST_NAMES else OTHER
         self._totals.setdefault(name, NOTHING)
-        leaf = Leaf(tally, self._gone.append, name)
-        self._leaves[id(leaf)] = leaf
         if len(self._gone) >= MOST_GONE:
             self._bury()
+        leaf = Leaf(tally, self._gone.append, name)
+        self._leaves[id(leaf)] = leaf  # last, so that this may be run again where it was broken off
 
     def totals(self) -> dict[str, Counted]:
         """What was counted so far under each name."""
@@ -149,11 +149,12 @@ class Roll:
 
     def _bury(self) -> None:
         while self._gone:
-            leaf = self._gone.popleft()
-            del self._leaves[id(leaf)]
+            leaf = self._gone[0]
             good, bad = leaf.good.read(), leaf.bad.read()
-            if good or bad:
-                self._totals[leaf.name] = self._totals[leaf.name].plus(Counted(good + bad, good, bad))
+            number, total = id(leaf), self._totals[leaf.name].plus(Counted(good + bad, good, bad))
+            self._totals[leaf.name] = total  # from here on without a call, so that it counts once
+            del self._leaves[number]
+            del self._gone[0]
 
 
 roll = Roll()
@@ -184,29 +185,32 @@ class Watch:
 
     def come(self) -> None:
         """Somebody wants calls to be counted."""
-        self._section.run(self._change, 1)
+        self._section.run(self._change, [1])
 
     def go(self) -> None:
         """And does no more."""
-        self._section.run(self._change, -1)
+        self._section.run(self._change, [-1])
 
     def bind(self) -> None:
         """From now on there may be deadlines around a call."""
         self._section.run(self._bind)
 
-    def _change(self, by: int) -> None:
-        self._watchers = max(0, self._watchers + by)
-        if self.on != bool(self._watchers):
-            self.on = bool(self._watchers)
-            self._swap_all()
+    def _change(self, by: list[int]) -> None:
+        if by:
+            self._watchers = max(0, self._watchers + by[0])
+            del by[0]  # once, also where this is run again
+        on = self._watchers > 0
+        if self.on != on:
+            self._swap_all(on, self._bound)
+            self.on = on
 
     def _bind(self) -> None:
+        self._swap_all(self.on, True)
         self._bound = True
-        self._swap_all()
 
-    def _swap_all(self) -> None:
+    def _swap_all(self, counted: bool, bound: bool) -> None:
         for stand_in in list(self._stand_ins):
-            _swap(stand_in, self.on, self._bound)
+            _swap(stand_in, counted, bound)
 
 
 def _swap(stand_in: Any, counted: bool, bound: bool) -> None:

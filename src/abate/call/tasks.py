@@ -147,9 +147,14 @@ async def _bounded(
 ) -> T:
     """Make an attempt within what time it is allowed, and cut it off when that is over."""
     allowance = machine.allowance(clock.now())
-    with deadline(allowance):
-        async with clock.within(allowance):
-            return await _awaitable(function, function(*args, **kwargs))
+    bound = deadline(allowance)
+    try:
+        with bound:
+            async with clock.within(allowance):
+                return await _awaitable(function, function(*args, **kwargs))
+    except BaseException:
+        bound.close()
+        raise
 
 
 def _awaitable(function: Callable[..., Awaitable[T]], result: Awaitable[T]) -> Awaitable[T]:

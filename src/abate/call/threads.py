@@ -134,8 +134,13 @@ def _bounded(
     kwargs: Mapping[str, Any],
 ) -> T:
     """Make an attempt within what time it is allowed: a deadline, which clients inside keep."""
-    with deadline(machine.allowance(clock.now())):
-        return function(*args, **kwargs)
+    bound = deadline(machine.allowance(clock.now()))
+    try:
+        with bound:
+            return function(*args, **kwargs)
+    except BaseException:
+        bound.close()
+        raise
 
 
 def _refuse(policy: Policy, function: Callable[..., Any], result: Any, args: object, kwargs: object) -> NoReturn:

@@ -307,18 +307,22 @@ class _Stream(grpc.Call):  # type: ignore[misc]
 
     def _wait(self) -> None:
         """Have the first message, the end or the error of the stream."""
-        with self._lock:
-            if self._opening:
-                raise RuntimeError("a signal handler can't wait for a stream that its own thread is waiting for")
-            if not self._open:
-                try:
-                    self._opening = True
-                    self._context.run(self._make, self._attempt)
-                except Exception as error:
-                    self._failure = error
-                finally:
-                    self._opening = False
-                self._open = True
+        for _ in iter(self._lock.acquire, None):  # a `with` statement may be interrupted before it has begun
+            try:
+                if self._opening:
+                    raise RuntimeError("a signal handler can't wait for a stream that its own thread is waiting for")
+                if not self._open:
+                    try:
+                        self._opening = True
+                        self._context.run(self._make, self._attempt)
+                    except Exception as error:
+                        self._failure = error
+                    finally:
+                        self._opening = False
+                    self._open = True
+            finally:
+                self._lock.release()
+            break
 
     @keeps_deadline
     def _attempt(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 from contextvars import Context, copy_context
+from functools import partial
 from math import inf
 from queue import SimpleQueue
 from threading import Event as Flag
@@ -97,17 +98,22 @@ class Detached:
         return done.wait(patience)
 
     def _start(self) -> None:
-        if self._worker is not None or not self._starting.acquire(blocking=False):
-            return  # somebody else starts it
-        try:
-            worker = Worker(self.sink, self._handed, self._dropped)
-            worker.start()
-            finalize(self, self._handed.put, None).atexit = False
-            self._worker = worker
-        except RuntimeError:
-            pass  # no thread to be had: the next event tries again
-        finally:
-            self._starting.release()
+        if self._worker is not None:
+            return
+        # an iterator takes the lock, so that no signal handler can raise between that and the `try`
+        for taken in iter(partial(self._starting.acquire, False), None):
+            if not taken:
+                return  # somebody else starts it
+            try:
+                worker = Worker(self.sink, self._handed, self._dropped)
+                worker.start()
+                finalize(self, self._handed.put, None).atexit = False
+                self._worker = worker
+            except RuntimeError:
+                pass  # no thread to be had: the next event tries again
+            finally:
+                self._starting.release()
+            break
 
 
 class Attended(Detached):

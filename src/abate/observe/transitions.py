@@ -20,6 +20,7 @@ The rules:
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 from math import inf
 
 from abate import events
@@ -199,11 +200,13 @@ class Transitions:
     def rest(self, now: float) -> list[Line]:
         """Everything that has not been told yet: the program ends."""
         lines: list[Line] = []
-        if self._section.lock.acquire(timeout=LAST_WAIT):
-            try:
-                lines += self._section.ask(self._rest, now, otherwise=_nothing)
-            finally:
-                self._section.lock.release()
+        for taken in iter(partial(self._section.lock.acquire, timeout=LAST_WAIT), None):
+            if taken:
+                try:
+                    lines += self._section.ask(self._rest, now, otherwise=_nothing)
+                finally:
+                    self._section.lock.release()
+            break
         return lines + self._decided()
 
     def _rest(self, now: float) -> list[Line]:

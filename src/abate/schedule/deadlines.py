@@ -34,9 +34,9 @@ class _Due(Scope):
 
     def __enter__(self) -> None:
         if not clock.switch.deadline:
-            clock.switch.deadline = True
             for prepare in before_first:
                 prepare()
+            clock.switch.deadline = True
         _scopes.enter(self)
 
     def __exit__(
@@ -81,8 +81,8 @@ class deadline:
     def __enter__(self) -> deadline:
         here = clock.current()
         scope = _Due(None if self._seconds is None else here.now() + self._seconds, here, self)
-        scope.__enter__()
         self._entered.append(scope)
+        scope.__enter__()  # last: no signal handler comes between this and the block
         return self
 
     def __exit__(
@@ -90,8 +90,13 @@ class deadline:
     ) -> None:
         # a generator or a response's body may be closed in another context than the one that entered
         scope = _scopes.entered_by(self) or self._entered[-1]
-        self._entered.remove(scope)
         _scopes.leave(scope)
+        self._entered.remove(scope)
+
+    def close(self) -> None:
+        """End the blocks whose end an exception of a signal handler has prevented."""
+        for scope in self._entered:
+            scope.open = False
 
     def remaining(self) -> float:
         """Seconds left here, never below zero; before the block is entered, what there would be.

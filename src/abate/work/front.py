@@ -6,16 +6,17 @@ import random
 from collections.abc import Callable, Hashable, Iterable
 from itertools import count
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from abate import clock as clocks
 from abate.admit.bells import Bell
 from abate.clock import Clock, switch
 from abate.counts import taken
 from abate.errors import number, whole
+from abate.locks import enters, may_wait
 from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
 from abate.work.keys import KeyQueue
-from abate.work.lines import Lines
+from abate.work.lines import OF_ITS_OWN, Lines, mending
 
 K = TypeVar("K", bound=Hashable)
 
@@ -44,6 +45,7 @@ class Front(Lines[K]):
 
     # -- in
 
+    @enters
     def add(self, key: K, priority: int = 0) -> None:
         """Add a key, unless it waits already; of two priorities the higher counts.
 
@@ -63,26 +65,40 @@ class Front(Lines[K]):
             _check(key, priority)
         rung: list[Bell] | None = None
         section = self._section
-        with section.lock:
-            if self._closed:
-                self._check_open()
-            if section.busy:
-                self._keys.check_room()
-                section.left.append((self._add_promised, (key, 0.0, priority)))
-            else:
-                try:
-                    section.busy = True
-                    now = self._now() if switch.virtual or self._clock is not None else monotonic()
-                    self._keys.add(key, now, priority)
-                    if self._waiting:
-                        rung = self._woken()
-                finally:
-                    section.busy = False
+        for entered in section.patiently() if section.busy else section.entering:
+            if not entered and may_wait():
+                continue
+            try:
+                if self._closed:
+                    self._check_open()
+                if not entered or section.busy:
+                    self._keys.check_room()
+                    section.left.append((self._add_promised, (key, 0.0, priority)))
+                else:
+                    try:
+                        section.busy = True
+                        now = self._now() if switch.virtual or self._clock is not None else monotonic()
+                        self._keys.add(key, now, priority)
+                        if self._waiting:
+                            rung = self._woken()
+                    except OF_ITS_OWN:
+                        raise
+                    except BaseException:
+                        self._keys.mend()
+                        raise
+                    finally:
+                        section.busy = False
+            finally:
+                if entered:
+                    for _ in section.leaving:
+                        break
+            break
         if section.left:
             section.finish()
         if rung:
             self._ring(rung)
 
+    @mending
     def _add_promised(self, key: K, seconds: float, priority: int) -> None:
         """Add a key for which there was room when this thread was in the middle of something else."""
         self._keys.add_after(key, seconds, self._now(), priority, promised=True)
@@ -102,6 +118,7 @@ class Front(Lines[K]):
         _check(key, priority)
         self._ring(self._section.ask(self._planned, key, seconds, priority, otherwise=self._plan_within))
 
+    @mending
     def _planned(self, key: K, seconds: float, priority: int) -> list[Bell]:
         self._check_open()
         self._keys.add_after(key, seconds, self._now(), priority)
@@ -128,6 +145,7 @@ class Front(Lines[K]):
         self._ring(rung)
         return delay
 
+    @mending
     def _put_off(self, key: K, priority: int, least: float) -> tuple[float, list[Bell]]:
         self._check_open()
         now = self._now()
@@ -143,6 +161,7 @@ class Front(Lines[K]):
         self._section.run(self._put_off_promised, key, priority, delay)
         return delay, []
 
+    @mending
     def _put_off_promised(self, key: K, priority: int, delay: float) -> None:
         self._keys.next_delay(key, self._now(), self._rng)  # counts the failure
         self._add_promised(key, delay, priority)
@@ -158,6 +177,7 @@ class Front(Lines[K]):
         """
         return self._section.ask(self._cancelled, key, otherwise=self._cancel_within)
 
+    @mending
     def _cancelled(self, key: K) -> bool:
         cancelled = self._keys.cancel(key)
         self._ring(self._woken(room=cancelled))
@@ -175,6 +195,7 @@ class Front(Lines[K]):
         """How often a key has failed since it was last forgotten."""
         return self._keys.requeues(key)
 
+    @enters
     def done(self, key: K) -> None:
         """A worker has finished with a key that it got.
 
@@ -186,23 +207,37 @@ class Front(Lines[K]):
         """
         rung: list[Bell] | None = None
         section = self._section
-        with section.lock:
-            if section.busy:
-                section.left.append((self._done_late, (key,)))
-            else:
-                try:
-                    section.busy = True
-                    now = self._now() if switch.virtual or self._clock is not None else monotonic()
-                    self._keys.done(key, now)
-                    if self._waiting or self._watching:
-                        rung = self._woken(room=True)
-                finally:
-                    section.busy = False
+        for entered in section.patiently() if section.busy else section.entering:
+            if not entered and may_wait():
+                continue
+            try:
+                if not entered or section.busy:
+                    section.left.append((self._done_late, (key,)))
+                else:
+                    try:
+                        section.busy = True
+                        now = self._now() if switch.virtual or self._clock is not None else monotonic()
+                        self._keys.done(key, now)
+                        if self._waiting or self._watching:
+                            rung = self._woken(room=True)
+                    except OF_ITS_OWN:
+                        raise
+                    except BaseException:
+                        self._keys.mend()
+                        raise
+                    finally:
+                        section.busy = False
+            finally:
+                if entered:
+                    for _ in section.leaving:
+                        break
+            break
         if section.left:
             section.finish()
         if rung:
             self._ring(rung)
 
+    @mending
     def _done_late(self, key: K) -> None:
         if key in self._keys.in_hand:  # an error would be raised by who has nothing to do with it
             self._keys.done(key, self._now())
@@ -219,15 +254,23 @@ class Front(Lines[K]):
         (['a', 'b'], ['c'], [])
         """
         whole("most", most, least=0)
-        return self._section.ask(self._taken, most, otherwise=_nothing)
+        got: list[K] = []
+        try:
+            self._section.ask(self._taken, most, got, otherwise=_nothing)
+        except BaseException:
+            self._give_back(got)
+            raise
+        return got
 
-    def _taken(self, most: int) -> list[K]:
-        taken: list[K] = []
+    @mending
+    def _taken(self, most: int, got: list[K]) -> None:
         self._keys.ripen(self._now())
-        while len(taken) < most and (key := self._keys.take()) is not None:
-            taken.append(key)
-        self._ring(self._woken(room=bool(taken)))
-        return taken
+        while len(got) < most:
+            key = self._keys.take()
+            if key is None:
+                break
+            got.append(key)  # at once: no handler may come before
+        self._ring(self._woken(room=bool(got)))
 
     def plans(self) -> list[tuple[K, float, int]]:
         """What is to come later: each key, in how many seconds, with what priority.
@@ -251,6 +294,7 @@ class Front(Lines[K]):
         self._standing = {}
         self._section.run(self._shut)
 
+    @mending
     def _shut(self) -> None:
         self._keys.ripen(self._now())  # what has come due is ready, though nobody has looked
         self._keys.cancel_all()
@@ -314,9 +358,8 @@ class Front(Lines[K]):
         return self._keys.oldest()
 
 
-def _nothing(_: int) -> list[Any]:
+def _nothing(*_: object) -> None:
     """Take nothing in the middle of another operation of this thread."""
-    return []
 
 
 def _check(key: object, priority: object) -> None:

@@ -141,11 +141,14 @@ class KeyQueue(Generic[K]):
             self.fresh += 1
         else:
             self.coalesced += 1
-            priority = max(priority, self._unplanned(key), self._again.get(key, 0))
+            planned = self.later.get(key)
+            priority = max(priority, 0 if planned is None else planned[3], self._again.get(key, 0))
         if held:
             self._again[key] = priority
         else:
             self._push(key, priority, now)
+        if not fresh:
+            self._unplan(key)
         return fresh
 
     def add_after(self, key: K, seconds: float, now: float, priority: int = 0, *, promised: bool = False) -> bool:
@@ -176,7 +179,7 @@ class KeyQueue(Generic[K]):
     def cancel(self, key: K) -> bool:
         """Forget that a key was to be added later: was it?"""
         planned = key in self.later
-        self._unplanned(key)
+        self._unplan(key)
         return planned
 
     def cancel_all(self) -> None:
@@ -214,12 +217,9 @@ class KeyQueue(Generic[K]):
         """The key that is next, for a worker; None where none is ready. What has come due is ripened before."""
         if not self.ready:
             return None
-        if self._lanes or self._dead:
-            key = self._of_several()
-        else:
-            key = self._line.popleft()[0]
-            del self.ready[key]
+        key = self._of_several() if self._lanes or self._dead else self._line.popleft()[0]
         self.in_hand.add(key)
+        del self.ready[key]  # last, and no call: who takes a key has it, or else it is ready
         return key
 
     def done(self, key: K, now: float) -> bool:
@@ -231,20 +231,40 @@ class KeyQueue(Generic[K]):
         if not self._again or key not in self._again:
             return False
         self.ripen(now)  # what came due before goes before
-        self._push(key, self._again.pop(key), now)
+        self._push(key, self._again[key], now)
+        del self._again[key]
         return True
 
     def ripen(self, now: float) -> int:
         """Make ready what has come due: how many."""
         ripe = 0
         for at, _, key, priority in self._timetable.pop(now):
-            del self.later[key]
             if key in self.in_hand:
                 self._again[key] = priority
             else:
                 self._push(key, priority, at)
                 ripe += 1
+            del self.later[key]
         return ripe
+
+    def mend(self) -> None:
+        """Make good what an exception has left half done: each key is ready, in hand, or to come, and none is lost."""
+        self.in_hand.difference_update(self.ready)  # to take it was broken off
+        for key in [key for key in self._again if key not in self.in_hand]:
+            self.ready.setdefault(key, (key, -inf))  # to be done with it was
+            if self._again[key]:
+                self._priority[key] = self._again[key]
+            del self._again[key]
+        for key in [key for key in self.later if key in self.ready or key in self._again]:
+            del self.later[key]
+        self._timetable = Timetable()
+        for due in self.later.values():
+            self._timetable.add(due)
+        self._priority = {key: priority for key, priority in self._priority.items() if key in self.ready}
+        self._line, self._lanes, self._priorities, self._dead = deque(self.ready.values()), {}, [], 0
+        for entry in self._line:
+            if entry[0] in self._priority:
+                self._line_up(entry, self._priority[entry[0]])
 
     # -- what there is
 
@@ -279,13 +299,11 @@ class KeyQueue(Generic[K]):
 
     # -- later
 
-    def _unplanned(self, key: K) -> int:
-        """A key is not to come later any more: the priority that it would have had, or 0."""
+    def _unplan(self, key: K) -> None:
+        """A key is not to come later any more."""
         due = self.later.pop(key, None)
-        if due is None:
-            return 0
-        self._timetable.remove(due)
-        return due[3]
+        if due is not None:
+            self._timetable.remove(due)
 
     # -- the line and the lanes
 
@@ -312,17 +330,16 @@ class KeyQueue(Generic[K]):
             insort(self._priorities, priority)
 
     def _of_several(self) -> K:
-        """Take a key where there are several to choose from."""
+        """Choose a key where there are several, and take it out of the lines."""
         self._turns += 1
         entry = self._highest() if self._turns % TURNS else None
         if entry is None:
             entry = self._first()
             self._line.popleft()
         key = entry[0]
-        del self.ready[key]
         if self._priority.pop(key, 0):
             self._dead += 1  # its other place, in the line or in its lane
-        self._sweep()
+        self._sweep(entry)
         return key
 
     def _highest(self) -> Entry[K] | None:
@@ -351,12 +368,15 @@ class KeyQueue(Generic[K]):
     def _stands(self, entry: Entry[K], priority: int) -> bool:
         return self._live(entry) and self._priority.get(entry[0]) == priority
 
-    def _sweep(self) -> None:
-        """Drop the dead places where they are many."""
-        if self._dead <= len(self.ready) + SLACK:
+    def _sweep(self, gone: Entry[K] | None = None) -> None:
+        """Drop the dead places where they are many; one that is about to be taken is `gone`."""
+        if self._dead <= len(self.ready) - (gone is not None) + SLACK:
             return
-        self._line = deque(filter(self._live, self._line))
-        lanes = ((level, deque(e for e in lane if self._stands(e, level))) for level, lane in self._lanes.items())
+        self._line = deque(entry for entry in self._line if entry is not gone and self._live(entry))
+        lanes = (
+            (level, deque(entry for entry in lane if entry is not gone and self._stands(entry, level)))
+            for level, lane in self._lanes.items()
+        )
         self._lanes = {level: lane for level, lane in lanes if lane}
         self._priorities = sorted(self._lanes)
         self._dead = 0

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Hashable
+from functools import wraps
 from math import inf
 from time import monotonic
-from typing import Generic, NoReturn, TypeAlias, TypeVar
+from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
 from abate import clock as clocks
 from abate import forks
@@ -23,7 +24,7 @@ from abate.admit import bells
 from abate.admit.bells import Bell
 from abate.clock import Clock, switch
 from abate.errors import AbateError, number
-from abate.locks import Section
+from abate.locks import Section, enters, may_wait
 from abate.work.keys import KeyQueue, QueueFull
 
 K = TypeVar("K", bound=Hashable)
@@ -43,6 +44,28 @@ class ShutDown(AbateError):
     Traceback (most recent call last):
     abate.work.lines.ShutDown: the queue is shut down
     """
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+OF_ITS_OWN = (QueueFull, ShutDown, ValueError)
+"""What an operation raises by itself, before it has changed anything."""
+
+
+def mending(act: F) -> F:
+    """Mend the keys where an exception, of a signal handler, has broken off an operation in the middle."""
+
+    @wraps(act)
+    def mended(self: Lines[Any], *args: Any) -> Any:
+        try:
+            return act(self, *args)
+        except OF_ITS_OWN:
+            raise
+        except BaseException:
+            self._keys.mend()
+            raise
+
+    return mended  # type: ignore[return-value]
 
 
 class Lines(Generic[K]):
@@ -74,40 +97,62 @@ class Lines(Generic[K]):
             return monotonic()
         return self._here().now()
 
+    @enters
     def _at_once(self) -> K | None:
         """A key for a worker, where nobody else is to be woken for that."""
         key, section = None, self._section
-        with section.lock:
-            if not section.busy:
-                try:
-                    section.busy = True
-                    keys = self._keys
-                    if not (self._watching or (keys.later and self._waiting)):
-                        if keys.later:
-                            keys.ripen(self._now())
-                        key = keys.take()
-                finally:
-                    section.busy = False
+        for taken in section.patiently() if section.busy else section.entering:
+            if not taken and may_wait():
+                continue
+            try:
+                if taken and not section.busy:
+                    try:
+                        section.busy = True
+                        keys = self._keys
+                        if not (self._watching or (keys.later and self._waiting)):
+                            if keys.later:
+                                keys.ripen(self._now())
+                            key = keys.take()
+                    except BaseException:
+                        self._keys.mend()
+                        raise
+                    finally:
+                        section.busy = False
+            finally:
+                if taken:
+                    for _ in section.leaving:
+                        break
+            break
         if section.left:
-            section.finish()
+            try:
+                section.finish()
+            except BaseException:
+                if key is not None:
+                    self._give_back([key])
+                raise
         return key
+
+    def _give_back(self, keys: list[K]) -> None:
+        """Let other workers have keys that an exception has kept from who took them."""
+        for key in keys:
+            self._section.run(self._given_back, key)
 
     # -- steps of those who wait
 
-    def _getting(self, bell: Bell, clock: Clock, timeout: float | None) -> Steps[K]:
-        """Wait for a key."""
+    def _getting(self, bell: Bell, clock: Clock, timeout: float | None, got: list[K]) -> Steps[K]:
+        """Wait for a key; it is in `got` from the moment at which it is in hand."""
         now = clock.now()
         deadline = now + patience(timeout)
-        while True:
-            key, until = self._look(bell, now, deadline, timeout)
-            if key is not None:
-                return key
-            try:
+        try:
+            while True:
+                until = self._look(bell, now, deadline, timeout, got)
+                if until is None:
+                    return got[0]
                 rung = yield until
-            except BaseException:
-                self._gone(bell)
-                raise
-            now = _then(clock, until, rung)
+                now = _then(clock, until, rung)
+        except BaseException:
+            self._gone(bell)
+            raise
 
     def _putting(self, key: K, priority: int, bell: Bell, clock: Clock, timeout: float | None) -> Steps[None]:
         """Wait for room, and add a key."""
@@ -168,31 +213,33 @@ class Lines(Generic[K]):
             self._watching.clear()
         return rung
 
-    def _look(self, bell: Bell, now: float, deadline: float, timeout: float | None) -> tuple[K | None, float]:
-        """A key for a worker; where there is none yet it lines up: None, and until when to wait for the bell."""
-        key, until, rung = self._section.ask(self._looked, bell, now, deadline, otherwise=_can_not_wait)
-        if until is not None:
-            return None, until
-        self._ring(rung)
-        if key is None:
-            raise TimeoutError(f"no key within {timeout} s")
-        return key, now
+    def _look(self, bell: Bell, now: float, deadline: float, timeout: float | None, got: list[K]) -> float | None:
+        """Get a key for a worker; where there is none yet it lines up: until when to wait for the bell."""
+        until, rung = self._section.ask(self._looked, bell, now, deadline, got, otherwise=_can_not_wait)
+        if until is None:
+            self._ring(rung)
+            if not got:
+                raise TimeoutError(f"no key within {timeout} s")
+        return until
 
-    def _looked(self, bell: Bell, now: float, deadline: float) -> tuple[K | None, float | None, list[Bell]]:
+    @mending
+    def _looked(self, bell: Bell, now: float, deadline: float, got: list[K]) -> tuple[float | None, list[Bell]]:
         if bell in self._waiting:
             self._waiting.remove(bell)
         self._keys.ripen(now)
         key = self._keys.take()
-        if key is None:
+        if key is not None:
+            got.append(key)
+        else:
             if not self._keys.in_hand:  # or one of those may come back, also after a shutdown
                 self._check_open()
             if now < deadline:
                 self._waiting.append(bell)
                 due = self._keys.next_due()
-                return None, deadline if due is None else min(deadline, due), []
+                return deadline if due is None else min(deadline, due), []
         # several may have come due together: wake another for the next; a waiter that times out wakes another, to
         # wait for the next due key
-        return key, None, self._woken(timed=key is None, room=True)
+        return None, self._woken(timed=key is None, room=True)
 
     def _gone(self, bell: Bell) -> None:
         """Who waited for a key was broken off: what it was woken for, or the time, is for the next."""
@@ -203,6 +250,13 @@ class Lines(Generic[K]):
             self._waiting.remove(bell)
         self._ring(self._woken(timed=True))
 
+    @mending
+    def _given_back(self, key: K) -> None:
+        if key in self._keys.in_hand:
+            self._keys.add(key, self._now())  # to come back when it is done
+            self._keys.done(key, self._now())
+            self._ring(self._woken())
+
     def _admitted(self, key: K, priority: int, bell: Bell) -> bool:
         """Add a key; where there is no room, watch for it."""
         rung = self._section.ask(self._admit, key, priority, bell, otherwise=_can_not_wait)
@@ -211,6 +265,7 @@ class Lines(Generic[K]):
         self._ring(rung)
         return True
 
+    @mending
     def _admit(self, key: K, priority: int, bell: Bell) -> list[Bell] | None:
         self._check_open()
         try:

@@ -65,8 +65,13 @@ class WorkQueue(Front[K]):
         key = self._at_once()
         if key is not None:
             return key
-        clock, bell = self._here(), ThreadBell()
-        return _waited(self._getting(bell, clock, timeout), bell, clock)
+        got: list[K] = []
+        try:
+            clock, bell = self._here(), ThreadBell()
+            return _waited(self._getting(bell, clock, timeout, got), bell, clock)
+        except BaseException:
+            self._give_back(got)
+            raise
 
     def drain(self, timeout: float | None = None) -> None:
         """Shut down, and wait until everything that was ready has been done: TimeoutError where it is not in time.
@@ -127,8 +132,13 @@ class AsyncWorkQueue(Front[K]):
         key = self._at_once()
         if key is not None:
             return key
-        clock, bell = self._here(), _bell()
-        return await _awaited(self._getting(bell, clock, timeout), bell, clock)
+        got: list[K] = []
+        try:
+            clock, bell = self._here(), _bell()
+            return await _awaited(self._getting(bell, clock, timeout, got), bell, clock)
+        except BaseException:
+            self._give_back(got)
+            raise
 
     async def drain(self, timeout: float | None = None) -> None:
         """Shut down, and wait until everything that was ready has been done; see `WorkQueue.drain`."""

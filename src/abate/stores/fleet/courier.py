@@ -17,6 +17,7 @@ import random
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock, RLock, Thread
 from typing import Any, Protocol
@@ -110,22 +111,25 @@ class Courier:
         """Have a thread that goes again and again; False if none can be started now."""
         if self._thread is not None or self.over:
             return True
-        if not self._starting.acquire(blocking=False):
-            return True  # somebody is about to
-        try:
-            if self._thread is None:
-                self._thread = Thread(target=_go, args=(ref(self),), name="abate-courier", daemon=True)
-                self._thread.start()
-        except RuntimeError as error:  # too many threads, or the interpreter is about to end
-            self._thread = None
-            if not self._grounded:
-                log.warning(
-                    "%s: there is no thread to share limits, each process goes by its own (%s)", self.name, error
-                )
-            self._grounded = True
-            return False
-        finally:
-            self._starting.release()
+        # an iterator takes the lock, so that no signal handler can raise between that and the `try`
+        for taken in iter(partial(self._starting.acquire, False), None):
+            if not taken:
+                return True  # somebody is about to
+            try:
+                if self._thread is None:
+                    thread = Thread(target=_go, args=(ref(self),), name="abate-courier", daemon=True)
+                    thread.start()
+                    self._thread = thread
+            except RuntimeError as error:  # too many threads, or the interpreter is about to end
+                if not self._grounded:
+                    log.warning(
+                        "%s: there is no thread to share limits, each process goes by its own (%s)", self.name, error
+                    )
+                self._grounded = True
+                return False
+            finally:
+                self._starting.release()
+            break
         self._grounded = False
         return True
 

@@ -125,36 +125,40 @@ class File:
         """
         end: float | None = None
         while True:
-            with self.lock:
-                self._refuse_reentry()
+            for _ in iter(self.lock.acquire, None):  # a `with` statement may be interrupted before it has begun
                 try:
-                    self._owner = get_ident()
+                    self._refuse_reentry()
                     try:
-                        answer = self._connection(first == BEGIN).execute(first, args)
-                    except (sqlite3.Error, Foreign, OSError) as error:
-                        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-                        end = monotonic() + self._timeout if end is None else end
-                        if code != sqlite3.SQLITE_BUSY or monotonic() >= end:
-                            raise self._explained(error) from error
-                    else:
+                        self._owner = get_ident()
                         try:
-                            yield answer
+                            answer = self._connection(first == BEGIN).execute(first, args)
+                        except (sqlite3.Error, Foreign, OSError) as error:
+                            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+                            end = monotonic() + self._timeout if end is None else end
+                            if code != sqlite3.SQLITE_BUSY or monotonic() >= end:
+                                raise self._explained(error) from error
+                        else:
+                            try:
+                                yield answer
+                            except sqlite3.Error as error:
+                                raise self._explained(error) from error
+                            return
+                    finally:
+                        try:
+                            # Wherever it was interrupted: a signal handler may raise right after BEGIN. No call
+                            # comes before this one, in which the next handler might. A child that was forked in the
+                            # middle has no connection here: the transaction is the parent's.
+                            if self._db is not None and self._db.in_transaction:  # SQLite itself may have rolled back
+                                self._db.execute("ROLLBACK")
                         except sqlite3.Error as error:
                             raise self._explained(error) from error
-                        return
+                        finally:
+                            self._owner = 0
+                            if self._closed:  # by a signal handler, in the middle of this
+                                self._let_go()
                 finally:
-                    try:
-                        # Wherever it was interrupted: a signal handler may raise right after BEGIN. No call comes
-                        # before this one, in which the next handler might. A child that was forked in the middle has
-                        # no connection here: the transaction is the parent's.
-                        if self._db is not None and self._db.in_transaction:  # SQLite itself may have rolled back
-                            self._db.execute("ROLLBACK")
-                    except sqlite3.Error as error:
-                        raise self._explained(error) from error
-                    finally:
-                        self._owner = 0
-                        if self._closed:  # by a signal handler, in the middle of this
-                            self._let_go()
+                    self.lock.release()
+                break
             sleep(SHORTEST + self._rng.random() * (LONGEST - SHORTEST))
 
     def _refuse_reentry(self) -> None:
@@ -274,10 +278,14 @@ class File:
 
     def close(self) -> None:
         """Close the connection; a write that is under way is let finish."""
-        with self.lock:
-            self._closed = True
-            if not self._owner:  # or the operation that was interrupted does it
-                self._let_go()
+        for _ in iter(self.lock.acquire, None):
+            try:
+                self._closed = True
+                if not self._owner:  # or the operation that was interrupted does it
+                    self._let_go()
+            finally:
+                self.lock.release()
+            break
 
     def _let_go(self) -> None:
         """Close the connection; needs the lock."""

@@ -1,0 +1,473 @@
+"""Signal handlers that raise: at every point at which an interpreter runs them, nothing shared is broken or lost.
+
+What has a lock or counts something is tried with the cases of tests/test_reentry.py: an operation that is broken off
+was done, or was not. Calls are tried as a whole: whatever they held is free again.
+"""
+
+import asyncio
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import abate
+from abate.admit.bells import ThreadBell
+from abate.admit.room import Waiter
+from abate.admit.weather import Ticket
+from abate.schedule.deadlines import remaining
+from abate.stores.postgres import bells as postgres_bells
+from abate.testing import Script, VirtualClock
+from tests import test_reentry as cases
+from tests.reentry import (
+    MOST_STEPS,
+    Interrupted,
+    at_every_bytecode,
+    guarded,
+    raised_at,
+    raised_at_every_point,
+)
+
+
+class Down(Exception):
+    """The server is down."""
+
+
+# -- the shelter's door
+
+
+class OfDoor(cases.Case):
+    """Tickets that are out are counted, and no others; who waits is in the room, or is woken with an answer."""
+
+    def make(self):
+        self.clock = VirtualClock(start=100.0)
+        self.door = abate.Shelter(capacity=5, clock=self.clock).door()
+        self.door.weather.usual = self.door.weather.latency = 0.01
+        self.door.weather.limit = 2.0
+        self.tickets = [self._knock() for _ in range(2)]
+        self.waiters = [self._knock() for _ in range(3)]
+        assert {type(one) for one in self.tickets} == {Ticket}
+        for waiter in self.waiters:
+            waiter.bell = ThreadBell()
+            self.door.due(waiter)
+        self.clock.advance(0.01)
+
+    def _knock(self):
+        return self.door.knock(self.clock.now(), self.clock.now(), None, True)
+
+    def do_knock(self):
+        (self.tickets if type(got := self._knock()) is Ticket else self.waiters).append(got)
+
+    def do_answered(self):
+        self.door.answered(self.tickets[0], self.clock.now(), "orders")
+
+    def do_failed(self):
+        self.door.failed(self.tickets[0], self.clock.now(), abate.Backoff(1.0), None, Down(), False, "orders")
+
+    def do_void(self):
+        self.door.void(self.tickets[0], self.clock.now())
+
+    def do_leave(self):
+        self.door.leave(self.waiters[0], self.clock.now())
+
+    def do_look(self):
+        self.door.weather.limit = 3.0
+        self.door.look(self.waiters[1], self.clock.now())
+
+    def do_pick_up(self):
+        self.door.void(self.tickets[0], self.clock.now())
+        self.clock.advance(0.3)  # it is asleep, and has missed its turn
+        self.door.look(self.waiters[2], self.clock.now())
+        for waiter in self.waiters:
+            if waiter.answer is not None:
+                self.door.picked_up(waiter)
+
+    def do_heed(self):
+        self.door.heed(True, self.clock.now(), 5.0)
+
+    def do_count(self):
+        assert self.door.waiters <= 5
+
+    def check(self):
+        door, room, weather = self.door, self.door._room, self.door.weather
+        cases.quiet(door._section)
+        door.void(None, self.clock.now())  # what was noted is done by the next operation
+        assert not door._rung
+        given = [waiter.answer for waiter in self.waiters if type(waiter.answer) is Ticket]
+        out = [one for one in (*self.tickets, *given) if one.out and one.epoch == weather.epoch]
+        assert weather.in_flight == len(out)
+        for waiter in self.waiters:
+            if waiter.answer is None:
+                assert waiter.inside
+                assert waiter in room._fresh or waiter in room._oldest
+            elif waiter.bell is not None and waiter not in self.waiters[:2]:  # those leave or look: they are awake
+                assert waiter.bell.wait(abate.clock.MACHINE, 0.0) or waiter.picked or self.noted("pick_up")
+        # it goes on, in this thread and in another
+        for waiter in self.waiters:
+            door.leave(waiter, self.clock.now())
+        guarded(lambda: [door.void(one, self.clock.now()) for one in (*self.tickets, *given)])
+        assert (room.size, weather.in_flight, door.waiters) == (0, 0, 0)
+        weather.limit = 1.0
+        weather.opens = weather.hinted = weather._paced = -1.0
+        assert type(guarded(self._knock)) is Ticket
+        waiter = self._knock()
+        assert type(waiter) is Waiter
+        assert door.waiters == 1
+
+
+@pytest.mark.parametrize("operation", OfDoor.operations())
+def test_a_door_keeps_its_counts(operation):
+    """Whatever is broken off, tickets and waiters are conserved, and the next ones are served."""
+    points = raised_at_every_point(OfDoor, lambda thing: thing.do(operation))
+    assert points > 3
+
+
+@pytest.mark.parametrize("interruption", ["do_knock", "do_leave", "do_void", "do_failed", "do_count"])
+@pytest.mark.parametrize("operation", OfDoor.operations())
+def test_a_door_that_is_interrupted_keeps_its_counts(operation, interruption):
+    """Any operation in the middle of any other, of the same thread, as a finalizer or a signal handler makes them."""
+    steps = range(1, MOST_STEPS, 13)
+    at_every_bytecode(OfDoor, lambda thing: thing.do(operation), lambda thing: thing.do(interruption), steps=steps)
+
+
+TWO_SHELTERS = """
+import faulthandler; faulthandler.dump_traceback_later(40, exit=True)
+import gc, threading, time
+import abate
+gc.set_threshold(1)
+class Down(Exception): pass
+policies = [
+    abate.Policy(on=Down, attempts=2, backoff=[0.0], shelter=abate.Shelter(name=name, patience=0.05),
+                 gate=abate.Permits(50), budget=abate.Budget.unlimited())
+    for name in ("one", "other")
+]
+def down(): raise Down
+def abandon(policy):  # a cycle that holds an attempt of a call
+    attempts = iter(policy.attempts())
+    try: held = [attempts, next(attempts)]
+    except (Down, abate.Refused): return
+    held.append(held)
+class Calls:  # a finalizer that makes a call
+    def __init__(self, policy): self.policy, self.me = policy, self
+    def __del__(self): self.policy.call(int)
+end = time.monotonic() + 2.0
+def work(mine, theirs):
+    while time.monotonic() < end:
+        abandon(theirs)
+        Calls(theirs)
+        try: mine.call(down)
+        except (Down, abate.Refused): pass
+        try: mine.call(int)
+        except abate.Refused: pass
+threads = [threading.Thread(target=work, args=(policies[n], policies[1 - n])) for n in (0, 1)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+gc.collect()
+for policy in policies:
+    door = policy.shelter.door()
+    assert policy.gate.held == 0, policy.gate
+    assert door.waiters == 0 and not door._section.left and not door._section.busy
+    assert door.weather.in_flight == 0, door.weather.in_flight
+print("went on")
+"""
+
+
+def test_two_shelters_that_interrupt_each_other_go_on():
+    """Two threads, two shelters, and a collector that finalizes calls of the one within the other."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", TWO_SHELTERS], capture_output=True, text=True, timeout=60
+    )
+    assert ended.stdout == "went on\n", ended.stderr[-3000:]
+
+
+RAISING = """
+import faulthandler; faulthandler.dump_traceback_later(40, exit=True)
+import signal, threading, time
+import abate
+class Down(Exception): pass
+class Limit(Exception): pass
+def handler(*_): raise Limit
+permits, other = abate.Permits(3), abate.Permits(4)
+shelter, queue = abate.Shelter(patience=0.05), abate.WorkQueue()
+policy = abate.Policy(
+    on=Down, attempts=2, backoff=[0.0], timeout=5.0, shelter=shelter, gate=permits & other,
+    budget=abate.Budget.unlimited()
+)
+signal.signal(signal.SIGALRM, handler)
+def down(): raise Down
+keys, raised = set(range(20)), 0
+for key in keys: queue.add(key)
+end = time.monotonic() + 2.0
+while time.monotonic() < end:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0003)
+        while True:
+            for function in (int, down):
+                try: policy.call(function)
+                except (Down, abate.Refused): pass
+            key = queue.get()
+            queue.add(key)
+            queue.done(key)
+    except Limit: raised += 1
+    finally: signal.setitimer(signal.ITIMER_REAL, 0)
+    for key in list(queue._keys.in_hand):  # it was broken off after `get`
+        queue.add(key)
+        queue.done(key)
+assert raised > 100, raised
+door = shelter.door()
+free = []
+def look():  # from another thread
+    free.append([sum(one.try_acquire() for _ in range(9)) for one in (permits, other)])
+    free.append((door.waiters, door.weather.in_flight))
+    free.append(set(queue.take(100)) == keys)
+thread = threading.Thread(target=look)
+thread.start()
+thread.join()
+assert free == [[3, 4], (0, 0), True], free
+print("went on")
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers that send signals")
+def test_real_signals_that_raise_break_nothing():
+    """A soft time limit, some thousand times, wherever the interpreter runs its handler."""
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", RAISING], capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "went on\n", ended.stderr[-3000:]
+
+
+# -- everything else that has a lock
+
+
+def views(operation):
+    """An operation that is broken off was not done, or it was, with any of these answers."""
+    return [[], *([(operation[3:], answer)] for answer in (None, True, False, 0.0, 1.0))]
+
+
+CONSERVED = [
+    cases.OfBucket,
+    cases.OfPermits,
+    cases.OfThrottle,
+    cases.OfRoll,
+    cases.OfWatch,
+    cases.OfClock,
+]
+
+
+@pytest.mark.parametrize("case", CONSERVED, ids=lambda case: case.__name__)
+def test_what_is_broken_off_was_done_or_was_not(case):
+    """Nothing in between, and nothing twice; the next operation finds everything as it should be."""
+    for operation in case.operations():
+        try:
+            raised_at_every_point(case, lambda thing, name=operation: thing.do(name), case.where, views(operation))
+        except BaseException as error:
+            error.add_note(operation)
+            raise
+
+
+SECTIONS = {
+    cases.OfBudget: lambda thing: thing.budget.timeline.main.section,
+    cases.OfEmptyBucket: lambda thing: thing.level.section,
+    cases.OfTimeouts: lambda thing: thing.timeouts._main,
+    cases.OfWorkQueue: lambda thing: thing.queue._section,
+    cases.OfShutdown: lambda thing: thing.queue._section,
+    cases.OfFullQueue: lambda thing: thing.queue._section,
+    cases.OfBells: lambda thing: thing.bells._section,
+    cases.OfEars: lambda thing: thing.ears._section,
+    cases.OfRecent: lambda thing: thing.sink._section,
+    cases.OfPrometheus: lambda thing: thing.sink._section,
+    cases.OfOpenTelemetry: lambda thing: thing.sink._section,
+    cases.OfLines: lambda thing: thing.sink._desks.main.transitions._section,
+    cases.OfCarried: lambda thing: thing.carried._section,
+}
+
+
+@pytest.mark.parametrize("case", SECTIONS, ids=lambda case: case.__name__)
+def test_no_section_stays_taken(case, monkeypatch):
+    """It is free for every thread, with nothing left to do; each operation can be called again, here and elsewhere."""
+    monkeypatch.setattr(postgres_bells, "Thread", cases.FakeThread)
+
+    def body():
+        for number, operation in enumerate(case.operations()):
+            for step in range(1 + number % case.every, MOST_STEPS, case.every):
+                thing = case()
+                try:
+                    if not raised_at(step, lambda thing=thing, name=operation: thing.do(name), case.where):
+                        break
+                    SECTIONS[case](thing).finish()
+                    cases.quiet(SECTIONS[case](thing))
+                    if step % 5 == 0:
+                        guarded(lambda thing=thing: [thing.do(name) for name in case.operations()])
+                finally:
+                    if hasattr(thing, "provider"):
+                        thing.provider.shutdown()
+
+    guarded(body)
+
+
+def test_a_key_is_never_lost():
+    """Whoever is broken off as it takes a key has not taken it; whatever was planned or added comes."""
+
+    class Keys(cases.Case):
+        def make(self):
+            self.clock = VirtualClock(start=100.0)
+            self.queue = abate.WorkQueue(clock=self.clock)
+            self.queue.add("one")
+            self.queue.add("two", priority=1)
+            self.queue.add_after("later", 5.0)
+            self.queue.add_after("due", -1.0)
+            self.queue.add("held")
+            self.held = []
+            while "held" not in self.held:
+                self.held.append(self.queue.get(0.0))
+            for key in self.held[:-1]:
+                self.queue.done(key)
+                self.queue.add(key)
+            self.held = ["held"]
+            self.queue.add("held")  # comes back when it is done
+            self.clock.advance(6.0)
+
+        def do_get(self):
+            self.held.append(self.queue.get(0.0))
+
+        def do_take(self):
+            self.held += self.queue.take(2)
+
+        def do_add(self):
+            self.queue.add("later", priority=2)
+
+        def do_raise(self):
+            self.queue.add("one", priority=3)
+
+        def do_put_off(self):
+            self.queue.add_rate_limited("one")
+
+        def do_done(self):
+            self.queue.done("held")
+
+        def check(self):
+            queue = self.queue
+            queue._section.finish()
+            cases.quiet(queue._section)
+            assert set(self.held) <= set(queue._keys.in_hand) | {"held"}
+            assert set(queue._keys.in_hand) <= set(self.held)
+            for key in list(queue._keys.in_hand):
+                queue.done(key)
+            self.clock.advance(1000.0)
+            rest = set(guarded(lambda: queue.take(100)))
+            assert rest | set(self.held) == {"one", "two", "later", "due", "held"}
+            assert "held" in rest
+            assert queue.delayed == 0
+
+    for operation in Keys.operations():
+        try:
+            raised_at_every_point(Keys, lambda thing, name=operation: thing.do(name))
+        except BaseException as error:
+            error.add_note(operation)
+            raise
+
+
+# -- calls
+
+
+class Call:
+    """Calls with everything that they can hold."""
+
+    def __init__(self, prepare=lambda self: None):
+        self.notes = []
+        self.clock = VirtualClock(start=100.0)
+        with self.clock:
+            self.permits = [abate.Permits(2), abate.Permits(3)]
+            self.bucket = abate.TokenBucket(rate=1000.0, burst=100)
+            self.shelter = abate.Shelter()
+            self.policy = abate.Policy(
+                on=Down,
+                attempts=3,
+                backoff=[0.01],
+                timeout=60.0,
+                gate=self.permits[0] & self.bucket & self.permits[1],
+                shelter=self.shelter,
+                budget=abate.Budget(ratio=1.0, reserve=10.0),
+            )
+            self.door = self.shelter.door()
+        self.bounds = []
+        prepare(self)
+
+    def serve(self, *answers):
+        script = Script(*answers)
+
+        def server():
+            self.bounds.append(remaining())
+            return script()
+
+        return server
+
+    def check(self):
+        with self.clock:
+            assert remaining() is None
+            assert [permits.held for permits in self.permits] == [0, 0]
+            cases.quiet(self.door._section)
+            assert (self.door.weather.in_flight, self.door.waiters) == (0, 0)
+            self.clock.advance(20.0)
+            assert self.policy.call(Script("fine")) == "fine"
+            assert [permits.held for permits in self.permits] == [0, 0]
+            taken = [sum(permits.try_acquire() for _ in range(5)) for permits in self.permits]
+            assert taken == [2, 3]
+
+
+def stormy(call):
+    """A server that is down: attempts are held back."""
+    with call.clock:
+        door, now = call.door, call.clock.now()
+        door.failed(None, now, abate.Backoff(0.5), None, Down(), False, "orders")
+        assert door.weather.state != "calm"
+
+
+def in_threads(call):
+    with call.clock:
+        assert call.policy.call(call.serve(Down(), "fine")) == "fine"
+
+
+def to_the_end(call):
+    with call.clock, pytest.raises(Down):
+        call.policy.call(call.serve(Down(), Down(), Down()))
+
+
+def in_a_block(call):
+    server = call.serve(Down(), "fine")
+    with call.clock:
+        for attempt in call.policy.attempts():
+            with attempt:
+                server()
+
+
+def in_tasks(call):
+    server = call.serve(Down(), "fine")
+
+    async def attempt():
+        return server()
+
+    async def main():
+        with call.clock:
+            return await call.policy.acall(attempt)
+
+    assert asyncio.run(main()) == "fine"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("error", "prepare", "way"),
+    [
+        (Interrupted, lambda call: None, in_threads),
+        (Interrupted, stormy, in_threads),
+        (ArithmeticError, stormy, in_threads),
+        (Interrupted, lambda call: None, to_the_end),
+        (Interrupted, stormy, in_a_block),
+        (ArithmeticError, lambda call: None, in_a_block),
+        (KeyboardInterrupt, lambda call: None, in_tasks),
+        (KeyboardInterrupt, stormy, in_tasks),
+    ],
+)
+def test_a_call_gives_back_what_it_holds(way, prepare, error):
+    """Permits, tokens, tickets and places to wait; and no deadline stays behind it."""
+    points = raised_at_every_point(lambda: Call(prepare), way, error=error, every=5)
+    assert points > 100
