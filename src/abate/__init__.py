@@ -4,6 +4,13 @@ Three decisions hide in every retry: is the failure worth another attempt (`abat
 and may it be sent at all (`abate.admit`). A `Policy` holds all three for one dependency.
 """
 
+import sys
+
+if sys.argv[:1] == ["-m"] and ("-m", "abate") in zip(sys.orig_argv, sys.orig_argv[1:]) and not sys.flags.safe_path:
+    # `python -m abate` has the current directory first on its path: what lies there must not be imported instead of the
+    # standard library, of an installed package, or of this one
+    del sys.path[0]
+
 import importlib
 from typing import TYPE_CHECKING, Any
 
