@@ -303,7 +303,22 @@ KEY = st.one_of(
     st.sampled_from(
         [*KEYS, "base", "cap", "jitter", "ratio", "policies", "policy", "shelters", "capacity", "patience"]
     ),
-    st.sampled_from("run clients controllers services triggers variants sweep assert count code kind horizon".split()),
+    st.sampled_from(
+        [
+            "run",
+            "clients",
+            "controllers",
+            "services",
+            "triggers",
+            "variants",
+            "sweep",
+            "assert",
+            "count",
+            "code",
+            "kind",
+            "horizon",
+        ]
+    ),
     st.text(max_size=8),
 )
 VALUES = st.recursive(

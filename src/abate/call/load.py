@@ -15,8 +15,8 @@
 The tables of policies may also stand below a table called ``policies``. Policies that name the same shelter share it; a
 shelter that has no table of its own has the usual settings.
 
-A file names exception classes and rules, and runs no code (see `abate.call.names`); modules of the program's own, and the
-predicates in them, are allowed by `code`.
+A file names exception classes and rules, and runs no code (see `abate.call.names`); modules of the program's own, and
+the predicates in them, are allowed by `code`.
 """
 
 from __future__ import annotations

@@ -128,7 +128,8 @@ class Scenario(Value):
         >>> load_scenario("herd").replaced(name="mine").name
         'mine'
         """
-        return Scenario(**{**{name: getattr(self, name) for name in self.__match_args__}, **fields})
+        known: dict[str, Any] = {name: getattr(self, name) for name in self.__match_args__}
+        return Scenario(**(known | fields))
 
     def cases(self) -> list[Case]:
         """Every variant with every combination of the sweep."""
@@ -171,8 +172,8 @@ class Variant(Value):
 def load_scenario(source: str | Path, *, code: Sequence[str] = ()) -> Scenario:
     """The scenario in a file, or the one that ships under this name.
 
-    `code` lists modules of the user's own that the file may name: in ``clients.code``, which is imported and run, and in
-    policies (see `abate.load_policies`).
+    `code` lists modules of the user's own that the file may name: in ``clients.code``, which is imported and run, and
+    in policies (see `abate.load_policies`).
 
     >>> load_scenario("nowhere")
     Traceback (most recent call last):

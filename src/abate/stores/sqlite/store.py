@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from abate import clock as clocks
 from abate.clock import Clock, MachineClock
@@ -14,6 +15,9 @@ from abate.stores.sqlite import trade
 from abate.stores.sqlite.file import File
 from abate.stores.sqlite.queue import SqliteQueue, depths
 
+SWEEP = 10.0
+"""Seconds between two looks for members who are gone from all that is shared."""
+
 
 class SqliteStore(Store):
     """Queues and budgets in one file, or in memory."""
@@ -22,6 +26,7 @@ class SqliteStore(Store):
         super().__init__(str(file))
         self.file = file
         self._clock = clock
+        self._swept = -inf
         self.bells = Bells(None if file.path is None else file.changed)
 
     @property
@@ -75,4 +80,7 @@ class SqliteStore(Store):
     def trade(self, member: str, offers: Sequence[Offer]) -> list[Answer]:
         with self.file.transaction() as db:
             now = self.now()
+            if abs(now - self._swept) >= SWEEP:
+                self._swept = now
+                trade.sweep(db, now)
             return [trade.answer(db, now, member, offer) for offer in offers]

@@ -26,6 +26,14 @@ COME = """
 """
 
 
+def sweep(db: Connection, now: float) -> None:
+    """Forget the members of all that is shared who are gone: what nobody shares any more would stay.
+
+    It looks at every row, so it is done now and then, and not for each offer.
+    """
+    db.execute("DELETE FROM member WHERE seen <= ? OR seen > ?", (now - GONE, now + GONE))
+
+
 def answer(db: Connection, now: float, member: str, offer: Offer) -> Answer:
     """The answer to one offer, within a transaction."""
     match offer:
@@ -41,8 +49,7 @@ def answer(db: Connection, now: float, member: str, offer: Offer) -> Answer:
 
 def _came(db: Connection, now: float, scope: str, member: str, wanted: float = 0.0, sees: str = "nothing") -> int:
     """A member has come; how many there are."""
-    # of all that is shared, or what nobody shares any more would stay
-    db.execute("DELETE FROM member WHERE seen <= ? OR seen > ?", (now - GONE, now + GONE))
+    db.execute("DELETE FROM member WHERE scope = ? AND (seen <= ? OR seen > ?)", (scope, now - GONE, now + GONE))
     db.execute(COME, (scope, member, now, wanted, sees))
     (members,) = db.execute("SELECT count(*) FROM member WHERE scope = ?", (scope,)).fetchone()
     return int(members)
