@@ -10,6 +10,7 @@ from abate.clock import Clock, MachineClock
 from abate.stores.bells import Bells
 from abate.stores.contract import Depth, Store, StoreError
 from abate.stores.fleet.offers import Answer, Offer
+from abate.stores.input import LONGEST_BODY
 from abate.stores.ledger import Terms
 from abate.stores.sqlite import trade
 from abate.stores.sqlite.file import File
@@ -48,8 +49,10 @@ class SqliteStore(Store):
             )
         return self.file
 
-    def queue(self, name: str, *, lease: float = 30.0, capacity: int | None = None) -> SqliteQueue:
-        return SqliteQueue(self, name, lease, capacity)
+    def queue(
+        self, name: str, *, lease: float = 30.0, capacity: int | None = None, max_body: int = LONGEST_BODY
+    ) -> SqliteQueue:
+        return SqliteQueue(self, name, lease, capacity, max_body)
 
     def queues(self) -> dict[str, Depth]:
         return depths(self.messages(), self.now())
