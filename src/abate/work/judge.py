@@ -17,15 +17,16 @@ The rules, the first that applies:
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from inspect import isasyncgen, isgenerator
-from traceback import format_exception
+from traceback import format_exception, format_tb
 from typing import Literal, NamedTuple
 
 from abate.admit.budget import Budget
 from abate.call.policy import OVERLOAD_BASE
 from abate.decide import http
 from abate.decide.outcome import BLIP, Outcome, Ruling
-from abate.decide.rules import Rules, nature
+from abate.decide.rules import DEEPEST, Rules, nature
 from abate.schedule.backoff import Schedule, Uniform
 from abate.schedule.hints import LONGEST, after_hint
 from abate.work.answers import Again, PermanentFailure, Recoverable, SilentSuccess
@@ -201,7 +202,19 @@ def _mistake(result: object) -> str | None:
 def _buried(kind: str, error: BaseException, more: str = "", failed: bool | None = None) -> Judgement:
     name = "" if isinstance(error, PermanentFailure) and _words(error) else f"{type(error).__name__}: "
     reason = f"{name}{_words(error)}"[:LONGEST_REASON] + more
-    return Judgement(Bury(kind, reason, "".join(format_exception(error))[-LONGEST_TRACE:]), "buried", failed)
+    return Judgement(Bury(kind, reason, _trace(error)), "buried", failed)
+
+
+def _trace(error: BaseException) -> str:
+    """Where it happened, and what it was raised from; of an error that is nested too deeply, where it happened."""
+    found, seen = error, 0
+    while (before := found.__cause__ or found.__context__) is not None and seen < DEEPEST:
+        found, seen = before, seen + 1
+    lines = [*format_tb(error.__traceback__), f"{type(error).__name__}: {_words(error)}"]
+    if seen < DEEPEST:
+        with suppress(RecursionError):  # groups within groups
+            lines = format_exception(error)
+    return "".join(lines)[-LONGEST_TRACE:]
 
 
 def _words(error: BaseException) -> str:
