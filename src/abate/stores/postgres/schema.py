@@ -133,10 +133,7 @@ FIRST = (
 # and `purge` of the first version are not dropped, as its processes may still be running.
 SECOND = ("ALTER TABLE @.item ADD COLUMN unanswered integer NOT NULL DEFAULT 0",)
 
-# Functions that what another program has written into the tables does not stop.
-THIRD = ()
-
-STEPS: tuple[tuple[str, ...], ...] = (FIRST, SECOND, THIRD)
+STEPS: tuple[tuple[str, ...], ...] = (FIRST, SECOND)
 """The statements that lead from each version of the tables to the next. What has been released is never changed, only
 added to."""
 
