@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from abate.cli import main
 from abate.stores import open_store
-from abate.stores.input import LONGEST_BODY, MOST_BODY
+from abate.stores.input import LONGEST_BODY, LONGEST_SHOWN, MOST_BODY
 from tests.conformance.conftest import STORES
 
 FUZZED = settings(
@@ -95,6 +95,16 @@ def test_a_body_that_is_too_long_is_buried(store):
     assert letter.body == "x" * 10 + " … (cut) … "
     assert queue.redrive() == 1
     assert [message.body for message in store.queue("orders").receive()] == ["x" * 1000]
+
+
+def test_of_a_long_dead_letter_the_beginning_is_shown(store):
+    """A megabyte of it; the store keeps all."""
+    queue = store.queue("orders", max_body=3 * LONGEST_SHOWN)
+    queue.add("long", "x" * 2 * LONGEST_SHOWN)
+    queue.bury(queue.receive()[0], "why")
+    assert queue.dead()[0].body == "x" * LONGEST_SHOWN + " … (cut) … "
+    queue.redrive()
+    assert len(queue.receive()[0].body) == 2 * LONGEST_SHOWN
 
 
 @pytest.mark.parametrize("body", ["", "\0", "a\0b" * 10, "\1\2", "\1", "é\n\n"])

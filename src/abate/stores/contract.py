@@ -29,7 +29,18 @@ from abate.admit.budget import FundedBy
 from abate.errors import AbateError, number, whole
 from abate.stores.fleet import Courier, FleetBucket, FleetBudget, FleetShelter
 from abate.stores.fleet.offers import Answer, Offer
-from abate.stores.input import HIGHEST, LONGEST_BODY, LONGEST_KEY, MOST_BODY, bounded, envelope, of_ours, several, text
+from abate.stores.input import (
+    HIGHEST,
+    LONGEST_BODY,
+    LONGEST_KEY,
+    LONGEST_SHOWN,
+    MOST_BODY,
+    bounded,
+    envelope,
+    of_ours,
+    several,
+    text,
+)
 from abate.stores.ledger import StoreBudget, Terms
 from abate.values import Value
 from abate.work.adds import Adds
@@ -84,7 +95,7 @@ class Depth(Value):
 class DeadLetter(Value):
     """A message that could not be worked on, and why; `died` is when, in seconds since 1970.
 
-    Bytes that are no UTF-8 are shown as ``\\xff``; the store keeps them as they are.
+    Bytes that are no UTF-8 are shown as ``\\xff``, and of a body a megabyte at most; the store keeps them as they are.
 
     >>> DeadLetter("orders/42", "", {}, "permanent", "it has no address", "", 1, 0.0).reason
     'it has no address'
@@ -122,6 +133,7 @@ class Queue(ABC):
         """Bytes of a body: a longer one is refused by `add`, and buried by `receive` if another program wrote it."""
         if max_body > MOST_BODY:
             raise ValueError(f"max_body must be a whole number of at most {MOST_BODY}, not {max_body!r}")
+        self._shown = min(max_body, LONGEST_SHOWN)
         self.added = Adds()
         """What was added through this object."""
 

@@ -172,7 +172,7 @@ class PostgresQueue(Queue):
         while len(letters) < limit:
             most = min(limit - len(letters), LETTERS_AT_ONCE)
             rows = self._pool.run(LETTERS, self._name, str(most), died, id, safe=True)
-            letters += [_letter(row, self.max_body) for row in rows]
+            letters += [_letter(row, self._shown) for row in rows]
             if len(rows) < most:
                 break
             died, id = _place(rows[-1][-2:])

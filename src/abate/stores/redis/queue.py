@@ -165,7 +165,7 @@ class RedisQueue(Queue):
         while len(letters) < limit:
             most = min(BATCH, limit - len(letters))
             last, died, *parts = self._call(scripts.LETTERS, most, last, died, repeatable=True)
-            letters |= {parts[n]: _letter(self.max_body, *parts[n : n + 5]) for n in range(0, len(parts), 5)}
+            letters |= {parts[n]: _letter(self._shown, *parts[n : n + 5]) for n in range(0, len(parts), 5)}
             if not last:
                 break
         return list(letters.values())

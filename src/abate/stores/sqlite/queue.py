@@ -225,9 +225,9 @@ class SqliteQueue(Queue):
         while len(letters) < limit:
             most = min(limit - len(letters), BATCH)
             asked = {"queue": self.name, "due": before[0], "id": before[1], "most": most}
-            bounds = {"longest": self.max_body, "longest_attributes": LONGEST}
+            bounds = {"longest": self._shown, "longest_attributes": LONGEST}
             rows = self._file.read(sql.DEAD_LETTERS, {**asked, **bounds})
-            letters += [_letter(row, self.max_body) for row in rows]
+            letters += [_letter(row, self._shown) for row in rows]
             if len(rows) < most:
                 break
             before = rows[-1][-2:]

@@ -7,7 +7,7 @@ local mark, ahead, stepped
 do
   local known = redis.call('HMGET', META, 'mark', 'ahead')
   mark, ahead = tonumber(known[1] or nil), tonumber(known[2] or nil) or 0
-  -- somebody else may have written anything there: what is no instant within ten years is none
+  -- another program may have written anything there: what is no instant within ten years is none
   if mark and not (mark < now + 3e8) then mark = nil end
   if not (ahead >= 0 and ahead < 3e8) then ahead = 0 end
   if mark and now < mark then
@@ -40,7 +40,7 @@ local function read(record, noted)
   local state, sequence, due, priority, receives, token =
     string.match(record, '^(%a) (%d+) (%S+) (%d+) (%d+) (%d+)$')
   due, priority, receives = tonumber(due), tonumber(priority), tonumber(receives)
-  -- somebody else may have written any number
+  -- another program may have written any number
   if not due or not (math.abs(due) < 1e18) or priority > HIGHEST or receives >= HIGHEST then return nil end
   if #sequence ~= 15 or #token > 18 then return nil end
   local unanswered = noted and string.match(

@@ -5,7 +5,7 @@ local most, lease = tonumber(ARGV[2]), tonumber(ARGV[3])
 local waiter, left = ARGV[4] or '', tonumber(ARGV[5] or 0)
 local known = redis.call('HMGET', META, 'turns', 'watch', 'watcher')
 local turns, watch, watching = tonumber(known[1] or 0), tonumber(known[2] or nil), known[3] == waiter
-if not (turns and turns >= 0 and turns < TURNS) then turns = 0 end  -- somebody else wrote what is no count
+if not (turns and turns >= 0 and turns < TURNS) then turns = 0 end  -- another program wrote what is no count
 turns = math.floor(turns)
 local SEQUENCE = 15
 if stepped then remember() end  -- or time would stand still as long as nothing is found
@@ -82,7 +82,7 @@ if #members > 0 then
   -- tokens grow with the clock as well, so that a store that was flushed, or a replica that was behind, hands out none
   -- a second time
   local last = tonumber(redis.call('GET', TOKEN) or 0)
-  if not (last and last >= 0 and last < 2 ^ 53) then last = 0 end  -- somebody else wrote what is no token
+  if not (last and last >= 0 and last < 2 ^ 53) then last = 0 end  -- another program wrote what is no token
   local token = math.max(last, math.min(math.floor(now * 1e6), 2 ^ 52))
   local due = exact(now + lease)
   local dues, written_down = {}, {}
