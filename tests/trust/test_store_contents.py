@@ -201,6 +201,57 @@ def test_any_state_of_sqlite(tmp_path_factory, token, instant, turns, slot, memb
         del things
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("receives", "many"),
+        ("receives", 2**63 - 1),
+        ("receives", -5),
+        ("receives", 1.5),
+        ("unanswered", 2**63 - 1),
+        ("unanswered", -7),
+        ("attributes", "[" * 100_000),
+        ("attributes", '{"a": 5}'),
+        ("attributes", b"\xff"),
+        ("body", b"\xff"),
+        ("body", "x" * (LONGEST_BODY + 1)),
+        ("key", "k" * 600),
+        ("key", b"\xff".decode("latin-1") * 300),
+    ],
+    ids=str,
+)
+def test_a_row_of_sqlite_that_is_no_message_is_buried(tmp_path, column, value):
+    """With a reason, and the good one beside it is served."""
+    path = tmp_path / "work.db"
+    with open_store(f"sqlite:///{path}") as store:
+        queue = store.queue("orders")
+        row = {"key": "bad", column: value}
+        with sqlite3.connect(path) as db:
+            names = ", ".join(["queue", *row])
+            db.execute(f"INSERT INTO item ({names}) VALUES (?{', ?' * len(row)})", ("orders", *row.values()))
+        db.close()
+        queue.add("good", "good")
+        assert serve(queue, {"good"}) == {"good"}
+        (letter,) = queue.dead()
+        assert letter.kind == "unreadable"
+
+
+def test_what_was_written_beside_a_lease_of_sqlite_does_not_stop_a_settlement(tmp_path):
+    """Neither an instant that is none, nor a priority that is none, nor a body that is missing."""
+    path = tmp_path / "work.db"
+    with open_store(f"sqlite:///{path}") as store:
+        queue = store.queue("orders")
+        queue.add("a")
+        for due, priority in [("soon", "high"), (5.0, -3), (math.inf, None)]:
+            (message,) = queue.receive()
+            with sqlite3.connect(path) as db:
+                db.execute("UPDATE item SET again_due = ?, again_priority = ?, again_body = NULL", (due, priority))
+            db.close()
+            queue.done(message)
+            depth = queue.depth()
+            assert depth.ready + depth.delayed == 1
+
+
 def test_tables_that_were_emptied(tmp_path):
     """The rows that there is one of each are made anew, or done without."""
     path = tmp_path / "work.db"
@@ -391,6 +442,32 @@ def test_any_row_of_postgres(postgres_store, rows):
     queue.redrive()
     queue.receive(10)
     queue.purge()
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "buried"),
+    [
+        ("receives", "2147483647", False),
+        ("receives", "-2147483648", False),
+        ("unanswered", "2147483647", False),
+        ("due", "-infinity", False),
+        ("key", "\1\3", True),
+        ("key", "k" * 600, True),
+        ("attributes", "[" * 100_000, True),
+        ("attributes", '{"a": 5}', True),
+        ("body", "x" * (LONGEST_BODY + 1), True),
+    ],
+    ids=str,
+)
+def test_a_row_of_postgres_does_not_stop_the_others(postgres_store, column, value, buried):
+    """One that is no message is buried with a reason; one with odd numbers is handed out."""
+    queue = postgres_store.queue("orders")
+    row = {"key": "bad", "body": "odd", column: value}
+    places = ", ".join(f"${place}" for place in range(1, len(row) + 2))
+    postgres_store.pool.run(f"INSERT INTO @.item (queue, {', '.join(row)}) VALUES ({places})", "orders", *row.values())
+    queue.add("good", "good")
+    assert serve(queue, {"good"}) == ({"good"} if buried else {"good", "odd"})
+    assert [letter.kind for letter in queue.dead()] == ["unreadable"] * buried
 
 
 @pytest.mark.parametrize(
