@@ -4,6 +4,17 @@ Three decisions hide in every retry: is the failure worth another attempt (`abat
 and may it be sent at all (`abate.admit`). A `Policy` holds all three for one dependency.
 """
 
+import sys
+
+if (
+    sys.argv[:1] == ["-m"]
+    and sys.orig_argv[[*sys.orig_argv, "-m"].index("-m") + 1 :][:1] == ["abate"]
+    and not sys.flags.safe_path
+):
+    # `python -m abate` has the current directory first on its path: what lies there must not be imported instead of the
+    # standard library, of an installed package, or of this one
+    del sys.path[0]
+
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -27,6 +27,8 @@ NAMES = r"password|passwd|passphrase|pwd|secret|token|(?:api|access|secret)[_-]?
 HEADERS = r"(?:proxy-)?authorization|(?:set-)?cookie|x-api-key"
 LONGEST = 500
 """Characters of a text in one line, unless told otherwise."""
+DEEPEST = 100
+"""Errors that a traceback follows, from one to the one that it was raised from or after."""
 LOOKED_AT = 65_536
 """Characters of a text that are looked at: nobody waits for a megabyte of error text."""
 UNFINISHED = 256
@@ -148,18 +150,32 @@ def described(error: BaseException, longest: int = 200) -> str:
 def trace(error: BaseException, indent: str = "") -> str:
     """Return the traceback of an error: without secrets, without control characters, each line behind the indent.
 
-    With an indent, no line of an error's text can be taken for a line of the log.
+    With an indent, no line of an error's text can be taken for a line of the log. Of an error that is nested too deeply,
+    the causes are left out.
 
     >>> trace(OSError("down\\x1b[2J\\n2026-01-01 ERROR forged"), "  ").splitlines()
     ['  OSError: down\\\\x1b[2J', '  2026-01-01 ERROR forged']
     """
-    from traceback import format_exception
+    from traceback import format_exception, format_tb
 
-    try:
-        text = redacted("".join(format_exception(error)))
-    except Exception:  # too deep, or an error that can't be formatted
-        text = described(error)
+    lines = [*format_tb(error.__traceback__), f"{type(error).__name__}: {_said(error)}"]
+    if not _deep(error):
+        try:
+            lines = format_exception(error)
+        except Exception:  # groups within groups, or an error that can't be formatted
+            pass
+    text = redacted("".join(lines))
     return "\n".join(f"{indent}{quoted(row)}" for row in text.removesuffix("\n").split("\n"))
+
+
+def _deep(error: BaseException) -> bool:
+    """Was this error raised from or after more others than a traceback should show?"""
+    for _ in range(DEEPEST):
+        before = error.__cause__ or error.__context__
+        if before is None:
+            return False
+        error = before
+    return True
 
 
 def _said(error: BaseException) -> str:

@@ -20,9 +20,9 @@ def file(tmp_path):
 def load(file):
     """Load policies from this text."""
 
-    def load(text):
+    def load(text, **options):
         file.write_text(text, encoding="utf-8")
-        return load_policies(file)
+        return load_policies(file, **options)
 
     return load
 
@@ -136,11 +136,11 @@ def test_a_loaded_policy_retries(load):
 
 
 def test_a_module_of_the_programs_own(load, tmp_path, monkeypatch):
-    """It is imported when the policy is loaded."""
+    """It is imported when the policy is loaded, if the program lists it as code."""
     tmp_path.joinpath("shop_errors.py").write_text("class Busy(Exception): pass")
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("shop_errors.Busy", "shop_errors:Busy"):
-        (kind,) = load(f'[orders]\non = "{name}"')["orders"].rules.on
+        (kind,) = load(f'[orders]\non = "{name}"', code=["shop_errors"])["orders"].rules.on
         assert kind.kind.__name__ == "Busy"
 
 
@@ -192,7 +192,7 @@ def test_a_module_of_the_programs_own(load, tmp_path, monkeypatch):
         ("unless = ''", r"\[orders\] unless must hold names of exceptions or rules, not ''"),
         ("unless = 5", r"\[orders\] unless must hold names of exceptions or rules, not 5"),
         ("unless = [['OSError']]", r"\[orders\] unless must hold names of exceptions or rules, not \['OSError'\]"),
-        ("unless = 'int'", r"\[orders\]: unless must be exception types, predicates or rules, not the class int"),
+        ("unless = 'int'", r"\[orders\] unless names 'int', which is neither an exception class nor a rule"),
         ("unless = 'KeyboardInterrupt'", r"\[orders\]: unless must be .*KeyboardInterrupt"),
     ],
 )
@@ -234,7 +234,7 @@ def test_a_module_that_fails_to_import(load, file, tmp_path, monkeypatch):
     with pytest.raises(
         ValueError, match=rf"^{escape(str(file))}: \[orders\] on names 'shop_broken:Busy'.*no settings"
     ) as caught:
-        load("[orders]\non = 'shop_broken:Busy'")
+        load("[orders]\non = 'shop_broken:Busy'", code=["shop_broken"])
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 

@@ -86,7 +86,11 @@ def test_a_scenario_names_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         '[run]\nengine = "coroutine"\n[clients]\ncount = 3\narrivals = "once"\n[services.api]\n[variants.own.clients]\n'
     )
     file.write_text(text + 'code = "shopping:fetch"\n')
-    cases = sim.load_scenario(file).cases()
+    with pytest.raises(
+        ValueError, match=r"shop.toml.*clients\]: code is 'shopping:fetch', which would be imported and run"
+    ):
+        sim.load_scenario(file)
+    cases = sim.load_scenario(file, code=["shopping"]).cases()
     assert [case.world.run(engine=case.engine).successes for case in cases] == [3] * len(cases)  # type: ignore[arg-type]
     assert cases[-1].world.clients.code == "shopping:fetch"  # type: ignore[union-attr]
     file.write_text(text + 'code = "fetch"\n')

@@ -32,7 +32,7 @@ def load(tmp_path, monkeypatch):
 
     def loaded(text, *settings):
         (tmp_path / "f.toml").write_text(text)
-        scenario = load_scenario("f.toml")
+        scenario = load_scenario("f.toml", code=["asyncio", "math", "no", "plain_code"])
         for setting in settings:
             scenario = scenario.changed(setting)
         return scenario

@@ -33,7 +33,7 @@ def test_a_relative_path_is_relative_and_an_absolute_one_absolute(tmp_path, monk
         ("sqlite:///a.db?synchronous=off", "synchronous must be one of 'normal', 'full', not 'off'"),
         ("sqlite:///a.db?timeout=soon", "timeout must be a number of seconds, not 'soon'"),
         ("sqlite:///a.db?timeout=-1", "timeout must be a number at least 0, not -1.0"),
-        ("sqlite:///a.db?mode=ro", "has the options synchronous and timeout, not 'mode'"),
+        ("sqlite:///a.db?mode=ro", "has the options synchronous, timeout and shared, not 'mode'"),
     ],
 )
 def test_a_wrong_url_is_refused_and_no_password_is_shown(url, said, tmp_path, monkeypatch):

@@ -14,16 +14,20 @@
 
 The tables of policies may also stand below a table called ``policies``. Policies that name the same shelter share it; a
 shelter that has no table of its own has the usual settings.
+
+A file names exception classes and rules, and runs no code (see `abate.call.names`); modules of the program's own, and
+the predicates in them, are allowed by `code`.
 """
 
 from __future__ import annotations
 
-import builtins
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from abate.admit.budget import Budget
 from abate.admit.shelter import Shelter
+from abate.call import toml
+from abate.call.names import checked_code, resolved
 from abate.call.policy import SETTINGS, Policy
 from abate.schedule.backoff import Backoff
 
@@ -38,8 +42,11 @@ NAMESPACES = ("policies", "policy")
 SHELTERS = "shelters"
 
 
-def load_policies(path: str | Path) -> dict[str, Policy]:
+def load_policies(path: str | Path, *, code: Sequence[str] = ()) -> dict[str, Policy]:
     """The policies in a TOML file, by name; every error names the file, the table and the key.
+
+    `code` lists modules of the program's own: the file may name what is in them and below them, and they are imported
+    for it. Of other modules it may name exception classes and rules, if they are imported already or installed.
 
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -48,20 +55,16 @@ def load_policies(path: str | Path) -> dict[str, Policy]:
     ...     load_policies(file)["orders"].describe().attempts
     4
     """
-    import tomllib
     from pathlib import Path
 
-    file = Path(path)
-    try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not TOML: {error}") from error
+    file, code = Path(path), checked_code(code)
+    document = toml.read(file)
     found: dict[str, Policy] = {}
     shelters = shelters_of(file, document.pop(SHELTERS, {}))
     for place, name, table in _tables(file, document):
         if name in found:
             raise ValueError(f"{file}: [{place}] is the second policy called {name!r}")
-        found[name] = policy_of(f"{file}: [{place}]", name, table, shelters)
+        found[name] = policy_of(f"{file}: [{place}]", name, table, shelters, code)
     return found
 
 
@@ -91,7 +94,9 @@ def _tables(file: Path, document: Mapping[str, Any]) -> list[tuple[str, str, Map
     return found
 
 
-def policy_of(place: str, name: str, table: Mapping[str, Any], shelters: dict[str, Shelter]) -> Policy:
+def policy_of(
+    place: str, name: str, table: Mapping[str, Any], shelters: dict[str, Shelter], code: Sequence[str] = ()
+) -> Policy:
     """The policy in one table; `place` says in errors where it stands.
 
     >>> policy_of("app.toml: [orders]", "orders", {"on": "OSError", "attempts": 0}, {})
@@ -104,7 +109,7 @@ def policy_of(place: str, name: str, table: Mapping[str, Any], shelters: dict[st
     settings = dict(table)
     for key in ("on", "unless"):
         if key in settings:
-            settings[key] = _named(f"{place} {key}", settings[key])
+            settings[key] = _named(f"{place} {key}", settings[key], code)
     if isinstance(settings.get("backoff"), dict):
         settings["backoff"] = _made(f"{place} backoff", Backoff, settings["backoff"], BACKOFF_KEYS)
     elif "backoff" in settings and not isinstance(settings["backoff"], list):
@@ -136,20 +141,7 @@ def _made(place: str, make: Callable[..., Any], settings: Mapping[str, Any], kno
         raise ValueError(f"{place}: {error}") from error
 
 
-def _named(place: str, names: object) -> list[Any]:
+def _named(place: str, names: object, code: Sequence[str]) -> list[Any]:
     """The exceptions and rules behind names: ``TimeoutError``, ``shop.errors:Busy``, ``abate.http.transient``."""
     several = names if isinstance(names, list) else [names]
-    return [_resolved(place, name) for name in several]
-
-
-def _resolved(place: str, name: object) -> Any:
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"{place} must hold names of exceptions or rules, not {name!r}")
-    import pkgutil
-
-    if hasattr(builtins, name):
-        return getattr(builtins, name)
-    try:
-        return pkgutil.resolve_name(name if "." in name or ":" in name else f"abate:{name}")
-    except Exception as error:  # whatever an import may raise
-        raise ValueError(f"{place} names {name!r}, which cannot be found: {error}") from error
+    return [resolved(place, name, code) for name in several]

@@ -120,7 +120,7 @@ def list_queues(store: Store, options: argparse.Namespace) -> int:
 def list_dead(store: Store, options: argparse.Namespace) -> int:
     """Print the dead letters of one queue or of all."""
     names = sorted(store.queues()) if options.queue is None else [_known(store, options.queue).name]
-    letters = [(name, letter) for name in names for letter in store.queue(name).dead(options.limit)]
+    letters = [(name, letter) for name in names for letter in _dead(store, name, options.limit)]
     if options.json:
         print(json.dumps([{"queue": name, **_fields(letter)} for name, letter in letters], indent=2))
     elif letters:
@@ -130,16 +130,40 @@ def list_dead(store: Store, options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_letters(letters: list[tuple[str, DeadLetter]], traces: bool) -> None:
+def _dead(store: Store, name: str, limit: int) -> list[DeadLetter]:
+    """The dead letters of a queue; of what is no queue's name, and another program wrote, none."""
+    from abate.cli.terminal import say
+
+    try:
+        queue = store.queue(name)
+    except ValueError as error:
+        say(f"{name!r:.80} is left out: {error}")
+        return []
+    return queue.dead(limit)
+
+
+def _when(died: float) -> str:
+    """An instant for people; a dash for what is none.
+
+    >>> _when(1e300)
+    '-'
+    """
     from time import localtime, strftime
 
+    try:
+        return strftime("%Y-%m-%d %H:%M:%S", localtime(died))
+    except (ValueError, OverflowError, OSError):
+        return "-"
+
+
+def _print_letters(letters: list[tuple[str, DeadLetter]], traces: bool) -> None:
     from abate.cli.terminal import plain, table
 
     rows = [
         [
             name,
             letter.key,
-            strftime("%Y-%m-%d %H:%M:%S", localtime(letter.died)),
+            _when(letter.died),
             letter.receives,
             letter.kind,
             letter.reason,

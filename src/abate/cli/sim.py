@@ -113,6 +113,7 @@ def add_scenario(parser: argparse.ArgumentParser, nargs: str | None = None) -> N
     add("--clients", type=int, metavar="N", help="so many clients, or controllers")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key, as in policy.attempts=6")
     add("--seeds", type=int, metavar="N", help="runs of each case")
+    add("--code", action="append", default=[], metavar="MODULE", help="let the files name what is in this module")
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -204,11 +205,11 @@ def run_scenarios(options: argparse.Namespace) -> int:
 
 def prepared(name: str, options: argparse.Namespace) -> Scenario:
     """A scenario with everything changed in it that the words ask for."""
-    from abate.sim.scenario import Scenario, load_scenario
+    from abate.sim.scenario import load_scenario
 
-    if sys.path[0] != os.getcwd():
-        sys.path.insert(0, os.getcwd())  # a policy may name errors of the user's own modules
-    scenario = load_scenario(name)
+    if options.code and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last, so that nothing there takes the place of what is installed
+    scenario = load_scenario(name, code=options.code)
     steps: list[tuple[str, Scenario]] = []
     if options.clients is not None:
         scenario = _crowded(scenario, options.clients)
@@ -217,7 +218,7 @@ def prepared(name: str, options: argparse.Namespace) -> Scenario:
         scenario = scenario.changed(setting)
         steps.append((f"--set {setting}", scenario))
     policies = tuple(getattr(options, "policy", ()))
-    scenario = Scenario(scenario.name, scenario.place, scenario.document, policies)
+    scenario = scenario.replaced(policies=policies)
     if options.clients is not None:
         _check_processes(scenario, options.clients)
     try:

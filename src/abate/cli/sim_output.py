@@ -31,10 +31,14 @@ PICTURES = (".png", ".svg")
 
 def check_numbers(options: argparse.Namespace) -> None:
     """Refuse counts that are none."""
+    from abate.sim.parts import MOST_SEEDS
+
     for name in ("clients", "seeds", "jobs"):
         count = getattr(options, name)
         if count is not None:
             whole(f"--{name}", count, least=1)
+    if options.seeds is not None and options.seeds > MOST_SEEDS:
+        raise ValueError(f"--seeds must be at most {MOST_SEEDS:,}, not {options.seeds:,}")
 
 
 def check_outputs(report: str | None, picture: str | None = None) -> None:

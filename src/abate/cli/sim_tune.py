@@ -29,6 +29,7 @@ SPANS = {
 }
 LIMIT = 1.5
 SEEDS = 10
+MOST_SAMPLES = 10_000
 BEST, OVER = "best", "over"
 POINTS = {BEST: "●", OVER: "×", "": "○"}
 IDLE = "where ratio and reserve are 0 no retry is admitted, so each call makes one attempt"
@@ -84,7 +85,8 @@ def run(options: argparse.Namespace) -> int:
     from abate.sim.tune import Bounds, tune
 
     check_numbers(options)
-    whole("--samples", options.samples, least=1)
+    if whole("--samples", options.samples, least=1) > MOST_SAMPLES:
+        raise ValueError(f"--samples must be at most {MOST_SAMPLES:,}, not {options.samples:,}")
     number("--max-amplification", options.max_amplification, least=1)
     check_outputs(options.report)
     scenario = prepared(options.scenario, options)
@@ -310,7 +312,6 @@ def _report(scenario: Scenario, case: Case, tuning: Tuning, options: argparse.Na
 
 
 def _before_and_after(scenario: Scenario, case: Case, tuning: Tuning, options: argparse.Namespace, told: Any) -> Study:
-    from abate.sim.scenario import Scenario
     from abate.sim.study import run_study
 
     for path, value in case.settings.items():
@@ -328,7 +329,7 @@ def _before_and_after(scenario: Scenario, case: Case, tuning: Tuning, options: a
             policy[table] = {**(old if isinstance(old, dict) else {}), **{key: getattr(best, key) for key in keys}}
         document["variants"]["tuned"] = tuned
     return run_study(
-        Scenario(scenario.name, scenario.place, document),
+        scenario.replaced(document=document, policies=()),
         seeds=options.seeds or SEEDS,
         engine=options.engine,
         jobs=options.jobs,

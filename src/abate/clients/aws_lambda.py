@@ -331,14 +331,18 @@ def _message(record: Any, receives: Receives) -> Message:
         raise ValueError(f"a record of SQS must have {', '.join(fields)}, each a string, not {_shown(record)}")
     if len(record["eventSourceARN"].split(":")) != 6 or record.get("eventSource", "aws:sqs") != "aws:sqs":
         raise ValueError(f"a record must be of an SQS queue, not {_shown(record)}")
+    attributes, about = record.get("messageAttributes") or {}, record.get("attributes") or {}
+    if not isinstance(attributes, Mapping) or not isinstance(about, Mapping):
+        raise ValueError(f"a record of SQS must have attributes by name, not {_shown(record)}")
+    group = about.get("MessageGroupId")
+    if group is not None and not isinstance(group, str):
+        raise ValueError(f"the MessageGroupId of a record must be a string, not {_shown(group)}")
     raw = {
         "MessageId": record["messageId"],
         "ReceiptHandle": record["receiptHandle"],
         "Body": record["body"],
-        "Attributes": record.get("attributes") or {},
-        "MessageAttributes": {
-            name: _attribute(value) for name, value in (record.get("messageAttributes") or {}).items()
-        },
+        "Attributes": about,
+        "MessageAttributes": {name: _attribute(value) for name, value in attributes.items()},
     }
     # the lease is Lambda's: the function is ended when it is over
     return received(raw, record["eventSourceARN"].endswith(".fifo"), clocks.current().now(), inf, receives)
@@ -347,11 +351,20 @@ def _message(record: Any, receives: Receives) -> Message:
 def _attribute(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not isinstance(value.get("dataType"), str):
         raise ValueError(f"an attribute of SQS must have a dataType, not {_shown(value)}")
-    if value.get("binaryValue") is not None:
-        return {"DataType": value["dataType"], "BinaryValue": b64decode(value["binaryValue"])}
-    return {"DataType": value["dataType"], "StringValue": value.get("stringValue", "")}
+    binary, text = value.get("binaryValue"), value.get("stringValue", "")
+    if not isinstance(text, str) or not isinstance(binary, (str, type(None))):
+        raise ValueError(f"the value of an attribute of SQS must be a string, not {_shown(value)}")
+    if binary is None:
+        return {"DataType": value["dataType"], "StringValue": text}
+    try:
+        return {"DataType": value["dataType"], "BinaryValue": b64decode(binary)}
+    except ValueError as error:
+        raise ValueError(f"an attribute of SQS that is binary must be in base64, not {_shown(value)}") from error
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        return f"a {type(value).__name__} that is nested too deeply"
     return text if len(text) <= 200 else f"{text[:200]}…"

@@ -73,7 +73,7 @@ def received(raw: Mapping[str, Any], fifo: bool, now: float, lease: float, recei
     Message(key='42', body='{}', receives=1)
     """
     about, attributes = raw.get("Attributes", {}), raw.get("MessageAttributes", {})
-    count = int(about.get("ApproximateReceiveCount", 1))
+    count = _count(about.get("ApproximateReceiveCount", 1))
     return Message(
         raw["MessageId"],
         raw["Body"],
@@ -84,6 +84,12 @@ def received(raw: Mapping[str, Any], fifo: bool, now: float, lease: float, recei
         handle=Receipt(raw["ReceiptHandle"], attributes, now, now + lease),
         unanswered=None,
     )
+
+
+def _count(given: object) -> int:
+    """How often a message was received, as SQS says; one that it can't say is the first."""
+    text = str(given)
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 1
 
 
 class Queue:

@@ -21,6 +21,10 @@ Matcher: TypeAlias = "type[BaseException] | Callable[[Exception], Verdict] | Rul
 """One thing that `on` or `unless` may hold."""
 
 
+DEEPEST = 100
+"""Groups of errors within each other; one that is nested more deeply is fatal."""
+MOST_MEMBERS = 10_000
+"""Errors and groups in a group; one that holds more is fatal."""
 MOST_KNOWN = 100
 """How many types of errors one set of rules remembers."""
 
@@ -143,22 +147,28 @@ class Rules(Rule):
         """The ruling on an outcome; an error that no rule knows is fatal.
 
         A group of errors is retried if a rule names groups and says so, or else if every error in it would be; none
-        of them may be excepted by `unless`. The longest hint counts. An attempt that was cut off is an overload,
+        of them may be excepted by `unless`. The longest hint counts. A group of more than `MOST_MEMBERS` errors, or
+        nested more than `DEEPEST` deep, is fatal without being looked at. An attempt that was cut off is an overload,
         whatever the rules say.
         """
         error = outcome.error
         if isinstance(error, AttemptTimeout):
             return OVERLOAD
         if isinstance(error, ExceptionGroup):
-            return self._decide_group(outcome, error)
-        ruling = self.judge(outcome) or FATAL
+            if not _is_bounded(error):
+                return FATAL
+            return self._decide_group(outcome, error, self.judge_group(outcome))
+        return self._decide_one(outcome)
+
+    def _decide_one(self, outcome: Outcome) -> Ruling:
+        error, ruling = outcome.error, self.judge(outcome) or FATAL
         if len(self.known) < MOST_KNOWN and all(type(rule) is OnType for rule in (*self.on, *self.unless)):
             self.known[type(error)] = ruling
         return ruling
 
-    def _decide_group(self, outcome: Outcome, group: ExceptionGroup[Exception]) -> Ruling:
-        whole = self.judge_group(outcome)
-        rulings = [self.decide(Outcome(error=error, elapsed=outcome.elapsed)) for error in group.exceptions]
+    def _decide_group(self, outcome: Outcome, group: ExceptionGroup[Exception], whole: Ruling | None) -> Ruling:
+        """The ruling on a group, given what the rules say about it as a whole."""
+        rulings = [self._decide_member(error, outcome.elapsed) for error in group.exceptions]
         if LAYER in rulings:
             return LAYER
         reached = any(ruling.reached for ruling in rulings)
@@ -174,9 +184,20 @@ class Rules(Rule):
             False if any(ruling.safe is False for ruling in rulings) else None,
         )
 
+    def _decide_member(self, error: Exception, elapsed: float) -> Ruling:
+        outcome = Outcome(error=error, elapsed=elapsed)
+        if isinstance(error, AttemptTimeout):
+            return OVERLOAD
+        if isinstance(error, ExceptionGroup):
+            # `unless` has been asked about all that it holds, when it was asked about the group around it
+            return self._decide_group(outcome, error, self._judge_whole(outcome))
+        return self._decide_one(outcome)
+
     def judge_group(self, outcome: Outcome) -> Ruling | None:
-        if self._excepted(outcome.error, outcome.elapsed):
-            return FATAL
+        return FATAL if self._excepted(outcome.error, outcome.elapsed) else self._judge_whole(outcome)
+
+    def _judge_whole(self, outcome: Outcome) -> Ruling | None:
+        """What `on` says about a group as a whole."""
         for rule in self.on:
             ruling = rule.judge_group(outcome)
             if ruling is not None:
@@ -191,6 +212,23 @@ class Rules(Rule):
             if ruling is not None and ruling.retry:
                 return True
         return isinstance(error, ExceptionGroup) and any(self._excepted(one, elapsed) for one in error.exceptions)
+
+
+def _is_bounded(group: ExceptionGroup[Exception]) -> bool:
+    """Is a group small enough to be looked at?"""
+    level: list[ExceptionGroup[Exception]] = [group]
+    members = 0
+    for _ in range(DEEPEST):
+        inner: list[ExceptionGroup[Exception]] = []
+        for found in level:
+            members += len(found.exceptions)
+            if members > MOST_MEMBERS:
+                return False
+            inner += [error for error in found.exceptions if isinstance(error, ExceptionGroup)]
+        if not inner:
+            return True
+        level = inner
+    return False
 
 
 def rules(on: Matcher | Iterable[Matcher], unless: Matcher | Iterable[Matcher] = ()) -> Rules:

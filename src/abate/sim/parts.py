@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
 
 from abate.admit.shelter import Shelter
 from abate.call.load import SHELTERS, load_policies, policy_of, shelters_of
+from abate.call.names import is_code
 from abate.call.policy import Policy
 from abate.errors import choice, number, whole
 from abate.sim.clients import Clients, Controllers
@@ -20,6 +21,7 @@ from abate.sim.world import ENGINES, Engine, Misfit, Trigger, World
 
 SEEDS = 10
 """Runs of each case, unless a scenario says otherwise."""
+MOST_SEEDS = 100_000
 RUN_KEYS = ("horizon", "warmup", "tells_layers", "seeds", "engine")
 SERVICE_KEYS = {
     kind: ("kind", *(key for key in make.__match_args__ if key != "name"))
@@ -30,8 +32,10 @@ TRIGGER_KEYS = tuple(key.rstrip("_") for key in Trigger.__match_args__)
 WITHIN = "recovers_within"
 
 
-def world_of(place: str, document: Document, users: str | None = None) -> World:
+def world_of(place: str, document: Document, users: str | None = None, code: Sequence[str] = ()) -> World:
     """The world in a document without variants and sweep; `users` is a policy of the user's own, as FILE:NAME.
+
+    `code` lists the modules of the user's own that may be named.
 
     >>> world_of("f.toml", {"clients": {"count": 3}, "services": {"api": {"calls": ["db"]}}})
     Traceback (most recent call last):
@@ -39,12 +43,12 @@ def world_of(place: str, document: Document, users: str | None = None) -> World:
     """
     run = table(place, "run", document.get("run", {}))
     only(f"{place}: [run]", run, RUN_KEYS)
-    shelters = Shelters(place, document.get(SHELTERS, {}))
+    shelters = Shelters(place, document.get(SHELTERS, {}), code)
     services = tuple(_services(place, document.get("services", {}), shelters))
     fields = {
         "clients": _clients(place, document),
         "services": services,
-        "policy": _policy(place, document.get("policy"), shelters) if users is None else users_policy(users),
+        "policy": _policy(place, document.get("policy"), shelters) if users is None else users_policy(users, code),
         "triggers": _triggers(place, document.get("triggers", [])),
         **{key: run[key] for key in ("horizon", "warmup", "tells_layers") if key in run},
     }
@@ -58,8 +62,10 @@ def world_of(place: str, document: Document, users: str | None = None) -> World:
         raise ValueError(f"{place}: [run]: {error}" if services else f"{place}: {error}") from error
 
 
-def engine_and_seeds(place: str, document: Document, world: World) -> tuple[Engine, int]:
+def engine_and_seeds(place: str, document: Document, world: World, allowed: Sequence[str] = ()) -> tuple[Engine, int]:
     """What runs a world, and how often. Code of one's own is found now, as it can be run by one engine alone.
+
+    Its module must be one of those `allowed`, as it is imported and run.
 
     >>> world = world_of("f.toml", {"clients": {"count": 3}, "services": {"api": {}}})
     >>> engine_and_seeds("f.toml", {"run": {"seeds": 5}}, world)
@@ -70,6 +76,8 @@ def engine_and_seeds(place: str, document: Document, world: World) -> tuple[Engi
     try:
         engine = cast(Engine, choice("engine", run.get("engine", "coroutine" if code else "exact"), ENGINES))
         seeds = whole("seeds", run.get("seeds", SEEDS), least=1)
+        if seeds > MOST_SEEDS:
+            raise ValueError(f"seeds must be at most {MOST_SEEDS:,}, not {seeds:,}")
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place}: [run] {error}") from error
     if code:
@@ -77,6 +85,12 @@ def engine_and_seeds(place: str, document: Document, world: World) -> tuple[Engi
 
         with about_code(place):
             world.check_engine(engine)
+            if isinstance(code, str) and not is_code(code.partition(":")[0], allowed):
+                module = code.partition(":")[0]
+                raise ValueError(
+                    f"clients.code is {code!r}, which would be imported and run: allow it by --code {module}, or in "
+                    f"Python by load_scenario(..., code=[{module!r}])"
+                )
             function_of(code)
     return engine, seeds
 
@@ -126,7 +140,7 @@ def asserted_of(place: str, document: Document, services: tuple[Service | Row, .
     return found
 
 
-def users_policy(place: str) -> Policy:
+def users_policy(place: str, code: Sequence[str] = ()) -> Policy:
     """A policy out of the user's own file, given as FILE:NAME.
 
     >>> users_policy("orders")
@@ -137,7 +151,7 @@ def users_policy(place: str) -> Policy:
     if not colon or not file or not name:
         raise ValueError(f"a policy of your own must look like app.toml:orders, not {place!r}")
     try:
-        policies = load_policies(file)
+        policies = load_policies(file, code=code)
     except OSError as error:
         raise ValueError(f"{file} can't be read: {error}") from error
     if name not in policies:
@@ -153,7 +167,8 @@ class Shelters:
     ValueError: f.toml: [policy]: shelter must be one of 'db', not 'bd'
     """
 
-    def __init__(self, place: str, tables: object) -> None:
+    def __init__(self, place: str, tables: object, code: Sequence[str] = ()) -> None:
+        self.code = code
         self.made: dict[str, Shelter] = shelters_of(place, tables)
         self._declared = tuple(self.made)
 
@@ -187,10 +202,10 @@ def _policy(place: str, found: object, shelters: Shelters, name: str = "policy")
         shelters.check(where, settings["shelter"])
     backoff = settings.get("backoff")
     if not isinstance(backoff, dict) or backoff.get("jitter") != AWS_DECORRELATED:
-        return policy_of(where, name, settings, shelters.made)
+        return policy_of(where, name, settings, shelters.made, shelters.code)
     published = {key: value for key, value in backoff.items() if key != "jitter"}
     del settings["backoff"]
-    return policy_of(where, name, settings, shelters.made).replace(
+    return policy_of(where, name, settings, shelters.made, shelters.code).replace(
         backoff=fielded(f"{where} backoff", AwsDecorrelated, published)
     )
 

@@ -38,14 +38,16 @@ sweep that it comes from.
 from __future__ import annotations
 
 import copy
+import math
 import re
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from abate.call import toml
 from abate.call.load import SHELTERS
+from abate.call.names import checked_code
 from abate.sim.parts import WITHIN as WITHIN
 from abate.sim.parts import asserted_of, engine_and_seeds, world_of
 from abate.sim.tables import Document, has, only, overlaid, put, table, value_of
@@ -56,6 +58,8 @@ SHIPPED = Path(__file__).parent / "scenarios"
 TABLES = ("about", "run", "clients", "controllers", "policy", SHELTERS, "services", "triggers")
 OVERLAYS = ("variants", "sweep", "assert")
 IN_VARIANTS = (*TABLES, "assert")
+MOST_CASES = 10_000
+"""Worlds that variants and a sweep make together."""
 TABLE = re.compile(r"(\[+)([^\]]+)(\].*)", re.DOTALL)
 """A table at the beginning of an error."""
 
@@ -94,6 +98,8 @@ class Scenario(Value):
     document: Document
     policies: tuple[str, ...] = ()
     """Policies of the user's own, each as FILE:NAME: one more variant each."""
+    code: tuple[str, ...] = ()
+    """Modules of the user's own that the document and those policies may name."""
 
     @property
     def about(self) -> str:
@@ -114,7 +120,16 @@ class Scenario(Value):
         for found in _targets(document, keys):
             put(f"{self.place}: --set", found, path, value_of(text.strip()))
         document.get("sweep", {}).pop(path, None)
-        return Scenario(self.name, self.place, document, self.policies)
+        return self.replaced(document=document)
+
+    def replaced(self, **fields: Any) -> Scenario:
+        """The same scenario with other fields.
+
+        >>> load_scenario("herd").replaced(name="mine").name
+        'mine'
+        """
+        known: dict[str, Any] = {name: getattr(self, name) for name in self.__match_args__}
+        return Scenario(**(known | fields))
 
     def cases(self) -> list[Case]:
         """Every variant with every combination of the sweep."""
@@ -123,9 +138,13 @@ class Scenario(Value):
     def _cases(self) -> Iterator[Case]:
         base = {key: value for key, value in self.document.items() if key not in ("variants", "sweep")}
         sweep = _swept(self.place, self.document.get("sweep", {}))
-        for variant in self._variants():
+        variants = list(self._variants())
+        many = len(variants) * math.prod(map(len, sweep.values()))
+        if many > MOST_CASES:
+            raise ValueError(f"{self.place}: variants and [sweep] make {many:,} cases; expected at most {MOST_CASES:,}")
+        for variant in variants:
             for values in product(*sweep.values()):
-                yield _case(self.place, base, variant, dict(zip(sweep, values, strict=True)))
+                yield _case(self.place, base, variant, dict(zip(sweep, values, strict=True)), self.code)
 
     def _variants(self) -> Iterator[Variant]:
         overlays = table(self.place, "variants", self.document.get("variants", {}))
@@ -150,8 +169,11 @@ class Variant(Value):
     users: str | None = None
 
 
-def load_scenario(source: str | Path) -> Scenario:
+def load_scenario(source: str | Path, *, code: Sequence[str] = ()) -> Scenario:
     """The scenario in a file, or the one that ships under this name.
+
+    `code` lists modules of the user's own that the file may name: in ``clients.code``, which is imported and run, and
+    in policies (see `abate.load_policies`).
 
     >>> load_scenario("nowhere")
     Traceback (most recent call last):
@@ -164,13 +186,10 @@ def load_scenario(source: str | Path) -> Scenario:
     if not file.is_file():
         names = ", ".join(shipped_names())
         raise ValueError(f"there is no scenario {str(source)!r}, neither as a file nor among those that ship: {names}")
-    try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not TOML: {error}") from error
+    document = toml.read(file)
     place = file.name if file.parent == SHIPPED else str(file)
     only(place, document, (*TABLES, *OVERLAYS))
-    scenario = Scenario(file.stem, place, document)
+    scenario = Scenario(file.stem, place, document, code=checked_code(code))
     scenario.cases()  # what is wrong in it is wrong now
     return scenario
 
@@ -187,12 +206,12 @@ def shipped_names() -> list[str]:
 # -- one case
 
 
-def _case(place: str, base: Document, variant: Variant, settings: Mapping[str, Any]) -> Case:
+def _case(place: str, base: Document, variant: Variant, settings: Mapping[str, Any], code: Sequence[str]) -> Case:
     *_, (_, document) = _steps(place, base, variant, settings)
     try:
-        found = _built(place, document, variant, settings)
+        found = _built(place, document, variant, settings, code)
     except ValueError as error:
-        raise ValueError(_blamed(str(error), place, base, variant, settings)) from error
+        raise ValueError(_blamed(str(error), place, base, variant, settings, code)) from error
     called = {found.world.entry, *(name for service in found.world.services for name in service.calls)}
     for name in variant.overlay.get("services", {}):
         if name not in called and name not in base.get("services", {}):
@@ -203,12 +222,12 @@ def _case(place: str, base: Document, variant: Variant, settings: Mapping[str, A
     return found
 
 
-def _built(place: str, document: Document, variant: Variant, settings: Mapping[str, Any]) -> Case:
+def _built(place: str, document: Document, variant: Variant, settings: Mapping[str, Any], code: Sequence[str]) -> Case:
     only(place, document, IN_VARIANTS)
     if not isinstance(document.get("about", ""), str):
         raise ValueError(f"{place}: about must be a text, not {document['about']!r}")
-    world = world_of(place, document, variant.users)
-    engine, seeds = engine_and_seeds(place, document, world)
+    world = world_of(place, document, variant.users, code)
+    engine, seeds = engine_and_seeds(place, document, world, code)
     return Case(variant.name, settings, world, engine, seeds, asserted_of(place, document, world.services))
 
 
@@ -226,13 +245,15 @@ def _steps(place: str, base: Document, variant: Variant, settings: Mapping[str, 
         yield f'[sweep] "{path}" = {value!r}', document
 
 
-def _blamed(said: str, place: str, base: Document, variant: Variant, settings: Mapping[str, Any]) -> str:
+def _blamed(
+    said: str, place: str, base: Document, variant: Variant, settings: Mapping[str, Any], code: Sequence[str]
+) -> str:
     """The error of a case, with what it comes from: the first step that has it."""
     if not said.startswith(place):  # it is about the user's own policy, which has a file of its own
         return said
     for step, document in _steps(place, base, variant, settings):
         try:
-            _built(place, document, variant, settings)
+            _built(place, document, variant, settings, code)
         except ValueError as error:
             if str(error) == said:
                 return _placed(said, place, step, variant)

@@ -6,9 +6,10 @@ Each function takes the place that its errors begin with: the file, and the tabl
 from __future__ import annotations
 
 import copy
-import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from abate.call.toml import DEEPEST, TooDeep, parsed
 
 Document = dict[str, Any]
 
@@ -91,6 +92,8 @@ def put(place: str, document: Document, path: str, value: Any) -> None:
     ValueError: f.toml: services.dbb.workers must name one of the services db, not 'dbb'
     """
     keys = path.split(".")
+    if len(keys) > DEEPEST:
+        raise ValueError(f"{place}: {path[:80]!r} … must lead through at most {DEEPEST} tables, not {len(keys)}")
     at: Any = document
     for depth, key in enumerate(keys):
         found: Any = at
@@ -139,6 +142,8 @@ def value_of(text: str) -> Any:
     ([1, 2], 'lifo')
     """
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parsed(f"value = {text}")["value"]
+    except TooDeep as error:
+        raise ValueError(f"a value {error}") from None
+    except ValueError:
         return text

@@ -29,7 +29,18 @@ from abate.admit.budget import FundedBy
 from abate.errors import AbateError, number, whole
 from abate.stores.fleet import Courier, FleetBucket, FleetBudget, FleetShelter
 from abate.stores.fleet.offers import Answer, Offer
-from abate.stores.input import HIGHEST, LONGEST_BODY, LONGEST_KEY, bounded, envelope, of_ours, several, text
+from abate.stores.input import (
+    HIGHEST,
+    LONGEST_BODY,
+    LONGEST_KEY,
+    LONGEST_SHOWN,
+    MOST_BODY,
+    bounded,
+    envelope,
+    of_ours,
+    several,
+    text,
+)
 from abate.stores.ledger import StoreBudget, Terms
 from abate.values import Value
 from abate.work.adds import Adds
@@ -84,7 +95,7 @@ class Depth(Value):
 class DeadLetter(Value):
     """A message that could not be worked on, and why; `died` is when, in seconds since 1970.
 
-    Bytes that are no UTF-8 are shown as ``\\xff``; the store keeps them as they are.
+    Bytes that are no UTF-8 are shown as ``\\xff``, and of a body a megabyte at most; the store keeps them as they are.
 
     >>> DeadLetter("orders/42", "", {}, "permanent", "it has no address", "", 1, 0.0).reason
     'it has no address'
@@ -113,11 +124,16 @@ class Queue(ABC):
 
     durable: bool
 
-    def __init__(self, name: str, lease: float, capacity: int | None) -> None:
+    def __init__(self, name: str, lease: float, capacity: int | None, max_body: int = LONGEST_BODY) -> None:
         self.name = text("a queue's name", name, LONGEST_KEY, empty=False)
         self._lease = number("lease", lease, least=SHORTEST_LEASE)
         self.lease: float | None = self._lease
         self.capacity = None if capacity is None else whole("capacity", capacity, least=1)
+        self.max_body = whole("max_body", max_body, least=1)
+        """Bytes of a body: a longer one is refused by `add`, and buried by `receive` if another program wrote it."""
+        if max_body > MOST_BODY:
+            raise ValueError(f"max_body must be a whole number of at most {MOST_BODY}, not {max_body!r}")
+        self._shown = min(max_body, LONGEST_SHOWN)
         self.added = Adds()
         """What was added through this object."""
 
@@ -144,7 +160,7 @@ class Queue(ABC):
         (True, False, [Message(key='orders/42', body='now', receives=1)])
         """
         text("a key", key, LONGEST_KEY, empty=False)
-        text("a body", body, LONGEST_BODY)
+        text("a body", body, self.max_body)
         if whole("priority", priority, least=0) > HIGHEST:
             raise ValueError(f"priority must be a whole number of at most {HIGHEST}, not {priority!r}")
         new = self._add(key, body, priority, number("after", after, least=0), envelope(attributes), revive)
@@ -280,8 +296,19 @@ class Store(ABC):
         registry.stores.add(self)
 
     @abstractmethod
-    def queue(self, name: str, *, lease: float = 30.0, capacity: int | None = None) -> Queue:
-        """The queue of that name; `lease` is for how many seconds its messages are handed out."""
+    def queue(
+        self, name: str, *, lease: float = 30.0, capacity: int | None = None, max_body: int = LONGEST_BODY
+    ) -> Queue:
+        """The queue of that name; `lease` is for how many seconds its messages are handed out.
+
+        `max_body` is how many bytes a body may have, and should be the same wherever the queue is opened: a longer one
+        is refused by `add`, and one that is in the store all the same is buried when it is received.
+
+        >>> import abate.stores
+        >>> abate.stores.open_store("memory:").queue("orders", max_body=3).send("four")
+        Traceback (most recent call last):
+        ValueError: a body must be a string of at most 3 bytes, not of 4
+        """
 
     @abstractmethod
     def queues(self) -> dict[str, Depth]:

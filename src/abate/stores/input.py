@@ -12,7 +12,11 @@ from abate.work.source import NOTHING, Back, Bury, Done, Message, Verdict
 LONGEST_KEY = 512
 """Bytes of a key, and of the names of queues and budgets."""
 LONGEST_BODY = 262_144
-"""Bytes of a body; of all attributes together as well."""
+"""Bytes of a body, unless a queue says otherwise; of all attributes together."""
+MOST_BODY = 268_435_456
+"""Bytes of a body, whatever a queue says: what every store can hold."""
+LONGEST_SHOWN = 1_048_576
+"""Bytes of the body of a dead letter that are read to be shown; the store keeps all of it."""
 LONGEST_REASON = 16_384
 """Bytes of what a dead letter says in each of its fields; what is longer is cut."""
 HIGHEST = 2**31 - 1

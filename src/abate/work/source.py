@@ -78,14 +78,17 @@ class Message:
         return f"Message(key={self.key!r}, body={self.body!r}, receives={self.receives})"
 
     def json(self) -> Any:
-        """The body, read as JSON.
+        """The body, read as JSON; `ValueError` where it is none, or nested too deeply to be read.
 
         >>> Message("a", '{"order": 42}').json()
         {'order': 42}
         """
         import json
 
-        return json.loads(self.body)
+        try:
+            return json.loads(self.body)
+        except RecursionError:
+            raise ValueError("the body is nested too deeply to be read as JSON") from None
 
 
 class Done(Value):

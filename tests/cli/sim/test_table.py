@@ -181,10 +181,10 @@ def test_a_policy_of_the_users_own_is_one_more_variant(sim):
 
 
 def test_a_policy_may_name_errors_of_the_apps_own_modules(folder):
-    """The current directory is on the path, as for the app; what the policy does not know of is noted."""
+    """Those of a module that `--code` names, also in the current directory; what the policy does not know is noted."""
     (folder / "shop.py").write_text("class Busy(Exception): ...\n")
     (folder / "shop.toml").write_text('[orders]\non = "shop:Busy"\n')
-    done = abate_command("sim", "outage.toml", "--seeds", 1, "--policy", "shop.toml:orders")
+    done = abate_command("sim", "outage.toml", "--seeds", 1, "--policy", "shop.toml:orders", "--code", "shop")
     assert done.returncode == 0, done.stderr
     assert b"note: policy 'orders' names none of the failures" in done.stdout
 

@@ -44,7 +44,7 @@ class HostProcess:
         parcel = _packed(world, seed)
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "abate.sim.live.host"],
+            [sys.executable, "-P", "-m", "abate.sim.live.host"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,

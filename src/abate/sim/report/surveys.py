@@ -105,7 +105,7 @@ def recovery_map(
         for triggers in _triggers(document):
             triggers[0]["for"] = length
         document["sweep"] = {"clients.rate": [load / clients.count for load in at]}
-        step = Scenario(scenario.name, scenario.place, document, scenario.policies)
+        step = scenario.replaced(document=document)
         study = run_study(step, seeds, engine, jobs, _counted(progress, place * runs, len(lasting) * runs))
         rows.append(_by_variant(study))
         if not study.complete:

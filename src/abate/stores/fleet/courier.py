@@ -5,6 +5,10 @@ Nobody waits for it. What it brought is good for `GOOD` seconds; whoever shares 
 is over. After a failure the courier goes less often, with jitter, so that a store that comes back is not met by
 everybody at once.
 
+A journey costs the same for each name. It is made in batches, each a round trip and a transaction of its own, so that
+neither the store nor whoever joins meanwhile waits for all of it. What joins is carried alone, not with everything that
+is there already. After a journey the courier rests for as long as it took, at least.
+
 A fork's child is another member. Its courier starts with the first use of something that is shared (a deposit, a
 withdrawal, a call that comes to a shelter's door), so that children which execute another program, or do nothing, never
 join. `start` and `hurry` are called by calls, and so by signal handlers and finalizers: neither waits for a lock.
@@ -15,12 +19,12 @@ from __future__ import annotations
 import os
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock, RLock, Thread
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import ref
 
 from abate import events, forks
@@ -28,9 +32,10 @@ from abate.clock import MACHINE
 from abate.logs import Log
 from abate.registry import Registry
 from abate.schedule.backoff import Backoff, Uniform
-from abate.stores.fleet.offers import Accounts, Answer, Offer
+from abate.stores.fleet.offers import GONE, Accounts, Answer, Offer
 
 log = Log("abate.stores")
+T = TypeVar("T")
 
 EVERY = 1.0
 """Seconds between two journeys, give or take a quarter."""
@@ -40,6 +45,8 @@ GOOD = 3.0
 """Seconds for which an answer is good."""
 SOON = 1.0
 """Seconds within which a child should have its first answer; after that it is on its own."""
+BATCH = 200
+"""Offers in one round trip: what PostgreSQL has locks for, and any store answers within milliseconds."""
 TROUBLE = Backoff(1.0, 10.0, jitter="equal")
 """How long a store that failed is left alone."""
 
@@ -96,15 +103,21 @@ class Courier:
         self._news: SimpleQueue[None] = SimpleQueue()  # its `put` may be called anywhere, also within itself
         self._journey = RLock()
         self._under_way = False
+        self._took = 0.0  # seconds, the last journey
+        self._slow = False  # was it said that journeys take too long?
 
     def after_fork(self) -> None:
         """In the child: another member, whose thread begins with the first use of something that is shared."""
         self._begin()
 
     def join(self, party: Party) -> None:
-        """Carry for this one too, as long as it lives; the first journey is made at once."""
+        """Carry for this one too, as long as it lives; its first journey is made at once, and for it alone."""
         self._parties.add(party)
-        self.travel()
+        if self._failures:  # each one that joins would wait for a store that is not there
+            party.unheard()
+        else:
+            self.journeys += 1
+            self._visit([party])
         self.start()
 
     def start(self) -> bool:
@@ -158,18 +171,19 @@ class Courier:
             if not self.journeys:
                 return  # a child that has used nothing
             try:
-                self._store.trade(self.member, last)
+                for batch in _batches(last):
+                    self._store.trade(self.member, batch)
             except Exception as error:
                 log.debug("%s did not hear the last word of %s: %r", self.name, self.member, error)
 
     def wait(self) -> bool:
         """Wait for the next journey: is there one?"""
-        delay = EVERY * (0.75 + 0.5 * self._chance.random())
+        delay = max(EVERY * (0.75 + 0.5 * self._chance.random()), self._took)
         if self._failures:
             delay = max(delay, TROUBLE.delay(self._failures, self._chance))
         began = MACHINE.now()
         while not self.over:
-            due = began + (LEAST if self._hurry and not self._failures else delay)
+            due = began + (max(LEAST, self._took) if self._hurry and not self._failures else delay)
             left = due - MACHINE.now()
             if left <= 0:
                 break
@@ -184,20 +198,37 @@ class Courier:
         return False
 
     def travel(self) -> None:
-        """One journey: offers to the store, answers back; never two at once."""
-        with self._journey:
-            if self._under_way:  # a signal handler or a finalizer has come here from within it
+        """One journey: offers to the store, answers back, a batch at a time."""
+        began, parties = MACHINE.now(), self._parties.alive()
+        self.journeys += 1
+        for place, batch in enumerate(_batches(parties), start=1):
+            if not self._visit(batch):
+                if self._failures:
+                    for party in parties[place * BATCH :]:
+                        party.unheard()
                 return
+        self._took = MACHINE.now() - began
+        if self._took > GONE / 2 and not self._slow:
+            self._slow = True
+            log.warning(
+                "%s: %d names take %.1f s to share, and a process that stays away for %g s is not counted: share fewer",
+                *(self.name, len(parties), self._took, GONE),
+            )
+
+    def _visit(self, parties: Sequence[Any]) -> bool:
+        """One round trip for some of those who share; never two at once. Is the next one to follow?"""
+        with self._journey:
+            if self._under_way or self.over:  # a signal handler or a finalizer has come here from within it
+                return False
             self._under_way = True
             try:
-                self._travel()
+                return self._exchange(parties)
             finally:
                 self._under_way = False
 
-    def _travel(self) -> None:
-        parties, began = self._parties.alive(), MACHINE.now()
+    def _exchange(self, parties: Sequence[Any]) -> bool:
+        began = MACHINE.now()
         offers = [party.offer(began) for party in parties]
-        self.journeys += 1
         try:
             answers = self._store.trade(self.member, offers)
         except Exception as error:
@@ -206,13 +237,15 @@ class Courier:
                 party.unheard()
             if not self.over:
                 self._say(error)
-            return
+            return False
         if not self._under_way:
-            return  # it was closed from within
+            return False  # it was closed from within
         self._failures = 0
         self._say(None)
+        until = began + max(GOOD, 2.0 * (self._took + max(EVERY, self._took)))  # until the journey after the next
         for party, answer in zip(parties, answers, strict=True):
-            party.take(answer, began + GOOD)
+            party.take(answer, until)
+        return True
 
     def _say(self, error: Exception | None) -> None:
         degraded = error is not None
@@ -224,6 +257,10 @@ class Courier:
         else:
             log.warning("%s answers again: limits are shared", self.name)
         events.emit(events.StoreDegraded(self.name, degraded, error))
+
+
+def _batches(several: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (several[start : start + BATCH] for start in range(0, len(several), BATCH))
 
 
 def _go(courier: ref[Courier]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from abate.clock import MachineClock
 from abate.stores.contract import DeadLetter, Depth, Queue
-from abate.stores.envelope import shown, unwrapped, wrapped
+from abate.stores.envelope import UNREADABLE, checked, readable, shown, unwrapped, wrapped
+from abate.stores.input import LONGEST_REASON
 from abate.stores.postgres.letters import read, written
 from abate.stores.postgres.pool import Pool
 from abate.stores.postgres.session import Row
@@ -54,8 +56,8 @@ class PostgresQueue(Queue):
 
     durable = True
 
-    def __init__(self, store: PostgresStore, name: str, lease: float, capacity: int | None) -> None:
-        super().__init__(name, lease, capacity)
+    def __init__(self, store: PostgresStore, name: str, lease: float, capacity: int | None, max_body: int) -> None:
+        super().__init__(name, lease, capacity, max_body)
         self._store = store
         self._pool: Pool = store.pool
         self._name = written(self.name)
@@ -120,24 +122,28 @@ class PostgresQueue(Queue):
                 break
             unreadable = self._read(rows, messages)
             if unreadable:
-                self._settle(unreadable)
+                # by its key as it is: what can't be read can't be written the same either
+                self._pool.run("SELECT @.settle($1, $2, $3)", self._name, json.dumps(unreadable), self._store.now())
             elif len(rows) < many:
                 break
         return messages, pause
 
-    def _read(self, rows: Sequence[Row], messages: list[Message]) -> list[Settlement]:
-        """Read what was received; what can't be read is to be buried, as it is."""
-        unreadable: list[Settlement] = []
+    def _read(self, rows: Sequence[Row], messages: list[Message]) -> list[list[object]]:
+        """Read what was received; the answer is the verdicts on what can't be read, which is buried as it is."""
+        unreadable: list[list[object]] = []
         for key, body, attributes, receives, token, _, unanswered in rows:
             leased = int(receives or 0), int(token or 0)
-            message = Message(read(key), read(body), *leased, unanswered=int(unanswered or 0))
             try:
-                message.attributes = unwrapped(attributes)
+                if written(read(key)) != (key or b"").decode():
+                    raise ValueError("its key holds U+0001 as no key does")
+                found, text = checked(read(key).encode(), read(body).encode(), self.max_body)
+                message = Message(found, text, *leased, unwrapped(attributes), unanswered=int(unanswered or 0))
             except ValueError as error:
-                unreadable.append((message, Bury("unreadable", f"its attributes are no JSON: {error}")))
+                why = map(written, UNREADABLE.because(error))
+                unreadable.append([(key or b"").decode(), leased[1], "bury", None, None, *why])
             else:
                 messages.append(message)
-        return unreadable
+        return sorted(unreadable, key=lambda verdict: str(verdict[0]))
 
     def _extend(self, messages: Sequence[Message]) -> list[Message]:
         ordered = sorted(messages, key=_key)  # as in a settlement
@@ -166,7 +172,7 @@ class PostgresQueue(Queue):
         while len(letters) < limit:
             most = min(limit - len(letters), LETTERS_AT_ONCE)
             rows = self._pool.run(LETTERS, self._name, str(most), died, id, safe=True)
-            letters += map(_letter, rows)
+            letters += [_letter(row, self._shown) for row in rows]
             if len(rows) < most:
                 break
             died, id = _place(rows[-1][-2:])
@@ -231,17 +237,18 @@ def _verdict(message: Message, verdict: Verdict) -> list[object]:
             assert_never(other)
 
 
-def _letter(row: Row) -> DeadLetter:
+def _letter(row: Row, longest: int) -> DeadLetter:
     key, body, attributes, kind, reason, trace, receives, died, _ = row
+    instant = float(died or 0)
     return DeadLetter(
-        read(key),
-        read(body),
+        readable(read(key), longest),
+        readable(read(body), longest),
         shown(attributes),
-        read(kind),
-        read(reason),
-        read(trace),
+        readable(read(kind), LONGEST_REASON),
+        readable(read(reason), LONGEST_REASON),
+        readable(read(trace), LONGEST_REASON),
         int(receives or 0),
-        float(died or 0),
+        instant if isfinite(instant) else 0.0,
     )
 
 

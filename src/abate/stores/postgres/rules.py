@@ -271,11 +271,13 @@ RECEIVE = f"""
             RETURN QUERY WITH leased AS (
                 UPDATE @.item SET
                     state = 1, due = v_now + p_lease, token = v_tokens[array_position(v_keys, key)],
-                    receives = receives + 1,
-                    unanswered = unanswered + (state = 1)::integer,  -- a lease that ran out had no answer
+                    -- another program may have written any number
+                    receives = greatest(0, least(receives, 2147483646)) + 1,
+                    -- a lease that ran out had no answer
+                    unanswered = greatest(0, least(unanswered, 2147483646)) + (state = 1)::integer,
                     -- it may have been added while the lease was running that ran out since
                     attributes = CASE WHEN again_due IS NULL THEN attributes ELSE again_attributes END,
-                    body = CASE WHEN again_due IS NULL THEN body ELSE again_body END,
+                    body = CASE WHEN again_due IS NULL THEN body ELSE coalesce(again_body, '') END,
                     again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
                 WHERE queue = p_queue AND key = ANY (v_keys)
                 RETURNING key, body, attributes, receives, token, NULL::float8, unanswered
@@ -344,22 +346,25 @@ SETTLE = f"""
                     AND state + 0 = 1 AND due > @.instant(p_now) AND again_due IS NULL;
                 CONTINUE WHEN FOUND;
             END IF;
-            SELECT due, again_due INTO v_held FROM @.item
+            -- another program may have written any instant, infinity and NaN among them
+            SELECT due, CASE WHEN again_due IS NOT NULL THEN least(again_due, @.instant(p_now) + 3e9) END AS again_due
+                INTO v_held FROM @.item
                 WHERE queue = p_queue AND key = v.key AND token = v.token AND state + 0 = 1 FOR UPDATE;
             v_now := @.instant(p_now);
             IF v_held.due > v_now THEN
                 UPDATE @.item SET
                     attributes = CASE WHEN again_due IS NULL THEN attributes ELSE again_attributes END,
-                    body = CASE WHEN again_due IS NULL THEN body ELSE again_body END,
+                    body = CASE WHEN again_due IS NULL THEN body ELSE coalesce(again_body, '') END,
                     again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL,
                     token = 0,
                     state = CASE WHEN v.what = 'bury' AND again_due IS NULL THEN 2 ELSE 0 END,
                     due = CASE
-                        WHEN v.seconds IS NULL THEN greatest(v_now, again_due)
+                        WHEN v.seconds IS NULL THEN greatest(v_now, v_held.again_due)
                         WHEN again_due IS NULL THEN v_now + v.seconds
-                        ELSE least(v_now + v.seconds, greatest(v_now, again_due))
+                        ELSE least(v_now + v.seconds, greatest(v_now, v_held.again_due))
                     END,
-                    priority = CASE WHEN v.seconds IS NULL THEN coalesce(again_priority, priority) ELSE priority END,
+                    priority = CASE WHEN v.seconds IS NULL THEN greatest(0, coalesce(again_priority, priority))
+                        ELSE priority END,
                     receives = CASE
                         WHEN v.what = 'back' THEN receives - (1 - (v.said->>4)::integer)
                         WHEN v.what = 'bury' AND again_due IS NULL THEN receives
@@ -391,7 +396,9 @@ LETTERS = f"""
         o_died float8, o_id bigint
     ) LANGUAGE plpgsql {INDEXED} AS $$
     BEGIN
-        RETURN QUERY SELECT key, body, attributes, kind, reason, trace, receives, due, id FROM @.item
+        -- another program may have written texts of any length: a megabyte of each is enough to be read by people
+        RETURN QUERY SELECT key, left(body, 1048577), left(attributes, 1572865), left(kind, 16385),
+            left(reason, 16385), left(trace, 16385), receives, due, id FROM @.item
             WHERE queue = p_queue AND state = 2 AND (due, id) < (p_died, p_id)
             ORDER BY due DESC, id DESC LIMIT p_most;
     END $$

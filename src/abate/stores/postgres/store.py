@@ -10,6 +10,7 @@ from abate.clock import Clock, MachineClock
 from abate.stores.bells import Bells
 from abate.stores.contract import Depth, Store
 from abate.stores.fleet.offers import Answer, Offer
+from abate.stores.input import LONGEST_BODY
 from abate.stores.ledger import Terms
 from abate.stores.postgres import trade
 from abate.stores.postgres.address import Address
@@ -47,8 +48,10 @@ class PostgresStore(Store):
         clock = self.clock
         return None if isinstance(clock, MachineClock) else repr(clock.wall())
 
-    def queue(self, name: str, *, lease: float = 30.0, capacity: int | None = None) -> PostgresQueue:
-        return PostgresQueue(self, name, lease, capacity)
+    def queue(
+        self, name: str, *, lease: float = 30.0, capacity: int | None = None, max_body: int = LONGEST_BODY
+    ) -> PostgresQueue:
+        return PostgresQueue(self, name, lease, capacity, max_body)
 
     def queues(self) -> dict[str, Depth]:
         return depths(self.pool, self.now())

@@ -19,21 +19,21 @@ def wrapped(body: str, attributes: Mapping[str, str]) -> str:
     return f"{envelope.wrapped(attributes) or ''}\n{body}"
 
 
-def unwrapped(content: bytes | None) -> tuple[str, Mapping[str, str]]:
-    """The body and the attributes; ValueError where they can't be read.
+def unwrapped(key: bytes, content: bytes | None, longest: int) -> tuple[str, str, Mapping[str, str]]:
+    """The key, the body and the attributes; ValueError where they can't be read, or are too long.
 
-    >>> unwrapped(b'{"from": "me"}\\nhello')
-    ('hello', {'from': 'me'})
+    >>> unwrapped(b"orders/42", b'{"from": "me"}\\nhello', 10)
+    ('orders/42', 'hello', {'from': 'me'})
     """
     if content is None:
         raise ValueError("its content is gone")
     line, end, body = content.partition(b"\n")
     if not end:
         raise ValueError("it has no line of attributes")
-    return body.decode(), envelope.unwrapped(line)
+    return *envelope.checked(key, body, longest), envelope.unwrapped(line)
 
 
-def shown(content: bytes | None) -> tuple[str, Mapping[str, str]]:
+def shown(content: bytes | None, longest: int) -> tuple[str, Mapping[str, str]]:
     """The same of a dead letter: what can't be read is shown as it is, or left out."""
     line, _, body = (content or b"").partition(b"\n")
-    return body.decode(errors="backslashreplace"), envelope.shown(line)
+    return envelope.readable(body, longest), envelope.shown(line)

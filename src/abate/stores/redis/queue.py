@@ -39,6 +39,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from abate.clock import MachineClock
 from abate.schedule.backoff import Uniform
 from abate.stores.contract import DeadLetter, Depth, Queue
+from abate.stores.envelope import UNREADABLE, readable
+from abate.stores.input import LONGEST_REASON
 from abate.stores.redis import scripts
 from abate.stores.redis.envelope import shown, unwrapped, wrapped
 from abate.stores.redis.scripts import BATCH, Script
@@ -60,8 +62,10 @@ class RedisQueue(Queue):
 
     durable = True
 
-    def __init__(self, store: RedisStore, name: str, lease: float, capacity: int | None, rng: Uniform = random) -> None:
-        super().__init__(name, lease, capacity)
+    def __init__(
+        self, store: RedisStore, name: str, lease: float, capacity: int | None, max_body: int, rng: Uniform = random
+    ) -> None:
+        super().__init__(name, lease, capacity, max_body)
         self._store = store
         self._keys = [key.encode() for key in store.names.of_queue(name)]  # once, and not at every call
         self._bell = store.names.bell(name)
@@ -115,9 +119,9 @@ class RedisQueue(Queue):
             before = len(messages)
             for key, content, receives, token, unanswered in leased:
                 try:
-                    body, attributes = unwrapped(content)
-                    known = body, receives, int(token), attributes
-                    messages.append(Message(key.decode(), *known, unanswered=unanswered))
+                    name, body, attributes = unwrapped(key, content, self.max_body)
+                    known = receives, int(token), attributes
+                    messages.append(Message(name, body, *known, unanswered=unanswered))
                 except ValueError as error:
                     self._bury_unreadable(key, token, error)
             if len(messages) == most or (len(messages) - before < wanted and len(leased) < wanted and not strays):
@@ -125,8 +129,7 @@ class RedisQueue(Queue):
 
     def _bury_unreadable(self, key: bytes, token: bytes, error: ValueError) -> None:
         """Bury one that can't be read, with its bytes as they are."""
-        verdict = Bury("unreadable", f"it is not UTF-8, or its attributes are no JSON: {error}")
-        self._call(scripts.SETTLE, key, token, *_worded(verdict))
+        self._call(scripts.SETTLE, key, token, *_worded(Bury(*UNREADABLE.because(error))))
 
     def _extend(self, messages: Sequence[Message]) -> list[Message]:
         lost: list[Message] = []
@@ -162,7 +165,7 @@ class RedisQueue(Queue):
         while len(letters) < limit:
             most = min(BATCH, limit - len(letters))
             last, died, *parts = self._call(scripts.LETTERS, most, last, died, repeatable=True)
-            letters |= {parts[n]: _letter(*parts[n : n + 5]) for n in range(0, len(parts), 5)}
+            letters |= {parts[n]: _letter(self._shown, *parts[n : n + 5]) for n in range(0, len(parts), 5)}
             if not last:
                 break
         return list(letters.values())
@@ -212,11 +215,12 @@ def _worded(verdict: Verdict) -> tuple[str, str]:
             return "bury", json.dumps([kind, reason, trace], ensure_ascii=False)
 
 
-def _letter(key: bytes, content: bytes | None, why: bytes | None, receives: int, died: bytes) -> DeadLetter:
-    body, attributes = shown(content)
+def _letter(
+    longest: int, key: bytes, content: bytes | None, why: bytes | None, receives: int, died: bytes
+) -> DeadLetter:
+    body, attributes = shown(content, longest)
     try:
-        kind, reason, trace = map(str, json.loads(why or b""))
-    except ValueError:
-        kind, reason, trace = "", (why or b"").decode(errors="backslashreplace"), ""
-    name = key.decode(errors="backslashreplace")
-    return DeadLetter(name, body, attributes, kind, reason, trace, receives, float(died))
+        kind, reason, trace = (readable(str(words), LONGEST_REASON) for words in json.loads(why or b""))
+    except (ValueError, TypeError, RecursionError):  # another program may have written anything
+        kind, reason, trace = "", readable(why, LONGEST_REASON), ""
+    return DeadLetter(readable(key, longest), body, attributes, kind, reason, trace, receives, float(died))

@@ -12,8 +12,9 @@ from importlib.resources import files
 from typing import Final
 
 from abate.admit.window import MOST, SLOTS
+from abate.stores.envelope import LONGEST
 from abate.stores.fleet import offers, rules, weather
-from abate.stores.input import HIGHEST
+from abate.stores.input import HIGHEST, LONGEST_SHOWN
 from abate.work.keys import TURNS
 
 BATCH: Final = 100
@@ -52,7 +53,7 @@ CANCEL = _of_queue("cancel")
 RECEIVE = _of_queue("receive", TURNS=TURNS, LANES=LANES)
 EXTEND = _of_queue("extend")
 SETTLE = _of_queue("settle")
-LETTERS = _of_queue("letters")
+LETTERS = _of_queue("letters", LONGEST=LONGEST + LONGEST_SHOWN + 2)
 EXHUME = _of_queue("exhume")
 DEPTH = _of_queue("depth")
 

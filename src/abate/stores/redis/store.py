@@ -8,6 +8,7 @@ from abate import clock as clocks
 from abate.clock import Clock, MachineClock
 from abate.stores.contract import Depth, Store
 from abate.stores.fleet.offers import Answer, Offer
+from abate.stores.input import LONGEST_BODY
 from abate.stores.ledger import Terms
 from abate.stores.redis import scripts, trade
 from abate.stores.redis.names import Names
@@ -36,8 +37,10 @@ class RedisStore(Store):
         clock = self.clock
         return "" if isinstance(clock, MachineClock) else repr(float(clock.wall()))
 
-    def queue(self, name: str, *, lease: float = 30.0, capacity: int | None = None) -> RedisQueue:
-        return RedisQueue(self, name, lease, capacity)
+    def queue(
+        self, name: str, *, lease: float = 30.0, capacity: int | None = None, max_body: int = LONGEST_BODY
+    ) -> RedisQueue:
+        return RedisQueue(self, name, lease, capacity, max_body)
 
     def enlist(self, name: str) -> None:
         """In a cluster, where a queue's script can't do it: write down the queue's name, once per process."""
@@ -46,7 +49,9 @@ class RedisStore(Store):
             self._enlisted.add(name)
 
     def queues(self) -> dict[str, Depth]:
-        names = sorted(name.decode() for name in self.server.command("SMEMBERS", self.names.queues))
+        # what is no UTF-8 was added by another program, and is the name of no queue
+        listed = self.server.command("SMEMBERS", self.names.queues)
+        names = sorted(name for found in listed if (name := found.decode(errors="ignore")).encode() == found)
         depths: dict[str, Depth] = {}
         for start in range(0, len(names), BATCH):
             some = names[start : start + BATCH]

@@ -93,9 +93,16 @@ def _words(error: Exception, said: str) -> str | None:
     return None
 
 
+DEEPEST = 100
+"""Errors that were raised from each other; causes may lead in a circle."""
+
+
 def _first(error: BaseException) -> BaseException:
     """The error behind which all others were raised."""
-    while (before := error.__cause__ or error.__context__) is not None:
+    for _ in range(DEEPEST):
+        before = error.__cause__ or error.__context__
+        if before is None:
+            break
         error = before
     return error
 

@@ -5,6 +5,7 @@
 * `synchronous`: with ``normal``, the default, what was written survives the death of every process, and a power cut
   may undo the last moments; with ``full`` every transaction is on the disk before it counts.
 * `timeout`: seconds to wait for another process that writes, 10 by default.
+* `shared`: with ``true`` the file and its directory may belong to other users (see `place`); ``false`` by default.
 
 The time is the machine's, counted since its start, so that setting the clock changes nothing (see `instants`).
 """
@@ -38,14 +39,14 @@ def open_url(scheme: str, rest: str, clock: Clock | None, required: bool) -> Sql
         raise ValueError(f"{'sqlite:' + address!r} names no file: {EXPECTED}")
     if path == ":memory:":
         raise ValueError("a store in memory is 'memory:', not 'sqlite:///:memory:'")
-    synchronous, timeout = options(query)
+    synchronous, timeout, shared = options(query)
     # absolute, as a child of this process may change its directory before it opens the file
-    return SqliteStore(File(os.path.abspath(path), synchronous, timeout), clock)
+    return SqliteStore(File(os.path.abspath(path), synchronous, timeout, shared=shared), clock)
 
 
-def options(query: str) -> tuple[str, float]:
+def options(query: str) -> tuple[str, float, bool]:
     """What a URL says after its question mark."""
-    synchronous, timeout = "normal", TIMEOUT
+    synchronous, timeout, shared = "normal", TIMEOUT, False
     for name, value in parse_qsl(query, keep_blank_values=True):
         match name:
             case "synchronous":
@@ -56,6 +57,8 @@ def options(query: str) -> tuple[str, float]:
                 except ValueError:
                     raise ValueError(f"timeout must be a number of seconds, not {value!r:.80}") from None
                 number("timeout", timeout, least=0)
+            case "shared":
+                shared = choice("shared", value.lower(), ("true", "false")) == "true"
             case _:
-                raise ValueError(f"a store in SQLite has the options synchronous and timeout, not {name!r:.80}")
-    return synchronous.upper(), timeout
+                raise ValueError(f"a store in SQLite has the options synchronous, timeout and shared, not {name!r:.80}")
+    return synchronous.upper(), timeout, shared

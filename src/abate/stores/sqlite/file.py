@@ -68,13 +68,16 @@ REASONS = {
 class File:
     """A SQLite file, or a database in memory where `path` is None."""
 
-    def __init__(self, path: str | None, synchronous: str, timeout: float, rng: Uniform = random) -> None:
+    def __init__(
+        self, path: str | None, synchronous: str, timeout: float, rng: Uniform = random, *, shared: bool = False
+    ) -> None:
         self._db: sqlite3.Connection | None = None
         self.path = path
         self.inherited = False
         """Is this a database in memory whose messages are in the memory of a parent process?"""
         self._synchronous = synchronous
         self._timeout = timeout
+        self._shared = shared
         self._rng = rng
         self.lock = RLock()
         self._owner = 0
@@ -231,6 +234,7 @@ class File:
             return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False), None
         if os.path.isdir(path):
             raise StoreError(f"{self} is a directory: expected a file, or a path at which to make one")
+        place.check_links(path)
         if self._place is None:
             place.create(path)
         while True:
@@ -241,6 +245,9 @@ class File:
                     "SQLite's locks don't work here. Close connections of your own before a fork, and don't fork "
                     "inside a transaction"
                 )
+            place.check_links(path)
+            if file is not None:
+                place.check_owners(path, self._shared)
             # never made by SQLite, which would let others read it
             uri = Path(path).as_uri() + "?mode=rw"
             db = sqlite3.connect(uri, uri=True, timeout=0.0, isolation_level=None, check_same_thread=False)

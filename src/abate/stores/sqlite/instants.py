@@ -14,6 +14,8 @@ from sqlite3 import Connection
 
 MARK = 1.0
 """Seconds between two instants that are written into the file."""
+LATEST = 32_503_680_000.0
+"""The year 3000."""
 GRAIN = 600.0
 """Seconds by which the instant of the machine's start, where it has to be computed, may be off."""
 
@@ -44,14 +46,26 @@ def start() -> str:
 
 def origin(db: Connection) -> float:
     """Return what to add to `elapsed` for the time in this file; needs a transaction that may write."""
-    known, begun, mark = db.execute("SELECT start, origin, mark FROM instant").fetchone()
+    rows = db.execute("SELECT start, origin, mark FROM instant").fetchall()
     this = start()
+    if len(rows) != 1 or not all(_instant(number) for number in rows[0][1:]):
+        # what another program wrote there is no time: it begins anew
+        begun = time.time() - elapsed()
+        db.execute("DELETE FROM instant")
+        db.execute("INSERT INTO instant VALUES (?, ?, ?)", (this, begun, time.time()))
+        return begun
+    known, begun, mark = rows[0]
     # a machine that was put back to a snapshot of itself is the same, at an earlier instant
-    if known.decode() == this and elapsed() + begun >= mark:
+    if known == this.encode() and elapsed() + begun >= mark:
         return float(begun)
     begun = max(time.time(), mark) - elapsed()
     db.execute("UPDATE instant SET start = ?, origin = ?", (this, begun))
     return float(begun)
+
+
+def _instant(number: object) -> bool:
+    """Is this a number of seconds since 1970, of this millennium or before?"""
+    return isinstance(number, float) and abs(number) < LATEST
 
 
 def mark(db: Connection, now: float) -> None:

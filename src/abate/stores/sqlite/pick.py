@@ -11,26 +11,40 @@ from math import inf
 from sqlite3 import Connection
 from typing import Any
 
+from abate.stores.envelope import LONGEST
+from abate.stores.input import LONGEST_KEY
 from abate.stores.sqlite.statements import LOWER, OF_PRIORITY, OLDEST
 from abate.work.keys import TURNS
 
 
-def pick(db: Connection, queue: str, most: int, now: float) -> list[tuple[Any, ...]]:
-    """Up to so many items that are ready, in the order in which they are to be handed out."""
+def pick(db: Connection, queue: str, most: int, now: float, longest: int) -> list[tuple[Any, ...]]:
+    """Up to so many items that are ready, in the order in which they are to be handed out.
+
+    What is longer than a body may be, `longest`, is cut off.
+    """
+    asked = {
+        "queue": queue,
+        "now": now,
+        "longest": longest,
+        "longest_key": LONGEST_KEY,
+        "longest_attributes": LONGEST,
+    }
     lane = db.execute(LOWER, (queue, inf)).fetchone()
     highest: list[tuple[Any, ...]] = []
     lanes = 0
     while lane is not None and len(highest) < most:
         lanes += 1
-        highest += db.execute(OF_PRIORITY, (queue, *lane, now, most - len(highest))).fetchall()
+        lane_asked = {**asked, "priority": lane[0], "most": most - len(highest)}
+        highest += db.execute(OF_PRIORITY, lane_asked).fetchall()
         lane = db.execute(LOWER, (queue, *lane)).fetchone() if lane[0] else None
     if lanes + (lane is not None) < 2:
         return highest
-    ((turns,),) = db.execute("SELECT turns FROM queue WHERE name = ?", (queue,)).fetchall()
+    rows = db.execute("SELECT turns FROM queue WHERE name = ?", (queue,)).fetchall()
+    turns = rows[0][0] if rows and rows[0][0] in range(TURNS) else 0  # another program may have written anything
     db.execute("UPDATE queue SET turns = ? WHERE name = ?", ((turns + len(highest)) % TURNS, queue))
     if turns + len(highest) < TURNS:
         return highest
-    oldest = [row[:-1] for row in db.execute(OLDEST, {"queue": queue, "now": now, "most": most})]
+    oldest = [row[:-1] for row in db.execute(OLDEST, {**asked, "most": most})]
     return _in_turn(highest, oldest, turns)
 
 

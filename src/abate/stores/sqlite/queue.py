@@ -7,14 +7,15 @@ which may have taken a while: a lease begins when it is written down.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import inf
+from math import inf, isfinite
 from sqlite3 import Connection
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from abate.clock import MachineClock
 from abate.stores.contract import DeadLetter, Depth, Queue
-from abate.stores.envelope import shown, unwrapped, wrapped
+from abate.stores.envelope import LONGEST, UNREADABLE, checked, counted, readable, shown, unwrapped, wrapped
+from abate.stores.input import LONGEST_BODY, LONGEST_REASON
 from abate.stores.sqlite import statements as sql
 from abate.stores.sqlite.pick import pick
 from abate.stores.sqlite.schema import DEAD, LEASED
@@ -34,13 +35,15 @@ SHORTEST_PAUSE = 1e-6
 """Seconds; a shorter one might not move a clock that counts from 1970 at all."""
 LAST_BY_CLOCK = 2**52
 """Tokens follow a clock up to this one, which leaves room to count on."""
+LAST = 2**62
+"""A higher token was not handed out by any queue."""
 
 
 class SqliteQueue(Queue):
     """The items of one queue in a SQLite store."""
 
-    def __init__(self, store: SqliteStore, name: str, lease: float, capacity: int | None) -> None:
-        super().__init__(name, lease, capacity)
+    def __init__(self, store: SqliteStore, name: str, lease: float, capacity: int | None, max_body: int) -> None:
+        super().__init__(name, lease, capacity, max_body)
         self.durable = store.file.path is not None
         self._store = store
 
@@ -122,16 +125,17 @@ class SqliteQueue(Queue):
         """What is ready, up to so many; where nothing is, the instant at which something will be."""
         # read first: an empty queue needs no write lock
         ((due,),) = self._file.read(sql.NEXT_DUE, (self.name, self.name))
-        if due is None or due > self._store.now():
-            return [], due
+        if not isinstance(due, float) or due > self._store.now():
+            return [], due if isinstance(due, float) else None
         messages: list[Message] = []
         with self._file.transaction() as db:
             now = self._store.now()
-            (token,) = db.execute("SELECT token FROM lease").fetchone()
+            row = db.execute("SELECT token FROM lease").fetchone()
+            token = row[0] if row and isinstance(row[0], int) and 0 <= row[0] < LAST else 0
             # tokens grow with the clock as well, so that a file put back from a backup hands out none a second time
             token = max(token, min(int(now * 1e6), LAST_BY_CLOCK))
             while len(messages) < most:
-                rows = pick(db, self.name, most - len(messages), now)
+                rows = pick(db, self.name, most - len(messages), now, self.max_body)
                 if not rows:
                     break
                 for row in rows:
@@ -149,19 +153,11 @@ class SqliteQueue(Queue):
             attributes, body = again_attributes, again_body
             db.execute(sql.MERGE, (id,))
         try:
-            content = body.decode(), receives + 1, token, unwrapped(attributes)
-            message = Message(key.decode(), *content, unanswered=unanswered)
+            receives, unanswered = counted(receives), counted(unanswered)
+            found, text = checked(key or b"", body or b"", self.max_body)  # SQLite says NULL for what is empty
+            message = Message(found, text, receives + 1, token, unwrapped(attributes), unanswered=unanswered)
         except ValueError as error:
-            db.execute(
-                sql.BURY,
-                (
-                    self._store.clock.wall(),
-                    "unreadable",
-                    f"it is not UTF-8, or its attributes are no JSON: {error}",
-                    "",
-                    id,
-                ),
-            )
+            db.execute(sql.BURY, (self._store.clock.wall(), *UNREADABLE.because(error), id))
             return None
         db.execute(sql.LEASE, (now + self._lease, token, receives + 1, unanswered, id))
         return message
@@ -197,7 +193,11 @@ class SqliteQueue(Queue):
     def _settled(self, db: Connection, row: tuple[Any, ...], verdict: Done | Back | Bury, now: float) -> bool:
         """Carry out one verdict on an item whose lease holds: does it wait again?"""
         id, receives, again_due, again_priority = row
-        added = None if again_due is None else max(now, again_due)  # it could not be ready before this instant
+        added = None  # it could not be ready before this instant
+        if again_due is not None:
+            added = max(now, again_due) if isinstance(again_due, float) else now
+        if type(again_priority) is not int or again_priority < 0:  # another program may have written anything
+            again_priority = 0
         if added is not None:
             db.execute(sql.MERGE, (id,))
         match verdict:
@@ -221,11 +221,13 @@ class SqliteQueue(Queue):
 
     def _dead(self, limit: int) -> list[DeadLetter]:
         letters: list[DeadLetter] = []
-        before = (inf, 0)
+        before: tuple[Any, Any] = (inf, 0)
         while len(letters) < limit:
             most = min(limit - len(letters), BATCH)
-            rows = self._file.read(sql.DEAD_LETTERS, (self.name, *before, most))
-            letters += map(_letter, rows)
+            asked = {"queue": self.name, "due": before[0], "id": before[1], "most": most}
+            bounds = {"longest": self._shown, "longest_attributes": LONGEST}
+            rows = self._file.read(sql.DEAD_LETTERS, {**asked, **bounds})
+            letters += [_letter(row, self._shown) for row in rows]
             if len(rows) < most:
                 break
             before = rows[-1][-2:]
@@ -271,7 +273,7 @@ class SqliteQueue(Queue):
 def depths(file: File, now: float, name: str | None = None) -> dict[str, Depth]:
     """How many messages there are in a queue, or in each queue."""
     return {
-        _shown(queue): Depth(ready, delayed, leased, dead, None if oldest is None else now - oldest)
+        readable(queue, LONGEST_BODY): Depth(ready, delayed, leased, dead, None if oldest is None else now - oldest)
         for queue, ready, delayed, leased, dead, oldest in file.read(sql.DEPTHS, {"now": now, "queue": name})
     }
 
@@ -280,12 +282,15 @@ def _earlier(instant: float, other: float | None) -> float:
     return instant if other is None else min(instant, other)
 
 
-def _letter(row: tuple[Any, ...]) -> DeadLetter:
+def _letter(row: tuple[Any, ...], longest: int) -> DeadLetter:
     key, body, attributes, kind, reason, trace, receives, died, _ = row
     return DeadLetter(
-        _shown(key), _shown(body), shown(attributes), _shown(kind), _shown(reason), _shown(trace), receives, died
+        readable(key, longest),
+        readable(body, longest),
+        shown(attributes),
+        readable(kind, LONGEST_REASON),
+        readable(reason, LONGEST_REASON),
+        readable(trace, LONGEST_REASON),
+        receives if isinstance(receives, int) else 0,
+        died if isinstance(died, float) and isfinite(died) else 0.0,
     )
-
-
-def _shown(words: Any) -> str:
-    return words.decode(errors="backslashreplace") if isinstance(words, bytes) else "" if words is None else str(words)

@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from abate.stores.input import LONGEST_REASON
+
+
+def _cut(column: str, longest: object) -> str:
+    """What another program wrote may be of any length: one byte more than is allowed shows that it is too long.
+
+    As bytes, as the text functions of SQLite end at the first U+0000.
+    """
+    return f"substr(CAST({column} AS BLOB), 1, {longest} + 1)"
+
+
 # -- in
 
 INSERT = "INSERT INTO item (queue, key, due, priority, attributes, body) VALUES (?, ?, ?, ?, ?, ?)"
@@ -68,7 +79,7 @@ DONE = """
 # what was added meanwhile is what there is
 MERGE = """
     UPDATE item SET
-        attributes = again_attributes, body = again_body,
+        attributes = again_attributes, body = coalesce(again_body, ''),
         again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
     WHERE id = ?
 """
@@ -97,9 +108,13 @@ DEPTHS = """
 """
 
 # those that died last, of all that died before a place: an instant and an id
-DEAD_LETTERS = """
-    SELECT key, body, attributes, kind, reason, trace, receives, due, id FROM item
-    WHERE queue = ? AND state = 2 AND (due, id) < (?, ?) ORDER BY due DESC, id DESC LIMIT ?
+DEAD_LETTERS = f"""
+    SELECT
+        {_cut("key", ":longest")}, {_cut("body", ":longest")}, {_cut("attributes", ":longest_attributes")},
+        {_cut("kind", LONGEST_REASON)}, {_cut("reason", LONGEST_REASON)}, {_cut("trace", LONGEST_REASON)},
+        receives, due, id
+    FROM item
+    WHERE queue = :queue AND state = 2 AND (due, id) < (:due, :id) ORDER BY due DESC, id DESC LIMIT :most
 """
 
 DIED_LAST = "SELECT due, id FROM item WHERE queue = ? AND state = 2 ORDER BY due DESC, id DESC LIMIT 1"
@@ -125,7 +140,12 @@ PURGE = "DELETE FROM item WHERE id = ?"
 # -- which is next
 
 # a lease that ran out had no answer
-COLUMNS = "id, key, receives, attributes, body, again_due, again_attributes, again_body, unanswered + (state = 1)"
+COLUMNS = f"""
+    id, CASE WHEN typeof(key) = 'text' THEN {_cut("key", ":longest_key")} END, receives,
+    {_cut("attributes", ":longest_attributes")}, {_cut("body", ":longest")},
+    again_due, {_cut("again_attributes", ":longest_attributes")}, {_cut("again_body", ":longest")},
+    unanswered + (state = 1)
+"""
 
 # without being told, SQLite would sort all that wait
 LOWER = """
@@ -135,7 +155,7 @@ LOWER = """
 
 OF_PRIORITY = f"""
     SELECT {COLUMNS} FROM item INDEXED BY item_by_priority
-    WHERE queue = ? AND state < 2 AND priority = ? AND due <= ? ORDER BY due, id LIMIT ?
+    WHERE queue = :queue AND state < 2 AND priority = :priority AND due <= :now ORDER BY due, id LIMIT :most
 """
 
 OLDEST = f"""

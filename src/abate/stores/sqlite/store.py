@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from abate import clock as clocks
 from abate.clock import Clock, MachineClock
 from abate.stores.bells import Bells
 from abate.stores.contract import Depth, Store, StoreError
 from abate.stores.fleet.offers import Answer, Offer
+from abate.stores.input import LONGEST_BODY
 from abate.stores.ledger import Terms
 from abate.stores.sqlite import trade
 from abate.stores.sqlite.file import File
 from abate.stores.sqlite.queue import SqliteQueue, depths
+
+SWEEP = 10.0
+"""Seconds between two looks for members who are gone from all that is shared."""
 
 
 class SqliteStore(Store):
@@ -22,6 +27,7 @@ class SqliteStore(Store):
         super().__init__(str(file))
         self.file = file
         self._clock = clock
+        self._swept = -inf
         self.bells = Bells(None if file.path is None else file.changed)
 
     @property
@@ -43,8 +49,10 @@ class SqliteStore(Store):
             )
         return self.file
 
-    def queue(self, name: str, *, lease: float = 30.0, capacity: int | None = None) -> SqliteQueue:
-        return SqliteQueue(self, name, lease, capacity)
+    def queue(
+        self, name: str, *, lease: float = 30.0, capacity: int | None = None, max_body: int = LONGEST_BODY
+    ) -> SqliteQueue:
+        return SqliteQueue(self, name, lease, capacity, max_body)
 
     def queues(self) -> dict[str, Depth]:
         return depths(self.messages(), self.now())
@@ -75,4 +83,7 @@ class SqliteStore(Store):
     def trade(self, member: str, offers: Sequence[Offer]) -> list[Answer]:
         with self.file.transaction() as db:
             now = self.now()
+            if abs(now - self._swept) >= SWEEP:
+                self._swept = now
+                trade.sweep(db, now)
             return [trade.answer(db, now, member, offer) for offer in offers]

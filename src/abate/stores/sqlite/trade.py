@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from sqlite3 import Connection
-from typing import assert_never
+from typing import Any, assert_never
 
 from abate.admit.window import MOST
 from abate.stores.fleet import rules, weather
 from abate.stores.fleet.offers import GONE, Accounts, Answer, Demand, Forecast, Offer, Share, Sight, Tokens
 from abate.stores.ledger import Terms
 
-COUNTED = """
+# what another program has written, and is no count, is left out
+COUNTED = f"""
     SELECT coalesce(sum(deposits), 0), coalesce(sum(withdrawals), 0) FROM slot WHERE budget = ? AND begins >= ?
+        AND typeof(deposits) = 'integer' AND deposits BETWEEN 0 AND {2**52}
+        AND typeof(withdrawals) = 'integer' AND withdrawals BETWEEN 0 AND {2**52}
 """
 COUNT = """
     INSERT INTO slot (budget, begins, forgotten, deposits, withdrawals) VALUES (?, ?, ?, ?, ?)
@@ -24,6 +27,14 @@ COME = """
     INSERT INTO member (scope, member, seen, wanted, sees) VALUES (?, ?, ?, ?, ?)
     ON CONFLICT (scope, member) DO UPDATE SET seen = excluded.seen, wanted = excluded.wanted, sees = excluded.sees
 """
+
+
+def sweep(db: Connection, now: float) -> None:
+    """Forget the members of all that is shared who are gone: what nobody shares any more would stay.
+
+    It looks at every row, so it is done now and then, and not for each offer.
+    """
+    db.execute("DELETE FROM member WHERE seen <= ? OR seen > ?", (now - GONE, now + GONE))
 
 
 def answer(db: Connection, now: float, member: str, offer: Offer) -> Answer:
@@ -41,8 +52,7 @@ def answer(db: Connection, now: float, member: str, offer: Offer) -> Answer:
 
 def _came(db: Connection, now: float, scope: str, member: str, wanted: float = 0.0, sees: str = "nothing") -> int:
     """A member has come; how many there are."""
-    # of all that is shared, or what nobody shares any more would stay
-    db.execute("DELETE FROM member WHERE seen <= ? OR seen > ?", (now - GONE, now + GONE))
+    db.execute("DELETE FROM member WHERE scope = ? AND (seen <= ? OR seen > ?)", (scope, now - GONE, now + GONE))
     db.execute(COME, (scope, member, now, wanted, sees))
     (members,) = db.execute("SELECT count(*) FROM member WHERE scope = ?", (scope,)).fetchone()
     return int(members)
@@ -82,7 +92,8 @@ def count(db: Connection, now: float, name: str, terms: Terms, deposits: int, wi
 def _take_back(db: Connection, name: str, since: float, returned: int) -> None:
     """Forget the newest withdrawals, if there are so many."""
     slots = db.execute(
-        "SELECT begins, withdrawals FROM slot WHERE budget = ? AND begins >= ? AND withdrawals ORDER BY begins DESC",
+        "SELECT begins, withdrawals FROM slot WHERE budget = ? AND begins >= ? AND withdrawals > 0 "
+        "AND typeof(withdrawals) = 'integer' ORDER BY begins DESC",
         (name, since),
     ).fetchall()
     for begins, withdrawals in slots:
@@ -101,13 +112,31 @@ def _take_back(db: Connection, name: str, since: float, returned: int) -> None:
 def _share(db: Connection, now: float, member: str, offer: Demand) -> Share:
     scope = f"bucket:{offer.name}"
     members = _came(db, now, scope, member, wanted=offer.wanted)
-    others = db.execute("SELECT wanted, part FROM member WHERE scope = ? AND member <> ?", (scope, member)).fetchall()
+    others = db.execute(
+        "SELECT wanted, part FROM member WHERE scope = ? AND member <> ? "
+        "AND typeof(wanted) = 'real' AND abs(wanted) < 1e15 AND typeof(part) = 'real' AND part BETWEEN 0 AND 1",
+        (scope, member),
+    ).fetchall()
     part = rules.part(offer.wanted, [wanted for wanted, _ in others], [part for _, part in others])
     db.execute("UPDATE member SET part = ? WHERE scope = ? AND member = ?", (part, scope, member))
     return Share(part, members)
 
 
 # -- shelters
+
+
+def _is_weather(row: tuple[Any, ...]) -> bool:
+    """Is this what was written down, and nothing that another program has put there?"""
+    state, until, prober, *numbers = row
+    return (
+        state in (b"calm", b"storm", b"recovering")
+        and isinstance(prober, bytes)
+        and all(isinstance(number, float) for number in (until, *numbers))
+    )
+
+
+def _known(row: tuple[Any, ...]) -> weather.Known:
+    return weather.Known(row[0].decode(), row[1], row[2].decode(errors="replace"), *row[3:])
 
 
 def _forecast(db: Connection, now: float, member: str, offer: Sight) -> Forecast:
@@ -126,7 +155,7 @@ def _forecast(db: Connection, now: float, member: str, offer: Sight) -> Forecast
     row = db.execute(
         "SELECT state, until, prober, turn, highest, base, grown FROM weather WHERE name = ?", (offer.name,)
     ).fetchone()
-    known = weather.Known() if row is None else weather.Known(row[0].decode(), row[1], row[2].decode(), *row[3:])
+    known = weather.Known() if row is None or not _is_weather(row) else _known(row)
     known, forecast = weather.heard(known, offer, member, weather.Line(members, good, bad, place), now)
     db.execute("DELETE FROM weather WHERE name = ?", (offer.name,))
     if known.state != "calm" or known.until > now:

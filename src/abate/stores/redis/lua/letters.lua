@@ -16,7 +16,8 @@ for n = 1, #members, 2 do
   local item = look_up(key)
   if item then
     local found = redis.call('HMGET', ITEM, CONTENT .. key, WHY .. key)
-    for _, part in ipairs({key, found[1], found[2], item.receives, exact(item.due)}) do answer[#answer + 1] = part end
+    local content, why = found[1] and string.sub(found[1], 1, LONGEST), found[2] and string.sub(found[2], 1, LONGEST)
+    for _, part in ipairs({key, content, why, item.receives, exact(item.due)}) do answer[#answer + 1] = part end
   end
 end
 return answer

@@ -7,6 +7,9 @@ local mark, ahead, stepped
 do
   local known = redis.call('HMGET', META, 'mark', 'ahead')
   mark, ahead = tonumber(known[1] or nil), tonumber(known[2] or nil) or 0
+  -- another program may have written anything there: what is no instant within ten years is none
+  if mark and not (mark < now + 3e8) then mark = nil end
+  if not (ahead >= 0 and ahead < 3e8) then ahead = 0 end
   if mark and now < mark then
     stepped = now + ahead < mark
     if stepped then ahead = mark - now end
@@ -36,11 +39,15 @@ local function read(record, noted)
   if not record then return nil end
   local state, sequence, due, priority, receives, token =
     string.match(record, '^(%a) (%d+) (%S+) (%d+) (%d+) (%d+)$')
-  if not tonumber(due) then return nil end
-  local unanswered = noted and string.match(noted, '^' .. sequence .. ' ' .. receives .. ' (%d+)$')
+  due, priority, receives = tonumber(due), tonumber(priority), tonumber(receives)
+  -- another program may have written any number
+  if not due or not (math.abs(due) < 1e18) or priority > HIGHEST or receives >= HIGHEST then return nil end
+  if #sequence ~= 15 or #token > 18 then return nil end
+  local unanswered = noted and string.match(
+    noted, '^' .. sequence .. ' ' .. string.format('%.0f', receives) .. ' (%d+)$')
   return {
-    state = state, sequence = sequence, due = tonumber(due), priority = tonumber(priority),
-    receives = tonumber(receives), token = token, unanswered = tonumber(unanswered or 0), noted = noted or nil,
+    state = state, sequence = sequence, due = due, priority = priority, receives = receives, token = token,
+    unanswered = math.min(tonumber(unanswered or 0), HIGHEST - 1), noted = noted or nil,
   }
 end
 
@@ -98,8 +105,9 @@ local function read_again(key)
   local line_end = again and string.find(again, '\n', 1, true)
   if not line_end then return nil end
   local due, priority = string.match(string.sub(again, 1, line_end - 1), '^(%S+) (%d+)$')
-  if not tonumber(due) then return nil end
-  return {due = tonumber(due), priority = tonumber(priority), content = string.sub(again, line_end + 1)}
+  due, priority = tonumber(due), tonumber(priority)
+  if not due or not (math.abs(due) < 1e18) or priority > HIGHEST then return nil end
+  return {due = due, priority = priority, content = string.sub(again, line_end + 1)}
 end
 
 -- The instant that one of those who wait watches for.

@@ -5,6 +5,8 @@ local most, lease = tonumber(ARGV[2]), tonumber(ARGV[3])
 local waiter, left = ARGV[4] or '', tonumber(ARGV[5] or 0)
 local known = redis.call('HMGET', META, 'turns', 'watch', 'watcher')
 local turns, watch, watching = tonumber(known[1] or 0), tonumber(known[2] or nil), known[3] == waiter
+if not (turns and turns >= 0 and turns < TURNS) then turns = 0 end  -- another program wrote what is no count
+turns = math.floor(turns)
 local SEQUENCE = 15
 if stepped then remember() end  -- or time would stand still as long as nothing is found
 local PLACE = 18  -- bytes before the sequence in LANE
@@ -55,6 +57,18 @@ local function pick()
   return picked, places
 end
 
+-- A dead letter of a message whose record can't be read.
+local function bury_unreadable(key, member)
+  redis.call('ZREM', LINE, member)
+  redis.call('ZREM', LEASED, member)
+  local sequence = string.format('%015.0f', redis.call('HINCRBY', META, 'sequence', 1))
+  redis.call('ZADD', DEAD, exact(now), sequence .. key)
+  redis.call(
+    'HSET', ITEM, RECORD .. key, table.concat({'d', sequence, exact(now), 0, 0, 0}, ' '),
+    WHY .. key, '["unreadable", "its record is not what a queue writes", ""]')
+  redis.call('HDEL', ITEM, UNANSWERED .. key, AGAIN .. key)
+end
+
 local members, places = pick()
 local answer, strays = {}, 0
 
@@ -67,12 +81,19 @@ if #members > 0 then
   local found = redis.call('HMGET', ITEM, unpack(fields))
   -- tokens grow with the clock as well, so that a store that was flushed, or a replica that was behind, hands out none
   -- a second time
-  local token = math.max(tonumber(redis.call('GET', TOKEN) or 0), math.min(math.floor(now * 1e6), 2 ^ 52))
+  local last = tonumber(redis.call('GET', TOKEN) or 0)
+  if not (last and last >= 0 and last < 2 ^ 53) then last = 0 end  -- another program wrote what is no token
+  local token = math.max(last, math.min(math.floor(now * 1e6), 2 ^ 52))
   local due = exact(now + lease)
   local dues, written_down = {}, {}
   for n, key in ipairs(keys) do
     local item, content = read(found[3 * n - 2], found[3 * n - 1]), found[3 * n]
-    if not item or item.sequence .. key ~= members[n] or item.state == 'd' then
+    if not item and found[3 * n - 2] and content then
+      -- there is a message, but nobody can tell what its record says: it is buried as it is
+      strays = strays + 1
+      bury_unreadable(key, members[n])
+      if places[members[n]] then redis.call('ZREM', LANE, places[members[n]]) end
+    elseif not item or item.sequence .. key ~= members[n] or item.state == 'd' then
       strays = strays + 1  -- its item is gone: evicted, or deleted by somebody else
       redis.call('ZREM', LINE, members[n])
       redis.call('ZREM', LEASED, members[n])

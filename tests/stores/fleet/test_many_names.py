@@ -1,0 +1,166 @@
+"""What a fleet shares costs the same for each name, however many there are: a budget per tenant, thousands of them."""
+
+import threading
+
+import pytest
+
+from abate.stores import StoreUnreachable, open_store
+from abate.stores.fleet import Courier, FleetBudget
+from abate.stores.fleet import courier as courier_module
+from abate.stores.fleet.courier import BATCH, EVERY, GOOD
+from abate.stores.ledger import Terms
+from tests.conformance.conftest import STORES
+
+TERMS = Terms(0.2, 1.0, 10.0)
+
+
+class Counting:
+    """A store that counts what is brought to it."""
+
+    def __init__(self, store):
+        self.store = store
+        self.visits = []
+        self.broken = False
+
+    def trade(self, member, offers):
+        self.visits.append(len(offers))
+        if self.broken:
+            raise StoreUnreachable("it is not there")
+        return self.store.trade(member, offers)
+
+
+@pytest.fixture
+def counting(still):
+    with open_store("memory:") as store:
+        yield Counting(store)
+
+
+def budgets(courier, many):
+    return [FleetBudget(courier, f"tenant-{number}", TERMS) for number in range(many)]
+
+
+def test_what_joins_is_carried_alone(counting):
+    """Not with everything that is there already: that would be a square of the names."""
+    courier = Courier(counting, "fleet")
+    made = budgets(courier, 600)
+    assert counting.visits == [1] * 600
+    assert all(budget.try_withdraw() for budget in made), "each has heard from the store"
+
+
+def test_a_journey_is_made_in_batches(counting):
+    """Each a round trip of its own, so that no store has to answer for thousands of names at once."""
+    courier = Courier(counting, "fleet")
+    made = budgets(courier, 2 * BATCH + 1)
+    del counting.visits[:]
+    courier.travel()
+    assert counting.visits == [BATCH, BATCH, 1]
+    del counting.visits[:]
+    courier.close()
+    assert counting.visits == [BATCH, BATCH, 1]
+    del made
+
+
+def test_a_store_that_is_not_there_is_asked_once(counting):
+    """Neither the other batches nor those who join wait for it: all go by their own limits."""
+    courier = Courier(counting, "fleet")
+    made = budgets(courier, 2 * BATCH)
+    del counting.visits[:]
+    counting.broken = True
+    courier.travel()
+    late = FleetBudget(courier, "late", TERMS)
+    assert counting.visits == [BATCH]
+    assert all(budget._fresh < 0.0 for budget in [*made, late])
+    assert late.try_withdraw(), "by its own limits"
+    counting.broken = False
+    courier.travel()
+    assert not courier.degraded
+    assert all(budget._fresh > 0.0 for budget in [*made, late])
+
+
+def test_who_joins_waits_for_one_batch_of_a_journey_and_not_for_all(counting, monkeypatch):
+    """The journey goes on between the batches of others."""
+    courier = Courier(counting, "fleet")
+    made = budgets(courier, 3 * BATCH)
+    del counting.visits[:]
+    within, joined = threading.Event(), threading.Event()
+    visit = courier._visit
+
+    def slowly(parties):
+        found = visit(parties)
+        if len(parties) > 1 and not joined.is_set():
+            within.set()
+            assert joined.wait(30.0)
+        return found
+
+    monkeypatch.setattr(courier, "_visit", slowly)
+    journey = threading.Thread(target=courier.travel)
+    journey.start()
+    assert within.wait(30.0)
+    late = FleetBudget(courier, "late", TERMS)
+    joined.set()
+    journey.join(30.0)
+    assert counting.visits == [BATCH, 1, BATCH, BATCH]
+    del made, late
+
+
+def test_a_courier_that_takes_long_rests_as_long(counting, monkeypatch, caplog):
+    """So it never takes more than half of the time; what it brought is good until the journey after the next."""
+    courier = Courier(counting, "fleet")
+    (budget,) = budgets(courier, 1)
+    instant = [1000.0]
+
+    class Slow:
+        def now(self):
+            return instant[0]
+
+    def trade(member, offers):
+        instant[0] += 4.0
+        return counting.store.trade(member, offers)
+
+    monkeypatch.setattr(courier_module, "MACHINE", Slow())
+    monkeypatch.setattr(counting, "trade", trade)
+    courier.travel()
+    began = instant[0]
+    courier.travel()
+    assert budget._fresh == began + 2 * (4.0 + 4.0) > began + GOOD
+    assert caplog.text.count("1 names take 4.0 s to share") == 1
+    waited = []
+
+    class News:
+        def get(self, timeout):
+            waited.append(timeout)
+            instant[0] += timeout
+
+    monkeypatch.setattr(courier, "_news", News())
+    assert courier.wait()
+    assert sum(waited) == 4.0 > EVERY * 1.25
+
+
+def test_the_work_of_sqlite_grows_with_the_names_and_not_with_their_square(still):
+    """Counted in the steps of its virtual machine."""
+
+    def steps(many):
+        with open_store("memory:") as store:
+            made = budgets(store.courier, many)
+            counted = [0]
+
+            def step():
+                counted[0] += 1
+
+            with store.file.transaction() as db:
+                db.set_progress_handler(step, 50)
+            store.courier.travel()
+            del made
+            return counted[0]
+
+    assert steps(1600) < 5 * steps(400)
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_a_thousand_names_are_shared(still, tmp_path, kind):
+    """On every store, in one journey that all of them hear from."""
+    with open_store(STORES[kind](tmp_path)) as store:
+        made = [store.budget(f"tenant-{number}", reserve=1.0) for number in range(1000)]
+        store.courier.travel()
+        assert not store.degraded
+        assert all(budget.try_withdraw() for budget in made)
