@@ -150,8 +150,8 @@ def described(error: BaseException, longest: int = 200) -> str:
 def trace(error: BaseException, indent: str = "") -> str:
     """Return the traceback of an error: without secrets, without control characters, each line behind the indent.
 
-    With an indent, no line of an error's text can be taken for a line of the log. Of an error that is nested too deeply,
-    the causes are left out.
+    With an indent, no line of an error's text can be taken for a line of the log. Of an error that is nested too
+    deeply, the causes are left out.
 
     >>> trace(OSError("down\\x1b[2J\\n2026-01-01 ERROR forged"), "  ").splitlines()
     ['  OSError: down\\\\x1b[2J', '  2026-01-01 ERROR forged']
