@@ -100,8 +100,9 @@ class Detached:
     def _start(self) -> None:
         if self._worker is not None:
             return
+        starting = self._starting  # a child that is forked inside has another
         # an iterator takes the lock, so that no signal handler can raise between that and the `try`
-        for taken in iter(partial(self._starting.acquire, False), None):
+        for taken in iter(partial(starting.acquire, False), None):
             if not taken:
                 return  # somebody else starts it
             try:
@@ -112,7 +113,7 @@ class Detached:
             except RuntimeError:
                 pass  # no thread to be had: the next event tries again
             finally:
-                self._starting.release()
+                starting.release()
             break
 
 

@@ -124,8 +124,9 @@ class Courier:
         """Have a thread that goes again and again; False if none can be started now."""
         if self._thread is not None or self.over:
             return True
+        starting = self._starting  # a child that is forked inside has another
         # an iterator takes the lock, so that no signal handler can raise between that and the `try`
-        for taken in iter(partial(self._starting.acquire, False), None):
+        for taken in iter(partial(starting.acquire, False), None):
             if not taken:
                 return True  # somebody is about to
             try:
@@ -141,7 +142,7 @@ class Courier:
                 self._grounded = True
                 return False
             finally:
-                self._starting.release()
+                starting.release()
             break
         self._grounded = False
         return True

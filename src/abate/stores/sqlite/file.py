@@ -127,8 +127,9 @@ class File:
         Who reads is kept waiting too, while another process mends the log that a third one left when it was killed.
         """
         end: float | None = None
+        lock = self.lock  # a child that is forked inside has another, and lets go of this one
         while True:
-            for _ in iter(self.lock.acquire, None):  # a `with` statement may be interrupted before it has begun
+            for _ in iter(lock.acquire, None):  # a `with` statement may be interrupted before it has begun
                 try:
                     self._refuse_reentry()
                     try:
@@ -160,7 +161,7 @@ class File:
                             if self._closed:  # by a signal handler, in the middle of this
                                 self._let_go()
                 finally:
-                    self.lock.release()
+                    lock.release()
                 break
             sleep(SHORTEST + self._rng.random() * (LONGEST - SHORTEST))
 
@@ -285,13 +286,14 @@ class File:
 
     def close(self) -> None:
         """Close the connection; a write that is under way is let finish."""
-        for _ in iter(self.lock.acquire, None):
+        lock = self.lock
+        for _ in iter(lock.acquire, None):
             try:
                 self._closed = True
                 if not self._owner:  # or the operation that was interrupted does it
                     self._let_go()
             finally:
-                self.lock.release()
+                lock.release()
             break
 
     def _let_go(self) -> None:
