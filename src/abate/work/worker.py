@@ -14,7 +14,7 @@ from abate.schedule.deadlines import carry_deadline, deadline
 from abate.work.crew import Crew
 from abate.work.hands import Work
 from abate.work.judge import Judge, Judgement
-from abate.work.source import Bury, Message
+from abate.work.source import Bury, Message, Verdict
 
 log = Log("abate.work")
 
@@ -30,13 +30,16 @@ class Ended(NamedTuple):
 
 
 def report(name: str, message: Message, judgement: Judgement, seconds: float, error: BaseException | None) -> None:
-    """Tell sinks and the log how a message has ended."""
+    """Tell sinks how the work on a message has ended."""
     if events.sinks:
         events.emit(events.Worked(name, message.key, judgement.ending, seconds, message.receives, error))
-    if isinstance(judgement.verdict, Bury):
-        bury = judgement.verdict
-        log.error("%s: %r is buried (%s): %s", name, message.key, bury.kind, bury.reason)
-        events.emit(events.Buried(name, message.key, bury.kind, bury.reason))
+
+
+def report_buried(name: str, message: Message, verdict: Verdict) -> None:
+    """Tell sinks and the log of a message that its source has buried: not before, as that may fail."""
+    if isinstance(verdict, Bury):
+        log.error("%s: %r is buried (%s): %s", name, message.key, verdict.kind, verdict.reason)
+        events.emit(events.Buried(name, message.key, verdict.kind, verdict.reason))
 
 
 def warn_of_value(name: str, answer: object) -> None:
