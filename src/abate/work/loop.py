@@ -99,7 +99,8 @@ class Loop:
         self.crew = Crew(3)  # for the source: one thread receives, one extends, one settles
         self.handlers = Crew(workers)  # apart from these, so that no handler keeps a lease from being extended
         self.tally: Counter[str] = Counter()
-        self.worker = Worker(name, handle, judge, asynchronous, timeout, self.handlers, self.tally)
+        redrives = getattr(source, "redrives", False)
+        self.worker = Worker(name, handle, judge, asynchronous, timeout, self.handlers, self.tally, redrives)
         self.clock: Clock = clocks.current()
         self.in_hand = Hands()
         self.outbox: list[Settlement] = []

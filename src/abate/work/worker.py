@@ -68,6 +68,7 @@ class Worker:
         timeout: float | None,
         crew: Crew,
         tally: Counter[str],
+        redrives: bool = False,
     ) -> None:
         self.name = name
         self._handle = handle
@@ -77,16 +78,26 @@ class Worker:
         self._timeout = timeout
         self._crew = crew
         self._tally = tally
+        self._redrives = redrives
+        """Does the source itself take away what is received too often?"""
 
     def suspects(self, message: Message) -> bool:
         """Must it be worked on alone?"""
+        if self._left_to_the_source(message):
+            return self._judge.doubtful(message.receives)
         return self._judge.suspect(message.receives, message.unanswered)
+
+    def _left_to_the_source(self, message: Message) -> bool:
+        """May other processes have given it back untouched? Then it is not buried unless it was handled and failed."""
+        return self._redrives and message.unanswered is None
 
     async def work(self, work: Work, clock: Clock) -> Ended | None:
         """Work on a message: how it has ended; None where it was taken out of our hands."""
         message, began = work.message, clock.now()
         error: BaseException | None = None
-        judgement = self._judge.hopeless(message.receives, message.unanswered)
+        judgement = None
+        if not self._left_to_the_source(message):
+            judgement = self._judge.hopeless(message.receives, message.unanswered)
         if judgement is None:
             try:
                 answer = await self._handled(message, clock)
