@@ -65,6 +65,7 @@ def interrupted_at(step, operation, interruption, where=PACKAGE):
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # 3.12 looks for this when tracing begins, and not again
     sys.settrace(trace)
     try:
         operation()

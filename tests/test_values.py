@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import inspect
 import pickle
+import sys
 from unittest.mock import ANY
 
 import pytest
@@ -151,6 +152,16 @@ def test_a_class_has_the_signature_of_its_fields():
     assert inspect.signature(Place) == inspect.signature(Model).replace(return_annotation=inspect.Signature.empty)
     assert list(inspect.signature(Both).parameters) == ["both"]
     assert not hasattr(Point(1.0), "__signature__")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are evaluated when a class is made")
+def test_annotations_are_not_evaluated_for_the_fields():
+    """A module without the __future__ import may name in them what it imports for type checkers alone."""
+    namespace = {"Value": Value}
+    exec("class Route(Value):\n    to: Missing\n    by: str = 'sea'", namespace)
+    route = namespace["Route"]("here")
+    assert (route.to, route.by) == ("here", "sea")
+    assert list(inspect.signature(namespace["Route"]).parameters) == ["to", "by"]
 
 
 class Anything:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, Self, dataclass_transform
 
@@ -28,17 +29,27 @@ class Fields:
         return f"{type(self).__name__}({shown})"
 
 
+def _annotations(kind: type) -> dict[str, Any]:
+    """Those of a class itself, not evaluated: they may name what is imported for type checkers alone."""
+    if sys.version_info >= (3, 14) and kind.__dict__.get("__annotate_func__") is not None:
+        from annotationlib import Format, get_annotations  # of a module that does not import them from __future__
+
+        return get_annotations(kind, format=Format.FORWARDREF)
+    found: dict[str, Any] = kind.__dict__.get("__annotations__", {})  # noqa: RUF063  (inspect is what is to be spared)
+    return found
+
+
 class _Signature:
     """What `inspect.signature` asks a class for, made when it does: `inspect` is what is to be spared."""
 
     def __get__(self, value: object, kind: type[Value]) -> Signature:
-        from inspect import Parameter, Signature, get_annotations
+        from inspect import Parameter, Signature
 
         if value is not None or kind.__init__ is not Value.__init__:
             raise AttributeError("__signature__")
         types: dict[str, Any] = {}
         for base in reversed(kind.__mro__):
-            types.update(get_annotations(base))
+            types.update(_annotations(base))
         return Signature(
             [
                 Parameter(
@@ -68,8 +79,7 @@ class Value(Fields):
     __signature__ = _Signature()
 
     def __init_subclass__(cls) -> None:
-        own = cls.__dict__.get("__annotations__", ())  # noqa: RUF063  (inspect is what is to be spared)
-        cls.__match_args__ = (*cls.__match_args__, *own)  # type: ignore[misc]
+        cls.__match_args__ = (*cls.__match_args__, *_annotations(cls))  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         names = self.__match_args__

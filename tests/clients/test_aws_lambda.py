@@ -517,8 +517,15 @@ def test_what_cannot_be_buried_is_reported(sqs, caplog):
     sqs.client.send_message(QueueUrl=url, MessageBody="permanent")
     handler = aws_lambda.consumer(dead_letters=url + "x", client=sqs.client)(obedient)
     event = mapped(sqs, url)
-    assert failed(handler(event, None)) == [event["Records"][0]["messageId"]]
-    assert "could not be buried" in caplog.text
+    seen = []
+    sink = abate.events.install(seen.append)
+    try:
+        assert failed(handler(event, None)) == [event["Records"][0]["messageId"]]
+    finally:
+        abate.events.remove(sink)
+    assert "could not be buried, and comes again (permanent): no address" in caplog.text
+    assert "is buried" not in caplog.text
+    assert [event for event in seen if isinstance(event, abate.events.Buried)] == []
     assert sqs.held(url) == 1
 
 

@@ -15,6 +15,7 @@ from abate.clients.sqs import Queue
 from abate.testing import VirtualClock
 from abate.work.answers import PermanentFailure, Recoverable, SilentSuccess
 from abate.work.consumer import consumer
+from abate.work.source import Back
 from tests.clients.sqs_servers import KINDS, Front, eventually, garbage, refused, running, unavailable
 
 FEW = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -90,6 +91,40 @@ def test_a_message_that_was_handed_out_too_often_is_a_dead_letter(sqs):
     (letter,) = sqs.received(dead)
     assert letter["MessageAttributes"]["Abate-Kind"]["StringValue"] == "receives"
     assert "the ledger is down" in letter["MessageAttributes"]["Abate-Reason"]["StringValue"]
+
+
+@pytest.mark.parametrize("ends", ["done", "failed"])
+def test_what_other_processes_passed_over_is_handled_before_it_is_buried(sqs, ends):
+    """However often they received it: of a queue whose redrive policy ends what kills its processes."""
+    queue, dead = sqs.opened()
+    other = Queue(queue.url, client=sqs.client)
+    queue.send("x")
+    for _ in range(7):
+        eventually(lambda: (taken := other.receive(1, 0)) and other.settle([(taken[0], Back(0.0, False))]) == [])
+    handled = []
+
+    @consumer(max_receives=3, fuse=False)
+    def handle(message):
+        handled.append(message.receives)
+        if ends == "failed":
+            raise ConnectionError("the ledger is down")
+
+    assert worked_off(handle, queue, sqs) == ({"done": 1} if ends == "done" else {"buried": 1})
+    assert handled == [8]
+    assert len(sqs.received(dead)) == (ends == "failed")
+
+
+def test_what_kills_has_an_end_where_the_queue_has_none(sqs):
+    """Without a redrive policy it is buried untouched, after twice as many receives as are allowed."""
+    dead = sqs.create()
+    queue = Queue(sqs.create(), client=sqs.client, dead_letters=dead)
+    other = Queue(queue.url, client=sqs.client, dead_letters=dead)
+    queue.send("x")
+    for _ in range(6):
+        eventually(lambda: (taken := other.receive(1, 0)) and other.settle([(taken[0], Back(0.0, False))]) == [])
+    handled = []
+    assert worked_off(consumer(max_receives=3)(handled.append), queue, sqs) == {"buried": 1}
+    assert (handled, len(sqs.received(dead))) == ([], 1)
 
 
 def test_the_heartbeat_keeps_the_message_of_a_slow_handler(sqs):

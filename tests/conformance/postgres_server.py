@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.clients.databases.servers import start_postgres
 
-TABLES = ("item", "queue", "lane", "listener", "slot", "member", "weather")
+TABLES = ("item", "queue", "pace", "lane", "listener", "slot", "member", "weather")
 numbers = itertools.count()
 schemas = []
 

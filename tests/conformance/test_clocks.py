@@ -1,7 +1,7 @@
 """A clock that is set back: what was ready stays ready, and nothing takes longer than was asked for.
 
 Whose clock it is differs. In SQLite and in memory, it is the machine's, and the test sets what it says of the date. In
-Redis, it is the server's, which the test stands in for: it sends each instant along.
+Redis and PostgreSQL, it is the server's, which the test stands in for: it sends each instant along.
 """
 
 import pytest
@@ -44,14 +44,14 @@ class Server(VirtualClock):
         self._now -= seconds
 
 
-@pytest.fixture(params=[kind for kind in STORES if kind != "postgres"])
+@pytest.fixture(params=STORES)
 def kind(request):
     return request.param
 
 
 @pytest.fixture
 def clock(kind, monkeypatch):
-    return Server(start=1e6) if kind == "redis" else Machine(monkeypatch)
+    return Server(start=1e6) if kind in ("redis", "postgres") else Machine(monkeypatch)
 
 
 @pytest.fixture

@@ -44,7 +44,8 @@ def older():
     @contextlib.contextmanager
     def first_version():
         patch.setattr(schema, "STEPS", schema.STEPS[:1])
-        patch.setattr(schema, "FUNCTIONS", tuple(text.replace(INDEXED, "") for text in schema.FUNCTIONS))
+        functions = (text.replace(INDEXED, "").replace("@.keep_pace(p_queue, p_now)", "0") for text in schema.FUNCTIONS)
+        patch.setattr(schema, "FUNCTIONS", tuple(functions))
         yield
         patch.undo()
 
@@ -298,7 +299,7 @@ def test_functions_change_with_a_version_alone():
     """A schema of this version keeps those that it has: if this fails, add a step, where there has been a release since
     the last one, and write down what is new here."""
     digest = hashlib.sha256("".join(schema.FUNCTIONS).encode()).hexdigest()
-    assert (len(schema.STEPS), digest[:16]) == (2, "fc982f5c513f4b20")
+    assert (len(schema.STEPS), digest[:16]) == (3, "0dd68faa65265e6b")
 
 
 def test_a_migration_that_fails_changes_nothing(filled, monkeypatch):

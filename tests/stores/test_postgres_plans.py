@@ -3,11 +3,17 @@
 Counted in pages that are looked at: seconds tell nothing on a busy machine.
 """
 
+import contextlib
+import time
+
 import pytest
 
+from abate.stores import open_store
 from abate.stores.fleet.offers import Accounts, Demand, Sight
 from abate.stores.ledger import Terms
 from abate.stores.postgres import queue
+from abate.testing import VirtualClock
+from abate.work.keys import QueueFull
 from abate.work.source import Back, Bury, Done
 from tests.conformance.postgres_server import connection, server
 
@@ -114,6 +120,48 @@ def test_a_backlog_that_arrives_while_connected_slows_no_call_down(store, schema
     arrive(schema, shape)
     calls.all()
     assert {name: many for name, many in calls.cost.items() if many > FEW} == {}
+
+
+@pytest.mark.parametrize("missing", [0, 5])
+def test_an_add_to_a_queue_that_is_about_full_does_not_count_it_each_time(url, schema, missing):
+    """A count of many is kept for a while: 0.04 s for 20,000. None is let in that there is no room for."""
+    never_analyzed(schema)
+    clock = VirtualClock(start=time.time() + 60.0)
+    with open_store(url, clock=clock) as store:
+        calls = Calls(store, schema)
+        queue = calls.queue = store.queue("orders", capacity=BACKLOG)
+        calls.counted("first", queue.add, "first")
+        arrive(schema, "ready", BACKLOG - missing - 1)
+
+        def add(key):
+            with contextlib.suppress(QueueFull):
+                return queue.add(key)
+
+        calls.counted("that counts", add, "next")
+        taken = [calls.counted(f"add {n}", add, f"more {n}") for n in range(8)]
+        assert calls.cost.pop("that counts") > FEW
+        assert {name: many for name, many in calls.cost.items() if many > FEW} == {}
+        assert queue.depth().ready == BACKLOG
+        assert taken == [True] * max(0, missing - 1) + [None] * (9 - max(1, missing))
+        with pytest.raises(QueueFull):
+            queue.add("another")
+        queue.done(queue.receive()[0])
+        clock.advance(0.05)
+        assert queue.add("another") is True
+        with pytest.raises(QueueFull):
+            queue.add("and another")
+
+
+def test_a_kept_count_is_of_one_capacity(url, schema):
+    """Who gives the queue another one counts for itself."""
+    never_analyzed(schema)
+    with open_store(url, clock=VirtualClock(start=time.time() + 60.0)) as store:
+        small, large = (store.queue("orders", capacity=many) for many in (BACKLOG // 2 + 1, BACKLOG - 5))
+        small.add("first")
+        arrive(schema, "ready", BACKLOG - 1)
+        for queue in (small, large, small):
+            with pytest.raises(QueueFull):
+                queue.add("more")
 
 
 def test_dead_letters_are_passed_once_by_who_purges_them(store, schema, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 
 from abate.stores import StoreError, open_store
 from abate.stores.sqlite import file as files
+from abate.stores.sqlite import place
 from abate.stores.sqlite.file import File
 from tests.stores.sharing import GUARD, Thread, forks, in_child, keys, output, python
 
@@ -305,3 +306,26 @@ def test_closing_lets_a_write_finish(store, url):
         store.queue("orders").add("b")
     with open_store(url) as again:
         assert keys(again.queue("orders").receive(10)) == ["a"]
+
+
+def test_a_fork_closes_the_file_whatever_other_threads_have_used_it_for(url):
+    """Nothing that they have made keeps it open, or the child would have to refuse it."""
+    with open_store(url) as store:
+        queue, ended = store.queue("orders"), threading.Event()
+
+        def work():
+            while not ended.is_set():
+                queue.add("key")
+                queue.depth()
+
+        threads = [Thread(work) for _ in range(2)]
+        left = 0
+        for _ in range(50):
+            queue.add("mine")
+            store.file.before_fork()
+            left += store.file._place.file in place.descriptors()
+            store.file.after_fork_in_parent()
+        ended.set()
+        for thread in threads:
+            thread.answer()
+    assert left == 0

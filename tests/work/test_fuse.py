@@ -55,6 +55,18 @@ def test_after_the_pause_one_is_taken_on_trial():
     assert fuse.room(10.0 + pause) == 1
 
 
+def test_it_tells_for_how_long_it_lets_nothing_through():
+    """Until it takes one on trial, and until that has mended it."""
+    fuse = Fuse(least=1, pause=30.0)
+    assert fuse.blown(now=0.0) is None
+    pause = fuse.record(False, now=10.0)
+    assert [fuse.blown(now=10.0 + part * pause) for part in (0.0, 0.5, 1.0, 2.0)] == pytest.approx(
+        [pause, pause / 2, 0.0, 0.0]
+    )
+    fuse.record(True, now=10.0 + pause)
+    assert fuse.blown(now=10.0 + pause) is None
+
+
 def test_a_good_trial_mends_it():
     """With the first success everything is let through, and what happened before is forgotten."""
     fuse = Fuse(least=5)

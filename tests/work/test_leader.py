@@ -1,6 +1,7 @@
 """One of many resyncs: who leads, and what happens when the leader is gone."""
 
 import asyncio
+import random
 import threading
 import time
 
@@ -8,7 +9,7 @@ import pytest
 
 import abate
 from abate.testing import VirtualClock
-from abate.work.leader import LEASE, led
+from abate.work.leader import BEATS, LEASE, led
 
 
 @pytest.fixture
@@ -169,6 +170,36 @@ def test_another_leads_when_the_lease_runs_out(store):
 
         asyncio.run(main())
         assert listed
+
+
+def test_a_dead_leader_is_succeeded_between_10_and_22_seconds_after(store):
+    """However long before its death it had extended its lease, and however the others' looks fall."""
+    with VirtualClock() as clock:
+        queue = store.queue("orders.leader", lease=LEASE)
+        queue.add("leader")
+
+        async def succeeded(extended):
+            """Seconds from a death to the next leader; the lease had begun `extended` seconds before."""
+            assert queue.receive()
+            await clock.asleep(extended)
+            died = clock.now()
+            listed = []
+            (controller,) = replicas(store, 1, listed, [])
+            running = asyncio.create_task(controller.arun())
+            await clock.asleep(random.random() * 5.0)
+            while not listed:
+                await clock.asleep(0.05)
+            took = clock.now() - died
+            controller.stop()
+            await running
+            return took
+
+        async def main():
+            return [await succeeded(LEASE / BEATS * part / 10) for part in range(11) for _ in range(3)]
+
+        took = asyncio.run(main())
+    assert min(took) >= 10.0
+    assert max(took) <= 21.5
 
 
 def test_a_leader_that_lost_its_lease_stops(store):

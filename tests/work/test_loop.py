@@ -316,6 +316,38 @@ def test_what_could_not_be_settled_is_settled_later():
     assert sorted(source.settled) == [(key, Done()) for key in range(6)]
 
 
+@pytest.mark.parametrize("fate", ["late", "lost", "never"])
+def test_who_is_buried_is_told_when_the_source_has_it(caplog, fate):
+    """Not while that fails, and not at all if the lease was lost or the source never takes it."""
+    source = Tray(*messages("bad"), lease=30.0)
+    source.settle_errors.extend(OSError("the store is away") for _ in range(3 if fate == "late" else 100))
+    if fate == "lost":
+        source.settle_errors.clear()
+        source.lost = {"bad"}
+    seen = []
+
+    def sink(event):
+        if isinstance(event, events.Buried):
+            seen.append((event.key, event.reason, "is buried" in caplog.text, list(source.settled)))
+
+    def handle(message):
+        raise PermanentFailure("no address")
+
+    installed = abate.observe.install(sink)
+    try:
+        work(handle, source)
+    finally:
+        abate.observe.remove(installed)
+    if fate == "late":
+        ((key, reason, logged, settled),) = seen
+        assert (key, reason, logged, [key for key, _ in settled]) == ("bad", "no address", True, ["bad"])
+        first = [record.getMessage() for record in caplog.records]
+        assert [i for i, text in enumerate(first) if "is buried" in text] == [len(first) - 1]
+    else:
+        assert seen == []
+        assert "is buried" not in caplog.text
+
+
 def test_one_that_cannot_be_settled_does_not_hold_up_the_others():
     """After a failure verdicts are sent one by one."""
 
@@ -679,6 +711,39 @@ def test_a_blown_fuse_stops_the_taking():
             tally = await running
             assert 50.0 <= handled[5] - 5.0 <= 150.0
             assert tally == {"retry": 5, "done": 95}
+
+        asyncio.run(main())
+
+
+def test_a_blown_fuse_shows_in_health():
+    """For how many seconds nothing is taken, then that one is on trial; it is as ready as before."""
+    with VirtualClock() as clock:
+
+        async def main():
+            down = True
+
+            @abate.consumer(workers=1, fuse=Fuse(least=5, pause=100.0), backoff=[1.0])
+            async def handle(message):
+                await clock.asleep(1.0)
+                if down:
+                    raise ConnectionError
+
+            source = Tray(*messages(*range(20)))
+            assert handle.health().blown is None
+            running = asyncio.create_task(handle.arun(source))
+            await clock.asleep(2.5)
+            assert handle.health().blown is None
+            await clock.asleep(7.5)
+            health = handle.health()
+            assert (health.live, health.ready, health.in_hand) == (True, True, 0)
+            assert 45.0 <= health.blown <= 145.0
+            down = False
+            await clock.asleep(health.blown + 0.5)
+            assert (handle.health().blown, handle.health().in_hand) == (0.0, 1)
+            await clock.asleep(1.0)
+            assert handle.health().blown is None
+            handle.stop()
+            await running
 
         asyncio.run(main())
 

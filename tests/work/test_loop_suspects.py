@@ -362,6 +362,18 @@ def test_where_nobody_knows_how_receives_ended_those_past_the_bound_are_alone():
     assert watch.began == [("a", 0.0), ("s", 1.0)]
 
 
+@pytest.mark.parametrize("receives", [4, 7, 1000])
+def test_where_the_source_ends_what_kills_nobody_is_buried_untouched(receives):
+    """Other processes may have given it back: it is worked on alone, however often it was received."""
+    with VirtualClock():
+        watch = Watch(1.0)
+        fields = {"unanswered": None}
+        source = Tray(Message("s", receives=receives, **fields), Message("a", receives=3, **fields), lease=30.0)
+        source.redrives = True
+        assert abate.consumer(workers=4, max_receives=3)(watch).run(source, drain=True) == {"done": 2}
+    assert watch.began == [("a", 0.0), ("s", 1.0)]
+
+
 def test_after_one_unanswered_receive_nobody_is_alone():
     """As a restart leaves behind: full speed."""
     with VirtualClock() as clock:

@@ -45,7 +45,7 @@ from abate.schedule.deadlines import deadline
 from abate.work.consumer import Consumer
 from abate.work.consumer import consumer as plain_consumer
 from abate.work.source import Back, Bury, Done, Message, Verdict
-from abate.work.worker import report, warn_of_value
+from abate.work.worker import report, report_buried, warn_of_value
 
 Response: TypeAlias = dict[str, list[dict[str, str]]]
 """What Lambda wants to know: the messages that are not done."""
@@ -110,9 +110,14 @@ class Queues:
             self._client = None
             self._known.clear()
 
+    @property
+    def buries(self) -> bool:
+        """Are there dead letters to send to?"""
+        return self._dead_letters is not False
+
     def bury(self, arn: str, message: Message, bury: Bury) -> bool:
         """Send a message to the dead letters: is it there?"""
-        if self._dead_letters is False:
+        if not self.buries:
             return False
         try:
             return not self._queue(arn).settle([(message, bury)])
@@ -259,26 +264,34 @@ class Handler:
             error = failure
             judgement = judge.judged(failure, message.receives)
         self.tally[judgement.ending] += 1
-        self._settle(arn, batch, message, judgement.verdict)
+        settled = self._settle(arn, batch, message, judgement.verdict)
         fuse = self.consumer.fuse
         pause = 0.0
         if fuse is not None and judgement.failed is not None:
             pause = fuse.record(not judgement.failed, clock.now())
         report(name, message, judgement, clock.now() - began, error)
+        if settled:
+            report_buried(name, message, judgement.verdict)
+        elif isinstance(judgement.verdict, Bury):
+            kind, reason = judgement.verdict.kind, judgement.verdict.reason
+            log.error("%s: %r could not be buried, and comes again (%s): %s", name, message.key, kind, reason)
         if pause:
             log.warning("%s: most messages fail: none are taken for %.3g s", name, pause)
             events.emit(events.FuseBlown(name, pause))
 
-    def _settle(self, arn: str, batch: Batch, message: Message, verdict: Verdict) -> None:
+    def _settle(self, arn: str, batch: Batch, message: Message, verdict: Verdict) -> bool:
+        """Carry out a verdict: was it possible? Where there are no dead letters of ours, the queue's own are."""
         self._receives.settled(message, verdict)
         match verdict:
             case Bury():
                 if not self._queues.bury(arn, message, verdict):
                     batch.fail(message, None)
+                    return not self._queues.buries
             case Done(again=None):
                 pass
             case Done(again=after) | Back(after=after):
                 batch.fail(message, after)
+        return True
 
     def _handled(self, message: Message, left: float) -> object:
         """Call the handler, and run what it answers with if that is to be awaited."""

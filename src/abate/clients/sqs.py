@@ -266,6 +266,9 @@ class Queue:
         self._largest = min(self._largest, int(about["MaximumMessageSize"]))
         self._by_content = about.get("ContentBasedDeduplication") == "true"
         self._dead_letters = self._resting_place(dead_letters, about.get("RedrivePolicy"))
+        self.redrives = "RedrivePolicy" in about
+        """Does SQS itself move what was received too often? What kills its process is left to that, as what other
+        processes gave back untouched counts as received too, and must not be taken for what kills."""
         if self._dead_letters is not None:
             self._largest_dead = int(self._api.attributes(self._dead_letters)["MaximumMessageSize"])
 

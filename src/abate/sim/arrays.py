@@ -175,7 +175,7 @@ class Flow:
             return now + amount / self._rates[0] if self._rates[0] else np.full(len(now), np.inf)
         place = np.searchsorted(self._starts, now, side="right") - 1
         found, now, amount = np.full(len(now), np.inf), now.copy(), amount.copy()
-        for part in range(int(place.min(initial=len(self._rates))), len(self._rates)):
+        for part in range(int(np.min(place, initial=len(self._rates))), len(self._rates)):
             rate, here = self._rates[part], np.flatnonzero(place == part)
             end = self._starts[part + 1] if part + 1 < len(self._rates) else np.inf
             done = rate * (end - now[here]) if rate else np.zeros(len(here))

@@ -17,7 +17,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterable, Awaitable, Callable, Hashable, Iterable
 from contextlib import AsyncExitStack
-from inspect import isawaitable
+from inspect import isawaitable, iscoroutinefunction
 from math import inf
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -323,7 +323,7 @@ class Wall:
 
 async def listed(look: Callable[[], Any], run: Run) -> list[Any]:
     """What a function lists: a plain one in a thread, a coroutine function, or an async generator function."""
-    found = look() if asyncio.iscoroutinefunction(look) else await run(look)
+    found = look() if iscoroutinefunction(look) else await run(look)
     if isawaitable(found):
         found = await found
     if isinstance(found, AsyncIterable):

@@ -77,6 +77,15 @@ class Fuse:
             return 0
         return 1 if self._trial else inf
 
+    def blown(self, now: float) -> float | None:
+        """For how many more seconds nothing is taken; 0 during the trials; None while it is whole.
+
+        >>> fuse = Fuse(least=1)
+        >>> fuse.blown(now=1.0), fuse.record(False, now=1.0) == fuse.blown(now=1.0), fuse.blown(now=60.0)
+        (None, True, 0.0)
+        """
+        return max(0.0, self.opens - now) if self._trial else None
+
     def record(self, ok: bool, now: float, taken: int | None = None) -> float:
         """A message has ended well, or failed: for how many seconds has that blown the fuse? 0 for not at all.
 

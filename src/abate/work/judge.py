@@ -93,7 +93,8 @@ class Judge:
 
         `unanswered` is how many of the last receives ended without an answer; None where the source can't tell. If
         only the last receive went unanswered, another message may be to blame: it gets one more receive, alone. SQS
-        also counts receives that were never worked on, so the limit is doubled there.
+        also counts receives that were never worked on, so the limit is doubled there; where the queue has a limit of
+        its own this is not asked (see `Worker`).
         """
         if self._most is None:
             return None

@@ -29,7 +29,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from inspect import isawaitable
+from inspect import isawaitable, iscoroutinefunction
 from math import inf
 from typing import Any, cast
 
@@ -46,7 +46,7 @@ from abate.work.hands import Hands, Work
 from abate.work.judge import Judge
 from abate.work.pauses import Pauses
 from abate.work.source import Back, Bury, Done, Message, Settlement, Source, Verdict
-from abate.work.worker import Handler, Worker
+from abate.work.worker import Handler, Worker, report_buried
 
 log = Log("abate.work")
 
@@ -100,7 +100,8 @@ class Loop:
         self.crew = Crew(3)  # for the source: one thread receives, one extends, one settles
         self.handlers = Crew(workers)  # apart from these, so that no handler keeps a lease from being extended
         self.tally: Counter[str] = Counter()
-        self.worker = Worker(name, handle, judge, asynchronous, timeout, self.handlers, self.tally)
+        redrives = getattr(source, "redrives", False)
+        self.worker = Worker(name, handle, judge, asynchronous, timeout, self.handlers, self.tally, redrives)
         self.clock: Clock = clocks.current()
         self.in_hand = Hands()
         self.outbox: list[Settlement] = []
@@ -169,6 +170,10 @@ class Loop:
         """For how many seconds the handler that began first has been at work; None where none is."""
         began = min((work.began for work in self.in_hand if work.runs), default=None)
         return None if began is None else max(0.0, self.clock.now() - began)
+
+    def blown(self) -> float | None:
+        """For how many more seconds the fuse lets nothing through; 0 on trial; None where it is whole, or none."""
+        return None if self.fuse is None else self.fuse.blown(self.clock.now())
 
     # -- the tasks
 
@@ -241,7 +246,7 @@ class Loop:
         """Ask the source; a stop breaks it off if it is a task, and gives back what a thread still brings."""
         if not self.worker.asynchronous:
             most = self.handlers.prepare(most)
-        if clocks.entered() is not None and not asyncio.iscoroutinefunction(self.source.receive):
+        if clocks.entered() is not None and not iscoroutinefunction(self.source.receive):
             # a plain function that waits on a virtual clock would move it past everybody else's instants
             messages = cast("Sequence[Message]", self.source.receive(most, 0.0))
             if not messages and wait:
@@ -251,7 +256,7 @@ class Loop:
         stopped = asyncio.ensure_future(self.stopping.wait())
         try:
             await asyncio.wait({asking} if self.stopping.is_set() else {asking, stopped}, return_when="FIRST_COMPLETED")
-            if not asking.done() and asyncio.iscoroutinefunction(self.source.receive):
+            if not asking.done() and iscoroutinefunction(self.source.receive):
                 asking.cancel()
                 await asyncio.wait({asking})
                 if asking.cancelled():
@@ -321,8 +326,10 @@ class Loop:
             del self.outbox[: len(batch)]
             for message in lost:
                 self._lose(message)
-            for message, _ in batch:
+            for message, verdict in batch:
                 self._free(message)
+                if message not in lost:
+                    report_buried(self.name, message, verdict)
 
     def _tried(self, settlement: Settlement) -> None:
         """A verdict could not be carried out, by itself: one that never can be must not hold a place for ever."""
@@ -560,7 +567,7 @@ class Loop:
 
     async def _call(self, method: Callable[..., Any], *args: object) -> Any:
         """Ask the source, in a thread if it can't be awaited."""
-        if asyncio.iscoroutinefunction(method):
+        if iscoroutinefunction(method):
             return await method(*args)
         answer = await self.crew.run(method, *args)
         return await answer if isawaitable(answer) else answer

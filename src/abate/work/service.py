@@ -47,6 +47,8 @@ class Health(Value):
     * `stuck`: how many handlers have outlasted their `timeout` and can't be stopped. Only a restart ends these.
     * `oldest`: for how many seconds the handler that began first has been at work; None where none is. Without a
       `timeout` it is what shows a handler that hangs.
+    * `blown`: for how many more seconds a consumer takes no message, as its fuse has blown; 0 while it takes one at a
+      time on trial; None while the fuse is whole. It is as ready as before: what is down is a dependency.
 
     >>> Health(live=True, ready=True).in_hand
     0
@@ -61,6 +63,7 @@ class Health(Value):
     skipped: int = 0
     stuck: int = 0
     oldest: float | None = None
+    blown: float | None = None
 
 
 class Service(Generic[P, T]):
@@ -199,7 +202,14 @@ class Service(Generic[P, T]):
             return Health(live=False, ready=False)
         loop = running[1]
         return Health(
-            True, loop.ready, len(loop.in_hand), loop.failing, dict(loop.tally), stuck=loop.stuck, oldest=loop.oldest()
+            True,
+            loop.ready,
+            len(loop.in_hand),
+            loop.failing,
+            dict(loop.tally),
+            stuck=loop.stuck,
+            oldest=loop.oldest(),
+            blown=loop.blown(),
         )
 
     def depth(self) -> Depth | None:

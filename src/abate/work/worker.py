@@ -14,7 +14,7 @@ from abate.schedule.deadlines import carry_deadline, deadline
 from abate.work.crew import Crew
 from abate.work.hands import Work
 from abate.work.judge import Judge, Judgement
-from abate.work.source import Bury, Message
+from abate.work.source import Bury, Message, Verdict
 
 log = Log("abate.work")
 
@@ -30,13 +30,16 @@ class Ended(NamedTuple):
 
 
 def report(name: str, message: Message, judgement: Judgement, seconds: float, error: BaseException | None) -> None:
-    """Tell sinks and the log how a message has ended."""
+    """Tell sinks how the work on a message has ended."""
     if events.sinks:
         events.emit(events.Worked(name, message.key, judgement.ending, seconds, message.receives, error))
-    if isinstance(judgement.verdict, Bury):
-        bury = judgement.verdict
-        log.error("%s: %r is buried (%s): %s", name, message.key, bury.kind, bury.reason)
-        events.emit(events.Buried(name, message.key, bury.kind, bury.reason))
+
+
+def report_buried(name: str, message: Message, verdict: Verdict) -> None:
+    """Tell sinks and the log of a message that its source has buried: not before, as that may fail."""
+    if isinstance(verdict, Bury):
+        log.error("%s: %r is buried (%s): %s", name, message.key, verdict.kind, verdict.reason)
+        events.emit(events.Buried(name, message.key, verdict.kind, verdict.reason))
 
 
 def warn_of_value(name: str, answer: object) -> None:
@@ -65,6 +68,7 @@ class Worker:
         timeout: float | None,
         crew: Crew,
         tally: Counter[str],
+        redrives: bool = False,
     ) -> None:
         self.name = name
         self._handle = handle
@@ -74,16 +78,26 @@ class Worker:
         self._timeout = timeout
         self._crew = crew
         self._tally = tally
+        self._redrives = redrives
+        """Does the source itself take away what is received too often?"""
 
     def suspects(self, message: Message) -> bool:
         """Must it be worked on alone?"""
+        if self._left_to_the_source(message):
+            return self._judge.doubtful(message.receives)
         return self._judge.suspect(message.receives, message.unanswered)
+
+    def _left_to_the_source(self, message: Message) -> bool:
+        """May other processes have given it back untouched? Then it is not buried unless it was handled and failed."""
+        return self._redrives and message.unanswered is None
 
     async def work(self, work: Work, clock: Clock) -> Ended | None:
         """Work on a message: how it has ended; None where it was taken out of our hands."""
         message, began = work.message, clock.now()
         error: BaseException | None = None
-        judgement = self._judge.hopeless(message.receives, message.unanswered)
+        judgement = None
+        if not self._left_to_the_source(message):
+            judgement = self._judge.hopeless(message.receives, message.unanswered)
         if judgement is None:
             try:
                 answer = await self._handled(message, clock)

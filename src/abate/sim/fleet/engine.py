@@ -204,7 +204,7 @@ class Fleet:
             calls, answered = calls[good], answered[good]
             self._pool.due[calls] = np.inf
         counted, instants = calls, answered
-        if len(answered) and answered.max() > self._world.horizon:
+        if len(answered) and np.max(answered) > self._world.horizon:
             within = answered <= self._world.horizon
             counted, instants = calls[within], answered[within]
         self._tally.succeeded(self._pool.client[counted], self._pool.began[counted], instants)

@@ -112,7 +112,7 @@ class Server:
     def _account(self, part: Started) -> None:
         """Count the work that is finished before the horizon."""
         finish, used = part.finish, part.finish - part.begin
-        if len(finish) and finish.max() > self._horizon:
+        if len(finish) and np.max(finish) > self._horizon:
             within = finish <= self._horizon
             finish, used, due = finish[within], used[within], part.due[within]
         else:

@@ -83,13 +83,13 @@ class Tally:
         np.add.at(self._good, clients, self._good.dtype.type(1))
         np.add.at(self._bins, (taken / BIN).astype(np.intp), 1)
         self._total += float(taken.sum())
-        self.completed = max(self.completed, float(instants.max(initial=0.0)))
+        self.completed = max(self.completed, float(np.max(instants, initial=0.0)))
 
     def failed(self, began: Floats, instants: Floats, reason: str) -> None:
         """Calls were given up."""
         _count(self._ended, began)
         self.reasons[reason] += int(np.count_nonzero(began >= self._world.warmup))
-        self.completed = max(self.completed, float(instants.max(initial=0.0)))
+        self.completed = max(self.completed, float(np.max(instants, initial=0.0)))
 
     def run(self, seed: int, loads: Mapping[str, Load], notes: Sequence[str]) -> Run:
         """What was counted, when it is over."""
@@ -132,7 +132,7 @@ def _count(series: NDArray[np.int64], instants: Floats) -> None:
     if not len(instants):
         return
     slots = (instants * PER_SECOND + EDGE).astype(np.intp)
-    first = int(slots.min())
+    first = int(np.min(slots))
     counts = np.bincount(slots - first)
     series[first : first + len(counts)] += counts
 

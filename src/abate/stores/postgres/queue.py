@@ -32,7 +32,11 @@ Place: TypeAlias = tuple[str, str]
 
 # of one queue, or of all
 DEPTHS = """
-    WITH clock AS MATERIALIZED (SELECT @.instant($2) AS now)
+    WITH clock AS MATERIALIZED (SELECT @.instant($2) AS now),
+    paced AS MATERIALIZED (
+        SELECT queue, now + @.lead(now, mark, ahead) AS now
+        FROM @.pace CROSS JOIN clock WHERE $1::text IS NULL OR queue = $1
+    )
     SELECT coalesce(name, queue), ready, delayed, leased, dead, age
     FROM (SELECT name FROM @.queue WHERE $1::text IS NULL OR name = $1) AS named FULL JOIN (
         SELECT
@@ -42,7 +46,11 @@ DEPTHS = """
             count(*) FILTER (WHERE state = 1 AND due > now) AS leased,
             count(*) FILTER (WHERE state = 2) AS dead,
             max(now - due) FILTER (WHERE state < 2 AND due <= now) AS age
-        FROM @.item CROSS JOIN clock WHERE $1::text IS NULL OR queue = $1 GROUP BY queue
+        FROM (
+            SELECT item.queue, state, due, coalesce(paced.now, clock.now) AS now
+            FROM @.item AS item CROSS JOIN clock LEFT JOIN paced USING (queue)
+            WHERE $1::text IS NULL OR item.queue = $1
+        ) AS told GROUP BY queue
     ) AS counted ON queue = name ORDER BY 1
 """
 

@@ -4,6 +4,7 @@
 * `receive` never waits for a row: what somebody else has in hand is passed over (``SKIP LOCKED``). Those that take
   several rows and may have to wait for them take them in the order of their keys, so they can't wait for each other.
 * `p_now` is NULL where PostgreSQL's clock decides, which is read after a row was waited for; tests send their own.
+  The time of a queue may be ahead of it (`pace`).
 * The planner is left no choice, as it would choose wrong just when a backlog arrives. A session keeps its plans, so one
   that was made for ten rows is used for the millions that come later. A table that was empty when it was last vacuumed
   is taken to be empty until the next vacuum, by new sessions too. So functions that are called from outside have the
@@ -18,18 +19,14 @@ An item's lease holds while ``state = 1`` and its due lies ahead.
 
 from __future__ import annotations
 
+from abate.stores.postgres import pace, room
+
 INDEXED = (
     "SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off "
     "SET plan_cache_mode = force_generic_plan"
 )
 """Of a function and all that it calls: go by an index, in its order, and plan once. These are set on the functions, as
 the settings of a session are lost behind a pooler."""
-
-INSTANT = """
-    CREATE OR REPLACE FUNCTION @.instant(p_now float8) RETURNS float8 LANGUAGE sql VOLATILE AS $$
-        SELECT coalesce(p_now, extract(epoch FROM clock_timestamp())::float8)
-    $$
-"""
 
 # -- bells
 
@@ -60,40 +57,6 @@ LISTEN = f"""
 
 # -- in
 
-# Is there room for one more that waits? To count them at every add would take longer the more there are: what was
-# counted is kept, with the newest id of then. Whatever has come since has an id of its own, so there are no more than
-# that. Nobody else needs to be kept out while there is room for as many as could be adding at this moment, each on a
-# connection of its own; twice, as others were adding while it was counted.
-FULL = """
-    CREATE OR REPLACE FUNCTION @.full(p_queue text, p_capacity integer, p_now float8) RETURNS boolean
-    LANGUAGE plpgsql AS $$
-    DECLARE
-        v_at_once bigint := 2 * current_setting('max_connections')::bigint;
-        v_newest bigint;
-        v_most bigint;
-    BEGIN
-        IF p_capacity IS NULL THEN
-            RETURN false;
-        END IF;
-        SELECT last_value INTO v_newest FROM @.item_id_seq;
-        SELECT counted + v_newest - counted_at INTO v_most FROM @.queue WHERE name = p_queue;
-        IF v_most + v_at_once <= p_capacity THEN
-            RETURN false;
-        END IF;
-        SELECT count(*) INTO v_most FROM (
-            SELECT FROM @.item WHERE queue = p_queue AND state < 2 ORDER BY priority, due, id LIMIT p_capacity
-        ) AS alive;
-        IF v_most + v_at_once <= p_capacity THEN
-            UPDATE @.queue SET counted = v_most, counted_at = v_newest WHERE name = p_queue;
-            RETURN false;
-        END IF;
-        PERFORM pg_advisory_xact_lock(hashtextextended('abate @name room ' || p_queue, 0));
-        PERFORM FROM @.item WHERE queue = p_queue AND state < 2 AND NOT (state = 1 AND due > @.instant(p_now))
-            ORDER BY priority, due, id OFFSET p_capacity - 1 LIMIT 1;
-        RETURN FOUND;
-    END $$
-"""
-
 ADD = f"""
     CREATE OR REPLACE FUNCTION @.add(
         p_queue text, p_key text, p_body text, p_attributes text, p_priority integer, p_after float8,
@@ -102,13 +65,15 @@ ADD = f"""
     DECLARE
         v_known record;
         v_now float8;
+        v_ahead float8;
         v_new boolean := true;
     BEGIN
         PERFORM pg_advisory_xact_lock_shared(@.bell(p_queue));
+        v_ahead := @.keep_pace(p_queue, p_now);
         LOOP
             SELECT state, due, priority, again_due INTO v_known FROM @.item
                 WHERE queue = p_queue AND key = p_key FOR UPDATE;
-            v_now := @.instant(p_now);
+            v_now := @.instant(p_now) + v_ahead;
             IF v_known.state IS NULL THEN
                 IF @.full(p_queue, p_capacity, p_now) THEN
                     RETURN 'full';
@@ -162,14 +127,17 @@ ADD = f"""
 CANCEL = f"""
     CREATE OR REPLACE FUNCTION @.cancel(p_queue text, p_key text, p_now float8) RETURNS boolean
     LANGUAGE plpgsql {INDEXED} AS $$
+    DECLARE
+        v_ahead float8 := @.ahead(p_queue, p_now);
     BEGIN
-        DELETE FROM @.item WHERE queue = p_queue AND key = p_key AND state + 0 = 0 AND due > @.instant(p_now);
+        DELETE FROM @.item WHERE queue = p_queue AND key = p_key AND state + 0 = 0
+            AND due > @.instant(p_now) + v_ahead;
         IF FOUND THEN
             RETURN true;
         END IF;
         UPDATE @.item SET again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
         WHERE queue = p_queue AND key = p_key AND state + 0 = 1
-            AND due > @.instant(p_now) AND again_due > @.instant(p_now);
+            AND due > @.instant(p_now) + v_ahead AND again_due > @.instant(p_now) + v_ahead;
         RETURN FOUND;
     END $$
 """
@@ -212,7 +180,7 @@ RECEIVE = f"""
     )
     LANGUAGE plpgsql {INDEXED} AS $$
     DECLARE
-        v_now float8 := @.instant(p_now);
+        v_now float8;
         v_lanes integer[] := '{{}}';
         v_begins float8[] := '{{}}';  -- since when there is anything in each of them
         v_place integer := 1;  -- in the lanes, from the highest priority down
@@ -230,6 +198,10 @@ RECEIVE = f"""
     BEGIN
         SELECT priority INTO v_lane FROM @.item
             WHERE queue = p_queue AND state < 2 ORDER BY priority DESC LIMIT 1;
+        IF v_lane IS NOT NULL THEN  -- who looks into an empty queue writes nothing
+            v_now := @.keep_pace(p_queue, p_now);
+            v_now := v_now + @.instant(p_now);
+        END IF;
         WHILE v_lane IS NOT NULL LOOP
             SELECT * INTO v_since, v_look FROM @.begins(p_queue, v_lane, v_now);
             SELECT due INTO v_first FROM @.item
@@ -310,13 +282,14 @@ EXTEND = f"""
     LANGUAGE plpgsql {INDEXED} AS $$
     DECLARE
         v_held record;
+        v_ahead float8 := @.keep_pace(p_queue, p_now);
     BEGIN
         FOR v_held IN SELECT value->>0 AS key, (value->>1)::bigint AS token, ordinality::integer - 1 AS place
             FROM json_array_elements(p_held) WITH ORDINALITY
         LOOP
-            UPDATE @.item SET due = @.instant(p_now) + p_lease
+            UPDATE @.item SET due = @.instant(p_now) + v_ahead + p_lease
             WHERE queue = p_queue AND key = v_held.key AND token = v_held.token
-                AND state + 0 = 1 AND due > @.instant(p_now);
+                AND state + 0 = 1 AND due > @.instant(p_now) + v_ahead;
             IF NOT FOUND THEN
                 RETURN NEXT v_held.place;
             END IF;
@@ -334,23 +307,25 @@ SETTLE = f"""
         v record;
         v_held record;
         v_now float8;
+        v_ahead float8;
         v_ring boolean := false;
     BEGIN
         PERFORM pg_advisory_xact_lock_shared(@.bell(p_queue));
+        v_ahead := @.keep_pace(p_queue, p_now);
         FOR v IN SELECT value->>0 AS key, (value->>1)::bigint AS token, value->>2 AS what,
                 (value->>3)::float8 AS seconds, value AS said, ordinality::integer - 1 AS place
             FROM json_array_elements(p_verdicts) WITH ORDINALITY
         LOOP
             IF v.what = 'done' THEN
                 DELETE FROM @.item WHERE queue = p_queue AND key = v.key AND token = v.token
-                    AND state + 0 = 1 AND due > @.instant(p_now) AND again_due IS NULL;
+                    AND state + 0 = 1 AND due > @.instant(p_now) + v_ahead AND again_due IS NULL;
                 CONTINUE WHEN FOUND;
             END IF;
             -- another program may have written any instant, infinity and NaN among them
             SELECT due, CASE WHEN again_due IS NOT NULL THEN least(again_due, @.instant(p_now) + 3e9) END AS again_due
                 INTO v_held FROM @.item
                 WHERE queue = p_queue AND key = v.key AND token = v.token AND state + 0 = 1 FOR UPDATE;
-            v_now := @.instant(p_now);
+            v_now := @.instant(p_now) + v_ahead;
             IF v_held.due > v_now THEN
                 UPDATE @.item SET
                     attributes = CASE WHEN again_due IS NULL THEN attributes ELSE again_attributes END,
@@ -419,7 +394,8 @@ EXHUME = f"""
         v_key text;
     BEGIN
         PERFORM pg_advisory_xact_lock_shared(@.bell(p_queue));
-        v_now := @.instant(p_now);
+        v_now := @.keep_pace(p_queue, p_now);
+        v_now := v_now + @.instant(p_now);
         IF p_keys IS NULL THEN
             SELECT array_agg(key), (array_agg(due))[count(*)], (array_agg(id))[count(*)] INTO v_keys, o_died, o_id
             FROM (
@@ -452,4 +428,10 @@ EXHUME = f"""
     END $$
 """
 
-FUNCTIONS = (INSTANT, BELL, RING, LISTEN, FULL, ADD, CANCEL, BEGINS, RECEIVE, EXTEND, SETTLE, LETTERS, EXHUME)
+FUNCTIONS = (
+    *pace.FUNCTIONS,
+    *(BELL, RING, LISTEN),
+    *(room.FULL, ADD, CANCEL),
+    *(BEGINS, RECEIVE, EXTEND, SETTLE),
+    *(LETTERS, EXHUME),
+)

@@ -133,7 +133,25 @@ FIRST = (
 # and `purge` of the first version are not dropped, as its processes may still be running.
 SECOND = ("ALTER TABLE @.item ADD COLUMN unanswered integer NOT NULL DEFAULT 0",)
 
-STEPS: tuple[tuple[str, ...], ...] = (FIRST, SECOND)
+# pace: of each queue, the latest instant that was written down, and how many seconds its time is ahead of the clock.
+# waiting: how many waited when `waiting_at` was the newest id, counted at the instant `waiting_since` up to
+# `waiting_most`.
+THIRD = (
+    """
+    CREATE TABLE @.pace (
+        queue text COLLATE "C" PRIMARY KEY,
+        mark float8 NOT NULL,
+        ahead float8 NOT NULL
+    ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000)
+    """,
+    """
+    ALTER TABLE @.queue
+        ADD COLUMN waiting bigint, ADD COLUMN waiting_at bigint,
+        ADD COLUMN waiting_since float8, ADD COLUMN waiting_most bigint
+    """,
+)
+
+STEPS: tuple[tuple[str, ...], ...] = (FIRST, SECOND, THIRD)
 """The statements that lead from each version of the tables to the next. What has been released is never changed, only
 added to."""
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 import random
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -44,6 +45,11 @@ LOG_PAGES = 4000
 """How long the write-ahead log grows before it is copied into the file, which waits for the disk."""
 LOG_BYTES = 2 * LOG_PAGES * PAGE
 """What is left of a write-ahead log that has been longer."""
+
+CACHED = 0 if "t" in getattr(sys, "abiflags", "") else 128
+"""Statements that a connection keeps. SQLite closes the file when the last one is gone. Without a GIL, what one thread
+has made and another drops is there until the first one runs on, and that one may be waiting for the fork which closes
+the file: so none are kept."""
 
 BEGIN = "BEGIN IMMEDIATE"
 LOOK = 0.1
@@ -251,7 +257,14 @@ class File:
                 place.check_owners(path, self._shared)
             # never made by SQLite, which would let others read it
             uri = Path(path).as_uri() + "?mode=rw"
-            db = sqlite3.connect(uri, uri=True, timeout=0.0, isolation_level=None, check_same_thread=False)
+            db = sqlite3.connect(
+                uri,
+                uri=True,
+                timeout=0.0,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=CACHED,
+            )
             if file is not None and place.inode(path) == file:
                 return db, file
             db.close()
