@@ -424,7 +424,7 @@ class Budget(Shared, Gate):
         if retry:
             self.refund()
 
-    def leave(self, accepted: bool) -> None:
+    def leave(self, accepted: bool | None) -> None:
         """What succeeded pays in."""
         if accepted and self.funded_by == "success":
             self.deposit()

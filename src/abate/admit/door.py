@@ -107,7 +107,7 @@ class Door:
         self._alone = Alone(self)
         self.unfinished: deque[Callable[[], list[Waiter]]] = deque()
         """What was said by code that runs within this very door: it is done when the door is free."""
-        self.weather = Weather(chance, clock.now())
+        self.weather = Weather(chance, clock.now(), patience)
         self._room = Room(capacity)
         self._leaders: dict[object, Waiter] = {}  # in each place, the one who looks after the time
         self._handed: deque[tuple[float, Waiter]] = deque()  # who was given a ticket, and when
@@ -258,14 +258,15 @@ class Door:
         hearsay: bool,
         by: str,
         retry: int = 1,
+        taken: bool = False,
     ) -> float:
         """An attempt has failed; the answer is for how many seconds no attempt is sent."""
         with self._alone as nested:
             if nested:
-                self.unfinished.append(lambda: self._failed(ticket, now, plan, until, error, hearsay, retry))
+                self.unfinished.append(lambda: self._failed(ticket, now, plan, until, error, hearsay, retry, taken))
                 return 0.0
             before = self.weather.state
-            rung = self._failed(ticket, now, plan, until, error, hearsay, retry)
+            rung = self._failed(ticket, now, plan, until, error, hearsay, retry, taken)
             shut = self.weather.shut()
         self.ring(rung)
         self._tell(before, by)
@@ -280,8 +281,9 @@ class Door:
         error: Exception | None,
         hearsay: bool,
         retry: int,
+        taken: bool,
     ) -> list[Waiter]:
-        self.weather.bad(ticket, now, plan, until, hearsay, retry)
+        self.weather.bad(ticket, now, plan, until, hearsay, retry, taken)
         if error is not None:
             self.last_error = error
         shut = self.weather.shut()
@@ -293,19 +295,25 @@ class Door:
             self._turn_away(waiter, SHUT)
         return rung + self._admit(now)
 
-    def void(self, ticket: Ticket | None, now: float) -> None:
-        """An attempt was broken off, and tells nothing."""
-        if ticket is None:
+    def void(self, ticket: Ticket | None, now: float, doubt: bool = False) -> None:
+        """An attempt was broken off, and tells nothing; where there is `doubt`, those after it are counted."""
+        if ticket is None and not doubt:
             return
         with self._alone as nested:
             if nested:
-                self.unfinished.append(lambda: self._voided(ticket, now))
+                self.unfinished.append(lambda: self._voided(ticket, now, doubt))
                 return
-            rung = self._voided(ticket, now)
+            before = self.weather.state
+            rung = self._voided(ticket, now, doubt)
         self.ring(rung)
+        if doubt:
+            self._tell(before, self._name)
 
-    def _voided(self, ticket: Ticket, now: float) -> list[Waiter]:
-        self.weather.void(ticket, now)
+    def _voided(self, ticket: Ticket | None, now: float, doubt: bool) -> list[Waiter]:
+        if ticket is not None:
+            self.weather.void(ticket, now)
+        if doubt:
+            self.weather.doubt(now)
         return self._admit(now)
 
     def heed(self, down: bool, barred: float, ceiling: float, peers: int = 1) -> None:

@@ -30,8 +30,14 @@ class Gate:
         """Ask for one attempt: None when it is admitted, else the gate that refused it."""
         raise NotImplementedError
 
-    def leave(self, accepted: bool) -> None:
-        """An attempt that entered has ended; `accepted` when the server took it (a 404 is taken, a 503 not)."""
+    def leave(self, accepted: bool | None) -> None:
+        """An attempt that entered has ended.
+
+        * `accepted` is True when the server took it, whatever it answered (a 404, a 500);
+        * False when it did not (a 503, a connection that was refused or broke, a timeout);
+        * None when nobody knows: the call was cancelled, a layer further in had given up, or the caller's deadline cut
+          the attempt off before it had its time. That is no verdict on the server.
+        """
 
     def refund(self) -> None:
         """An attempt that entered was not sent after all."""
@@ -81,7 +87,7 @@ class All(Gate):
             if entered < len(self.gates):
                 _each(self.gates[:entered], lambda gate: gate.undo(retry))
 
-    def leave(self, accepted: bool) -> None:
+    def leave(self, accepted: bool | None) -> None:
         _each(self.gates, lambda gate: gate.leave(accepted))
 
     def refund(self) -> None:

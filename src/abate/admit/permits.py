@@ -74,7 +74,7 @@ class Permits(Shared, Gate):
     def enter(self, retry: bool) -> Gate | None:
         return None if self.try_acquire() else self
 
-    def leave(self, accepted: bool) -> None:
+    def leave(self, accepted: bool | None) -> None:
         self.release()
 
     def refund(self) -> None:

@@ -83,12 +83,13 @@ class Race:
             self._policy.gate.refund()
 
     def leave(self, outcome: Outcome | None) -> None:
-        """The second attempt has ended: with this outcome, or cut off, which says nothing against the server."""
+        """The second attempt has ended: with this outcome, or cut off, which says nothing about the server."""
         if self._policy.gate is None:
             return
-        accepted = False
+        accepted: bool | None = None
         try:
-            accepted = outcome is None or self._good(outcome) or not self._policy.rules.decide(outcome).retry
+            if outcome is not None:
+                accepted = self._good(outcome) or self._policy.rules.decide(outcome).taken
         finally:
             self._policy.gate.leave(accepted)
 

@@ -268,7 +268,7 @@ def judge(error: Exception) -> Ruling | None:
     """The ruling on an error of urllib3's.
 
     >>> judge(urllib3.exceptions.ProtocolError("Connection aborted."))
-    Ruling(retry=True, reason='blip', hint=None, reached=True, safe=None)
+    Ruling(retry=True, reason='blip', hint=None, reached=True, safe=None, answered=False)
     """
     if isinstance(error, ProxyError):
         error = error.original_error
