@@ -309,9 +309,9 @@ class Door:
         if doubt:
             self._tell(before, self._name)
 
-    def _voided(self, ticket: Ticket | None, now: float, doubt: bool) -> list[Waiter]:
+    def _voided(self, ticket: Ticket | None, now: float, doubt: bool = False) -> list[Waiter]:
         if ticket is not None:
-            self.weather.void(ticket, now)
+            self.weather.void(ticket, now, sent=True)
         if doubt:
             self.weather.doubt(now)
         return self._admit(now)

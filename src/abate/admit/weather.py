@@ -184,7 +184,7 @@ class Weather:
         self.in_flight = 0
         self.epoch = 0
         self.answers = self.failures = 0
-        """How many were counted so far."""
+        """How many were counted so far; of the failures, those that may be of concern to other processes."""
         self.peers = 1
         """How many processes this one probes for: those of a fleet send its calls together."""
         self.failed = -inf
@@ -270,12 +270,14 @@ class Weather:
 
     # -- what came of it
 
-    def void(self, ticket: Ticket, now: float) -> None:
-        """An attempt has ended by a cancellation, or was not sent after all: it tells nothing."""
+    def void(self, ticket: Ticket, now: float, sent: bool = False) -> None:
+        """An attempt was not sent after all; or it was `sent`, and cut off by its caller: it tells nothing."""
         ticket.out = False
         if ticket.epoch == self.epoch:
             self.in_flight -= 1
             self._silent -= self._silent > 0  # no word from the server: the others are out as long as they were
+            if sent and self.state == "probing":  # it was a probe none the less
+                self.opens = max(self.opens, now + min(self._soonest(now), OVERDUE))
 
     def doubt(self, now: float) -> None:
         """Begin to count, though nothing is known to have failed: what is not counted can't be seen to hang."""
@@ -351,21 +353,24 @@ class Weather:
             current = not hearsay and self.state != "probing"
         if not hearsay:
             self._count(1.0)
-            self.failures += 1
-        if not current:
-            return
+            self.failures += not taken
+        if current:
+            self._failed(now, plan, retry)
+        if until is not None and self.state == "probing":
+            self.hinted = max(self.hinted, min(until, now + self._hold))
+
+    # -- the rules behind it
+
+    def _failed(self, now: float, plan: Schedule, retry: int) -> None:
+        """Send less, or nothing but probes, where too much fails."""
         self._row += 1
         all_fails = (self._row >= ROW and self.failing >= ALL) or not self._answered
         if all_fails or self.state == "probing":
             self._close(now, plan, retry)
-            if until is not None:
-                self.hinted = max(self.hinted, min(until, now + self._hold))
         elif self.failing > SHARE and self._outcomes >= ROW:
             if self.state != "storm":
                 self.state, self._before = "storm", self._felt()
             self._cut_down(now, HALF, max(1.0, self._before * (1.0 - self.failing)))
-
-    # -- the rules behind it
 
     def _count(self, failure: float) -> None:
         self._outcomes += 1

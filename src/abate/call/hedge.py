@@ -124,8 +124,13 @@ class Race:
         self._known = True
         if good:
             self._timeouts.observe(self._elapsed())
-        elif self._late or isinstance(outcome.error, TimeoutError):  # a refusal that comes at once tells nothing
-            self._timeouts.timed_out(self._elapsed())
+        elif self._late or (isinstance(outcome.error, TimeoutError) and not self._cut_short()):
+            self._timeouts.timed_out(self._elapsed())  # a refusal that comes at once tells nothing
+
+    def _cut_short(self) -> bool:
+        """Was it a deadline, before the timeout that was learned, that cut the attempt off?"""
+        left = remaining()
+        return left is not None and left <= machine.EARLY and self._elapsed() < self._timeouts.request()
 
     def _elapsed(self) -> float:
         return max(0.0, self._clock.now() - self._started)

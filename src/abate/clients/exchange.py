@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self
 
 from abate import clock
+from abate.call.machine import EARLY
 from abate.call.policy import Policy
 from abate.decide import http
 from abate.decide.outcome import LAYER, Outcome, Ruling
@@ -67,7 +68,8 @@ class Stopwatch:
       bound that as well. An attempt on a connection that was open already has none.
     * The request is the rest of the attempt: also the wait for a free connection, but not the connect. That has a
       timeout of its own, and reused connections would teach one that is too short for it.
-    * What was cut off is told of too, or the timeouts would learn from the quick ones only.
+    * What was cut off is told of too, or the timeouts would learn from the quick ones only. What a deadline cut off
+      earlier than the timeouts would have is not: how much time a caller has says nothing about the server.
     """
 
     __slots__ = ("_began", "_connect", "_judge", "_step", "_timeouts")
@@ -101,13 +103,19 @@ class Stopwatch:
         ruling = self._judge(error) if isinstance(error, Exception) else None
         cut_off = ruling is not None and ruling.overloaded
         if self._step is not None:
-            if cut_off:
-                self._tell("connect_timed_out", (self._connect or 0.0) + clock.current().now() - self._step)
+            seconds = (self._connect or 0.0) + clock.current().now() - self._step
+            if cut_off and self._had_its_time(seconds, self._timeouts.connect):
+                self._tell("connect_timed_out", seconds)
             return
         if self._connect is not None:
             self._tell("observe_connect", self._connect)
-        if cut_off:
+        if cut_off and self._had_its_time(self._request(), self._timeouts.request):
             self._tell("timed_out", self._request())
+
+    def _had_its_time(self, seconds: float, timeout: Callable[[], float]) -> bool:
+        """Was it the timeout, and not a nearer deadline, that cut this off?"""
+        left = remaining()
+        return left is None or left > EARLY or seconds >= timeout()
 
     def _request(self) -> float:
         return max(0.0, clock.current().now() - self._began - (self._connect or 0.0))  # differences are rounded

@@ -129,6 +129,6 @@ def _forecast(db: Connection, now: float, member: str, offer: Sight) -> Forecast
     known = weather.Known() if row is None else weather.Known(row[0].decode(), row[1], row[2].decode(), *row[3:])
     known, forecast = weather.heard(known, offer, member, weather.Line(members, good, bad, place), now)
     db.execute("DELETE FROM weather WHERE name = ?", (offer.name,))
-    if known.state != "calm" or known.until > now:
+    if known.state != "calm":
         db.execute("INSERT INTO weather VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (offer.name, *known))
     return forecast
