@@ -93,7 +93,8 @@ def test_a_childs_shelter_hears_of_a_hint(shared):
 
     def child():
         work()
-        until(lambda: shared.courier.journeys)
+        told = shared.courier.journeys
+        until(lambda: shelter._answers and shared.courier.journeys > told)
         for other in ("somebody else", "and another"):
             shared.trade(other, [Sight("orders", "probing", 0, 1, 30.0)])
         until(lambda: shelter._doors.main._barred > time.monotonic() + 1.0)
