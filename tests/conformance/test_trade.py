@@ -228,7 +228,10 @@ def test_what_one_member_is_told_closes_no_other_door(store):
     """While others are answered: its failures and hints may be those of one of its callers."""
     store.trade("a:1:00", [Sight("x", "calm", 5, 0, 0.0)])
     for _ in range(3):
-        for member, sight in (("b:2:ff", Sight("x", "probing", 0, 9, 299.0)), ("a:1:00", Sight("x", "calm", 5, 0, 0.0))):
+        for member, sight in (
+            ("b:2:ff", Sight("x", "probing", 0, 9, 299.0)),
+            ("a:1:00", Sight("x", "calm", 5, 0, 0.0)),
+        ):
             (forecast,) = store.trade(member, [sight])
             assert (forecast.state, forecast.closed) == ("calm", 0.0)
 

@@ -43,7 +43,11 @@ def message(**headers):
 def test_the_table_of_every_status():
     """Every status from 100 to 599 has the ruling that is written down, 501 and 505 being fatal."""
     expected = {
-        code: None if code < 400 else Ruling(True, RETRIED[code], answered=code not in (408, 504)) if code in RETRIED else FATAL
+        code: None
+        if code < 400
+        else Ruling(True, RETRIED[code], answered=code not in (408, 504))
+        if code in RETRIED
+        else FATAL
         for code in range(100, 600)
     }
     assert {code: judge(code) for code in range(100, 600)} == expected
@@ -255,7 +259,10 @@ def test_an_error_of_urllib_is_read():
             Carrier(code=503, request=like(method="POST", headers={"idempotency-key": "1"})),
             Ruling(True, "overload", safe=True, answered=True),
         ),
-        (Carrier(code=503, request=like(method="POST", headers=None)), Ruling(True, "overload", safe=False, answered=True)),
+        (
+            Carrier(code=503, request=like(method="POST", headers=None)),
+            Ruling(True, "overload", safe=False, answered=True),
+        ),
         (KeyError("503"), None),
     ],
 )
@@ -274,12 +281,16 @@ def test_an_attribute_that_cannot_be_read_is_left_out():
 def test_results_are_read_by_the_rule_on_results_only():
     """`transient` looks at errors, `transient_result` at both."""
     assert transient.judge(Outcome(result=HttpxResponse(503))) is None
-    assert transient_result.judge(Outcome(result=HttpxResponse(429, **{"retry-after": "9"}))) == Ruling.overload(9.0, answered=True)
+    assert transient_result.judge(Outcome(result=HttpxResponse(429, **{"retry-after": "9"}))) == Ruling.overload(
+        9.0, answered=True
+    )
     assert transient_result.judge(Outcome(result=RequestsResponse(500))) == Ruling.blip(answered=True)
     assert transient_result.judge(Outcome(result=HttpxResponse(404))) == FATAL
     assert transient_result.judge(Outcome(result=HttpxResponse(200))) is None
     assert transient_result.judge(Outcome(result="fine")) is None
-    assert transient_result.judge(Outcome(Carrier(code=503), result=HttpxResponse(404))) == Ruling.overload(answered=True)
+    assert transient_result.judge(Outcome(Carrier(code=503), result=HttpxResponse(404))) == Ruling.overload(
+        answered=True
+    )
     assert (transient.reads_results, transient_result.reads_results) == (False, True)
 
 

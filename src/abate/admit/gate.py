@@ -46,6 +46,13 @@ class Gate:
         """Take an `enter` back that was in vain, as a later gate has refused."""
         self.refund()
 
+    def apart(self) -> Gate:
+        """The gate for another key (see `Policy.keyed`): a fresh one with the same settings.
+
+        One of your own is the same for all keys, unless it says otherwise here.
+        """
+        return self
+
     def refusal(self) -> str:
         """Why this gate refuses, in a few words."""
         return "not admitted"
@@ -92,6 +99,9 @@ class All(Gate):
 
     def refund(self) -> None:
         _each(self.gates, lambda gate: gate.refund())
+
+    def apart(self) -> Gate:
+        return All(tuple(gate.apart() for gate in self.gates))
 
     def undo(self, retry: bool) -> None:
         _each(self.gates, lambda gate: gate.undo(retry))

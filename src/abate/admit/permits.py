@@ -80,6 +80,9 @@ class Permits(Shared, Gate):
     def refund(self) -> None:
         self.release()
 
+    def apart(self) -> Permits:
+        return Permits(self.limit, self.name) if type(self) is Permits else self
+
     def refusal(self) -> str:
         return f"all {self.limit} permits are held"
 

@@ -125,6 +125,11 @@ class Throttle(Shared, Gate):
         tally = self._tallies.here()
         tally.section.run(tally.requests.take_back)
 
+    def apart(self) -> Throttle:
+        if type(self) is not Throttle:
+            return self
+        return Throttle(self.k, self.window, self._tallies.clock, self._rng, self.name)
+
     def refusal(self) -> str:
         return f"the server refuses so much that {self.probability():.0%} are held back here"
 

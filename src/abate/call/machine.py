@@ -363,8 +363,8 @@ class Call:
     def _cut_short(self, ruling: Ruling, now: float) -> bool:
         """Did a deadline cut the attempt off before it had its time?
 
-        Its time is the policy's own `attempt_timeout`; or else a good part of its `timeout`, unless a deadline around is
-        nearer; or what is known to be too long for an answer of the server, whoever cut it off.
+        Its time is the policy's own `attempt_timeout`; or else a good part of its `timeout`, unless a deadline around
+        is nearer; or what is known to be too long for an answer of the server, whoever cut it off.
         """
         deadline, policy = self.deadline, self.policy
         if deadline is None or now < deadline - EARLY or ruling.answered or not ruling.overloaded:

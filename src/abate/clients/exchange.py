@@ -16,8 +16,8 @@ A client gives two things, how to send a request and how to read a response, and
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Literal, Protocol, Self
 
 from abate import clock
 from abate.call.machine import EARLY
@@ -56,6 +56,11 @@ class Timeouts(Protocol):
         """A good response took this long to come."""
         ...
 
+
+Key = Literal["host"] | Callable[[Any], Hashable] | None
+"""What a client's requests are keyed by (see `Policy.keyed`): the host and port they go to, or a function of the
+request; where that answers None, the request has no key."""
+KeyOf = Callable[[Any], Hashable]
 
 ReadResponse = Callable[[Any], tuple[int, Mapping[str, str]]]
 JudgeError = Callable[[Exception], Ruling | None]
@@ -155,7 +160,7 @@ class Plan:
     """The policies that a client's requests are sent under, made once for each client.
 
     Asked in turn are the client about errors of its library, the policy's own `on`, and HTTP's table about
-    responses. All share the policy's budget and gate.
+    responses. All share the policy's budget, gate and shelter, and so do those of each key.
     """
 
     __slots__ = ("_once", "_repeatable", "_unsafe", "policy")
@@ -170,11 +175,28 @@ class Plan:
         self._unsafe = fitted.replace(idempotent=False if declared is None else declared)
         self._once = fitted.replace(attempts=1)
 
-    def for_request(self, method: str, headers: Mapping[str, str], *, replayable: bool) -> Policy:
-        """The policy for one request."""
+    def for_request(self, method: str, headers: Mapping[str, str], *, replayable: bool, key: Hashable = None) -> Policy:
+        """The policy for one request; that of its key, if it has one."""
         if not replayable:
-            return self._once
-        return self._repeatable if http.repeatable(method, headers) else self._unsafe
+            fitting = self._once
+        else:
+            fitting = self._repeatable if http.repeatable(method, headers) else self._unsafe
+        return fitting if key is None else fitting.keyed(key)
+
+
+def key_of(key: Key, host: KeyOf) -> KeyOf:
+    """The function that tells a request's key, where `host` tells the host and port that it goes to."""
+    if key is None:
+        return _no_key
+    if key == "host":
+        return host
+    if not callable(key):
+        raise TypeError(f'key must be "host" or a function of the request, not {key!r}')
+    return key
+
+
+def _no_key(request: Any) -> None:
+    """Requests are not told apart."""
 
 
 def new_key() -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from requests import PreparedRequest, RequestException, Response
 from requests.adapters import HTTPAdapter
@@ -26,7 +27,7 @@ from urllib3 import Retry, Timeout
 from urllib3.exceptions import MaxRetryError
 
 from abate.call.policy import Policy
-from abate.clients.exchange import Timeouts
+from abate.clients.exchange import Key, Timeouts
 from abate.clients.urllib3 import Sender, bounded, judge, let_go, rewinds, warn_of
 from abate.decide.outcome import Ruling
 
@@ -40,6 +41,8 @@ class Adapter(HTTPAdapter):
     * `timeouts`: an object whose ``request()`` and ``connect()`` bound the timeouts further, and whose
       ``observe(seconds)`` is told how long each good response took to come, without connecting. If it has
       ``observe_connect(seconds)``, that is told how long each new connection took to open, TLS included.
+    * `key`: ``"host"`` gives each host and port a budget, gate and shelter of its own (see `Policy.keyed`); so does a
+      function of the ``PreparedRequest``, for what it answers.
     * everything else goes to ``HTTPAdapter``; `max_retries` is not used, with a warning.
 
     The last response is returned, or the last error raised, as it is. A body that cannot be replayed (a generator, a
@@ -59,10 +62,24 @@ class Adapter(HTTPAdapter):
     __attrs__ = [*HTTPAdapter.__attrs__, "_sender"]  # noqa: RUF012  (what is pickled; so is it in requests)
 
     def __init__(
-        self, policy: Policy, *, idempotency_key: bool = False, timeouts: Timeouts | None = None, **kwargs: Any
+        self,
+        policy: Policy,
+        *,
+        idempotency_key: bool = False,
+        timeouts: Timeouts | None = None,
+        key: Key = None,
+        **kwargs: Any,
     ) -> None:
         self._sender = Sender[Response](
-            "requests", policy, _judge, _read, _let_go, idempotency_key=idempotency_key, timeouts=timeouts
+            "requests",
+            policy,
+            _judge,
+            _read,
+            _let_go,
+            idempotency_key=idempotency_key,
+            timeouts=timeouts,
+            key=key,
+            host=_host,
         )
         warn_of(Retry.from_int(kwargs.pop("max_retries", 0)), stacklevel=3)
         super().__init__(**kwargs)
@@ -104,7 +121,12 @@ class Adapter(HTTPAdapter):
             return response
 
         replayable = own.body is None or isinstance(own.body, (bytes, str)) or _is_file(own)
-        return self._sender.send(own.method or "", headers, _timeout(timeout), replayable, once)
+        return self._sender.send(own.method or "", headers, _timeout(timeout), replayable, once, own)
+
+
+def _host(request: PreparedRequest) -> tuple[str | None, int | None]:
+    parts = urlsplit(request.url or "")
+    return parts.hostname, parts.port
 
 
 def _is_file(request: PreparedRequest) -> bool:

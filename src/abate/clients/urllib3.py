@@ -26,6 +26,7 @@ from functools import partial
 from http.client import HTTPResponse
 from socket import socket as Socket
 from typing import Any, Generic, TypeVar
+from urllib.parse import urlsplit
 
 import urllib3
 from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPHeaderDict, HTTPSConnectionPool, Retry, Timeout
@@ -46,11 +47,14 @@ from abate.clients.exchange import (
     CUT_OFF,
     READ_AT_MOST,
     JudgeError,
+    Key,
+    KeyOf,
     OnResponses,
     Plan,
     ReadResponse,
     Stopwatch,
     Timeouts,
+    key_of,
     new_key,
     reading_time,
     travelling,
@@ -77,6 +81,8 @@ class PoolManager(urllib3.PoolManager):
     * `timeouts`: an object whose ``request()`` and ``connect()`` bound the timeouts further, and whose
       ``observe(seconds)`` is told how long each good response took to come, without connecting. If it has
       ``observe_connect(seconds)``, that is told how long each new connection took to open, TLS included.
+    * `key`: ``"host"`` gives each host and port a budget, gate and shelter of its own (see `Policy.keyed`); so does a
+      function of the URL, for what it answers.
     * everything else goes to urllib3. Of `retries` only the limits for redirects are kept, with a warning.
 
     The last response is returned as it is; the last error is urllib3's own, never a ``MaxRetryError`` around it.
@@ -94,10 +100,24 @@ class PoolManager(urllib3.PoolManager):
     """
 
     def __init__(
-        self, policy: Policy, *, idempotency_key: bool = False, timeouts: Timeouts | None = None, **kwargs: Any
+        self,
+        policy: Policy,
+        *,
+        idempotency_key: bool = False,
+        timeouts: Timeouts | None = None,
+        key: Key = None,
+        **kwargs: Any,
     ) -> None:
         self._sender = Sender(
-            "urllib3", policy, judge, _read, let_go, idempotency_key=idempotency_key, timeouts=timeouts
+            "urllib3",
+            policy,
+            judge,
+            _read,
+            let_go,
+            idempotency_key=idempotency_key,
+            timeouts=timeouts,
+            key=key,
+            host=_host,
         )
         if (retries := kwargs.get("retries")) is not None:
             warn_of(retries if isinstance(retries, Retry) else Retry.from_int(retries), stacklevel=3)
@@ -157,7 +177,11 @@ class _Pool(HTTPConnectionPool):
                 _load(response)
             return response
 
-        return self.sender.send(method, own, timeout, replayable, once)
+        return self.sender.send(method, own, timeout, replayable, once, f"{self.scheme}://{self._authority()}{url}")
+
+    def _authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port is None else f"{host}:{self.port}"
 
 
 class _HTTPSPool(_Pool, HTTPSConnectionPool):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -181,6 +205,8 @@ class Sender(Generic[R]):
         *,
         idempotency_key: bool,
         timeouts: Timeouts | None,
+        key: Key,
+        host: KeyOf,
     ) -> None:
         if not isinstance(idempotency_key, bool):
             raise TypeError(f"idempotency_key must be True or False, not {idempotency_key!r}")
@@ -198,9 +224,12 @@ class Sender(Generic[R]):
         self._let_go = let_go
         self._keys = idempotency_key
         self._timeouts = timeouts
+        self._key, self._host = key, host
+        self._key_of = key_of(key, host)
 
     def __reduce__(self) -> tuple[Callable[..., Sender[R]], tuple[Any, ...]]:
-        return partial(Sender, idempotency_key=self._keys, timeouts=self._timeouts), self._made_from
+        made = partial(Sender, idempotency_key=self._keys, timeouts=self._timeouts, key=self._key, host=self._host)
+        return made, self._made_from
 
     def send(
         self,
@@ -209,11 +238,12 @@ class Sender(Generic[R]):
         timeout: Timeout,
         replayable: bool,
         once: Callable[[Timeout], R],
+        request: object,
     ) -> R:
-        """Make a call of it: `once` makes an attempt, within the timeout it is given."""
+        """Make a call of it: `once` makes an attempt, within the timeout it is given; `request` is what has a key."""
         if self._keys and not http.repeatable(method, headers):
             headers[http.KEY_HEADER] = new_key()
-        policy = self._plan.for_request(method, headers, replayable=replayable)
+        policy = self._plan.for_request(method, headers, replayable=replayable, key=self._key_of(request))
         held: R | None = None
         attempts = 0
 
@@ -283,6 +313,11 @@ def judge(error: Exception) -> Ruling | None:
     if isinstance(error, InvalidHeader):
         return BLIP
     return nature(error) if isinstance(error, OSError) else None
+
+
+def _host(url: str) -> tuple[str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.hostname, parts.port
 
 
 def warn_of(retry: Retry, stacklevel: int) -> None:
