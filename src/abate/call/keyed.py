@@ -44,14 +44,15 @@ Path = tuple[Hashable, ...]
 
 
 class Apart:
-    """What a key has for itself. Policies of the key hold it, and with it the key is found again."""
+    """What a key has for itself. Policies of the key hold it, and with it they and the key are found again."""
 
-    __slots__ = ("__weakref__", "budget", "gate", "shelter")
+    __slots__ = ("__weakref__", "budget", "gate", "made", "shelter")
 
     def __init__(self, budget: Budget, gate: Gate | None, shelter: Shelter | None) -> None:
         self.budget = budget.apart()
         self.gate = None if gate is None else gate.apart()
         self.shelter = None if shelter is None else shelter.apart()
+        self.made: dict[int, ref[Policy]] = {}
 
 
 class Entry(Generic[P]):
@@ -106,11 +107,16 @@ class Keys:
         if abs(now - self._sweep) >= IDLE / 4:
             self._sweep = now
             self._drop(now)
-        copy = entry.copies.get(number)
-        if copy is None:
-            copy = entry.copies.setdefault(number, make(entry.apart, path))
-            if len(entry.copies) > MOST_COPIES:
-                entry.copies.pop(next(iter(entry.copies.copy())), None)
+        return entry.copies.get(number) or self._copy(entry, path, number, make)
+
+    def _copy(self, entry: Entry[Policy], path: Path, number: int, make: Callable[[Apart, Path], Policy]) -> Policy:
+        made = entry.apart.made
+        held = made.get(number)
+        copy = entry.copies.setdefault(number, (None if held is None else held()) or make(entry.apart, path))
+        made[number] = ref(copy)
+        for kept in (entry.copies, made):
+            if len(kept) > MOST_COPIES:
+                kept.pop(next(iter(kept.copy())), None)
         return copy
 
     def _enter(self, path: Path, now: float) -> Entry[Policy]:
