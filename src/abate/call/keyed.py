@@ -125,6 +125,7 @@ class Keys:
         if apart is None:
             apart = Apart(self._budget, self._gate, self._shelter)
         entry = self._entries.setdefault(path, Entry(apart, now))
+        self._held.pop(path, None)
         if len(self._entries) > self.most:
             self._drop(now)
         return entry
