@@ -85,7 +85,12 @@ each_client = pytest.mark.parametrize("client", CLIENTS, ids=lambda client: clie
 
 
 def sheltered(**settings):
-    given = {"name": "hooks", "on": abate.http.transient, "attempts": 1, "backoff": abate.Backoff(60.0, 60.0, jitter="none")}
+    given = {
+        "name": "hooks",
+        "on": abate.http.transient,
+        "attempts": 1,
+        "backoff": abate.Backoff(60.0, 60.0, jitter="none"),
+    }
     return Policy(**{**given, "shelter": Shelter(name="hooks", patience=0.2), **settings})
 
 
