@@ -333,3 +333,18 @@ def test_a_child_has_the_keys_of_its_parent():
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_shelters_of_keys_are_shown_as_one():
+    """As bad as the worst of them, under the policy's name."""
+    from abate.observe.snapshot import snapshot
+
+    with VirtualClock():
+        policy = make(shelter=Shelter(name="of keys"), attempts=1)
+        policy.keyed("up").call(Script("fine"))
+        with pytest.raises(ConnectionError):
+            policy.keyed("down").call(Script(ConnectionError()))
+        (seen,) = [view for view in snapshot().shelters if view.name == "of keys"]
+        assert seen.state == "probing"
+        assert len(policy.shelters) == 3
+    assert make().shelters == []

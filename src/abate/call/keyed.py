@@ -99,6 +99,11 @@ class Keys:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def shelters(self) -> list[Shelter]:
+        """The shelters of the keys that are kept."""
+        entries = self._entries.copy()
+        return [entry.apart.shelter for entry in entries.values() if entry.apart.shelter is not None]
+
     def policy(self, path: Path, number: int, make: Callable[[Apart, Path], Policy]) -> Policy:
         """Return the policy of a key for the policy of that number; where there is none, make it."""
         now = current().now()

@@ -345,6 +345,11 @@ class Policy(Shared):
         """How many keys are kept at most."""
         return self._keys.most
 
+    @property
+    def shelters(self) -> list[Shelter]:
+        """The policy's shelter, and those of its keys."""
+        return [] if self.shelter is None else [self.shelter, *self._keys.shelters()]
+
     def _settings(self) -> dict[str, Any]:
         on, unless = self._given
         renamed = {"on": on, "unless": unless, "attempts": self.max_attempts}
