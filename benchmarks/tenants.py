@@ -184,7 +184,8 @@ def main(seconds: float = 15.0, rounds: int = 3) -> None:
             for candidate in CANDIDATES:
                 runs = [measured(candidate, attack, port, seconds, seed) for seed in range(rounds)]
                 served, p50, p90 = (statistics.median(each[name] for each in runs) for name in ("served", "p50", "p90"))
-                print(f"| {attack} | {candidate} | {served:.1f} | {p50:.0f} | {p90:.0f} |", flush=True)
+                waits = " | ".join("–" if wait != wait else f"{wait:.0f}" for wait in (p50, p90))
+                print(f"| {attack} | {candidate} | {served:.1f} | {waits} |", flush=True)
         server.terminate()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 
 import abate
 from abate import Policy, Refused, Ruling, Shelter, Throttle
+from abate.call import threads
+from abate.call.machine import Call
 from abate.testing import Script, VirtualClock
 
 
@@ -351,6 +354,75 @@ def test_a_server_that_hangs_for_everybody_is_noticed_though_deadlines_cut_the_c
 
         asyncio.run(main())
     assert len(sent) < 60
+
+
+def test_what_a_deadline_cut_off_in_calm_starts_the_counting_and_no_more():
+    """A stand-in asks nobody in calm: those after it have to be counted, or a server that hangs is never noticed."""
+    with VirtualClock() as clock:
+        policy = sheltered(timeout=None)
+        for _ in range(60):
+            policy.call(clock.sleep, 0.05)
+        weather = policy.shelter.door().weather
+        assert weather.calm
+        for _ in range(3):
+            with abate.deadline(0.0), pytest.raises(TimeoutError):
+                threads.drive(policy, TimeoutError(), 0, print, (), {})
+            assert (weather.calm, weather.state, weather.failed, weather.failures) == (False, "calm", -inf, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "lent", "allowed", "verdict"),
+    [
+        ({"attempt_timeout": 1.0, "timeout": 5.0}, False, 1.0, False),
+        ({"attempt_timeout": 1.0, "timeout": 5.0}, False, 0.9, None),
+        ({"attempt_timeout": 1.0, "timeout": None}, True, 0.9, None),
+        ({"timeout": 5.0}, False, 5.0, False),
+        ({"timeout": 5.0}, False, 2.5, False),
+        ({"timeout": 5.0}, False, 2.4, None),
+        ({"timeout": 5.0}, True, 4.9, None),
+        ({"timeout": None}, True, 60.0, None),
+    ],
+)
+@pytest.mark.parametrize("early", [0.0, 0.01])
+def test_whose_time_it_was(settings, lent, allowed, verdict, early):
+    """At the end of a call's time: an attempt that had its own, or a good part of the policy's, is a verdict."""
+    told = []
+
+    class Gate(abate.Gate):
+        name = "gate"
+
+        def enter(self, retry):
+            return None
+
+        def leave(self, accepted):
+            told.append(accepted)
+
+    call = Call(Policy(on=ON, gate=Gate(), **settings), deadline=100.0, lent=lent)
+    call.begin()
+    call.allowance(100.0 - allowed)
+    call.failed(TimeoutError(), 100.0 - early)
+    assert told == [verdict]
+
+
+@pytest.mark.parametrize(("error", "verdict"), [(Answer(503), False), (Answer(500), True), (ConnectionError(), False)])
+def test_an_answer_at_the_last_moment_is_a_verdict(error, verdict):
+    """It came in time, and so did a connection that broke. A 504 may be about this very deadline."""
+    told = []
+
+    class Gate(abate.Gate):
+        name = "gate"
+
+        def enter(self, retry):
+            return None
+
+        def leave(self, accepted):
+            told.append(accepted)
+
+    for seen in (error, Answer(504)):
+        call = Call(Policy(on=ON, gate=Gate()), deadline=100.0, lent=True)
+        call.begin()
+        call.failed(seen, 100.0)
+    assert told == [verdict, None]
 
 
 def test_a_probe_that_its_caller_cuts_off_is_followed_by_the_next_after_a_pause():
