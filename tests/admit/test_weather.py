@@ -901,6 +901,15 @@ def test_an_answer_without_a_ticket_counts():
     assert weather.in_flight == 0
 
 
+def test_what_was_cut_off_does_not_end_a_silence():
+    """It is no word from the server: ten others are out as long as before."""
+    weather, now = settled()
+    tickets = [weather.send(now) for _ in range(START + 1)]
+    weather.void(tickets[0], now + 4.0, sent=True)
+    weather.offered(now + 5.0)
+    assert weather.state == "storm"
+
+
 # -- whatever happens
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import abate
 from abate import Policy, Refused, Ruling, Shelter, Throttle
 from abate.call import threads
+from abate.call.hedge import FIRST, Race
 from abate.call.machine import Call
 from abate.testing import Script, VirtualClock
 
@@ -189,6 +190,20 @@ def test_the_call_that_was_given_a_hint_never_comes_back_before_it():
         policy.call(told)
         assert came[1] - came[0] >= 20.0
         assert policy.shelter.state == "calm"
+
+
+def test_a_hinted_call_draws_its_delay_once_whether_or_not_it_is_sheltered():
+    """The same chance gives the same delay."""
+
+    def until(policy):
+        with VirtualClock() as clock:
+            for _ in range(20):
+                policy.call(clock.sleep, 0.05)
+            call = Call(policy)
+            call.begin()
+            return call.failed(Answer(429, **{"Retry-After": "20"}), clock.now()).until - clock.now()
+
+    assert until(sheltered(timeout=None)) == until(tenants_policy(timeout=None))
 
 
 def outage(make, seconds=20.0, rate=50.0, **options):
@@ -472,6 +487,21 @@ def test_timeouts_learn_nothing_from_what_a_deadline_cut_off():
         for _ in range(100):
             cut_off(0.08, 5.0)
         assert learned.request() == pytest.approx(0.16, rel=0.05)
+
+
+def test_a_hedge_learns_nothing_from_what_a_deadline_cut_off():
+    """Neither that the server is slow, nor that it is quick."""
+    with VirtualClock() as clock:
+        learned = abate.Timeouts(false_rate=0.1, ceiling=10.0)
+        for _ in range(100):
+            learned.observe(0.1)
+        before = learned.request()
+        for left in [0.08] * 100:
+            with abate.deadline(left):
+                race = Race(tenants_policy(), learned, clock)
+                clock.sleep(left)
+                race.ended(FIRST, abate.Outcome(TimeoutError()))
+        assert learned.request() == before
 
 
 # -- keys
