@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 import threading
+from weakref import ref
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 import abate
 from abate import Budget, Permits, Policy, Shelter, Throttle, TokenBucket, registry
-from abate.call.keyed import IDLE, MOST, MOST_COPIES, SPARE
+from abate.call.keyed import IDLE, MOST, MOST_COPIES, SPARE, Apart, _forget
 from abate.testing import Script, VirtualClock
 from tests.reentry import at_every_bytecode
 
@@ -251,6 +252,32 @@ def test_a_key_with_calls_in_flight_is_not_lost():
             await clock.asleep(1.0)
 
         asyncio.run(policy.keyed("busy").acall(load))
+
+
+def test_what_another_thread_has_dropped_already_is_left_alone():
+    """Two may look for what is idle at the same moment."""
+
+    class Emptied(dict):
+        def pop(self, key, default=None):
+            super().pop(key)
+            return default
+
+    with VirtualClock() as clock:
+        policy = make()
+        policy.keyed("idle")
+        policy._keys._entries = Emptied(policy._keys._entries)
+        clock.advance(2 * IDLE)
+        policy.keyed("used")
+        assert not policy._keys._held
+
+
+def test_a_key_that_has_come_back_is_not_forgotten_with_what_it_had_before():
+    """The collector may tell late that something is gone."""
+    budget = Budget()
+    before, after = Apart(budget, None, None), Apart(budget, None, None)
+    held = {("a",): ref(after)}
+    _forget(held, ("a",), ref(before))
+    assert held[("a",)]() is after
 
 
 def test_copies_of_a_key_are_bounded():

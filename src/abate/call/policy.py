@@ -377,8 +377,8 @@ class Policy(Shared):
         return self._settings()
 
     def __repr__(self) -> str:
-        defaults: dict[str, object] = dict.fromkeys(("clock", "rng", "gate", "shelter", "idempotent"))
-        defaults |= {"unless": (), "keys": MOST}
+        defaults: dict[str, object] = {"unless": (), "keys": MOST, "clock": None, "rng": None}
+        defaults |= {"gate": None, "shelter": None, "idempotent": None}
         shown = (
             f"{name}={_shown(value)}"
             for name, value in self._settings().items()

@@ -224,7 +224,8 @@ class Sender(Generic[R]):
         self._let_go = let_go
         self._keys = idempotency_key
         self._timeouts = timeouts
-        self._key, self._host = key, host
+        self._key: Key = key
+        self._host = host
         self._key_of = key_of(key, host)
 
     def __reduce__(self) -> tuple[Callable[..., Sender[R]], tuple[Any, ...]]:
