@@ -58,8 +58,9 @@ bench: $(BENCH) ## abate beside its peers, as ratios
 	$(BIN)/python benchmarks/observe.py
 	$(BIN)/python benchmarks/page.py
 
-storm: $(BENCH) ## Outages, on real sockets: abate beside its peers, and without each of its parts (12 minutes)
+storm: $(BENCH) ## Outages, on real sockets: abate beside its peers, and without each of its parts (15 minutes)
 	$(BIN)/python benchmarks/storm/run.py --short --minutes 12
+	$(BIN)/python benchmarks/tenants.py 4 1
 
 stress: $(DEV) ## Threads, tasks, forks, signals, the collector at random points, on every store (10 minutes)
 	$(BIN)/python benchmarks/stress/run.py

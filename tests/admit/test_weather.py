@@ -88,6 +88,14 @@ def closed(now=0.0, plan=EXACT, rng=None):
     return weather
 
 
+def all_fails(weather, now, until=None, plan=EXACT):
+    """Enough failures in a row to close it, each with the same hint."""
+    for _ in range(ROW):
+        assert weather.state != "probing"
+        weather.bad(weather.send(now), now, plan, until)
+    assert weather.state == "probing"
+
+
 # -- the beginning
 
 
@@ -718,32 +726,50 @@ def test_the_pauses_begin_anew_after_an_answer():
 # -- hints
 
 
-@given(hint=st.floats(0.001, 1000.0))
-def test_a_hint_closes_until_then(hint):
-    """Though all was well a moment ago."""
+@given(hint=st.floats(0.001, 5.0))
+def test_a_hint_that_all_are_given_closes_until_then(hint):
+    """Where all fails, it is for everybody."""
     weather, now = settled()
-    weather.bad(weather.send(now), now, Backoff(0.0, 0.0), until=now + hint)
-    assert weather.state == "probing"
+    all_fails(weather, now, now + hint, Backoff(0.0, 0.0))
     assert weather.shut() == now + hint
     assert not weather.may_send(nextafter(now + hint, -inf))
     assert weather.may_send(now + hint)
 
 
-def test_an_answer_does_not_open_before_the_hint():
-    """The server said when."""
+@given(hint=st.floats(0.0, 1000.0), failures=st.integers(1, ROW - 1))
+def test_a_hint_that_some_are_given_closes_nothing(hint, failures):
+    """Up to four, in a calm: the others are not held back by what these were told."""
+    weather, now = settled()
+    for _ in range(failures):
+        weather.bad(weather.send(now), now, EXACT, now + hint)
+    assert weather.state == "calm"
+    assert weather.may_send(now)
+
+
+@given(patience=st.floats(0.1, 100.0), hint=st.floats(0.0, 1e6))
+def test_no_hint_closes_for_longer_than_half_of_the_patience(patience, hint):
+    """Whatever the server asks for: those who wait learn in time whether it still holds."""
+    weather = Weather(random.Random(1), 0.0, patience)
+    weather.bad(weather.send(0.0), 0.0, Backoff(0.0, 0.0), until=hint)
+    assert weather.shut() == min(hint, patience / 2)
+
+
+def test_an_answer_ends_a_hint():
+    """Whoever was told is held back by itself; the server serves others."""
     weather, now = settled()
     late = weather.send(now)
-    weather.bad(weather.send(now), now, EXACT, until=now + 20.0)
+    all_fails(weather, now, now + 20.0)
+    assert weather.due() == now + 20.0
     weather.good(late, now + 1.0, 0)
     assert weather.state == "recovering"
-    assert weather.due() == now + 20.0
+    assert weather.may_send(now + 1.0)
 
 
 def test_a_hint_that_comes_late_counts_and_closes_nothing_else():
     """From an attempt that was in flight when it closed: its instant holds, the pause is not a longer one."""
     weather, now = settled()
     late = weather.send(now)
-    weather.bad(weather.send(now), now, EXACT, until=now + 1.0)
+    all_fails(weather, now, now + 1.0)
     opens, epoch = weather.opens, weather.epoch
     weather.bad(late, now, EXACT, until=now + 5.0)
     assert weather.shut() == now + 5.0
@@ -827,7 +853,7 @@ def test_what_was_in_flight_when_it_closed_takes_no_room_and_frees_none(end):
     """It may never come back; when it does, it is not counted."""
     weather, now = settled()
     left = [weather.send(now) for _ in range(5)]
-    weather.bad(weather.send(now), now, EXACT, until=now + 1.0)
+    all_fails(weather, now)
     assert weather.in_flight == 0
     probe = weather.send(now + 2.0)
     assert weather.in_flight == 1
@@ -848,7 +874,7 @@ def test_failures_of_what_was_in_flight_when_it_closed_lengthen_no_pause():
     """They are from before."""
     weather, now = settled()
     left = [weather.send(now) for _ in range(50)]
-    weather.bad(weather.send(now), now, EXACT, until=now + 1.0)
+    all_fails(weather, now)
     opens = weather.opens
     for ticket in left:
         weather.bad(ticket, now + 0.1, EXACT)
@@ -875,6 +901,15 @@ def test_an_answer_without_a_ticket_counts():
     assert weather.in_flight == 0
 
 
+def test_what_was_cut_off_does_not_end_a_silence():
+    """It is no word from the server: ten others are out as long as before."""
+    weather, now = settled()
+    tickets = [weather.send(now) for _ in range(START + 1)]
+    weather.void(tickets[0], now + 4.0, sent=True)
+    weather.offered(now + 5.0)
+    assert weather.state == "storm"
+
+
 # -- whatever happens
 
 
@@ -884,7 +919,7 @@ class Whatever(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 1000), start=st.sampled_from([0.0, 1e6, -50.0]))
     def begin(self, seed, start):
         self.now = start
-        self.weather = Weather(random.Random(seed), start)
+        self.weather = Weather(random.Random(seed), start, 20.0)
         self.out, self.hint = [], -inf
         self.overdue = 0
         self.plan = Backoff(0.2, 30.0)
@@ -914,30 +949,41 @@ class Whatever(RuleBasedStateMachine):
     @precondition(lambda self: self.out)
     @rule(data=st.data(), waiting=st.sampled_from([0, 0, 1, 300]), times=st.integers(1, 12))
     def answer(self, data, waiting, times):
+        self.hint = self.hint if self.weather.state != "probing" else -inf
         for _ in range(min(times, len(self.out))):
             self.weather.good(self.take(data), self.now, waiting)
 
     @precondition(lambda self: self.out)
-    @rule(data=st.data(), hint=st.sampled_from([None] * 6 + [0.0, 0.5, 15.0]), times=st.integers(1, 8))
-    def fail(self, data, hint, times):
+    @rule(
+        data=st.data(),
+        hint=st.sampled_from([None] * 6 + [0.0, 0.5, 15.0]),
+        times=st.integers(1, 8),
+        taken=st.booleans(),
+    )
+    def fail(self, data, hint, times, taken):
         for _ in range(min(times, len(self.out))):
             until = None if hint is None else self.now + hint
-            limit = self.weather.limit
-            self.weather.bad(self.take(data), self.now, self.plan, until)
+            limit, state, failing = self.weather.limit, self.weather.state, self.weather.failing
+            own = taken and state != "probing" and self.weather.serves(self.now)
+            self.weather.bad(self.take(data), self.now, self.plan, until, taken=taken)
             assert self.weather.limit <= limit, "a failure never lets more be sent"
-            self.hint = max(self.hint, -inf if until is None else until)
+            if own:
+                assert (limit, state, failing) == (self.weather.limit, self.weather.state, self.weather.failing)
+            elif self.weather.state == "probing" and until is not None:
+                self.hint = max(self.hint, min(until, self.now + 10.0))
 
     @precondition(lambda self: self.out)
-    @rule(data=st.data())
-    def break_off(self, data):
+    @rule(data=st.data(), sent=st.booleans())
+    def break_off(self, data, sent):
         before = self.weather.limit, self.weather.failing, self.weather.state
-        self.weather.void(self.take(data), self.now)
+        self.weather.void(self.take(data), self.now, sent)
         assert before == (self.weather.limit, self.weather.failing, self.weather.state)
 
     @rule(fine=st.booleans(), hearsay=st.booleans())
     def hear(self, fine, hearsay):
         """Of an attempt without a ticket."""
         if fine:
+            self.hint = self.hint if self.weather.state != "probing" else -inf
             self.weather.good(None, self.now, 0)
         else:
             self.weather.bad(None, self.now, self.plan, None, hearsay)

@@ -122,7 +122,7 @@ def test_a_loop_that_is_left_before_its_attempt_leaves_the_gate(block, policy, d
     """An attempt that was admitted and not used gives its place back."""
     gate = door()
     loop(block, policy.replace(gate=gate), lambda attempt: True)
-    assert (gate.entered, gate.left) == ([False], [False])
+    assert (gate.entered, gate.left) == ([False], [None])
 
 
 def test_errors_of_a_loop_that_is_left_are_freed_at_once(block, policy):
@@ -153,7 +153,7 @@ def test_an_attempt_that_is_not_used_is_an_error(block, policy, door):
     with pytest.raises(RuntimeError, match="put the body of the loop into `with attempt:`"):
         loop(block, policy.replace(gate=gate), lambda attempt: runs.append(attempt.number))
     assert runs == [1]
-    assert gate.left == [False]
+    assert gate.left == [None]
 
 
 def test_an_attempt_is_used_once(block, policy, budget):
@@ -231,7 +231,7 @@ def test_what_asks_the_program_to_end_passes_through_the_block(block, policy, do
 
     with pytest.raises(Exit):
         loop(block, policy.replace(gate=gate), body)
-    assert gate.left == [False, False]
+    assert gate.left == [False, None]
     assert (budget.granted, budget.refunded) == (1, 0)
     assert abate_events.of(GaveUp) == [GaveUp("orders", "cancelled", 1, 0.0, end)]
 

@@ -64,11 +64,11 @@ def test_a_hedge_that_the_gate_refuses_is_refunded(run, counting_budget, door):
         ("fine", True),
         (OSError(), False),
         (LookupError(), True),
-        (after(600.0, "never"), True),
+        (after(600.0, "never"), None),
     ],
 )
 def test_a_hedge_leaves_the_gate_with_what_became_of_it(run, door, second, accepted):
-    """Taken by the server: an answer, an error that is nobody's to retry; being cut off says nothing against it."""
+    """Taken by the server: an answer, an error that is nobody's to retry; being cut off says nothing about it."""
     gate = door()
     script = Script(after(60.0, "slow"), second)
 

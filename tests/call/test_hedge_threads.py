@@ -197,7 +197,7 @@ def test_a_hedge_for_which_there_is_no_thread_is_refunded(bench, counting_budget
     assert len(work.threads) == 1
 
 
-@pytest.mark.parametrize(("second", "accepted"), [("fine", True), (OSError(), False), (SystemExit(), True)])
+@pytest.mark.parametrize(("second", "accepted"), [("fine", True), (OSError(), False), (SystemExit(), None)])
 def test_a_permit_is_held_until_the_attempt_has_ended(bench, second, accepted):
     """Also by one that has lost; it is given back with what became of it."""
     left = threading.Event()

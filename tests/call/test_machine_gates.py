@@ -57,13 +57,13 @@ def test_a_fatal_error_was_accepted_by_the_server(make, door):
     assert gate.left == [True]
 
 
-def test_a_result_that_is_not_good_was_not_accepted(make, door):
-    """A result that is worth another attempt counts like a retryable error."""
+def test_a_result_that_is_not_good_was_accepted(make, door):
+    """A result that is worth another attempt is an answer of the server, which took the request."""
     gate = door()
     call = make(gate, on=on_result(lambda result: result is None))
     call.begin()
     assert call.failed(Outcome(result=None), 0.0) == Wait(1.0)
-    assert gate.left == [False]
+    assert gate.left == [True]
 
 
 def test_a_refused_first_attempt_raises_refused(make, door, budget, abate_events):
@@ -115,7 +115,7 @@ def test_a_refused_retry_stops_the_call_and_refunds_it(make, door, budget, abate
     ]
 
 
-def test_an_attempt_that_is_broken_off_leaves_the_gate_unaccepted(make, door, budget):
+def test_an_attempt_that_is_broken_off_leaves_the_gate_without_a_verdict(make, door, budget):
     """The attempt was made, so its withdrawal is spent; whether the server took it is not known."""
     gate = door()
     call = make(gate)
@@ -123,7 +123,7 @@ def test_an_attempt_that_is_broken_off_leaves_the_gate_unaccepted(make, door, bu
     call.failed(ERROR, 0.0)
     call.begin()
     call.broken_off(KeyboardInterrupt())
-    assert gate.left == [False, False]
+    assert gate.left == [False, None]
     assert (budget.granted, budget.refunded) == (1, 0)
 
 

@@ -144,6 +144,7 @@ CHANGES = {
     "idempotent": True,
     "max_hint": 60.0,
     "raises": "exhausted",
+    "keys": 5,
     "clock": CLOCK,
     "rng": RNG,
 }

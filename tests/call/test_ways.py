@@ -142,11 +142,11 @@ def test_a_gate_that_refuses_a_retry_of_a_wrapping_policy(way, door):
 
 
 def test_an_attempt_that_is_broken_off_leaves_its_gate(way, door, abate_events):
-    """The gate is told that the attempt was not accepted, and the sinks that the call was cancelled."""
+    """The gate is told that there is no verdict on the attempt, and the sinks that the call was cancelled."""
     gate, gone, end = door(), Gone(), Exit()
     with pytest.raises(Exit):
         way(policy(gate=gate), Script(gone, end))
-    assert gate.left == [False, False]
+    assert gate.left == [False, None]
     assert abate_events == [
         FirstFailure("orders", "blip", gone),
         Retry("orders", 1, 0.0, "blip", None, gone),

@@ -18,6 +18,8 @@ BLIP = abate.Ruling.blip()
 OVERLOAD = abate.Ruling.overload()
 UNREACHED = abate.Ruling.blip(reached=False)
 FATAL = abate.Ruling.fatal()
+SAID_NO = abate.Ruling.overload(answered=True)
+BROKE = abate.Ruling.blip(answered=True)
 
 
 def error(code, status=400, *headers):
@@ -78,17 +80,17 @@ def ruling(call, *args, **kwargs):
 @pytest.mark.parametrize(
     ("code", "status", "expected"),
     [
-        ("ThrottlingException", 400, OVERLOAD),
-        ("Throttling", 400, OVERLOAD),
-        ("ProvisionedThroughputExceededException", 400, OVERLOAD),
-        ("RequestLimitExceeded", 400, OVERLOAD),
-        ("TooManyRequestsException", 400, OVERLOAD),
-        ("SomethingNobodyKnows", 429, OVERLOAD),
-        ("SomethingNobodyKnows", 502, BLIP),
+        ("ThrottlingException", 400, SAID_NO),
+        ("Throttling", 400, SAID_NO),
+        ("ProvisionedThroughputExceededException", 400, SAID_NO),
+        ("RequestLimitExceeded", 400, SAID_NO),
+        ("TooManyRequestsException", 400, SAID_NO),
+        ("SomethingNobodyKnows", 429, SAID_NO),
+        ("SomethingNobodyKnows", 502, BROKE),
         ("SomethingNobodyKnows", 504, OVERLOAD),
-        ("InternalServerError", 500, BLIP),
-        ("ServiceUnavailable", 503, OVERLOAD),
-        ("TransactionConflictException", 400, BLIP),
+        ("InternalServerError", 500, BROKE),
+        ("ServiceUnavailable", 503, SAID_NO),
+        ("TransactionConflictException", 400, BROKE),
         ("ValidationException", 400, FATAL),
         ("ConditionalCheckFailedException", 400, FATAL),
         ("AccessDeniedException", 400, FATAL),
@@ -106,11 +108,11 @@ def test_the_codes_of_json_services(code, status, expected):
 @pytest.mark.parametrize(
     ("code", "status", "expected"),
     [
-        ("SlowDown", 503, OVERLOAD),
+        ("SlowDown", 503, SAID_NO),
         ("RequestTimeout", 400, OVERLOAD),
-        ("InternalError", 500, BLIP),
-        ("ServiceUnavailable", 503, OVERLOAD),
-        ("OperationAborted", 409, BLIP),
+        ("InternalError", 500, BROKE),
+        ("ServiceUnavailable", 503, SAID_NO),
+        ("OperationAborted", 409, BROKE),
         ("NoSuchKey", 404, FATAL),
         ("PreconditionFailed", 412, FATAL),
     ],
@@ -127,7 +129,7 @@ def test_an_error_without_a_status_is_fatal():
     stripped = exceptions.ClientError({"Error": {"Code": "Unheard"}}, "SelectObjectContent")
     assert transient.judge(abate.Outcome(error=stripped)) == FATAL
     throttled = exceptions.EventStreamError({"Error": {"Code": "SlowDown"}}, "SelectObjectContent")
-    assert transient.judge(abate.Outcome(error=throttled)) == OVERLOAD
+    assert transient.judge(abate.Outcome(error=throttled)) == SAID_NO
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,7 @@ def test_an_error_without_a_status_is_fatal():
 def test_hints_of_the_service(headers, hint):
     """Retry-After, and AWS's own header in milliseconds; the longer counts, and what cannot be read is none."""
     with Server(error("ThrottlingException", 400, *headers)) as server:
-        assert ruling(list_tables, server.url) == abate.Ruling.overload(hint)
+        assert ruling(list_tables, server.url) == abate.Ruling.overload(hint, answered=True)
 
 
 def test_a_fatal_error_has_no_hint():
@@ -271,7 +273,7 @@ def test_boto3_makes_one_request_as_well():
     with Server(*[s3_error("InternalError", 500)] * 5) as server:
         session = boto3.Session(**KEYS)
         store = session.resource("s3", endpoint_url=server.url, config=config(s3={"addressing_style": "path"}))
-        assert ruling(store.Object("orders", "42").get) == BLIP
+        assert ruling(store.Object("orders", "42").get) == BROKE
         store.meta.client.close()
         assert len(server.requests) == 1
 

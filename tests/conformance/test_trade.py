@@ -214,12 +214,26 @@ def test_few_failures_among_many_answers_are_no_storm(store):
         assert forecast.state == state
 
 
-def test_a_hint_closes_the_doors_of_all(store, clock):
-    """For as long as was asked, from when it was told."""
-    store.trade("a:1:00", [Sight("x", "calm", 1, 0, 30.0)])
+def test_a_hint_in_a_storm_closes_the_doors_of_all(store, clock):
+    """For as long as was asked, from when it was told; the first answer opens them."""
+    store.trade("a:1:00", [Sight("x", "probing", 0, 3, 20.0)])
     clock.advance(10.0)
+    (forecast,) = store.trade("b:2:ff", [Sight("x", "calm", 0, 0, 0.0)])
+    assert (forecast.state, forecast.closed, forecast.members) == ("storm", 10.0, 1)
     (forecast,) = store.trade("b:2:ff", [Sight("x", "calm", 1, 0, 0.0)])
-    assert (forecast.state, forecast.closed, forecast.members) == ("calm", 20.0, 1)
+    assert (forecast.state, forecast.closed) == ("recovering", 0.0)
+
+
+def test_what_one_member_is_told_closes_no_other_door(store):
+    """While others are answered: its failures and hints may be those of one of its callers."""
+    store.trade("a:1:00", [Sight("x", "calm", 5, 0, 0.0)])
+    for _ in range(3):
+        for member, sight in (
+            ("b:2:ff", Sight("x", "probing", 0, 9, 299.0)),
+            ("a:1:00", Sight("x", "calm", 5, 0, 0.0)),
+        ):
+            (forecast,) = store.trade(member, [sight])
+            assert (forecast.state, forecast.closed) == ("calm", 0.0)
 
 
 def test_what_a_fleet_and_a_ledger_count_is_one_budget(store):

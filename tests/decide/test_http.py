@@ -43,7 +43,11 @@ def message(**headers):
 def test_the_table_of_every_status():
     """Every status from 100 to 599 has the ruling that is written down, 501 and 505 being fatal."""
     expected = {
-        code: None if code < 400 else Ruling(True, RETRIED[code]) if code in RETRIED else FATAL
+        code: None
+        if code < 400
+        else Ruling(True, RETRIED[code], answered=code not in (408, 504))
+        if code in RETRIED
+        else FATAL
         for code in range(100, 600)
     }
     assert {code: judge(code) for code in range(100, 600)} == expected
@@ -57,7 +61,7 @@ def test_a_status_beyond_the_table_is_fatal(code):
 
 def test_an_enum_is_a_status():
     """`http.HTTPStatus` is as good as a number."""
-    assert judge(HTTPStatus.SERVICE_UNAVAILABLE) == Ruling.overload()
+    assert judge(HTTPStatus.SERVICE_UNAVAILABLE) == Ruling.overload(answered=True)
 
 
 @pytest.mark.parametrize("safe", [True, False, None])
@@ -85,13 +89,13 @@ def test_the_ruling_carries_whether_the_request_is_safe(safe):
 def test_the_hint_is_found_whatever_the_case(headers):
     """In a plain dict, and in the message of http.client, which is no mapping."""
     assert judge(503, headers).hint == 7.0
-    assert judge(500, headers) == Ruling(True, "blip", 7.0)
+    assert judge(500, headers) == Ruling(True, "blip", 7.0, answered=True)
 
 
 @pytest.mark.parametrize("headers", [None, {}, {"Retry-After": "soon"}, {"Retry-After": ""}, {"Retry": "7"}, message()])
 def test_without_a_readable_header_there_is_no_hint(headers):
     """The own backoff counts."""
-    assert judge(503, headers) == Ruling.overload()
+    assert judge(503, headers) == Ruling.overload(answered=True)
 
 
 def test_a_date_is_measured_against_the_response_itself():
@@ -215,7 +219,7 @@ def aiohttp_error(code, method):
 @pytest.mark.parametrize(("method", "safe"), [("GET", True), ("POST", False)])
 def test_errors_of_the_http_libraries_are_read(make, method, safe):
     """Status, hint and method, wherever the library keeps them."""
-    assert transient.judge(Outcome(make(503, method))) == Ruling(True, "overload", 3.0, True, safe)
+    assert transient.judge(Outcome(make(503, method))) == Ruling(True, "overload", 3.0, True, safe, True)
     assert transient.judge(Outcome(make(404, method))) == FATAL
     assert transient.judge(Outcome(make(302, method))) is None
 
@@ -223,7 +227,7 @@ def test_errors_of_the_http_libraries_are_read(make, method, safe):
 def test_an_error_of_urllib_is_read():
     """The real one, with its own kind of headers; it does not show its request."""
     with urllib_error(429, retry_after="4") as error:
-        assert transient.judge(Outcome(error)) == Ruling(True, "overload", 4.0, True, None)
+        assert transient.judge(Outcome(error)) == Ruling(True, "overload", 4.0, True, None, True)
     with urllib_error(501, retry_after="4") as error:
         assert transient.judge(Outcome(error)) == FATAL
 
@@ -231,16 +235,16 @@ def test_an_error_of_urllib_is_read():
 @pytest.mark.parametrize(
     ("error", "ruling"),
     [
-        (Carrier(status_code=502), Ruling.blip()),
-        (Carrier(status=503, headers=None), Ruling.overload()),
-        (Carrier(code=HTTPStatus.TOO_MANY_REQUESTS), Ruling.overload()),
-        (Carrier(code=503, headers="Retry-After: 3"), Ruling.overload()),
-        (Carrier(code=503, headers=like(get={}.get)), Ruling.overload()),
-        (Carrier(status_code=503, status=404), Ruling.overload()),
+        (Carrier(status_code=502), Ruling.blip(answered=True)),
+        (Carrier(status=503, headers=None), Ruling.overload(answered=True)),
+        (Carrier(code=HTTPStatus.TOO_MANY_REQUESTS), Ruling.overload(answered=True)),
+        (Carrier(code=503, headers="Retry-After: 3"), Ruling.overload(answered=True)),
+        (Carrier(code=503, headers=like(get={}.get)), Ruling.overload(answered=True)),
+        (Carrier(status_code=503, status=404), Ruling.overload(answered=True)),
         (Carrier(status_code=200, status=503), None),
-        (Carrier(status_code=None, status=503), Ruling.overload()),
+        (Carrier(status_code=None, status=503), Ruling.overload(answered=True)),
         (Carrier(status="503"), None),
-        (Carrier(status=True, code=503), Ruling.overload()),
+        (Carrier(status=True, code=503), Ruling.overload(answered=True)),
         (Carrier(code=lambda: 503), None),
         (Carrier(code=399), None),
         (Carrier(code=599), FATAL),
@@ -249,13 +253,16 @@ def test_an_error_of_urllib_is_read():
         (Carrier(response={"status": 503}), None),
         (
             Carrier(code=503, request=like(method=None), request_info=like(method="GET")),
-            Ruling(True, "overload", safe=True),
+            Ruling(True, "overload", safe=True, answered=True),
         ),
         (
             Carrier(code=503, request=like(method="POST", headers={"idempotency-key": "1"})),
-            Ruling(True, "overload", safe=True),
+            Ruling(True, "overload", safe=True, answered=True),
         ),
-        (Carrier(code=503, request=like(method="POST", headers=None)), Ruling(True, "overload", safe=False)),
+        (
+            Carrier(code=503, request=like(method="POST", headers=None)),
+            Ruling(True, "overload", safe=False, answered=True),
+        ),
         (KeyError("503"), None),
     ],
 )
@@ -266,20 +273,24 @@ def test_errors_of_ones_own_are_read(error, ruling):
 
 def test_an_attribute_that_cannot_be_read_is_left_out():
     """A property that raises tells nothing; the error of the call is what counts."""
-    assert transient_result.judge(Outcome(result=HttpxResponse(503))) == Ruling.overload()
+    assert transient_result.judge(Outcome(result=HttpxResponse(503))) == Ruling.overload(answered=True)
     unset = type("Unsent", (Unset, Exception), {"response": HttpxResponse(503, **{"retry-after": "3"})})()
-    assert transient.judge(Outcome(unset)) == Ruling.overload(3.0)
+    assert transient.judge(Outcome(unset)) == Ruling.overload(3.0, answered=True)
 
 
 def test_results_are_read_by_the_rule_on_results_only():
     """`transient` looks at errors, `transient_result` at both."""
     assert transient.judge(Outcome(result=HttpxResponse(503))) is None
-    assert transient_result.judge(Outcome(result=HttpxResponse(429, **{"retry-after": "9"}))) == Ruling.overload(9.0)
-    assert transient_result.judge(Outcome(result=RequestsResponse(500))) == Ruling.blip()
+    assert transient_result.judge(Outcome(result=HttpxResponse(429, **{"retry-after": "9"}))) == Ruling.overload(
+        9.0, answered=True
+    )
+    assert transient_result.judge(Outcome(result=RequestsResponse(500))) == Ruling.blip(answered=True)
     assert transient_result.judge(Outcome(result=HttpxResponse(404))) == FATAL
     assert transient_result.judge(Outcome(result=HttpxResponse(200))) is None
     assert transient_result.judge(Outcome(result="fine")) is None
-    assert transient_result.judge(Outcome(Carrier(code=503), result=HttpxResponse(404))) == Ruling.overload()
+    assert transient_result.judge(Outcome(Carrier(code=503), result=HttpxResponse(404))) == Ruling.overload(
+        answered=True
+    )
     assert (transient.reads_results, transient_result.reads_results) == (False, True)
 
 
@@ -289,9 +300,9 @@ def test_results_are_read_by_the_rule_on_results_only():
 @pytest.mark.parametrize(
     ("code", "ruling"),
     [
-        (404, Ruling(True, "blip", 6.0, True, False)),
-        (501, Ruling(True, "blip", 6.0, True, False)),
-        (503, Ruling(True, "overload", 6.0, True, False)),
+        (404, Ruling(True, "blip", 6.0, True, False, True)),
+        (501, Ruling(True, "blip", 6.0, True, False, True)),
+        (503, Ruling(True, "overload", 6.0, True, False, True)),
         (500, None),
         (200, None),
     ],

@@ -113,10 +113,15 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("answer", "ruling"), ANSWERS)
 def test_what_a_predicate_may_answer(answer, ruling):
-    """A ruling, seconds to wait, or whatever is true or false: the same for errors and for results."""
+    """A ruling, seconds to wait, or whatever is true or false: the same for errors and for results.
+
+    A result is an answer, which an error need not be.
+    """
     assert decide(lambda error: answer, KeyError()) == ruling
     assert decide(on_error(lambda error: answer), KeyError()) == ruling
-    assert decide(on_result(lambda result: answer), result="empty") == ruling
+    own = isinstance(answer, Ruling) or not ruling.retry
+    answered = ruling if own else Ruling.blip(ruling.hint, answered=True)
+    assert decide(on_result(lambda result: answer), result="empty") == answered
 
 
 def test_seconds_keep_the_nature_of_the_error():
@@ -273,7 +278,7 @@ def test_rules_within_rules_keep_their_unless():
 def test_unless_may_speak_against_results():
     """A rule on results in `unless` makes a result fatal, before `on` is asked."""
     either = rules(on_result(lambda result: result > 1), unless=on_result(lambda result: result > 5))
-    assert [either.decide(Outcome(result=result)) for result in (2, 6)] == [BLIP, FATAL]
+    assert [either.decide(Outcome(result=result)) for result in (2, 6)] == [Ruling.blip(answered=True), FATAL]
 
 
 # -- bad input

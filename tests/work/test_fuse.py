@@ -148,3 +148,39 @@ def test_impossible_settings_are_refused(settings, message):
     """A clear error at construction."""
     with pytest.raises(ValueError, match=message):
         Fuse(**settings)
+
+
+# -- errors that are one sender's
+
+
+def test_error_answers_blow_nothing_while_others_end_well():
+    """Three of four messages get a 500, as those of one sender may: the others are taken as ever."""
+    fuse = Fuse(threshold=0.5, least=20)
+    for number in range(1000):
+        assert fuse.record(number % 4 == 0, now=number / 80, answered=True) == 0.0
+
+
+def test_error_answers_blow_where_nothing_ends_well():
+    """An outage that shows as 500s is one: when what ended well before has left the window, and not before."""
+    fuse = Fuse(threshold=0.5, least=20, window=60.0)
+    fuse.record(True, now=0.0)
+    blown = [second for second in range(1, 100) if fuse.record(False, now=float(second), answered=True)]
+    assert 60 <= blown[0] <= 62
+
+
+def test_error_answers_are_left_out_of_the_share():
+    """Neither for the fuse nor against it: what the others do decides."""
+    fuse = Fuse(threshold=0.5, least=10)
+    for _ in range(5):
+        assert fuse.record(True, now=1.0) == 0.0
+    for _ in range(50):
+        assert fuse.record(False, now=1.0, answered=True) == 0.0
+    assert [fuse.record(False, now=1.0) > 0.0 for _ in range(5)] == [False] * 4 + [True]
+
+
+def test_an_error_answer_to_a_trial_blows_again():
+    """It is the only message, and it has not ended well."""
+    fuse = Fuse(threshold=0.5, least=4, pause=30.0)
+    for _ in range(4):
+        fuse.record(False, now=1.0)
+    assert fuse.record(False, now=60.0, answered=True) > 0.0

@@ -314,3 +314,14 @@ def test_the_slow_rate_never_shortens_a_delay():
     """A hint counts for those whom the budget refuses as well."""
     judge = Judge(PLAIN, budget=abate.Budget(ratio=0.0, reserve=0.0), slow=1.0)
     assert judge.raised(Unavailable(200), 1).verdict.after >= 200
+
+
+@pytest.mark.parametrize(
+    ("status", "failed"), [(500, "answered"), (502, "answered"), (503, True), (429, True), (504, True)]
+)
+def test_an_error_that_a_server_answered_with_is_told_apart(status, failed):
+    """It may be this message's own fault, which an overload is not."""
+    error = type("Answer", (Exception,), {"status_code": status})()
+    assert Judge(backoff=Backoff(1.0)).raised(error, receives=1).failed == failed
+    assert Judge(backoff=Backoff(1.0), most=1).raised(error, receives=1).failed == failed
+    assert Judge(backoff=Backoff(1.0)).raised(ConnectionError(), receives=1).failed is True

@@ -239,6 +239,11 @@ class TokenBucket(Shared, Gate):
         else:
             level.tokens = min(float(self.burst), level.tokens + 1)
 
+    def apart(self) -> TokenBucket:
+        if type(self) is not TokenBucket:
+            return self
+        return TokenBucket(self.rate, self.burst, self._levels.clock, self.name)
+
     def refusal(self) -> str:
         return f"more than {self.rate:g} per second"
 

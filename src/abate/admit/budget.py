@@ -438,10 +438,15 @@ class Budget(Shared, Gate):
         if retry:
             self.refund()
 
-    def leave(self, accepted: bool) -> None:
+    def leave(self, accepted: bool | None) -> None:
         """What succeeded pays in."""
         if accepted and self.funded_by == "success":
             self.deposit()
+
+    def apart(self) -> Budget:
+        if type(self) is not Budget:
+            return self
+        return Budget(self.ratio, self.reserve, self.window, self.funded_by, self.timeline.clock, self.name)
 
     def refusal(self) -> str:
         return f"its balance of {self.balance():.3g} retries is spent"

@@ -83,7 +83,7 @@ class Door:
         self._patience = patience
         self._calmed = calmed
         self._section = Section()
-        self.weather = Weather(chance, clock.now())
+        self.weather = Weather(chance, clock.now(), patience)
         self._room = Room(capacity)
         self._leaders: dict[object, Waiter] = {}  # in each place, the one who looks after the time
         self._handed: deque[tuple[float, Waiter]] = deque()  # who was given a ticket, and when
@@ -261,12 +261,12 @@ class Door:
         hearsay: bool,
         by: str,
         retry: int = 1,
+        taken: bool = False,
     ) -> float:
         """An attempt has failed; the answer is for how many seconds no attempt is sent."""
+        told = (ticket, now, plan, until, error, hearsay, by, retry, taken)
         try:
-            return self._section.ask(
-                self._failed, ticket, now, plan, until, error, hearsay, by, retry, otherwise=self._failed_within
-            )
+            return self._section.ask(self._failed, *told, otherwise=self._failed_within)
         finally:
             self._tell()
 
@@ -280,9 +280,10 @@ class Door:
         hearsay: bool,
         by: str,
         retry: int,
+        taken: bool,
     ) -> float:
         if ticket is None or ticket.out:
-            self.weather.bad(ticket, now, plan, until, hearsay, retry)
+            self.weather.bad(ticket, now, plan, until, hearsay, retry, taken)
         if error is not None:
             self.last_error = error
         shut = self.weather.shut()
@@ -300,17 +301,22 @@ class Door:
         self._section.run(self._failed, *told)
         return 0.0
 
-    def void(self, ticket: Ticket | None, now: float) -> None:
-        """An attempt was broken off, and tells nothing."""
+    def void(self, ticket: Ticket | None, now: float, doubt: bool = False) -> None:
+        """An attempt was broken off, and tells nothing; where there is `doubt`, those after it are counted."""
         try:
-            if ticket is not None:
-                self._section.run(self._voided, ticket, now)
+            if ticket is not None or doubt:
+                self._section.run(self._voided, ticket, now, doubt)
         finally:
-            self._wake()
+            if doubt:
+                self._tell()
+            else:
+                self._wake()
 
-    def _voided(self, ticket: Ticket, now: float) -> None:
-        if ticket.out:
-            self.weather.void(ticket, now)
+    def _voided(self, ticket: Ticket | None, now: float, doubt: bool) -> None:
+        if ticket is not None and ticket.out:
+            self.weather.void(ticket, now, sent=True)
+        if doubt:
+            self.weather.doubt(now)
         self._admit(now)
 
     def heed(self, down: bool, barred: float, ceiling: float, peers: int = 1) -> None:

@@ -31,8 +31,14 @@ class Gate:
         """Ask for one attempt: None when it is admitted, else the gate that refused it."""
         raise NotImplementedError
 
-    def leave(self, accepted: bool) -> None:
-        """An attempt that entered has ended; `accepted` when the server took it (a 404 is taken, a 503 not)."""
+    def leave(self, accepted: bool | None) -> None:
+        """An attempt that entered has ended.
+
+        * `accepted` is True when the server took it, whatever it answered (a 404, a 500);
+        * False when it did not (a 503, a connection that was refused or broke, a timeout);
+        * None when nobody knows: the call was cancelled, a layer further in had given up, or the caller's deadline cut
+          the attempt off before it had its time. That is no verdict on the server.
+        """
 
     def refund(self) -> None:
         """An attempt that entered was not sent after all."""
@@ -40,6 +46,13 @@ class Gate:
     def undo(self, retry: bool) -> None:
         """Take an `enter` back that was in vain, as a later gate has refused."""
         self.refund()
+
+    def apart(self) -> Gate:
+        """The gate for another key (see `Policy.keyed`): a fresh one with the same settings.
+
+        One of your own is the same for all keys, unless it says otherwise here.
+        """
+        return self
 
     def refusal(self) -> str:
         """Why this gate refuses, in a few words."""
@@ -85,11 +98,14 @@ class All(Gate):
         _each(self.gates[:entered], lambda gate: gate.undo(retry))
         return refused
 
-    def leave(self, accepted: bool) -> None:
+    def leave(self, accepted: bool | None) -> None:
         _each(self.gates, lambda gate: gate.leave(accepted))
 
     def refund(self) -> None:
         _each(self.gates, lambda gate: gate.refund())
+
+    def apart(self) -> Gate:
+        return All(tuple(gate.apart() for gate in self.gates))
 
     def undo(self, retry: bool) -> None:
         _each(self.gates, lambda gate: gate.undo(retry))

@@ -81,11 +81,14 @@ class Permits(Shared, Gate):
     def enter(self, retry: bool) -> Gate | None:
         return None if self.try_acquire() else self
 
-    def leave(self, accepted: bool) -> None:
+    def leave(self, accepted: bool | None) -> None:
         self.release()
 
     def refund(self) -> None:
         self.release()
+
+    def apart(self) -> Permits:
+        return Permits(self.limit, self.name) if type(self) is Permits else self
 
     def refusal(self) -> str:
         return f"all {self.limit} permits are held"

@@ -109,6 +109,14 @@ class Shelter(Shared):
         """How many attempts may be in flight; infinite in calm."""
         return self.door().weather.limit
 
+    def apart(self) -> Shelter:
+        """A shelter with the same settings for another key, in this process alone (see `Policy.keyed`).
+
+        >>> Shelter(capacity=20, name="hooks").apart()
+        Shelter(capacity=20, patience=10, name='hooks')
+        """
+        return Shelter(self.capacity, self.patience, name=self.name, clock=self._doors.clock, rng=self.rng)
+
     def _made_from(self) -> dict[str, Any]:
         clockless(self, not self.ambient)
         return {"capacity": self.capacity, "patience": self.patience, "name": self.name, "rng": self.rng}

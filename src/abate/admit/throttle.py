@@ -3,6 +3,9 @@
 From the SRE book: over the last two minutes, an attempt is refused here with probability
 ``max(0, (requests - k * accepts) / (requests + 1))``. What is refused here counts as requested, so that the
 throttle tightens while the server is down; a share of attempts always gets through, so that it opens again.
+
+What the server took and answered counts as accepted, a 500 among it: one caller's errors must not get the calls of
+others refused. What ended without a verdict (a cancellation, a caller's short deadline) is forgotten.
 """
 
 from __future__ import annotations
@@ -111,14 +114,21 @@ class Throttle(Shared, Gate):
         probability = tally.section.ask(tally.request, self.k, otherwise=tally.request_within)
         return self if probability > 0.0 and self._rng.random() < probability else None
 
-    def leave(self, accepted: bool) -> None:
+    def leave(self, accepted: bool | None) -> None:
         if accepted:
             tally = self._tallies.here()
             tally.section.run(tally.accept)
+        elif accepted is None:
+            self.refund()
 
     def refund(self) -> None:
         tally = self._tallies.here()
         tally.section.run(tally.requests.take_back)
+
+    def apart(self) -> Throttle:
+        if type(self) is not Throttle:
+            return self
+        return Throttle(self.k, self.window, self._tallies.clock, self._rng, self.name)
 
     def refusal(self) -> str:
         return f"the server refuses so much that {self.probability():.0%} are held back here"

@@ -23,22 +23,22 @@ class Timeline(Generic[S]):
     The state of a virtual clock is kept by that clock: it refers to the clock, and must not keep it alive.
     """
 
-    __slots__ = ("__weakref__", "_make", "_own", "main")
+    __slots__ = ("__weakref__", "_make", "clock", "main")
 
     def __init__(self, make: Callable[[Clock], S], clock: Clock | Callable[[], float] | None) -> None:
-        own = clocks.given(clock)
-        self._own = own is not None
+        self.clock = clocks.given(clock)
+        """Its own clock, if it was given one."""
         self._make = make
-        self.main = self._new(own or MACHINE)
+        self.main = self._new(self.clock or MACHINE)
 
     @property
     def ambient(self) -> bool:
         """Does this follow the context's clock, having none of its own?"""
-        return not self._own
+        return self.clock is None
 
     def here(self) -> S:
         """The state of the clock that rules here."""
-        clock = None if self._own else clocks.entered()
+        clock = None if self.clock is not None else clocks.entered()
         if clock is None:
             return self.main
         state: S | None = clock.states.get(self)

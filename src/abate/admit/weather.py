@@ -5,6 +5,9 @@
       └── quiet for a second, nobody waits ◄── recovering ◄──────────────┴────────────────────────┘
 
 * Only blips and overload count as failures. An answer, a fatal error included, says that the server is up.
+* **One caller's trouble is not everybody's.** An error that the server answered with and that is no overload (a 500)
+  counts only where nothing else is answered well: `serves` says for how long that takes to be known. An attempt that
+  a caller's own deadline cut off counts only if it was out for much longer than usual (`hung`).
 * **calm** has no limit and counts nothing. After a failure it begins to count, still without a limit, and stops when
   `QUIET` seconds bring no other. A process that knows nothing yet begins with `START` in flight and learns.
 * **storm**: more than half of the recent attempts failed, or answers crowd up. What may be in flight is halved, once
@@ -24,7 +27,9 @@
   then one attempt, and so on. The pause is the failed call's own backoff; a busy process may probe sooner, but not
   with more than `PROBES` of its calls, and the longer the outage, the slower.
 * What is sent under a limit is paced, or the answers to one bunch would be the next one.
-* A hint closes it until then, whatever else is known.
+* A hint is for the call that it was given to. Where all fails it is taken to be for everybody, and is as long as the
+  pause before the next probe; but a pause is no longer than `HOLD` of the shelter's patience, so that those who wait
+  learn in time whether the hint still holds. An answer ends it.
 * What was in flight when it closed is not counted any more: it may never come back.
 """
 
@@ -80,6 +85,13 @@ OVERDUE = 10.0
 """Seconds without any outcome, after which another attempt may go, even if none is back."""
 PACE = 0.5
 """Attempts under a limit keep this share of their mean distance: what comes back in a bunch is not sent as one."""
+HOLD = 0.5
+"""The share of the shelter's patience for which a hint that all are given keeps it shut before it is probed."""
+MISSED = 10.0
+"""The server answers well no more after this many times as long as is usual between two good answers, and no sooner
+than `SILENCE`, nor later than `OVERDUE`: by chance that is rarer than one in twenty thousand."""
+UNKNOWN = 1.0
+"""Seconds after which an attempt that was cut off says that the server hangs, where no usual latency is known."""
 HASTE = 1.2
 """An attempt is sent only if there is time for an answer that takes this many times as long as the last ones."""
 SAMPLES = 20.0
@@ -122,8 +134,11 @@ class Weather:
         "_answered",
         "_before",
         "_cut",
+        "_gap",
+        "_good",
         "_heard",
         "_held_back",
+        "_hold",
         "_lately",
         "_offered",
         "_offered_since",
@@ -159,8 +174,9 @@ class Weather:
         "usual",
     )
 
-    def __init__(self, rng: Uniform, now: float) -> None:
+    def __init__(self, rng: Uniform, now: float, patience: float = inf) -> None:
         self._rng = rng
+        self._hold = HOLD * patience
         self.state: State = "calm"
         self.calm = False
         """Is nothing counted?"""
@@ -168,7 +184,7 @@ class Weather:
         self.in_flight = 0
         self.epoch = 0
         self.answers = self.failures = 0
-        """How many were counted so far."""
+        """How many were counted so far; of the failures, those that may be of concern to other processes."""
         self.peers = 1
         """How many processes this one probes for: those of a fleet send its calls together."""
         self.failed = -inf
@@ -176,12 +192,15 @@ class Weather:
         self.failing = 0.0
         """The share of recent attempts that failed."""
         self.opens = self.hinted = self._paced = -inf
-        """No attempt before these instants: the end of a pause, what the server asked for, the pace."""
+        """No attempt before these instants: the end of a pause, what the server asked everybody for, the pace."""
         self.usual: float | None = None
         self.latency: float | None = None
         """Seconds that answers take in calm, and those of late."""
         self.look = now
         """The next instant at which a latency is measured in calm."""
+        self._good = -inf
+        self._gap = 0.0
+        """The instant of the last good answer that was counted, and seconds between two of them."""
         self._lately = self._taught = 0.0
         self._outcomes = 0
         self._row = 0
@@ -251,9 +270,27 @@ class Weather:
 
     # -- what came of it
 
-    def void(self, ticket: Ticket, now: float) -> None:
-        """An attempt has ended by a cancellation, or was not sent after all: it tells nothing."""
-        self._left(ticket, now)
+    def void(self, ticket: Ticket, now: float, sent: bool = False) -> None:
+        """An attempt was not sent after all; or it was `sent`, and cut off by its caller: it tells nothing."""
+        ticket.out = False
+        if ticket.epoch == self.epoch:
+            self.in_flight -= 1
+            self._silent -= self._silent > 0  # no word from the server: the others are out as long as they were
+            if sent and self.state == "probing":  # it was a probe none the less
+                self.opens = max(self.opens, now + min(self._soonest(now), OVERDUE))
+
+    def doubt(self, now: float) -> None:
+        """Begin to count, though nothing is known to have failed: what is not counted can't be seen to hang."""
+        if self.calm:
+            self._wake(now)
+
+    def hung(self, seconds: float) -> bool:
+        """Is an attempt that had no answer for so long more than slow?"""
+        return seconds >= (UNKNOWN if self.usual is None else max(SILENCE, STILL * self.usual))
+
+    def serves(self, now: float) -> bool:
+        """Do good answers keep coming, as far as is known?"""
+        return now - self._good <= min(OVERDUE, max(SILENCE, MISSED * self._gap))
 
     def good(self, ticket: Ticket | None, now: float, waiting: int) -> None:
         """The server has answered, to an attempt with a ticket or without, while so many calls are held back."""
@@ -261,10 +298,13 @@ class Weather:
         self.answers += 1
         self._row = 0
         self._answered = True
+        if self.answers > 1:
+            self._gap += (min(now - self._good, OVERDUE) - self._gap) / min(self.answers - 1, RECENT)
+        self._good = now
         if self.state == "probing":
             self.state = "recovering"
             self.limit = FIRST
-            self.opens = -inf
+            self.opens = self.hinted = -inf
             self.failing, self._outcomes = SHARE / 2, ROW - 1
             self._pauses = 0
             self._quickly = True
@@ -291,11 +331,18 @@ class Weather:
         until: float | None = None,
         hearsay: bool = False,
         retry: int = 1,
+        taken: bool = False,
     ) -> None:
         """An attempt has failed; `plan` and `retry` are the call's own backoff, `until` is what the server asked for.
 
         What is only `hearsay` starts the counting and no more: where successes were not counted, failures must not be.
+        Where the server has `taken` the request and answered with an error, that is the request's own fault, as far as
+        is known, while others are answered well.
         """
+        if taken and self.state != "probing" and self.serves(now):
+            if ticket is not None:
+                self._left(ticket, now)
+            return
         self._worried = self.failed = now
         if self.calm:
             self._wake(now)
@@ -306,21 +353,24 @@ class Weather:
             current = not hearsay and self.state != "probing"
         if not hearsay:
             self._count(1.0)
-            self.failures += 1
-        if until is not None:
-            self.hinted = max(self.hinted, until)
-        if not current:
-            return
+            self.failures += not taken
+        if current:
+            self._failed(now, plan, retry)
+        if until is not None and self.state == "probing":
+            self.hinted = max(self.hinted, min(until, now + self._hold))
+
+    # -- the rules behind it
+
+    def _failed(self, now: float, plan: Schedule, retry: int) -> None:
+        """Send less, or nothing but probes, where too much fails."""
         self._row += 1
         all_fails = (self._row >= ROW and self.failing >= ALL) or not self._answered
-        if until is not None or all_fails or self.state == "probing":
+        if all_fails or self.state == "probing":
             self._close(now, plan, retry)
         elif self.failing > SHARE and self._outcomes >= ROW:
             if self.state != "storm":
                 self.state, self._before = "storm", self._felt()
             self._cut_down(now, HALF, max(1.0, self._before * (1.0 - self.failing)))
-
-    # -- the rules behind it
 
     def _count(self, failure: float) -> None:
         self._outcomes += 1

@@ -90,7 +90,8 @@ class _Block:
     def __init__(self, policy: Policy) -> None:
         self.clock = policy.clock or clocks.current()
         left = shorter(policy.timeout)
-        self.machine = Call(policy, None if left is None else self.clock.now() + left)
+        due = None if left is None else self.clock.now() + left
+        self.machine = Call(policy, due, lent=left is not policy.timeout)
         self.last: Exception | None = None
         self.wait: Wait | None = None
         self.bound: deadline | None = None

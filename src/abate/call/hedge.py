@@ -83,12 +83,13 @@ class Race:
             self._policy.gate.refund()
 
     def leave(self, outcome: Outcome | None) -> None:
-        """The second attempt has ended: with this outcome, or cut off, which says nothing against the server."""
+        """The second attempt has ended: with this outcome, or cut off, which says nothing about the server."""
         if self._policy.gate is None:
             return
-        accepted = False
+        accepted: bool | None = None
         try:
-            accepted = outcome is None or self._good(outcome) or not self._policy.rules.decide(outcome).retry
+            if outcome is not None:
+                accepted = self._good(outcome) or self._policy.rules.decide(outcome).taken
         finally:
             self._policy.gate.leave(accepted)
 
@@ -123,8 +124,13 @@ class Race:
         self._known = True
         if good:
             self._timeouts.observe(self._elapsed())
-        elif self._late or isinstance(outcome.error, TimeoutError):  # a refusal that comes at once tells nothing
-            self._timeouts.timed_out(self._elapsed())
+        elif self._late or (isinstance(outcome.error, TimeoutError) and not self._cut_short()):
+            self._timeouts.timed_out(self._elapsed())  # a refusal that comes at once tells nothing
+
+    def _cut_short(self) -> bool:
+        """Was it a deadline, before the timeout that was learned, that cut the attempt off?"""
+        left = remaining()
+        return left is not None and left <= machine.EARLY and self._elapsed() < self._timeouts.request()
 
     def _elapsed(self) -> float:
         return max(0.0, self._clock.now() - self._started)

@@ -57,6 +57,12 @@ def is_off() -> bool:
     return _off.nearest() is not None
 
 
+EARLY = 0.02
+"""Seconds; an attempt that times out so short before the deadline of its call, or later, was cut off by it. A server
+that was told the deadline may answer with a timeout of its own a little earlier."""
+ENOUGH = 0.5
+"""The share of a policy's `timeout` after which an attempt has had its time."""
+
 _warned: set[tuple[str, str]] = set()
 _MOST_WARNINGS = 1000
 
@@ -147,8 +153,10 @@ class Call:
         "_over",
         "_ticket",
         "_waiter",
+        "allowed",
         "attempts",
         "deadline",
+        "lent",
         "policy",
         "same_error",
         "since",
@@ -169,11 +177,16 @@ class Call:
     same_error: bool
     """Whether two attempts in a row have raised one error object; drivers say so."""
 
-    def __init__(self, policy: Policy, deadline: float | None = None, since: int | None = None) -> None:
+    def __init__(
+        self, policy: Policy, deadline: float | None = None, since: int | None = None, lent: bool = False
+    ) -> None:
         self.policy = policy
         self.deadline = deadline
+        self.lent = lent
+        """Is the deadline that of a caller around, and nearer than the policy's own?"""
         self.since = give_ups.last if since is None else since
         self.attempts = 0
+        self.allowed = math.inf
         self.waited = 0.0
         self._first: float | None = None
         self._delay: float | None = None
@@ -292,7 +305,8 @@ class Call:
     def allowance(self, now: float) -> float:
         """Seconds that the attempt beginning now may take; for policies that are bounded."""
         left = math.inf if self.deadline is None else max(0.0, self.deadline - now)
-        return left if self.policy.attempt_timeout is None else min(left, self.policy.attempt_timeout)
+        self.allowed = left if self.policy.attempt_timeout is None else min(left, self.policy.attempt_timeout)
+        return self.allowed
 
     def good(self, result: object) -> bool:
         """Is this a result that no rule speaks against?"""
@@ -319,11 +333,14 @@ class Call:
         attempts = self.attempts = self.attempts + 1
         error = outcome.error if type(outcome) is Outcome else outcome
         ruling = policy.known.get(type(error)) or self._ruling(outcome, now)
+        accepted = None if policy.ungated else self._accepted(ruling, now)
         if self._in_flight:
-            self._leave(not ruling.retry)
+            self._leave(accepted)
         closed = 0.0
-        if policy.shelter is not None and not (switch.off and is_off()):
-            closed = self._tell(policy.shelter.door(), ruling, error)
+        sheltered = policy.shelter is not None and not (switch.off and is_off())
+        if sheltered:
+            assert policy.shelter is not None
+            closed = self._tell(policy.shelter.door(), ruling, error, accepted)
         listening = events.sinks
         if listening and attempts == 1:
             events.emit(events.FirstFailure(policy.name, ruling.reason, error))
@@ -340,9 +357,10 @@ class Call:
             return Stop("hint")
         if ruling.reached and not (ruling.safe is not False if policy.idempotent is None else policy.idempotent):
             return Stop("unsafe")
-        if closed:
-            # the room takes the place of the backoff, but nobody comes back before the hint
-            delay = 0.0 if hint is None else self._hinted_delay
+        if sheltered and hint is not None:
+            delay = self._hinted_delay  # as the shelter was told, if it is for everybody
+        elif closed:
+            delay = 0.0  # the room takes the place of the backoff
         else:
             plan = policy.overload_backoff if ruling.reason == "overload" else policy.backoff
             delay = self._delay = plan.delay(attempts, policy.chance, self._delay)
@@ -367,7 +385,29 @@ class Call:
         wait.until = now + delay
         return wait
 
-    def _tell(self, door: Door, ruling: Ruling, error: Exception | None) -> float:
+    def _accepted(self, ruling: Ruling, now: float) -> bool | None:
+        """Has the server taken the attempt? None where how it ended is no verdict on the server."""
+        return None if ruling.reason == "layer" or self._cut_short(ruling, now) else ruling.taken
+
+    def _cut_short(self, ruling: Ruling, now: float) -> bool:
+        """Did a deadline cut the attempt off before it had its time?
+
+        Its time is the policy's own `attempt_timeout`; or else a good part of its `timeout`, unless a deadline around
+        is nearer; or what is known to be too long for an answer of the server, whoever cut it off.
+        """
+        deadline, policy = self.deadline, self.policy
+        if deadline is None or now < deadline - EARLY or ruling.answered or not ruling.overloaded:
+            return False
+        if policy.attempt_timeout is not None:
+            short = self.allowed < policy.attempt_timeout
+        elif policy.timeout is not None and not self.lent:
+            short = self.allowed < ENOUGH * policy.timeout
+        else:
+            short = True
+        held = None if self._door is None else self._ticket
+        return short and (held is None or not held.door.weather.hung(held.door.clock.now() - held.ticket.sent))
+
+    def _tell(self, door: Door, ruling: Ruling, error: Exception | None, accepted: bool | None) -> float:
         """Tell the shelter of an outcome; the answer is for how many seconds it sends nothing."""
         policy, now = self.policy, door.clock.now()
         # what a stand-in has sent in calm, where nobody counts those that succeed
@@ -375,10 +415,12 @@ class Call:
         if hearsay:
             self._arrive(door, now)
         ticket = self._held_ticket()
+        if accepted is None:
+            door.void(ticket, now, doubt=hearsay and ruling.retry)
+            self._let_go()
+            return 0.0
         if not ruling.retry:
-            if ruling.reason == "layer":
-                door.void(ticket, now)
-            elif ticket is not None or not door.weather.calm:
+            if ticket is not None or not door.weather.calm:
                 door.answered(ticket, now, policy.name)
             self._let_go()
             return 0.0
@@ -389,7 +431,7 @@ class Call:
             self._hinted_delay = after_hint(ruling.hint, plan, self.attempts, own)
             until = now + self._hinted_delay
         retry = max(1, min(self.attempts, policy.max_attempts - 1))
-        closed = door.failed(ticket, now, plan, until, error, hearsay, policy.name, retry)
+        closed = door.failed(ticket, now, plan, until, error, hearsay, policy.name, retry, accepted)
         self._let_go()
         return 0.0 if _holds(door) else closed  # within another attempt nobody waits in the room
 
@@ -508,7 +550,7 @@ class Call:
             self.policy.budget.refund()
         try:
             if self._in_flight:
-                All(self._in_flight).leave(False)
+                All(self._in_flight).leave(None)
                 self._in_flight = ()
         finally:
             door = self._door
@@ -526,7 +568,7 @@ class Call:
                 door.void(self._held_ticket(), now)
                 self._let_go()
 
-    def _leave(self, accepted: bool) -> None:
+    def _leave(self, accepted: bool | None) -> None:
         while self._in_flight:
             self._in_flight[-1].leave(accepted)
             self._in_flight = self._in_flight[:-1]  # without a call between, so that none is left twice, or never

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from itertools import count
 from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, overload
 
 from abate import registry
@@ -13,6 +14,7 @@ from abate.admit.shelter import Shelter
 from abate.call import tasks, threads
 from abate.call.block import Attempts
 from abate.call.describe import WorstCase, worst_case
+from abate.call.keyed import MOST, Apart, Keys
 from abate.call.tally import Tally, acounted, counted, roll, watch
 from abate.call.wrap import wrap
 from abate.clock import Clock, given
@@ -39,9 +41,12 @@ SETTINGS = (
     "idempotent",
     "max_hint",
     "raises",
+    "keys",
     "clock",
     "rng",
 )
+
+_numbers = count()
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,6 +75,7 @@ class Policy(Shared):
       given, the failed request may say so itself (an HTTP method), and anything else is repeated.
     * `max_hint`: the longest hint of a server that is waited for, in seconds.
     * `raises`: ``"original"`` re-raises the error; ``"exhausted"`` wraps it in `RetryExhausted`.
+    * `keys`: how many keys are kept at most; see `keyed`.
     * `clock`, `rng`: the policy's own time and chance.
 
     >>> import abate
@@ -82,7 +88,11 @@ class Policy(Shared):
 
     __slots__ = (
         "__weakref__",
+        "_apart",
         "_given",
+        "_keys",
+        "_number",
+        "_path",
         "attempt_timeout",
         "backoff",
         "bounded",
@@ -133,6 +143,10 @@ class Policy(Shared):
     plain: bool
     ungated: bool
     tally: Tally
+    _keys: Keys
+    _number: int
+    _path: tuple[Hashable, ...]
+    _apart: Apart | None
     _given: tuple[tuple[Matcher, ...], tuple[Matcher, ...]]
 
     def __init__(
@@ -151,6 +165,7 @@ class Policy(Shared):
         idempotent: bool | None = None,
         max_hint: float = 300.0,
         raises: Literal["original", "exhausted"] = "original",
+        keys: int = MOST,
         clock: Clock | Callable[[], float] | None = None,
         rng: Uniform | None = None,
     ) -> None:
@@ -186,6 +201,10 @@ class Policy(Shared):
         put("plain", self._is_plain())
         put("ungated", gate is None and shelter is None)
         put("tally", Tally(name))
+        put("_keys", Keys(whole("keys", keys, least=1), self.budget, gate, shelter))
+        put("_number", next(_numbers))
+        put("_path", ())
+        put("_apart", None)
         if clock is None:
             registry.policies.add(self)
             roll.note(self.tally)
@@ -250,6 +269,39 @@ class Policy(Shared):
         """
         return Attempts(self)
 
+    def keyed(self, key: Hashable) -> Policy:
+        """The same policy for one key (a host, a tenant, an endpoint), with a budget, gate and shelter of its own.
+
+        So the trouble of one key is not that of the others. A key has what this policy has, begun anew: what it is
+        given beside that (a gate of your own, what a store shares with a fleet) stays one for all keys, but for a
+        store's shelter, in the place of which each key has one of this process. Policies that were made from one
+        another by `replace` share their keys, as long as they share budget, gate and shelter.
+
+        At most ``keys`` are kept (1000 unless given), and a key that was not used for ten minutes is forgotten. One
+        with calls under way, or whose policy is held by somebody, is not.
+
+        >>> hooks = Policy(on=ConnectionError, name="hooks")
+        >>> hooks.keyed("shop.example").call(max, 1, 2)
+        2
+        >>> hooks.keyed("shop.example") is hooks.keyed("shop.example")
+        True
+        """
+        return self._keys.policy((*self._path, key), self._number, self._for_key)
+
+    def _for_key(self, apart: Apart, path: tuple[Hashable, ...]) -> Policy:
+        copy: Policy = object.__new__(Policy)  # not listed with other policies: metrics have no label for keys
+        own: dict[str, object] = {
+            "budget": apart.budget,
+            "gate": apart.gate,
+            "shelter": apart.shelter,
+            "_apart": apart,
+            "_path": path,
+            "_number": next(_numbers),
+        }
+        for slot in Policy.__slots__[1:]:
+            object.__setattr__(copy, slot, own[slot] if slot in own else getattr(self, slot))
+        return copy
+
     def describe(self) -> WorstCase:
         """The worst that this policy can do: to a caller's patience, and to a server that fails.
 
@@ -273,6 +325,9 @@ class Policy(Shared):
         copy = Policy(**{**self._settings(), **changes})
         if copy.name == self.name and copy.clock is self.clock:
             object.__setattr__(copy, "tally", self.tally)  # the calls of one name are counted as one
+        if (copy.budget, copy.gate, copy.shelter, copy.keys) == (self.budget, self.gate, self.shelter, self.keys):
+            for slot in ("_keys", "_path", "_apart"):
+                object.__setattr__(copy, slot, getattr(self, slot))
         return copy
 
     def also(self, *on: Matcher, before: tuple[Matcher, ...] = ()) -> Policy:
@@ -284,6 +339,16 @@ class Policy(Shared):
         'fine'
         """
         return self.replace(on=(*before, *self._given[0], *on))
+
+    @property
+    def keys(self) -> int:
+        """How many keys are kept at most."""
+        return self._keys.most
+
+    @property
+    def shelters(self) -> list[Shelter]:
+        """The policy's shelter, and those of its keys."""
+        return [] if self.shelter is None else [self.shelter, *self._keys.shelters()]
 
     def _settings(self) -> dict[str, Any]:
         on, unless = self._given
@@ -312,7 +377,8 @@ class Policy(Shared):
         return self._settings()
 
     def __repr__(self) -> str:
-        defaults = {"unless": (), "clock": None, "rng": None, "gate": None, "shelter": None, "idempotent": None}
+        defaults: dict[str, object] = {"unless": (), "keys": MOST, "clock": None, "rng": None}
+        defaults |= {"gate": None, "shelter": None, "idempotent": None}
         shown = (
             f"{name}={_shown(value)}"
             for name, value in self._settings().items()

@@ -65,7 +65,7 @@ def drive(
     clock = policy.clock or (clocks.current() if switch.virtual else MACHINE)
     now = clock.now()
     left = policy.timeout if around() is None else shorter(policy.timeout)
-    machine = Call(policy, None if left is None else now + left, since)
+    machine = Call(policy, None if left is None else now + left, since, left is not policy.timeout)
     last: Outcome | Exception = Outcome() if failure is None else failure
     action: Send | Wait | Hold | Stop
     try:

@@ -50,7 +50,17 @@ from aiohttp.payload import BytesPayload, IOBasePayload
 
 from abate.call import tally, tasks
 from abate.call.policy import Policy
-from abate.clients.exchange import READ_AT_MOST, Plan, Secrets, Stopwatch, Timeouts, new_key, reading_time
+from abate.clients.exchange import (
+    READ_AT_MOST,
+    Key,
+    Plan,
+    Secrets,
+    Stopwatch,
+    Timeouts,
+    key_of,
+    new_key,
+    reading_time,
+)
 from abate.clients.trust import Secret
 from abate.decide import http
 from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Ruling
@@ -69,6 +79,7 @@ def middleware(
     idempotency_key: bool = False,
     timeouts: Timeouts | None = None,
     secrets: Mapping[str, Secret] | None = None,
+    key: Key = None,
 ) -> ClientMiddlewareType:
     """A client middleware that retries by a policy.
 
@@ -81,6 +92,8 @@ def middleware(
     * `secrets`: which hosts are sent which `abate.clients.trust.Secret`, so that services there believe this client:
       ``{"orders.internal": Secret(…), "*.shop.internal": Secret(…)}``. No other host is sent one, wherever redirects
       lead.
+    * `key`: ``"host"`` gives each host and port a budget, gate and shelter of its own (see `Policy.keyed`); so does a
+      function of the request, for what it answers.
 
     The last response is returned, or the last error raised, as it is. A body that cannot be replayed (a generator, a
     pipe) is never sent twice.
@@ -104,13 +117,15 @@ def middleware(
         raise TypeError(f"timeouts must have request(), connect() and observe(), not be {timeouts!r}")
     if isinstance(policy, Policy) and not policy.name:
         policy = policy.replace(name="aiohttp")
-    plan, sent = Plan(policy, _judge, _read), Secrets(secrets)
+    plan, sent, own_key = Plan(policy, _judge, _read), Secrets(secrets), key_of(key, _host)
 
     async def retrying(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         _raise_again(request)
         if idempotency_key and not http.repeatable(request.method, request.headers):
             request.headers[http.KEY_HEADER] = new_key()
-        fitting = plan.for_request(request.method, request.headers, replayable=_replayable(request.body))
+        fitting = plan.for_request(
+            request.method, request.headers, replayable=_replayable(request.body), key=own_key(request)
+        )
         exchange = _Exchange(request, handler, fitting, timeouts, sent)
         if tally.watch.on:
             return await tally.acounted(plan.policy.tally, exchange.run)
@@ -330,6 +345,10 @@ def _read(response: ClientResponse) -> tuple[int, Mapping[str, str]]:
     if response.status < 400:
         return response.status, headers
     return response.status, {name: ", ".join(headers.getall(name)) for name in headers}
+
+
+def _host(request: ClientRequest) -> tuple[str | None, int | None]:
+    return request.url.host, request.url.port
 
 
 def _replayable(body: Any) -> bool:

@@ -17,7 +17,7 @@ from botocore import exceptions  # type: ignore[import-untyped]
 from botocore.config import Config  # type: ignore[import-untyped]
 
 from abate.decide import http
-from abate.decide.outcome import BLIP, FATAL, OVERLOAD, UNREACHED, Outcome, Ruling
+from abate.decide.outcome import ANSWERED, BLIP, FATAL, OVERLOAD, UNREACHED, Outcome, Ruling
 from abate.decide.rules import Rule
 from abate.schedule.hints import LONGEST
 
@@ -112,11 +112,11 @@ def _answered(response: Mapping[str, Any]) -> Ruling:
     code = response.get("Error", {}).get("Code", "")
     ruling = http.judge(STATUSES.get(code) or metadata.get("HTTPStatusCode") or 0, headers) or FATAL
     if code in CONFLICTS:
-        ruling = BLIP
+        ruling = ANSWERED
     own = _milliseconds(http.header(headers, "x-amz-retry-after"))
     if not ruling.retry or own is None:
         return ruling
-    return Ruling(True, ruling.reason, max(own, ruling.hint or 0.0))
+    return Ruling(True, ruling.reason, max(own, ruling.hint or 0.0), answered=True)
 
 
 def _milliseconds(value: str | None) -> float | None:

@@ -69,6 +69,9 @@ MYSQL = frozenset({"MySQLdb", "aiomysql", "asyncmy", "pymysql"})
 POSTGRES = frozenset({"asyncpg", "psycopg", "psycopg2"})
 
 
+CONFLICT = Ruling.blip(reached=False, answered=True)
+
+
 class OnConflict(Rule):
     """Conflicts between transactions.
 
@@ -76,12 +79,12 @@ class OnConflict(Rule):
     >>> busy = sqlite3.OperationalError("database is locked")
     >>> busy.sqlite_errorcode = sqlite3.SQLITE_BUSY
     >>> conflict.judge(Outcome(error=busy))
-    Ruling(retry=True, reason='blip', hint=None, reached=False, safe=None)
+    Ruling(retry=True, reason='blip', hint=None, reached=False, safe=None, answered=True)
     """
 
     def judge(self, outcome: Outcome) -> Ruling | None:
         # the server saw the transaction, but has none of it: that is as good as never having seen it
-        return UNREACHED if any(map(_is_conflict, _behind(outcome.error))) else None
+        return CONFLICT if any(map(_is_conflict, _behind(outcome.error))) else None
 
 
 class OnConnectionLost(Rule):

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from ipaddress import IPv6Address
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from abate import clock
+from abate.call.machine import EARLY
 from abate.call.policy import Policy
 from abate.clients.trust import SECRET, Secret
 from abate.decide import http
@@ -67,6 +68,11 @@ class Timeouts(Protocol):
         ...
 
 
+Key = Literal["host"] | Callable[[Any], Hashable] | None
+"""What a client's requests are keyed by (see `Policy.keyed`): the host and port they go to, or a function of the
+request; where that answers None, the request has no key."""
+KeyOf = Callable[[Any], Hashable]
+
 ReadResponse = Callable[[Any], tuple[int, Mapping[str, str]]]
 JudgeError = Callable[[Exception], Ruling | None]
 
@@ -78,7 +84,8 @@ class Stopwatch:
       bound that as well. An attempt on a connection that was open already has none.
     * The request is the rest of the attempt: also the wait for a free connection, but not the connect. That has a
       timeout of its own, and reused connections would teach one that is too short for it.
-    * What was cut off is told of too, or the timeouts would learn from the quick ones only.
+    * What was cut off is told of too, or the timeouts would learn from the quick ones only. What a deadline cut off
+      earlier than the timeouts would have is not: how much time a caller has says nothing about the server.
     """
 
     __slots__ = ("_began", "_connect", "_judge", "_step", "_timeouts")
@@ -112,13 +119,19 @@ class Stopwatch:
         ruling = self._judge(error) if isinstance(error, Exception) else None
         cut_off = ruling is not None and ruling.overloaded
         if self._step is not None:
-            if cut_off:
-                self._tell("connect_timed_out", (self._connect or 0.0) + clock.current().now() - self._step)
+            seconds = (self._connect or 0.0) + clock.current().now() - self._step
+            if cut_off and self._had_its_time(seconds, self._timeouts.connect):
+                self._tell("connect_timed_out", seconds)
             return
         if self._connect is not None:
             self._tell("observe_connect", self._connect)
-        if cut_off:
+        if cut_off and self._had_its_time(self._request(), self._timeouts.request):
             self._tell("timed_out", self._request())
+
+    def _had_its_time(self, seconds: float, timeout: Callable[[], float]) -> bool:
+        """Was it the timeout, and not a nearer deadline, that cut this off?"""
+        left = remaining()
+        return left is None or left > EARLY or seconds >= timeout()
 
     def _request(self) -> float:
         return max(0.0, clock.current().now() - self._began - (self._connect or 0.0))  # differences are rounded
@@ -158,7 +171,7 @@ class Plan:
     """The policies that a client's requests are sent under, made once for each client.
 
     Asked in turn are the client about errors of its library, the policy's own `on`, and HTTP's table about
-    responses. All share the policy's budget and gate.
+    responses. All share the policy's budget, gate and shelter, and so do those of each key.
     """
 
     __slots__ = ("_once", "_repeatable", "_unsafe", "policy")
@@ -173,11 +186,28 @@ class Plan:
         self._unsafe = fitted.replace(idempotent=False if declared is None else declared)
         self._once = fitted.replace(attempts=1)
 
-    def for_request(self, method: str, headers: Mapping[str, str], *, replayable: bool) -> Policy:
-        """The policy for one request."""
+    def for_request(self, method: str, headers: Mapping[str, str], *, replayable: bool, key: Hashable = None) -> Policy:
+        """The policy for one request; that of its key, if it has one."""
         if not replayable:
-            return self._once
-        return self._repeatable if http.repeatable(method, headers) else self._unsafe
+            fitting = self._once
+        else:
+            fitting = self._repeatable if http.repeatable(method, headers) else self._unsafe
+        return fitting if key is None else fitting.keyed(key)
+
+
+def key_of(key: Key, host: KeyOf) -> KeyOf:
+    """The function that tells a request's key, where `host` tells the host and port that it goes to."""
+    if key is None:
+        return _no_key
+    if key == "host":
+        return host
+    if not callable(key):
+        raise TypeError(f'key must be "host" or a function of the request, not {key!r}')
+    return key
+
+
+def _no_key(request: Any) -> None:
+    """Requests are not told apart."""
 
 
 def new_key() -> str:

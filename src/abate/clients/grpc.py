@@ -80,7 +80,7 @@ class OnStatus(Rule):
         if ruling is None or (ruling is OVERLOAD and TOO_LARGE in details):
             return FATAL
         reached = bool(trailing or error.initial_metadata()) or not details.startswith(NEVER_CONNECTED)
-        return Ruling(True, ruling.reason, _hint(trailing), reached)
+        return Ruling(True, ruling.reason, _hint(trailing), reached, None, _answered(error, trailing))
 
 
 transient = OnStatus()
@@ -163,6 +163,16 @@ def _known(secret: Secret | None) -> Secret | None:
 
 
 # -- what the server said
+
+
+def _answered(error: Any, trailing: Metadata) -> bool:
+    """Is the status the server's own? That a deadline is over is noticed on both sides; grpcio says by itself that
+    no server is there, without metadata.
+    """
+    code = error.code()
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return bool(trailing or error.initial_metadata())
+    return code is not grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def _hint(trailing: Metadata) -> float | None:

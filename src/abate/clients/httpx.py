@@ -29,10 +29,12 @@ from abate.clients.exchange import (
     EXHAUSTED,
     READ_AT_MOST,
     JudgeError,
+    Key,
     Plan,
     Secrets,
     Stopwatch,
     Timeouts,
+    key_of,
     new_key,
     reading_time,
 )
@@ -83,6 +85,7 @@ class _Around:
         idempotency_key: bool = False,
         timeouts: Timeouts | None = None,
         secrets: Mapping[str, Secret] | None = None,
+        key: Key = None,
     ) -> None:
         inner = self._plain() if transport is None else transport
         if not isinstance(policy, Policy):
@@ -110,7 +113,8 @@ class _Around:
         self.bytes: type = self.library.ByteStream
         self.cut_off = _cut_off(self.library)
         self._deposit = policy.budget.deposit
-        self._quick = policy.plain and timeouts is None and policy.shelter is None
+        self.key_of = key_of(key, _host)
+        self._quick = policy.plain and timeouts is None and policy.shelter is None and key is None
         if getattr(getattr(inner, "_pool", None), "_retries", 0):
             multiply = f"{inner!r} retries as well, and retries multiply: build it with retries=0"
             warnings.warn(multiply, LayeredRetryWarning, stacklevel=2)
@@ -169,7 +173,9 @@ class _Exchange:
         # a key is this call's, and not that of the next one with the same request
         self.key = new_key() if around.short_of_key(request) else None
         headers = request.headers if self.key is None else {KEY_HEADER: self.key}
-        self.policy = around.plan.for_request(request.method, headers, replayable=replayable)
+        self.policy = around.plan.for_request(
+            request.method, headers, replayable=replayable, key=around.key_of(request)
+        )
         self.attempt = 0 if made is None and failure is None else 1
         self.made = made  # the response to a first attempt that is over already
         self.held: Any = None
@@ -365,6 +371,8 @@ class Transport(_Around, httpx.BaseTransport):
     * `secrets`: which hosts are sent which `abate.clients.trust.Secret`, so that services there believe this client:
       ``{"orders.internal": Secret(…), "*.shop.internal": Secret(…)}``. No other host is sent one, wherever redirects
       lead.
+    * `key`: ``"host"`` gives each host and port a budget, gate and shelter of its own (see `Policy.keyed`); so does a
+      function of the request, for what it answers.
 
     A body that cannot be replayed (a generator) is never sent twice. A response that was given up on has its
     `Report` in ``response.extensions["abate_report"]``, an error has it by `abate.report`. A deadline cuts httpx's
@@ -536,6 +544,10 @@ def _read(response: Any) -> tuple[int, Mapping[str, str]]:
     inner = response.extensions.get(REPORT)
     layered = inner is not None and inner.reason != "fatal"
     return response.status_code, {EXHAUSTED: "1"} if layered else response.headers
+
+
+def _host(request: Any) -> tuple[str, int | None]:
+    return request.url.host, request.url.port
 
 
 def _replays(stream: Any) -> bool:

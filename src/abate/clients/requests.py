@@ -27,7 +27,7 @@ from urllib3 import Retry, Timeout
 from urllib3.exceptions import MaxRetryError
 
 from abate.call.policy import Policy
-from abate.clients.exchange import Secrets, Timeouts
+from abate.clients.exchange import Key, Secrets, Timeouts
 from abate.clients.trust import Secret
 from abate.clients.urllib3 import Sender, bounded, judge, let_go, rewinds, warn_of
 from abate.decide.outcome import Ruling
@@ -45,6 +45,8 @@ class Adapter(HTTPAdapter):
     * `secrets`: which hosts are sent which `abate.clients.trust.Secret`, so that services there believe this client:
       ``{"orders.internal": Secret(…), "*.shop.internal": Secret(…)}``. No other host is sent one, wherever redirects
       lead.
+    * `key`: ``"host"`` gives each host and port a budget, gate and shelter of its own (see `Policy.keyed`); so does a
+      function of the ``PreparedRequest``, for what it answers.
     * everything else goes to ``HTTPAdapter``; `max_retries` is not used, with a warning.
 
     The last response is returned, or the last error raised, as it is. A body that cannot be replayed (a generator, a
@@ -70,6 +72,7 @@ class Adapter(HTTPAdapter):
         idempotency_key: bool = False,
         timeouts: Timeouts | None = None,
         secrets: Mapping[str, Secret] | None = None,
+        key: Key = None,
         **kwargs: Any,
     ) -> None:
         self._sender = Sender[Response](
@@ -81,6 +84,8 @@ class Adapter(HTTPAdapter):
             idempotency_key=idempotency_key,
             timeouts=timeouts,
             secrets=Secrets(secrets),
+            key=key,
+            host=_host,
         )
         warn_of(Retry.from_int(kwargs.pop("max_retries", 0)), stacklevel=3)
         super().__init__(**kwargs)
@@ -123,7 +128,12 @@ class Adapter(HTTPAdapter):
 
         replayable = own.body is None or isinstance(own.body, (bytes, str)) or _is_file(own)
         host = urlsplit(own.url or "").hostname
-        return self._sender.send(own.method or "", host, headers, _timeout(timeout), replayable, once)
+        return self._sender.send(own.method or "", host, headers, _timeout(timeout), replayable, once, own)
+
+
+def _host(request: PreparedRequest) -> tuple[str | None, int | None]:
+    parts = urlsplit(request.url or "")
+    return parts.hostname, parts.port
 
 
 def _is_file(request: PreparedRequest) -> bool:

@@ -26,6 +26,7 @@ from functools import partial
 from http.client import HTTPResponse
 from socket import socket as Socket
 from typing import Any, Generic, TypeVar
+from urllib.parse import urlsplit
 
 import urllib3
 from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPHeaderDict, HTTPSConnectionPool, Retry, Timeout
@@ -46,12 +47,15 @@ from abate.clients.exchange import (
     CUT_OFF,
     READ_AT_MOST,
     JudgeError,
+    Key,
+    KeyOf,
     OnResponses,
     Plan,
     ReadResponse,
     Secrets,
     Stopwatch,
     Timeouts,
+    key_of,
     new_key,
     reading_time,
 )
@@ -81,6 +85,8 @@ class PoolManager(urllib3.PoolManager):
     * `secrets`: which hosts are sent which `abate.clients.trust.Secret`, so that services there believe this client:
       ``{"orders.internal": Secret(…), "*.shop.internal": Secret(…)}``. No other host is sent one, wherever redirects
       lead.
+    * `key`: ``"host"`` gives each host and port a budget, gate and shelter of its own (see `Policy.keyed`); so does a
+      function of the URL, for what it answers.
     * everything else goes to urllib3. Of `retries` only the limits for redirects are kept, with a warning.
 
     The last response is returned as it is; the last error is urllib3's own, never a ``MaxRetryError`` around it.
@@ -104,6 +110,7 @@ class PoolManager(urllib3.PoolManager):
         idempotency_key: bool = False,
         timeouts: Timeouts | None = None,
         secrets: Mapping[str, Secret] | None = None,
+        key: Key = None,
         **kwargs: Any,
     ) -> None:
         self._sender = Sender(
@@ -115,6 +122,8 @@ class PoolManager(urllib3.PoolManager):
             idempotency_key=idempotency_key,
             timeouts=timeouts,
             secrets=Secrets(secrets),
+            key=key,
+            host=_host,
         )
         if (retries := kwargs.get("retries")) is not None:
             warn_of(retries if isinstance(retries, Retry) else Retry.from_int(retries), stacklevel=3)
@@ -174,7 +183,12 @@ class _Pool(HTTPConnectionPool):
                 _load(response)
             return response
 
-        return self.sender.send(method, self.host, own, timeout, replayable, once)
+        request = f"{self.scheme}://{self._authority()}{url}"
+        return self.sender.send(method, self.host, own, timeout, replayable, once, request)
+
+    def _authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port is None else f"{host}:{self.port}"
 
 
 class _HTTPSPool(_Pool, HTTPSConnectionPool):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -199,6 +213,8 @@ class Sender(Generic[R]):
         idempotency_key: bool,
         timeouts: Timeouts | None,
         secrets: Secrets,
+        key: Key,
+        host: KeyOf,
     ) -> None:
         if not isinstance(idempotency_key, bool):
             raise TypeError(f"idempotency_key must be True or False, not {idempotency_key!r}")
@@ -217,9 +233,19 @@ class Sender(Generic[R]):
         self._keys = idempotency_key
         self._timeouts = timeouts
         self._secrets = secrets
+        self._key: Key = key
+        self._host = host
+        self._key_of = key_of(key, host)
 
     def __reduce__(self) -> tuple[Callable[..., Sender[R]], tuple[Any, ...]]:
-        made = partial(Sender, idempotency_key=self._keys, timeouts=self._timeouts, secrets=self._secrets)
+        made = partial(
+            Sender,
+            idempotency_key=self._keys,
+            timeouts=self._timeouts,
+            secrets=self._secrets,
+            key=self._key,
+            host=self._host,
+        )
         return made, self._made_from
 
     def send(
@@ -230,11 +256,12 @@ class Sender(Generic[R]):
         timeout: Timeout,
         replayable: bool,
         once: Callable[[Timeout], R],
+        request: object,
     ) -> R:
-        """Make a call of it: `once` makes an attempt, within the timeout it is given."""
+        """Make a call of it: `once` makes an attempt, within the timeout it is given; `request` is what has a key."""
         if self._keys and not http.repeatable(method, headers):
             headers[http.KEY_HEADER] = new_key()
-        policy = self._plan.for_request(method, headers, replayable=replayable)
+        policy = self._plan.for_request(method, headers, replayable=replayable, key=self._key_of(request))
         held: R | None = None
         attempts = 0
 
@@ -290,7 +317,7 @@ def judge(error: Exception) -> Ruling | None:
     """The ruling on an error of urllib3's.
 
     >>> judge(urllib3.exceptions.ProtocolError("Connection aborted."))
-    Ruling(retry=True, reason='blip', hint=None, reached=True, safe=None)
+    Ruling(retry=True, reason='blip', hint=None, reached=True, safe=None, answered=False)
     """
     if isinstance(error, ProxyError):
         error = error.original_error
@@ -305,6 +332,11 @@ def judge(error: Exception) -> Ruling | None:
     if isinstance(error, InvalidHeader):
         return BLIP
     return nature(error) if isinstance(error, OSError) else None
+
+
+def _host(url: str) -> tuple[str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.hostname, parts.port
 
 
 def warn_of(retry: Retry, stacklevel: int) -> None:

@@ -19,6 +19,8 @@ from abate.values import Value
 
 RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
 OVERLOADED = frozenset({408, 429, 503, 504})
+TIMED_OUT = frozenset({408, 504})
+"""Statuses that say that an answer did not come in time: what the request would have been answered is not known."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 KEY_HEADER = "Idempotency-Key"
 
@@ -31,7 +33,7 @@ def judge(status: int, headers: Headers | None = None, *, safe: bool | None = No
     `safe` says whether the request may be repeated, where that is known (see `repeatable`).
 
     >>> judge(503, {"retry-after": "7"})
-    Ruling(retry=True, reason='overload', hint=7.0, reached=True, safe=None)
+    Ruling(retry=True, reason='overload', hint=7.0, reached=True, safe=None, answered=True)
     >>> judge(404).retry
     False
     """
@@ -42,7 +44,7 @@ def judge(status: int, headers: Headers | None = None, *, safe: bool | None = No
 
 def _again(status: int, headers: Headers | None, safe: bool | None) -> Ruling:
     hint = retry_after(header(headers, "Retry-After"), date=header(headers, "Date"))
-    return Ruling(True, "overload" if status in OVERLOADED else "blip", hint, True, safe)
+    return Ruling(True, "overload" if status in OVERLOADED else "blip", hint, True, safe, status not in TIMED_OUT)
 
 
 def repeatable(method: str, headers: Headers | None = None) -> bool:

@@ -31,10 +31,11 @@ class Ruling(Value):
 
     The reason is ``blip`` (reset, refused, conflict), ``overload`` (429, 503, timeouts), ``fatal``, or ``layer``
     (somebody further in has given up on it). `safe` is what the request itself says about being repeated (an HTTP
-    method does, most errors don't: None).
+    method does, most errors don't: None). `answered` says that the failure is the server's own answer: it is up, and
+    where it is not overloaded, the failure may be this request's alone (a 500).
 
     >>> Ruling.overload(hint=2.0)
-    Ruling(retry=True, reason='overload', hint=2.0, reached=True, safe=None)
+    Ruling(retry=True, reason='overload', hint=2.0, reached=True, safe=None, answered=False)
     """
 
     retry: bool
@@ -42,20 +43,21 @@ class Ruling(Value):
     hint: float | None = None
     reached: bool = True
     safe: bool | None = None
+    answered: bool = False
 
     def checked(self) -> None:
         if self.hint is not None:
             number("hint", self.hint, least=0, infinite=True)
 
     @staticmethod
-    def blip(hint: float | None = None, *, reached: bool = True) -> Ruling:
+    def blip(hint: float | None = None, *, reached: bool = True, answered: bool = False) -> Ruling:
         """Worth another attempt soon: something broke, and nothing says that the server is overloaded."""
-        return Ruling(True, "blip", hint, reached)
+        return Ruling(True, "blip", hint, reached, None, answered)
 
     @staticmethod
-    def overload(hint: float | None = None, *, reached: bool = True) -> Ruling:
+    def overload(hint: float | None = None, *, reached: bool = True, answered: bool = False) -> Ruling:
         """Worth another attempt later: the server has too much to do."""
-        return Ruling(True, "overload", hint, reached)
+        return Ruling(True, "overload", hint, reached, None, answered)
 
     @staticmethod
     def fatal(*, reached: bool = True) -> Ruling:
@@ -67,9 +69,19 @@ class Ruling(Value):
         """Is the server overloaded, as far as this outcome tells?"""
         return self.reason == "overload"
 
+    @property
+    def taken(self) -> bool:
+        """Has the server taken the request, and answered it, whatever the answer? Then it has refused nothing.
+
+        >>> Ruling.blip(answered=True).taken, Ruling.overload(answered=True).taken, Ruling.blip().taken
+        (True, False, False)
+        """
+        return not self.retry or (self.answered and not self.overloaded)
+
 
 FATAL = Ruling(False, "fatal")
 LAYER = Ruling(False, "layer")
 BLIP = Ruling(True, "blip")
 OVERLOAD = Ruling(True, "overload")
+ANSWERED = Ruling.blip(answered=True)
 UNREACHED = Ruling(True, "blip", None, False)

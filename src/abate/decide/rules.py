@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from abate.decide.outcome import BLIP, FATAL, LAYER, OVERLOAD, UNREACHED, Outcome, Ruling
+from abate.decide.outcome import ANSWERED, BLIP, FATAL, LAYER, OVERLOAD, UNREACHED, Outcome, Ruling
 from abate.errors import AttemptTimeout, number
 from abate.functions import is_coroutine, is_generator, returned_coroutine
 from abate.values import Value
@@ -85,7 +85,7 @@ class OnResult(Rule):
     def judge(self, outcome: Outcome) -> Ruling | None:
         if outcome.error is not None:
             return None
-        return _ruling(self.predicate, self.predicate(outcome.result), BLIP)
+        return _ruling(self.predicate, self.predicate(outcome.result), ANSWERED)
 
 
 class Widened(Rule):
@@ -182,6 +182,7 @@ class Rules(Rule):
             max((ruling.hint for ruling in rulings if ruling.hint is not None), default=None),
             reached,
             False if any(ruling.safe is False for ruling in rulings) else None,
+            all(ruling.answered for ruling in rulings),
         )
 
     def _decide_member(self, error: Exception, elapsed: float) -> Ruling:
@@ -262,7 +263,7 @@ def on_error(predicate: Callable[[Exception], Verdict]) -> Rule:
     """Retry errors for which `predicate` is true; a number it answers is the hint, in seconds, and 0 is a no.
 
     >>> on_error(lambda error: 2.5).judge(Outcome(error=ValueError()))
-    Ruling(retry=True, reason='blip', hint=2.5, reached=True, safe=None)
+    Ruling(retry=True, reason='blip', hint=2.5, reached=True, safe=None, answered=False)
     """
     return OnError(_function("on_error", predicate))
 
@@ -361,5 +362,5 @@ def _ruling(predicate: Callable[..., Verdict], verdict: Verdict, yes: Ruling) ->
         verdict = seconds()
     if isinstance(verdict, (int, float)):
         hint = max(0.0, number(f"the answer of the predicate {name}", verdict, infinite=True))
-        return Ruling(True, yes.reason, hint, yes.reached)
+        return Ruling(True, yes.reason, hint, yes.reached, yes.safe, yes.answered)
     return yes

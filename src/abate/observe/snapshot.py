@@ -104,7 +104,7 @@ class Snapshot(Value):
 def snapshot() -> Snapshot:
     """How everything is now."""
     policies, counted = [policy for policy in registry.policies.alive() if policy.name], roll.totals()
-    shelters = {id(policy.shelter): policy.shelter for policy in policies if policy.shelter is not None}
+    shelters = {id(shelter): shelter for policy in policies for shelter in policy.shelters}
     services = [(name, group[0]) for name, group in grouped(registry.services.alive())]
     answers = depths(service for _, service in services)
     return Snapshot(

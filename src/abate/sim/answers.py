@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 
 from abate.decide import http
-from abate.decide.outcome import BLIP, FATAL, LAYER, Outcome, Ruling
+from abate.decide.outcome import ANSWERED, FATAL, LAYER, Outcome, Ruling
 from abate.decide.rules import Rule
 from abate.errors import AbateError
 
@@ -52,7 +52,7 @@ def _made(status: int, retry_after: float | None, exhausted: bool) -> type[Answe
     headers = {} if retry_after is None else {"Retry-After": f"{retry_after:.0f}"}
     if exhausted:
         headers["Abate-Exhausted"] = "1"
-    ruling = LAYER if exhausted else BLIP if status == 409 else http.judge(status) or FATAL
+    ruling = LAYER if exhausted else ANSWERED if status == 409 else http.judge(status) or FATAL
     if retry_after is not None and ruling.retry:
-        ruling = Ruling(True, ruling.reason, retry_after)
+        ruling = Ruling(True, ruling.reason, retry_after, answered=True)
     return type(f"Answer{status}", (Answer,), {"status_code": status, "headers": headers, "ruling": ruling})

@@ -4,6 +4,8 @@ The rules:
 
 * of what ended in the last `window` seconds, and at least `least` of it, a share of `threshold` has failed: the fuse
   blows, and no message is taken for a while of about `pause` seconds, give or take half;
+* an error that a server answered with and that is no overload (a 500) may be the fault of one sender's messages: it is
+  left out as long as any other message of the window ended well, and counts like every failure where none did;
 * after that one message at a time is taken, on trial. One that succeeds mends the fuse; one that fails blows it again,
   for twice as long, up to `LONGEST` pauses. A trial that lasts for longer than a pause makes room for another;
 * what ends while it is blown counts neither way, nor does, during the trials, a message that was taken before it blew;
@@ -38,6 +40,7 @@ class Fuse:
     __slots__ = (
         "_chance",
         "_ended",
+        "_erred",
         "_failed",
         "_pauses",
         "_trial",
@@ -64,6 +67,7 @@ class Fuse:
         self._chance: Uniform = rng or random
         self._ended: Window | None = None
         self._failed: Window | None = None
+        self._erred: Window | None = None
         self._pauses = 1.0
         self._trial = False
         self.opens = -inf
@@ -86,10 +90,11 @@ class Fuse:
         """
         return max(0.0, self.opens - now) if self._trial else None
 
-    def record(self, ok: bool, now: float, taken: int | None = None) -> float:
+    def record(self, ok: bool, now: float, taken: int | None = None, answered: bool = False) -> float:
         """A message has ended well, or failed: for how many seconds has that blown the fuse? 0 for not at all.
 
-        `taken` is what `blows` was when the message was taken; None: taken after the fuse last blew.
+        `taken` is what `blows` was when the message was taken; None: taken after the fuse last blew. A failure that
+        the server `answered` with, and not because of overload, may be this message's own.
         """
         if now < self.opens:
             return 0.0
@@ -97,14 +102,19 @@ class Fuse:
             if taken is not None and taken != self.blows:
                 return 0.0
             return self._mend() if ok else self._blow(now, min(2 * self._pauses, LONGEST))
-        if self._ended is None or self._failed is None:
-            self._ended, self._failed = Window(self.window, now), Window(self.window, now)
-        for counted in (self._ended, self._failed):
+        if self._ended is None or self._failed is None or self._erred is None:
+            self._ended, self._failed, self._erred = (Window(self.window, now) for _ in range(3))
+        for counted in (self._ended, self._failed, self._erred):
             counted.roll(now)
         self._ended.add(1)
-        self._failed.add(not ok)
-        total = self._ended.total
-        if ok or total < self.least or self._failed.total < self.threshold * total:
+        self._failed.add(not ok and not answered)
+        self._erred.add(not ok and answered)
+        total, failed, erred = self._ended.total, self._failed.total, self._erred.total
+        if total > failed + erred:  # others ended well
+            total -= erred
+        else:
+            failed += erred
+        if ok or total < self.least or failed < self.threshold * total:
             return 0.0
         return self._blow(now, 1.0)
 
@@ -115,7 +125,7 @@ class Fuse:
     def _blow(self, now: float, pauses: float) -> float:
         self._trial, self._pauses = True, pauses
         self.blows += 1
-        self._ended = self._failed = None
+        self._ended = self._failed = self._erred = None
         seconds = self.pause * pauses * (0.5 + self._chance.random())
         self.opens = now + seconds
         return seconds

@@ -47,12 +47,16 @@ Ending = Literal["done", "again", "silent", "retry", "slow", "buried"]
 """How a piece of work has ended, in one word: the same in counts, events and metrics."""
 
 
+Failed = bool | Literal["answered"] | None
+"""Has it failed? By an error that a server answered with, and not for overload; or does it not matter to others?"""
+
+
 class Judgement(NamedTuple):
     """What becomes of a piece of work, in one word as well; `failed` tells the fuse whether a dependency is down."""
 
     verdict: Verdict
     ending: Ending
-    failed: bool | None
+    failed: Failed
 
 
 class Judge:
@@ -150,17 +154,18 @@ class Judge:
 
     def failed(self, error: BaseException, receives: int, ruling: Ruling) -> Judgement:
         """Worth another try, if there is one left."""
+        failed: Failed = "answered" if ruling.taken else True
         if self._most is not None and receives >= self._most:
-            return _buried("receives", error, f" (handed out {receives} times)", failed=True)
+            return _buried("receives", error, f" (handed out {receives} times)", failed)
         plan = self._overload_backoff if ruling.overloaded else self.backoff
         delay = plan.delay(receives, self._chance)
         if ruling.hint is not None:
             longest = LONGEST if isinstance(error, Recoverable) else LONGEST_HINT
             delay = after_hint(min(ruling.hint, longest), plan, receives, delay)
         if self._budget is None or self._budget.try_withdraw():
-            return Judgement(Back(delay), "retry", True)
+            return Judgement(Back(delay), "retry", failed)
         # half of it up or down, so that those who were refused together don't come back together
-        return Judgement(Back(max(delay, self._slow * (0.5 + self._chance.random()))), "slow", True)
+        return Judgement(Back(max(delay, self._slow * (0.5 + self._chance.random()))), "slow", failed)
 
     def judged(self, error: BaseException, receives: int) -> Judgement:
         """The handler has raised, or ended by something that is no answer, which is a failure like another.
@@ -199,7 +204,7 @@ def _mistake(result: object) -> str | None:
     return None
 
 
-def _buried(kind: str, error: BaseException, more: str = "", failed: bool | None = None) -> Judgement:
+def _buried(kind: str, error: BaseException, more: str = "", failed: Failed = None) -> Judgement:
     name = "" if isinstance(error, PermanentFailure) and _words(error) else f"{type(error).__name__}: "
     reason = f"{name}{redacted(_words(error))}"[:LONGEST_REASON] + more
     return Judgement(Bury(kind, reason, trace(error)[-LONGEST_TRACE:]), "buried", failed)

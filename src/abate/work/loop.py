@@ -43,7 +43,7 @@ from abate.schedule.backoff import Backoff
 from abate.work.crew import Crew
 from abate.work.fuse import Fuse
 from abate.work.hands import Hands, Work
-from abate.work.judge import Judge
+from abate.work.judge import Failed, Judge
 from abate.work.pauses import Pauses
 from abate.work.source import Back, Bury, Done, Message, Settlement, Source, Verdict
 from abate.work.worker import Handler, Worker, report_buried
@@ -471,11 +471,11 @@ class Loop:
             self.worker.tell(work.message, ended)
             self._say_blown(pause)
 
-    def _tell_fuse(self, work: Work, failed: bool | None) -> float:
+    def _tell_fuse(self, work: Work, failed: Failed) -> float:
         """For how many seconds does this blow the fuse? A handler that hangs has failed already."""
         if self.fuse is None or failed is None or work.stuck:
             return 0.0
-        return self.fuse.record(not failed, self.clock.now(), work.blows)
+        return self.fuse.record(not failed, self.clock.now(), work.blows, failed == "answered")
 
     def _say_blown(self, pause: float) -> None:
         if pause:

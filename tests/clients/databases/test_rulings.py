@@ -9,7 +9,7 @@ import pymysql
 import pytest
 
 from abate import Outcome
-from abate.clients.databases import conflict, connection_lost
+from abate.clients.databases import CONFLICT, conflict, connection_lost
 from abate.decide.outcome import BLIP, UNREACHED
 
 WITHIN = 30.0
@@ -124,7 +124,7 @@ def test_conflicts_in_postgresql_are_conflicts_through_every_driver(postgres_dri
     """One session fails with the code; the ruling is to retry, and that nothing was committed."""
     (error,) = play(postgres_driver, scene)
     assert code(error) == expected
-    assert rulings(error) == (UNREACHED, None)
+    assert rulings(error) == (CONFLICT, None)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_conflicts_in_mariadb_are_conflicts_through_every_driver(mariadb_driver,
     """One session fails with the number; the ruling is to retry, and that nothing was committed."""
     (error,) = play(mariadb_driver, scene)
     assert code(error) == expected
-    assert rulings(error) == (UNREACHED, None)
+    assert rulings(error) == (CONFLICT, None)
 
 
 def test_a_lock_wait_timeout_in_mariadb_is_a_conflict_through_every_driver(mariadb_drivers):
@@ -154,7 +154,7 @@ def test_a_lock_wait_timeout_in_mariadb_is_a_conflict_through_every_driver(maria
 
     for (error,) in asyncio.run(main()):
         assert code(error) == 1205
-        assert rulings(error) == (UNREACHED, None)
+        assert rulings(error) == (CONFLICT, None)
 
 
 QUESTIONS = {
@@ -280,7 +280,7 @@ def test_an_error_raised_from_a_conflict_is_one(postgres):
             raise LookupError("no order") from error
     except LookupError as error:
         wrapped = error
-    assert rulings(wrapped) == (UNREACHED, None)
+    assert rulings(wrapped) == (CONFLICT, None)
     loop = LookupError()
     loop.__cause__ = LookupError()
     loop.__cause__.__cause__ = loop

@@ -10,8 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from abate import Outcome
-from abate.clients.databases import conflict, connection_lost
-from abate.decide.outcome import UNREACHED
+from abate.clients.databases import CONFLICT, conflict, connection_lost
 
 
 @pytest.fixture
@@ -98,7 +97,7 @@ def test_a_busy_file_is_a_conflict(driver, path, holder):
     holder.execute("BEGIN IMMEDIATE")
     error = error_of(driver, path, "BEGIN IMMEDIATE")
     assert code(error) == sqlite3.SQLITE_BUSY
-    assert conflict.judge(Outcome(error=error)) == UNREACHED
+    assert conflict.judge(Outcome(error=error)) == CONFLICT
     assert connection_lost.judge(Outcome(error=error)) is None
 
 
@@ -114,7 +113,7 @@ def test_a_snapshot_that_is_too_old_is_a_conflict(driver, path, holder):
         "UPDATE accounts SET balance = 2",
     )
     assert code(error) == sqlite3.SQLITE_BUSY_SNAPSHOT
-    assert conflict.judge(Outcome(error=error)) == UNREACHED
+    assert conflict.judge(Outcome(error=error)) == CONFLICT
 
 
 def test_a_lock_in_a_shared_cache_is_a_conflict():
@@ -130,7 +129,7 @@ def test_a_lock_in_a_shared_cache_is_a_conflict():
         with pytest.raises(sqlite3.OperationalError) as caught:
             two.execute("SELECT * FROM accounts")
     assert code(caught.value) == sqlite3.SQLITE_LOCKED_SHAREDCACHE
-    assert conflict.judge(Outcome(error=caught.value)) == UNREACHED
+    assert conflict.judge(Outcome(error=caught.value)) == CONFLICT
 
 
 def test_a_lock_of_one_s_own_is_no_conflict(path, holder):

@@ -26,6 +26,14 @@ def busy(error):
     return isinstance(error, Busy) and abate.Ruling.overload(30.0)
 
 
+class Failing(Exception):
+    """An error that a dependency answers with, as a 500 is."""
+
+
+def failing(error):
+    return isinstance(error, Failing) and abate.Ruling.blip(answered=True)
+
+
 class Member:
     """One process's shelter, whose door is asked at instants that a test chooses."""
 
@@ -170,10 +178,20 @@ def test_a_hint_is_told_with_what_is_left_of_it(member):
         policy.call(lambda: (_ for _ in ()).throw(Busy()))
     first = member.shelter.offer(now)
     assert (first.failed, first.answered, first.state) == (1, 0, "probing")
-    assert 30.0 <= first.closed < 70.0
-    later = member.shelter.offer(now + 10.0)
-    assert later.closed == pytest.approx(first.closed - 10.0)
+    assert first.closed == pytest.approx(member.shelter.patience / 2, abs=0.1)
+    later = member.shelter.offer(now + 2.0)
+    assert later.closed == pytest.approx(first.closed - 2.0)
     assert member.shelter.offer(now + 100.0).closed == 0.0
+
+
+def test_errors_that_the_server_answers_with_are_not_told(member):
+    """They may be those of one caller; a process that gets nothing else shelters alone."""
+    policy = abate.Policy(on=failing, attempts=1, shelter=member.shelter)
+    for _ in range(6):
+        with pytest.raises((Failing, abate.Refused)), abate.deadline(0.1):
+            policy.call(lambda: (_ for _ in ()).throw(Failing()))
+    assert member.shelter.state == "probing"
+    assert member.shelter.offer(member.door.clock.now()).failed == 0
 
 
 def test_what_was_seen_is_told_once(member):

@@ -241,18 +241,43 @@ def test_it_is_calm_when_there_is_plenty_for_each():
 def test_a_short_hint_is_a_hint(fleet):
     """Of less than a second, too."""
     many = fleet(2)
-    many.come(Sight("orders", "calm", 1, 0, 0.5), many.names[:1])
+    many.come(Sight("orders", "probing", 0, 1, 0.5), many.names[:1])
     assert many.come(NOTHING, many.names[1:])[0].closed == pytest.approx(0.5)
 
 
-def test_a_hint_closes_every_door(fleet):
+def test_a_hint_in_a_storm_closes_every_door(fleet):
     """Until then, whoever was told."""
     many = fleet(3)
-    many.come(Sight("orders", "probing", 0, 1, 30.0), many.names[:1])
+    many.come(Sight("orders", "probing", 0, 1, 20.0), many.names[:1])
     many.clock.advance(10.0)
-    assert [one.closed for one in many.come(NOTHING)] == pytest.approx([20.0] * 3)
-    many.clock.advance(20.0)
+    assert [one.closed for one in many.come(NOTHING)] == pytest.approx([10.0] * 3)
+    many.clock.advance(10.0)
     assert [one.closed for one in many.come(NOTHING)] == [0.0] * 3
+
+
+def test_what_one_member_is_told_closes_no_door_while_others_are_answered(fleet):
+    """Neither its hint nor its failures: they may be those of one of its callers."""
+    many = fleet(3)
+    many.come(UP)
+    for _ in range(5):
+        told = many.come(Sight("orders", "probing", 0, 5, 299.0), many.names[:1]) + many.come(UP, many.names[1:])
+        assert {(one.state, one.closed, one.limit) for one in told} == {("calm", 0.0, inf)}
+        many.clock.advance(1.0)
+
+
+def test_the_first_answer_ends_a_hint(fleet):
+    """The server serves others: whoever was told is held back by itself."""
+    many = fleet(3)
+    many.come(Sight("orders", "probing", 0, 1, 20.0), many.names[:1])
+    assert many.come(BACK, many.names[:1])[0].closed == 0.0
+    assert [one.closed for one in many.come(NOTHING)] == [0.0] * 3
+
+
+def test_a_hint_of_minutes_is_probed_after_half_a_minute(fleet):
+    """However long the server asks for."""
+    many = fleet(2)
+    told = many.come(Sight("orders", "probing", 0, 1, 299.0), many.names[:1])
+    assert told[0].closed == pytest.approx(30.0)
 
 
 def test_dependencies_are_apart(fleet):
@@ -295,7 +320,9 @@ def test_whatever_members_tell_the_rules_hold(known, steps):
         was = before.state if now < max(before.turn, before.grown) + STALE else "calm"
         known, told = heard(known, sight, member, line, now)
         assert told.closed == max(0.0, known.until - now)
-        assert known.until >= min(before.until, now)
+        assert (told.closed == 0.0) or known.state == "storm"
+        if was == known.state == "storm":
+            assert known.until >= min(before.until, now)
         if was == "recovering":
             relapse = sight.failed > sight.answered and line.bad > line.good
             assert (known.state == "storm") == relapse

@@ -77,7 +77,7 @@ class Board:
         self._looked = now
         self._times.append(round(self._clock.wall(), 1))
         policies = [policy for policy in registry.policies.alive() if policy.name]
-        sheltering = {id(policy.shelter): policy.shelter for policy in policies if policy.shelter is not None}
+        sheltering = {id(shelter): shelter for policy in policies for shelter in policy.shelters}
         shelters = {name: shelter_view(name, group) for name, group in grouped(sheltering.values())}
         counted = roll.totals()
 

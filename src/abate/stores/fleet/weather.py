@@ -14,7 +14,10 @@
   `SHED` fail halves it, once a second. Everybody has its part; while that is less than one each, it is one for some:
   those whose place in the line of members, which moves on by one each second, is below the limit. At `PLENTY` for each
   it is calm.
-* A hint closes everybody's door until then.
+* A hint is for those who were given it. In a storm, where more members see failures than answers, it closes everybody's
+  door until then, for `LONGEST` at most, and until the first answer.
+* Errors that the server answers with and that are no overload (a 500) are not told to others: they may be those of one
+  member's callers. A member that gets nothing else shelters alone.
 """
 
 from __future__ import annotations
@@ -30,8 +33,8 @@ TURN = 3.0
 """Seconds for which one member probes."""
 STALE = 30.0
 """Seconds after which a storm that nobody has calls for is forgotten."""
-LONGEST = 3600.0
-"""Seconds; a hint of more is taken as this much."""
+LONGEST = 30.0
+"""Seconds; a hint of more is taken as this much, and then it is probed whether it still holds."""
 FIRST, EIGHTH = 4.0, 1 / 8
 """In flight, of all together, after the first answer: this many, or this part of the members."""
 GROWTH, EVERY = 2.0, 1.0
@@ -83,8 +86,6 @@ def heard(known: Known, sight: Sight, member: str, line: Line, now: float) -> tu
     False
     """
     known = _current(known, now)
-    if sight.closed > 0:
-        known = known._replace(until=max(known.until, now + sight.closed))
     if known.state == "calm":
         if line.bad > line.good and seen(sight) == "bad":
             known = known._replace(state="storm", prober=member, turn=now + TURN)
@@ -92,13 +93,15 @@ def heard(known: Known, sight: Sight, member: str, line: Line, now: float) -> tu
         known = _in_storm(known, sight, member, line, now)
     else:
         known = _recovering(known, sight, member, line, now)
+    if known.state == "storm" and sight.closed > 0:
+        known = known._replace(until=max(known.until, now + min(sight.closed, LONGEST)))
     return known, _told(known, member, line, now)
 
 
 def _current(known: Known, now: float) -> Known:
     """What is known, less what is over: a storm that nobody asks about, and instants of a clock that was set back."""
     if known.state != "calm" and now >= max(known.turn, known.grown) + STALE:
-        known = Known(until=known.until)
+        known = Known()
     return known._replace(
         until=min(known.until, now + LONGEST), turn=min(known.turn, now + TURN), grown=min(known.grown, now)
     )
@@ -107,7 +110,7 @@ def _current(known: Known, now: float) -> Known:
 def _in_storm(known: Known, sight: Sight, member: str, line: Line, now: float) -> Known:
     if sight.answered > sight.failed:
         first = max(FIRST, line.members * EIGHTH)
-        return known._replace(state="recovering", limit=first, base=first, grown=now)
+        return known._replace(state="recovering", until=-inf, limit=first, base=first, grown=now)
     if now >= known.turn and sight.state != "calm":
         return known._replace(prober=member, turn=now + TURN)
     return known
@@ -123,7 +126,7 @@ def _recovering(known: Known, sight: Sight, member: str, line: Line, now: float)
     growth = GROWTH if known.base < line.members else GENTLY
     limit = known.limit if turned_away else min(known.limit + sight.answered, known.base * growth)
     if limit >= PLENTY * line.members:
-        return Known(until=known.until)
+        return Known()
     return known._replace(limit=limit)
 
 

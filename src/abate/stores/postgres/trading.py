@@ -175,14 +175,11 @@ HEARD = """
             known := (v_name, 'calm', '-infinity', '', '-infinity', 0.0, 0.0, '-infinity');
         END IF;
         IF known.state <> 'calm' AND p_now >= greatest(known.turn, known.grown) + (p_numbers->>'stale')::float8 THEN
-            known := (v_name, 'calm', known.until, '', '-infinity', 0.0, 0.0, '-infinity');
+            known := (v_name, 'calm', '-infinity', '', '-infinity', 0.0, 0.0, '-infinity');
         END IF;
         known.until := least(known.until, p_now + (p_numbers->>'longest')::float8);
         known.turn := least(known.turn, v_turn);
         known.grown := least(known.grown, p_now);
-        IF (p_offer->>'closed')::float8 > 0 THEN
-            known.until := greatest(known.until, p_now + (p_offer->>'closed')::float8);
-        END IF;
         CASE known.state
             WHEN 'calm' THEN
                 IF v_bad > v_good AND v_sees = 'bad' THEN
@@ -192,7 +189,7 @@ HEARD = """
                 IF v_answered > v_failed THEN
                     known.state := 'recovering';
                     known.highest := greatest(v_first, p_members * (p_numbers->>'eighth')::float8);
-                    known.base := known.highest; known.grown := p_now;
+                    known.base := known.highest; known.grown := p_now; known.until := '-infinity';
                 ELSIF p_now >= known.turn AND p_offer->>'state' <> 'calm' THEN
                     known.prober := p_member; known.turn := v_turn;
                 END IF;
@@ -211,12 +208,18 @@ HEARD = """
                         known.highest := least(known.highest + v_answered, known.base * v_growth);
                     END IF;
                     IF known.highest >= (p_numbers->>'plenty')::float8 * p_members THEN
-                        known := (v_name, 'calm', known.until, '', '-infinity', 0.0, 0.0, '-infinity');
+                        known := (v_name, 'calm', '-infinity', '', '-infinity', 0.0, 0.0, '-infinity');
                     END IF;
                 END IF;
         END CASE;
+        IF known.state = 'storm' AND (p_offer->>'closed')::float8 > 0 THEN
+            known.until := greatest(
+                known.until,
+                p_now + least((p_offer->>'closed')::float8, (p_numbers->>'longest')::float8)
+            );
+        END IF;
         DELETE FROM @.weather WHERE name = v_name;
-        IF known.state <> 'calm' OR known.until > p_now THEN
+        IF known.state <> 'calm' THEN
             INSERT INTO @.weather SELECT known.*;
         END IF;
         o_state := known.state;

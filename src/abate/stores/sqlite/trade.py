@@ -158,6 +158,6 @@ def _forecast(db: Connection, now: float, member: str, offer: Sight) -> Forecast
     known = weather.Known() if row is None or not _is_weather(row) else _known(row)
     known, forecast = weather.heard(known, offer, member, weather.Line(members, good, bad, place), now)
     db.execute("DELETE FROM weather WHERE name = ?", (offer.name,))
-    if known.state != "calm" or known.until > now:
+    if known.state != "calm":
         db.execute("INSERT INTO weather VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (offer.name, *known))
     return forecast

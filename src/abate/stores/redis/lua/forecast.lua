@@ -41,7 +41,7 @@ local known = {
 heard(known, sight, member, line)
 
 redis.call('DEL', WEATHER)
-if known.state ~= 'calm' or known.closed_until > now then
+if known.state ~= 'calm' then
   for name, value in pairs(known) do
     if value ~= NEVER then
       redis.call('HSET', WEATHER, name, type(value) == 'number' and exact(value) or value)

@@ -9,6 +9,7 @@ local function in_storm(known, sight, member, line)
   if sight.answered > sight.failed then
     local first = math.max(FIRST, line.members * EIGHTH)
     known.state, known.limit, known.base, known.grown = 'recovering', first, first, now
+    known.closed_until = NEVER
   elseif now >= known.turn and sight.state ~= 'calm' then
     storm(known, member)
   end
@@ -31,6 +32,7 @@ end
 local function current(known)
   if known.state ~= 'calm' and now >= math.max(known.turn, known.grown) + STALE then
     known.state, known.prober, known.turn, known.limit, known.base, known.grown = 'calm', '', NEVER, 0, 0, NEVER
+    known.closed_until = NEVER
   end
   known.closed_until = math.min(known.closed_until, now + LONGEST)
   known.turn, known.grown = math.min(known.turn, now + TURN), math.min(known.grown, now)
@@ -38,13 +40,15 @@ end
 
 local function heard(known, sight, member, line)
   current(known)
-  if sight.closed > 0 then known.closed_until = math.max(known.closed_until, now + sight.closed) end
   if known.state == 'calm' then
     if line.bad > line.good and sight.seen == 'bad' then storm(known, member) end
   elseif known.state == 'storm' then
     in_storm(known, sight, member, line)
   else
     recovering(known, sight, member, line)
+  end
+  if known.state == 'storm' and sight.closed > 0 then
+    known.closed_until = math.max(known.closed_until, now + math.min(sight.closed, LONGEST))
   end
 end
 

@@ -1,0 +1,519 @@
+"""One tenant's trouble is not everybody's: callers of one policy with different fates, in virtual time."""
+
+import asyncio
+import random
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import abate
+from abate import Policy, Refused, Ruling, Shelter, Throttle
+from abate.call import threads
+from abate.call.hedge import FIRST, Race
+from abate.call.machine import Call
+from abate.testing import Script, VirtualClock
+
+
+class Answer(Exception):
+    """A response of a server, as an error."""
+
+    def __init__(self, status, **headers):
+        super().__init__(status)
+        self.status_code, self.headers = status, headers
+
+
+def broken():
+    """An error that the server answers with: it took the request."""
+    return Answer(500)
+
+
+def busy(seconds=299):
+    """A refusal that says when to come back."""
+    return Answer(random.Random(seconds).choice([429, 503]), **{"Retry-After": str(seconds)})
+
+
+ON = (abate.http.transient, ConnectionError, TimeoutError)
+
+
+def tenants_policy(**settings):
+    """A policy that everybody shares."""
+    return Policy(**{"name": "api", "on": ON, "timeout": 3.0, "rng": random.Random(3), **settings})
+
+
+def sheltered(**settings):
+    return tenants_policy(shelter=Shelter(name="api", rng=random.Random(4)), **settings)
+
+
+class Mix:
+    """Victims, whose calls the server answers within 20 ms, beside an attacker on a policy that they share."""
+
+    def __init__(self, policy, attack, rate, victims=20.0, seconds=30.0, seed=1, key=lambda policy, who: policy):
+        self.policy, self.attack, self.rate = policy, attack, rate
+        self.victims, self.seconds, self.key = victims, seconds, key
+        self.chance = random.Random(seed)
+        self.waits, self.refused, self.sent = [], 0, 0
+
+    async def good(self):
+        await self.clock.asleep(0.02)
+
+    async def bad(self):
+        self.sent += 1
+        await self.attack(self.clock)
+
+    async def victim(self):
+        began = self.clock.now()
+        try:
+            await self.key(self.policy, "victim").acall(self.good)
+        except Exception:
+            self.refused += 1
+        else:
+            self.waits.append(self.clock.now() - began)
+
+    async def attacker(self):
+        try:
+            await self.key(self.policy, "attacker").acall(self.bad)
+        except Exception:
+            pass
+
+    async def arrivals(self, rate, call):
+        async with asyncio.TaskGroup() as group:
+            while self.clock.now() < self.seconds and rate:
+                await self.clock.asleep(self.chance.expovariate(rate))
+                group.create_task(call())
+
+    def run(self):
+        with VirtualClock() as self.clock:
+
+            async def main():
+                for _ in range(100):
+                    await self.policy.acall(self.good)
+                    await self.clock.asleep(0.02)
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self.arrivals(self.victims, self.victim))
+                    group.create_task(self.arrivals(self.rate, self.attacker))
+
+            asyncio.run(main())
+        return self
+
+    @property
+    def served(self):
+        return len(self.waits) / (len(self.waits) + self.refused)
+
+    @property
+    def p90(self):
+        return sorted(self.waits)[int(0.9 * len(self.waits))]
+
+
+def raising(make, after=0.005):
+    async def attack(clock):
+        await clock.asleep(after)
+        raise make()
+
+    return attack
+
+
+async def hanging(clock):
+    """No answer at all."""
+    await clock.asleep(3600.0)
+
+
+def by_who(policy, who):
+    return policy.keyed(who)
+
+
+# -- without keys
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_error_answers_of_one_do_not_hold_the_others_back(seed):
+    """60/s of 500s beside 20 healthy calls per second: all of these are served, and as quickly as ever."""
+    policy = sheltered()
+    mix = Mix(policy, raising(broken), 60.0, seed=seed).run()
+    assert (mix.served, policy.shelter.state) == (1.0, "calm")
+    assert mix.p90 == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_hints_for_one_do_not_hold_the_others_back(seed):
+    """8/s of 429 and 503 that ask for minutes beside 20 healthy calls per second: at least 95 % are served."""
+    mix = Mix(sheltered(), raising(busy), 8.0, seed=seed).run()
+    assert mix.served >= 0.95
+    assert mix.p90 < 0.5
+
+
+def test_error_answers_of_one_get_no_call_of_others_refused_by_a_throttle():
+    """It is about what a server refuses, and a 500 is a request that it took."""
+    policy = tenants_policy(gate=Throttle(rng=random.Random(1)))
+    assert Mix(policy, raising(broken), 60.0).run().served == 1.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    outcomes=st.lists(st.sampled_from(["good", "hint", "error"]), min_size=30, max_size=200),
+    hint=st.floats(0.1, 1000.0),
+    patience=st.floats(1.0, 60.0),
+)
+def test_a_hint_closes_for_everybody_only_where_all_fails(outcomes, hint, patience):
+    """Whatever the mix: while one of the last five was answered well, nothing is shut; and never for longer than half
+    of the patience, so that somebody finds out in time."""
+    weather, now, row = abate.admit.weather.Weather(random.Random(1), 0.0, patience), 0.0, 0
+    plan = abate.Backoff(0.01, 0.02)
+    weather.good(weather.send(now), now, 0)
+    for outcome in outcomes:
+        now = max(now + 0.01, weather.due())
+        ticket = weather.send(now)
+        if outcome == "good":
+            row = 0
+            weather.good(ticket, now, 0)
+        else:
+            row += 1
+            weather.bad(ticket, now, plan, now + hint if outcome == "hint" else None, taken=outcome == "error")
+        if row < 5:
+            assert weather.shut() <= now
+        assert weather.shut() <= now + max(patience / 2, 0.02 * 1.1)
+
+
+def test_the_call_that_was_given_a_hint_never_comes_back_before_it():
+    """Though the shelter is open for all others."""
+    with VirtualClock() as clock:
+        policy, came = sheltered(timeout=60.0), []
+
+        def told():
+            came.append(clock.now())
+            if len(came) == 1:
+                raise Answer(429, **{"Retry-After": "20"})
+
+        for _ in range(50):
+            policy.call(clock.sleep, 0.05)
+        policy.call(told)
+        assert came[1] - came[0] >= 20.0
+        assert policy.shelter.state == "calm"
+
+
+def test_a_hinted_call_draws_its_delay_once_whether_or_not_it_is_sheltered():
+    """The same chance gives the same delay."""
+
+    def until(policy):
+        with VirtualClock() as clock:
+            for _ in range(20):
+                policy.call(clock.sleep, 0.05)
+            call = Call(policy)
+            call.begin()
+            return call.failed(Answer(429, **{"Retry-After": "20"}), clock.now()).until - clock.now()
+
+    assert until(sheltered(timeout=None)) == until(tenants_policy(timeout=None))
+
+
+def outage(make, seconds=20.0, rate=50.0, **options):
+    """What a server sees of a shelter's calls while nothing but these errors come back."""
+    mix = Mix(sheltered(**options), raising(make), rate, victims=0.0, seconds=2.0 + seconds)
+    mix.run()
+    return mix.sent / (seconds * rate)
+
+
+@pytest.mark.parametrize("make", [broken, lambda: busy(1), ConnectionResetError], ids=["500", "503", "reset"])
+def test_an_outage_is_still_sheltered_from_whatever_it_looks_like(make):
+    """Where nothing is answered well any more, a 500 is a reason to send no more than a few."""
+    assert outage(make) < 0.15
+
+
+# -- no verdict
+
+
+def cancelled(policy, load):
+    """Calls that their callers break off: half of them before the server has answered."""
+
+    async def main():
+        for _ in range(50):
+            await policy.acall(load)
+        for _ in range(100):
+            tasks = [asyncio.ensure_future(policy.acall(load)) for _ in range(8)]
+            await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return [await policy.acall(load) for _ in range(100)]
+
+    return main
+
+
+@pytest.mark.parametrize("where", ["throttle", "shelter", "permits"])
+def test_a_cancelled_call_is_no_verdict_on_the_server(where):
+    """Eight cancelled calls for each that is answered: none of the others is refused or held back."""
+    with VirtualClock() as clock:
+        more = {"throttle": {"gate": Throttle()}, "permits": {"gate": abate.Permits(8)}, "shelter": {}}[where]
+        policy = sheltered() if where == "shelter" else tenants_policy(**more)
+
+        async def load():
+            await clock.asleep(0.03)
+            return "fine"
+
+        began = clock.now()
+        assert asyncio.run(cancelled(policy, load)()) == ["fine"] * 100
+        assert clock.now() - began < 100 * 0.04 + 50 * 0.04 + 100 * 0.01
+        if where == "throttle":
+            assert policy.gate.probability() == 0.0
+
+
+def test_a_gate_of_the_users_own_is_told_that_there_is_no_verdict():
+    """None is false: gates that know of two outcomes take it for what they were told before."""
+    told = []
+
+    class Own(abate.Gate):
+        name = "own"
+
+        def enter(self, retry):
+            return None
+
+        def leave(self, accepted):
+            told.append(accepted)
+
+    with VirtualClock() as clock:
+
+        async def main():
+            policy = Policy(on=ON, attempts=1, gate=Own())
+            await policy.acall(Script("fine").acall)
+            for error in (Answer(404), Answer(500), Answer(503), ConnectionResetError()):
+                with pytest.raises(type(error)):
+                    await policy.acall(Script(error).acall)
+            with abate.deadline(0.01), pytest.raises(TimeoutError):
+                await policy.acall(hasty)
+            task = asyncio.ensure_future(policy.acall(clock.asleep, 60.0))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        async def hasty():
+            """A client that keeps the deadline."""
+            await clock.asleep(abate.remaining())
+            raise TimeoutError
+
+        asyncio.run(main())
+    assert told == [True, True, True, False, False, None, None]
+
+
+WAYS = ["shelter", "throttle"]
+
+
+def hurried(policy, clock, seconds):
+    """A call whose caller has so many seconds, of a server that takes 30 ms."""
+
+    async def load():
+        left = abate.remaining()
+        await clock.asleep(0.03 if left is None else min(0.03, left))
+        if left is not None and left < 0.03:
+            raise TimeoutError
+        return "fine"
+
+    async def call():
+        with abate.deadline(seconds):
+            try:
+                return await policy.acall(load)
+            except (TimeoutError, Refused) as error:
+                return error
+
+    return call()
+
+
+@pytest.mark.parametrize("where", WAYS)
+@pytest.mark.parametrize("timeouts", [{"timeout": 5.0}, {"timeout": None}, {"timeout": 5.0, "attempt_timeout": 1.0}])
+def test_a_callers_short_deadline_is_not_the_servers_overload(where, timeouts):
+    """Fifty callers per second with 20 ms each, of a server that takes 30: calls of others are served as ever."""
+    with VirtualClock() as clock:
+        policy = sheltered(**timeouts) if where == "shelter" else tenants_policy(gate=Throttle(), **timeouts)
+
+        async def main():
+            for _ in range(60):
+                await hurried(policy, clock, None)
+                await clock.asleep(0.05)
+            results = []
+            for _ in range(100):
+                for _ in range(5):
+                    assert isinstance(await hurried(policy, clock, 0.02), TimeoutError)
+                results.append(await hurried(policy, clock, None))
+            return results
+
+        assert asyncio.run(main()) == ["fine"] * 100
+        if where == "shelter":
+            assert policy.shelter.state == "calm"
+
+
+@pytest.mark.parametrize("timeouts", [{"timeout": 5.0}, {"timeout": None}])
+def test_a_server_that_hangs_for_everybody_is_noticed_though_deadlines_cut_the_calls_off(timeouts):
+    """Attempts that had much longer than is usual, and no answer, count, whoever cut them off."""
+    with VirtualClock() as clock:
+        policy, sent = sheltered(attempts=1, **timeouts), []
+
+        async def hang():
+            sent.append(clock.now())
+            await clock.asleep(abate.remaining())
+            raise TimeoutError
+
+        async def call():
+            with abate.deadline(1.0):
+                try:
+                    await policy.acall(hang)
+                except (TimeoutError, Refused):
+                    pass
+
+        async def main():
+            for _ in range(60):
+                await policy.acall(clock.asleep, 0.03)
+                await clock.asleep(0.05)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(400):
+                    group.create_task(call())
+                    await clock.asleep(0.05)
+
+        asyncio.run(main())
+    assert len(sent) < 60
+
+
+def test_what_a_deadline_cut_off_in_calm_starts_the_counting_and_no_more():
+    """A stand-in asks nobody in calm: those after it have to be counted, or a server that hangs is never noticed."""
+    with VirtualClock() as clock:
+        policy = sheltered(timeout=None)
+        for _ in range(60):
+            policy.call(clock.sleep, 0.05)
+        weather = policy.shelter.door().weather
+        assert weather.calm
+        for _ in range(3):
+            with abate.deadline(0.0), pytest.raises(TimeoutError):
+                threads.drive(policy, TimeoutError(), 0, print, (), {})
+            assert (weather.calm, weather.state, weather.failed, weather.failures) == (False, "calm", -inf, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "lent", "allowed", "verdict"),
+    [
+        ({"attempt_timeout": 1.0, "timeout": 5.0}, False, 1.0, False),
+        ({"attempt_timeout": 1.0, "timeout": 5.0}, False, 0.9, None),
+        ({"attempt_timeout": 1.0, "timeout": None}, True, 0.9, None),
+        ({"timeout": 5.0}, False, 5.0, False),
+        ({"timeout": 5.0}, False, 2.5, False),
+        ({"timeout": 5.0}, False, 2.4, None),
+        ({"timeout": 5.0}, True, 4.9, None),
+        ({"timeout": None}, True, 60.0, None),
+    ],
+)
+@pytest.mark.parametrize("early", [0.0, 0.01])
+def test_whose_time_it_was(settings, lent, allowed, verdict, early):
+    """At the end of a call's time: an attempt that had its own, or a good part of the policy's, is a verdict."""
+    told = []
+
+    class Gate(abate.Gate):
+        name = "gate"
+
+        def enter(self, retry):
+            return None
+
+        def leave(self, accepted):
+            told.append(accepted)
+
+    call = Call(Policy(on=ON, gate=Gate(), **settings), deadline=100.0, lent=lent)
+    call.begin()
+    call.allowance(100.0 - allowed)
+    call.failed(TimeoutError(), 100.0 - early)
+    assert told == [verdict]
+
+
+@pytest.mark.parametrize(("error", "verdict"), [(Answer(503), False), (Answer(500), True), (ConnectionError(), False)])
+def test_an_answer_at_the_last_moment_is_a_verdict(error, verdict):
+    """It came in time, and so did a connection that broke. A 504 may be about this very deadline."""
+    told = []
+
+    class Gate(abate.Gate):
+        name = "gate"
+
+        def enter(self, retry):
+            return None
+
+        def leave(self, accepted):
+            told.append(accepted)
+
+    for seen in (error, Answer(504)):
+        call = Call(Policy(on=ON, gate=Gate()), deadline=100.0, lent=True)
+        call.begin()
+        call.failed(seen, 100.0)
+    assert told == [verdict, None]
+
+
+def test_a_probe_that_its_caller_cuts_off_is_followed_by_the_next_after_a_pause():
+    """Callers that come and go in an outage must not be probes one after the other."""
+    with VirtualClock() as clock:
+        policy, sent = sheltered(timeout=None), []
+
+        async def load():
+            sent.append(clock.now())
+            await clock.asleep(60.0)
+
+        async def main():
+            for _ in range(5):
+                with pytest.raises(ConnectionResetError):
+                    await policy.replace(attempts=1).acall(Script(ConnectionResetError()).acall)
+            for _ in range(200):
+                task = asyncio.ensure_future(policy.acall(load))
+                await clock.asleep(0.05)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+        asyncio.run(main())
+    assert len(sent) < 30
+
+
+def test_timeouts_learn_nothing_from_what_a_deadline_cut_off():
+    """A caller with no time is not a server that is slow, nor one that is quick."""
+    from abate.clients.exchange import Stopwatch
+
+    with VirtualClock() as clock:
+        learned = abate.Timeouts(false_rate=0.1, ceiling=10.0)
+        for _ in range(100):
+            learned.observe(0.1)
+        before = learned.request()
+
+        def cut_off(seconds, left):
+            watching = Stopwatch(learned, lambda error: Ruling.overload())
+            with abate.deadline(left), pytest.raises(TimeoutError), watching as watch:
+                watch.connecting()
+                watch.connected()
+                clock.sleep(seconds)
+                raise TimeoutError
+
+        for _ in range(100):
+            cut_off(0.08, 0.08)
+        assert learned.request() == before
+        for _ in range(100):
+            cut_off(0.08, 5.0)
+        assert learned.request() == pytest.approx(0.16, rel=0.05)
+
+
+def test_a_hedge_learns_nothing_from_what_a_deadline_cut_off():
+    """Neither that the server is slow, nor that it is quick."""
+    with VirtualClock() as clock:
+        learned = abate.Timeouts(false_rate=0.1, ceiling=10.0)
+        for _ in range(100):
+            learned.observe(0.1)
+        before = learned.request()
+        for left in [0.08] * 100:
+            with abate.deadline(left):
+                race = Race(tenants_policy(), learned, clock)
+                clock.sleep(left)
+                race.ended(FIRST, abate.Outcome(TimeoutError()))
+        assert learned.request() == before
+
+
+# -- keys
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [raising(broken), raising(busy), raising(ConnectionResetError), hanging],
+    ids=["500", "hints", "reset", "hang"],
+)
+def test_with_keys_nothing_that_one_does_touches_the_others(attack):
+    """60/s of anything: all of the victims are served, as quickly as if they were alone."""
+    mix = Mix(sheltered(), attack, 60.0, key=by_who).run()
+    assert mix.served == 1.0
+    assert mix.p90 == pytest.approx(0.02)
