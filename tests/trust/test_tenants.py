@@ -413,7 +413,7 @@ def test_whose_time_it_was(settings, lent, allowed, verdict, early):
             told.append(accepted)
 
     call = Call(Policy(on=ON, gate=Gate(), **settings), deadline=100.0, lent=lent)
-    call.begin()
+    call.begin(now=0.0)
     call.allowance(100.0 - allowed)
     call.failed(TimeoutError(), 100.0 - early)
     assert told == [verdict]
@@ -435,7 +435,7 @@ def test_an_answer_at_the_last_moment_is_a_verdict(error, verdict):
 
     for seen in (error, Answer(504)):
         call = Call(Policy(on=ON, gate=Gate()), deadline=100.0, lent=True)
-        call.begin()
+        call.begin(now=0.0)
         call.failed(seen, 100.0)
     assert told == [verdict, None]
 
