@@ -125,9 +125,9 @@ def test_a_backlog_that_arrives_while_connected_slows_no_call_down(store, schema
 @pytest.mark.parametrize("missing", [0, 5])
 def test_an_add_to_a_queue_that_is_about_full_does_not_count_it_each_time(url, schema, missing):
     """A count of many is kept for a while: 0.04 s for 20,000. None is let in that there is no room for."""
-    never_analyzed(schema)
     clock = VirtualClock(start=time.time() + 60.0)
     with open_store(url, clock=clock) as store:
+        never_analyzed(schema)
         calls = Calls(store, schema)
         queue = calls.queue = store.queue("orders", capacity=BACKLOG)
         calls.counted("first", queue.add, "first")
@@ -154,8 +154,8 @@ def test_an_add_to_a_queue_that_is_about_full_does_not_count_it_each_time(url, s
 
 def test_a_kept_count_is_of_one_capacity(url, schema):
     """Who gives the queue another one counts for itself."""
-    never_analyzed(schema)
     with open_store(url, clock=VirtualClock(start=time.time() + 60.0)) as store:
+        never_analyzed(schema)
         small, large = (store.queue("orders", capacity=many) for many in (BACKLOG // 2 + 1, BACKLOG - 5))
         small.add("first")
         arrive(schema, "ready", BACKLOG - 1)
