@@ -51,7 +51,8 @@ class Clock(Protocol):
     def within(self, seconds: float) -> AbstractAsyncContextManager[Cut]:
         """Cut the block short with `AttemptTimeout` when it takes longer than this.
 
-        Neither entering nor leaving it waits for anything.
+        Neither entering nor leaving it waits for anything. Keep it in a variable: it holds the task, and Python 3.11
+        crashes if the stack of a coroutine that is being closed holds the last reference to the coroutine's own task.
         """
         ...
 

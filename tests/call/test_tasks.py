@@ -1,6 +1,8 @@
 """Calls of coroutine functions under asyncio and trio: cut off, cancelled, refused."""
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 import trio
@@ -233,3 +235,42 @@ def test_calls_of_many_tasks_share_nothing_but_the_budget(counting_budget):
         assert asyncio.run(main()) == [(order, 3) for order in range(100)]
         assert clock.now() == 3.0
         assert budget.balance() == 1000 - 200
+
+
+CLOSED_BEFORE_ITS_TASK = """
+import asyncio, gc
+import abate
+
+policy = abate.Policy(on=OSError, attempts=2, timeout=5.0)
+
+async def hangs():
+    await asyncio.get_running_loop().create_future()
+
+async def calls():
+    await policy.acall(hangs)
+
+def innermost():
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(calls())
+    task._log_destroy_pending = False
+    loop.run_until_complete(asyncio.sleep(0))
+    task.cancel()
+    loop._ready.clear()
+    loop.close()
+    coroutine = task.get_coro()
+    while coroutine.cr_await.__class__ is coroutine.__class__ and coroutine.cr_code.co_name != "_bounded":
+        coroutine = coroutine.cr_await
+    return coroutine
+
+gc.disable()
+for _ in range(20):
+    innermost().close()
+    gc.collect()
+print("ended")
+"""
+
+
+def test_an_attempt_that_the_collector_closes_before_its_task_does_not_crash():
+    """Its task may be held by nothing but the timeout of the attempt: Python 3.11 can't stand that on a stack."""
+    done = subprocess.run([sys.executable, "-c", CLOSED_BEFORE_ITS_TASK], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr

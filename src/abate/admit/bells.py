@@ -77,7 +77,8 @@ async def _within(door: Door, waiter: Waiter) -> None:
     while waiter.answer is None or not door.picked_up(waiter):
         due, expired = door.due(waiter), False
         try:
-            async with door.clock.within(max(0.0, due - door.clock.now())):
+            cut = door.clock.within(max(0.0, due - door.clock.now()))
+            async with cut:
                 await bell.rung()
         except AttemptTimeout:
             expired = True

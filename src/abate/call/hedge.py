@@ -319,7 +319,8 @@ class Hedge:
             async with crew:
                 crew.start(attempt, FIRST)
                 try:
-                    async with clock.within(patience):
+                    cut = clock.within(patience)
+                    async with cut:
                         await crew.over.wait()
                 except AttemptTimeout:
                     hedged = race.hedge()

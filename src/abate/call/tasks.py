@@ -150,7 +150,8 @@ async def _bounded(
     bound = deadline(allowance)
     try:
         with bound:
-            async with clock.within(allowance):
+            cut = clock.within(allowance)
+            async with cut:
                 return await _awaitable(function, function(*args, **kwargs))
     except BaseException:
         bound.close()

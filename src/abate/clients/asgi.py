@@ -100,7 +100,8 @@ class Middleware:
             bounds.enter_context(deadline(left))
             try:
                 if self._cancel:
-                    async with clock.current().within(left) as response.cut:
+                    cut = clock.current().within(left)
+                    async with cut as response.cut:
                         await self._app(scope, receive, response.send)
                         response.late = not response.begun and not response.cut.lift()
                 else:

@@ -311,7 +311,8 @@ class Handler:
 async def _within(answer: Any, limit: float | None) -> object:
     if limit is None:
         return await answer
-    async with clocks.current().within(limit):
+    cut = clocks.current().within(limit)
+    async with cut:
         return await answer
 
 

@@ -292,7 +292,8 @@ class _AioInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         """Do the work until a response has begun, within the caller's deadline if handlers may be cut off."""
         try:
             if self._cancel and asked.left is not None:
-                async with clock.current().within(asked.left) as own.cut:
+                cut = clock.current().within(asked.left)
+                async with cut as own.cut:
                     return await work
             return await work
         except AttemptTimeout:

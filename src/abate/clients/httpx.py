@@ -218,7 +218,8 @@ class _Exchange:
         self.begin()
         with self.around.outfitted(self):
             left = remaining()
-            async with nullcontext() if left is None else clocks.current().within(left):
+            cut = nullcontext() if left is None else clocks.current().within(left)
+            async with cut:
                 self.held = await self.around.inner.handle_async_request(self.request)
         return self.held
 
@@ -346,14 +347,16 @@ def _read_for(stream: Any, seconds: float) -> bytes | None:
 async def _aread_for(stream: Any, seconds: float) -> bytes | None:
     """The same for an async one, which is cut off in time."""
     body, parts = bytearray(), aiter(stream)
-    async with clocks.current().within(seconds):
+    cut = clocks.current().within(seconds)
+    async with cut:
         while len(body) <= READ_AT_MOST:
             try:
                 body += await anext(parts)
             except StopAsyncIteration:
                 return bytes(body)
     # the library's generators do not take it well to be left before their end: cut them off where they wait
-    async with clocks.current().within(0.0):
+    cut = clocks.current().within(0.0)
+    async with cut:
         while True:
             await anext(parts)
 

@@ -266,7 +266,8 @@ async def _aopen(warmth: Warmth, connect: Callable[[], Awaitable[T]]) -> list[T]
 
     try:
         with deadlines.deadline(warmth.seconds):
-            async with clocks.current().within(warmth.seconds):
+            cut = clocks.current().within(warmth.seconds)
+            async with cut:
                 await _together(attempt, warmth.n)
     except AttemptTimeout:
         pass

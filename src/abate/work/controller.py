@@ -359,7 +359,8 @@ class Controller(Service[P, T]):
         ends = clock.now() + CLOSING
         while left := [task for task in tasks if not task.done()]:
             try:
-                async with clock.within(max(0.0, ends - clock.now())):
+                cut = clock.within(max(0.0, ends - clock.now()))
+                async with cut:
                     await asyncio.wait(left)
             except asyncio.CancelledError:
                 pass  # the loop has ended: so does this, when the feeds have closed what they hold

@@ -78,13 +78,15 @@ async def _leading(
     try:
         while not working.done():
             try:
-                async with clock.within(max(0.0, min(queue.lease / BEATS, until - clock.now()))):
+                cut = clock.within(max(0.0, min(queue.lease / BEATS, until - clock.now())))
+                async with cut:
                     await asyncio.wait({working})
             except AttemptTimeout:
                 pass
             asked = clock.now()
             try:
-                async with clock.within(max(0.0, until - asked)):
+                cut = clock.within(max(0.0, until - asked))
+                async with cut:
                     if await run(queue.extend, [lease]):
                         return False
                 until = asked + queue.lease

@@ -348,14 +348,16 @@ class Loop:
         """Wait for what is in hand, and cancel what is not done in time."""
         self.ends = self.clock.now() + grace + LAST_WORDS
         try:
-            async with self.clock.within(grace):
+            cut = self.clock.within(grace)
+            async with cut:
                 await asyncio.wait({taking})  # a thread may still bring something, which is to be given back
                 await self._empty()
         except AttemptTimeout:
             taking.cancel()
             self._break_off()
             try:
-                async with self.clock.within(LAST_WORDS):
+                cut = self.clock.within(LAST_WORDS)
+                async with cut:
                     await self._empty()
             except AttemptTimeout:
                 pass
@@ -586,7 +588,8 @@ class Loop:
             await self.clock.asleep(min(seconds, HASTE))
             return
         try:
-            async with self.clock.within(seconds):
+            cut = self.clock.within(seconds)
+            async with cut:
                 await self.stopping.wait()
         except AttemptTimeout:
             pass
@@ -598,7 +601,8 @@ class Loop:
             await self._changed.wait()
             return
         try:
-            async with self.clock.within(seconds):
+            cut = self.clock.within(seconds)
+            async with cut:
                 await self._changed.wait()
         except AttemptTimeout:
             pass
@@ -613,7 +617,8 @@ async def cancelled(tasks: Collection[asyncio.Future[Any]], seconds: float, cloc
     for task in tasks:
         task.cancel()
     try:
-        async with clock.within(seconds):
+        cut = clock.within(seconds)
+        async with cut:
             if tasks:
                 await asyncio.wait(tasks)
     except AttemptTimeout:

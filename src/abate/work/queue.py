@@ -187,7 +187,8 @@ async def _rung(bell: TaskBell, clock: Clock, until: float) -> bool:
         await bell.rung()
         return True
     try:
-        async with clock.within(max(0.0, until - clock.now())):
+        cut = clock.within(max(0.0, until - clock.now()))
+        async with cut:
             await bell.rung()
             return True
     except AttemptTimeout:

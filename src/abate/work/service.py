@@ -251,7 +251,8 @@ async def _wind_up(threads: ThreadPoolExecutor, seconds: float) -> None:
             pass  # too late
 
     try:
-        async with clock.within(max(MOMENT, ends - clock.now())):
+        cut = clock.within(max(MOMENT, ends - clock.now()))
+        async with cut:
             await loop.shutdown_asyncgens()
             threading.Thread(target=shut_down, daemon=True).start()
             await ended.wait()

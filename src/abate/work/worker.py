@@ -126,7 +126,8 @@ class Worker:
         with deadline(self._timeout):
             if not self.asynchronous:
                 return await self._answer(message)
-            async with clock.within(self._timeout):
+            cut = clock.within(self._timeout)
+            async with cut:
                 return await self._answer(message)
 
     async def _answer(self, message: Message) -> object:

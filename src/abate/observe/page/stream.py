@@ -107,7 +107,8 @@ class Stream:
         body = self._board.hello() + self._board.frame()
         while not self._closed:
             looked = self._looked
-            async with self._clock.within(self._patience):
+            cut = self._clock.within(self._patience)
+            async with cut:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             await looked.wait()
             body = self._board.frame()

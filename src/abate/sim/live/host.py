@@ -155,7 +155,8 @@ class Onward:
         if left is None or self._policy.bounded:  # the policy cuts it off itself
             await self._line.attempt()
             return
-        async with MACHINE.within(left):
+        cut = MACHINE.within(left)
+        async with cut:
             await self._line.attempt()
 
 
