@@ -306,3 +306,46 @@ def test_a_transaction_lasts_until_it_was_awaited():
     asyncio.run(awaited(whole))
     assert seen == [True]
     assert running() is None
+
+
+class Unsent:
+    """Ways in which a hidden coroutine is never begun."""
+
+    def __init__(self):
+        self.gate = Permits(1)
+        self.policy = Policy(on=ConnectionError, name="orders", gate=self.gate)
+        self.script = Script("sent")
+        self.function = self.policy(plain(self.script.acall))
+
+    async def refused(self):
+        made = self.function()
+        assert self.gate.enter(False) is None
+        with pytest.raises(abate.Refused):
+            await made
+
+    async def late(self):
+        with abate.deadline(1.0):
+            made = self.function()
+        with abate.deadline(0.0), pytest.raises(abate.DeadlineExceeded):
+            await made
+
+    async def cancelled(self):
+        task = asyncio.create_task(self.function())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def closed(self):
+        self.function().close()
+
+
+@pytest.mark.parametrize("way", [Unsent.refused, Unsent.late, Unsent.cancelled, Unsent.closed])
+def test_a_hidden_coroutine_that_is_not_let_in_is_closed(way):
+    """Python does not warn of it as of one that was forgotten, and nothing is sent."""
+    unsent = Unsent()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        asyncio.run(way(unsent))
+        gc.collect()
+    assert [str(one.message) for one in warned if "never awaited" in str(one.message)] == []
+    assert unsent.script.calls == []
