@@ -18,6 +18,7 @@ from abate.call.giveup import give_ups
 from abate.call.tally import acounted, aended, counted, ended, watch
 from abate.clock import in_loop
 from abate.functions import CO_VARARGS, CO_VARKEYWORDS, is_coroutine, is_generator, returned_coroutine
+from abate.redact import line
 from abate.schedule.deadlines import around, passed
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def _plain(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> 
             probe, check = CHECK, ""
             watch.keep(stand_in)
             warnings.warn(
-                f"{policy.name} returns a result in one call and a coroutine in another, which may not have been"
+                f"{line(policy.name)} returns a result in one call and a coroutine in another, which may not have been"
                 " retried until now: decorate a function for each",
                 RuntimeWarning,
                 stacklevel=3,
