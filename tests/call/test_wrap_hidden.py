@@ -12,6 +12,7 @@ import abate
 from abate import Budget, Hedge, Permits, Policy, Shelter, Throttle, Timeouts
 from abate.clients.databases import Running, running
 from abate.testing import Script
+from tests.reentry import guarded
 
 RUNNERS = {"asyncio": lambda main: asyncio.run(main()), "trio": trio.run}
 in_both_loops = pytest.mark.parametrize("run", RUNNERS.values(), ids=RUNNERS)
@@ -349,3 +350,70 @@ def test_a_hidden_coroutine_that_is_not_let_in_is_closed(way):
         gc.collect()
     assert [str(one.message) for one in warned if "never awaited" in str(one.message)] == []
     assert unsent.script.calls == []
+
+
+ON_RESULT = abate.on_result(lambda result: False)
+
+
+@pytest.mark.parametrize("guard", [{}, {"timeout": 60.0}, {"gate": Permits(9)}, {"on": ON_RESULT}])
+def test_a_result_after_a_coroutine_is_a_result(guard):
+    """In an event loop as well; behind a gate or shelter, where a call is awaited first, from the second on."""
+    turns = iter([True, False, False])
+    load = Policy(**{"on": ConnectionError, **guard})(lambda: asyncio.sleep(0, "fine") if next(turns) else "fine")
+
+    async def main():
+        assert await load() == "fine"
+        second = load()
+        assert (await second if "gate" in guard else second) == "fine"
+        assert load() == "fine"
+
+    asyncio.run(main())
+
+
+@in_both_loops
+def test_a_request_pays_once(run):
+    """The call that finds out that there is a coroutine has not been sent."""
+    budget = Budget(ratio=0.5, reserve=0.0, funded_by="request")
+    load = Policy(on=ConnectionError, budget=budget)(plain(Script("fine").acall))
+    run(load)
+    assert budget.balance() == 0.5
+
+
+@pytest.mark.parametrize("settings", [{}, {"timeout": 600.0}], ids=["plain", "full"])
+def test_a_closed_shelter_does_not_hold_up_the_event_loop(settings):
+    """Calls of a hidden coroutine function wait in their tasks, so that the loop can do what ends the storm."""
+    down = True
+
+    async def aload():
+        if down:
+            raise ConnectionError
+        return "fine"
+
+    async def main():
+        nonlocal down
+        calls = []
+        for _ in range(20):
+            calls.append(asyncio.ensure_future(load()))
+            await asyncio.sleep(0.01)
+        down = False
+        return await asyncio.gather(*calls)
+
+    shelter = Shelter(patience=60.0)
+    backoff = abate.Backoff(0.05, 0.1)
+    load = Policy(on=ConnectionError, attempts=100, backoff=backoff, shelter=shelter, **settings)(plain(aload))
+    assert guarded(lambda: asyncio.run(main())) == ["fine"] * 20
+
+
+def test_a_hidden_coroutine_that_fails_is_counted_as_failed():
+    """When it has ended, and not when it was made."""
+    from abate.call.tally import watch
+
+    policy = Policy(on=OSError, name="orders", timeout=60.0)
+    load = policy(plain(Script(ValueError()).acall))
+    watch.come()
+    try:
+        with pytest.raises(ValueError):
+            asyncio.run(load())
+    finally:
+        watch.go()
+    assert (policy.tally.begun.read(), policy.tally.good.read(), policy.tally.bad.read()) == (1, 0, 1)

@@ -104,6 +104,7 @@ async def drive(
     now = clock.now()
     left = policy.timeout if around() is None else shorter(policy.timeout)
     machine = Call(policy, None if left is None else now + left, since, left is not policy.timeout)
+    machine.paid = isinstance(function, _Adopted)
     last: Outcome | Exception = Outcome() if failure is None else failure
     action: Send | Wait | Hold | Stop
     awaited = failure is not None
