@@ -75,6 +75,23 @@ def test_a_sink_that_is_not_installed_can_be_removed():
     events.remove(print)
 
 
+def test_a_sink_that_another_one_removes_gets_no_more_events():
+    """Not even the event that is being handed out, and nothing of it stays behind for a sink that comes after it."""
+    seen = []
+
+    def first(event):
+        events.remove(seen.append)
+
+    install(first)
+    second = seen.append
+    install(second)
+    before = set(events._standings)
+    emit(Recovered("orders", 2, 0.1))
+    events.remove(first)
+    assert seen == []
+    assert before - set(events._standings) == {id(first), id(second)}
+
+
 # -- sinks that fail
 
 

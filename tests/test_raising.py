@@ -304,7 +304,16 @@ def test_no_section_stays_taken(case, monkeypatch):
     guarded(body)
 
 
-def test_a_key_is_never_lost():
+class LateValue(ValueError):
+    """What a handler raises that looks like an error of the queue's own."""
+
+
+class OtherFull(abate.QueueFull):
+    """What a handler raises that adds to another queue, which is full."""
+
+
+@pytest.mark.parametrize("raised", [Interrupted, LateValue, OtherFull])
+def test_a_key_is_never_lost(raised):
     """Whoever is broken off as it takes a key has not taken it; whatever was planned or added comes."""
 
     class Keys(cases.Case):
@@ -335,6 +344,9 @@ def test_a_key_is_never_lost():
         def do_add(self):
             self.queue.add("later", priority=2)
 
+        def do_put(self):
+            self.queue.put("later", priority=2)
+
         def do_raise(self):
             self.queue.add("one", priority=3)
 
@@ -360,7 +372,7 @@ def test_a_key_is_never_lost():
 
     for operation in Keys.operations():
         try:
-            raised_at_every_point(Keys, lambda thing, name=operation: thing.do(name))
+            raised_at_every_point(Keys, lambda thing, name=operation: thing.do(name), error=raised)
         except BaseException as error:
             error.add_note(operation)
             raise

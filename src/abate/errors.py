@@ -123,7 +123,7 @@ class DeadlineExceeded(AttemptTimeout):
 
     def __init__(self, policy: str = "") -> None:
         super().__init__(0.0)
-        self.args = (f"{policy or 'a policy'} sent nothing: the deadline had passed",)
+        self.args = (f"{line(policy) or 'a policy'} sent nothing: the deadline had passed",)
         self.policy = policy
 
     def __reduce__(self) -> tuple[type[DeadlineExceeded], tuple[str], dict[str, Any]]:  # type: ignore[override]

@@ -183,6 +183,8 @@ class _Standing:
 
 
 _standings: dict[int, _Standing] = {}
+"""One for each sink that is installed, by its id: none that is removed is called again, nor leaves its standing to
+another one that gets its id."""
 
 
 class _Changes(Section):
@@ -220,6 +222,7 @@ def install(sink: Sink) -> Sink:
 def _add(sink: Sink) -> None:
     global sinks
     if sink not in sinks:
+        _standings[id(sink)] = _Standing()
         sinks = (*sinks, sink)
 
 
@@ -271,7 +274,9 @@ def dropped(sink: Sink) -> int:
 def emit(event: Event) -> None:
     """Hand an event to every sink, but those that have failed lately."""
     for sink in sinks:
-        standing = _standings.get(id(sink)) or _standings.setdefault(id(sink), _Standing())
+        standing = _standings.get(id(sink))
+        if standing is None:
+            continue  # it was removed after this loop had begun
         now = monotonic()
         trial = standing.cooldown.on
         if (trial or standing.inside) and not _may_enter(sink, standing, now):

@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import subprocess
 import sys
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import trio
@@ -224,3 +225,15 @@ def test_until_the_first_deadline_stand_ins_do_not_look():
         assert "_a_around" in other.__code__.co_names
     """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("settings", [{}, {"timeout": 60.0}], ids=["plain", "timeout"])
+def test_a_function_with_an_attribute_for_every_name_sends_nothing(settings):
+    """Mocks and remote procedures, as of xmlrpc, have never said that they keep deadlines."""
+    function, coroutine = Mock(), AsyncMock()
+    with abate.deadline(0.0):
+        with pytest.raises(DeadlineExceeded):
+            policy(**settings).call(function)
+        with pytest.raises(DeadlineExceeded):
+            asyncio.run(policy(**settings).acall(coroutine))
+    assert (function.call_count, coroutine.call_count) == (0, 0)

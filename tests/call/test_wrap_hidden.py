@@ -12,6 +12,7 @@ import abate
 from abate import Budget, Hedge, Permits, Policy, Shelter, Throttle, Timeouts
 from abate.clients.databases import Running, running
 from abate.testing import Script
+from tests.reentry import guarded
 
 RUNNERS = {"asyncio": lambda main: asyncio.run(main()), "trio": trio.run}
 in_both_loops = pytest.mark.parametrize("run", RUNNERS.values(), ids=RUNNERS)
@@ -306,3 +307,113 @@ def test_a_transaction_lasts_until_it_was_awaited():
     asyncio.run(awaited(whole))
     assert seen == [True]
     assert running() is None
+
+
+class Unsent:
+    """Ways in which a hidden coroutine is never begun."""
+
+    def __init__(self):
+        self.gate = Permits(1)
+        self.policy = Policy(on=ConnectionError, name="orders", gate=self.gate)
+        self.script = Script("sent")
+        self.function = self.policy(plain(self.script.acall))
+
+    async def refused(self):
+        made = self.function()
+        assert self.gate.enter(False) is None
+        with pytest.raises(abate.Refused):
+            await made
+
+    async def late(self):
+        with abate.deadline(1.0):
+            made = self.function()
+        with abate.deadline(0.0), pytest.raises(abate.DeadlineExceeded):
+            await made
+
+    async def cancelled(self):
+        task = asyncio.create_task(self.function())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def closed(self):
+        self.function().close()
+
+
+@pytest.mark.parametrize("way", [Unsent.refused, Unsent.late, Unsent.cancelled, Unsent.closed])
+def test_a_hidden_coroutine_that_is_not_let_in_is_closed(way):
+    """Python does not warn of it as of one that was forgotten, and nothing is sent."""
+    unsent = Unsent()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        asyncio.run(way(unsent))
+        gc.collect()
+    assert [str(one.message) for one in warned if "never awaited" in str(one.message)] == []
+    assert unsent.script.calls == []
+
+
+ON_RESULT = abate.on_result(lambda result: False)
+
+
+@pytest.mark.parametrize("guard", [{}, {"timeout": 60.0}, {"gate": Permits(9)}, {"on": ON_RESULT}])
+def test_a_result_after_a_coroutine_is_a_result(guard):
+    """In an event loop as well; behind a gate or shelter, where a call is awaited first, from the second on."""
+    turns = iter([True, False, False])
+    load = Policy(**{"on": ConnectionError, **guard})(lambda: asyncio.sleep(0, "fine") if next(turns) else "fine")
+
+    async def main():
+        assert await load() == "fine"
+        second = load()
+        assert (await second if "gate" in guard else second) == "fine"
+        assert load() == "fine"
+
+    asyncio.run(main())
+
+
+@in_both_loops
+def test_a_request_pays_once(run):
+    """The call that finds out that there is a coroutine has not been sent."""
+    budget = Budget(ratio=0.5, reserve=0.0, funded_by="request")
+    load = Policy(on=ConnectionError, budget=budget)(plain(Script("fine").acall))
+    run(load)
+    assert budget.balance() == 0.5
+
+
+@pytest.mark.parametrize("settings", [{}, {"timeout": 600.0}], ids=["plain", "full"])
+def test_a_closed_shelter_does_not_hold_up_the_event_loop(settings):
+    """Calls of a hidden coroutine function wait in their tasks, so that the loop can do what ends the storm."""
+    down = True
+
+    async def aload():
+        if down:
+            raise ConnectionError
+        return "fine"
+
+    async def main():
+        nonlocal down
+        calls = []
+        for _ in range(20):
+            calls.append(asyncio.ensure_future(load()))
+            await asyncio.sleep(0.01)
+        down = False
+        return await asyncio.gather(*calls)
+
+    shelter = Shelter(patience=60.0)
+    backoff = abate.Backoff(0.05, 0.1)
+    load = Policy(on=ConnectionError, attempts=100, backoff=backoff, shelter=shelter, **settings)(plain(aload))
+    assert guarded(lambda: asyncio.run(main())) == ["fine"] * 20
+
+
+def test_a_hidden_coroutine_that_fails_is_counted_as_failed():
+    """When it has ended, and not when it was made."""
+    from abate.call.tally import watch
+
+    policy = Policy(on=OSError, name="orders", timeout=60.0)
+    load = policy(plain(Script(ValueError()).acall))
+    watch.come()
+    try:
+        with pytest.raises(ValueError):
+            asyncio.run(load())
+    finally:
+        watch.go()
+    assert (policy.tally.begun.read(), policy.tally.good.read(), policy.tally.bad.read()) == (1, 0, 1)

@@ -120,3 +120,17 @@ def test_every_step_back_is_borne(queue, clock):
         clock.set_back(HOUR)
         assert keys(queue.receive()) == [f"key {n}"]
         clock.advance(1.5)
+
+
+def test_a_queue_that_is_not_used_until_the_clock_has_caught_up_follows_it(queue, clock, kind):
+    """On a server a delay that was asked for before takes longer by the step then, and no other."""
+    queue.add("a")
+    assert keys(queue.receive()) == ["a"]
+    clock.set_back(HOUR)
+    queue.add("b", after=2 * HOUR)
+    clock.advance(2 * HOUR + 1.0)
+    late = kind in ("redis", "postgres")
+    assert ("b" in keys(queue.receive(10))) is not late
+    queue.add("c", after=HOUR)
+    clock.advance(HOUR + 1.0)
+    assert {"b", "c"} <= set(keys(queue.receive(10)))

@@ -8,13 +8,15 @@ import sys
 import threading
 from contextvars import ContextVar
 from queue import SimpleQueue
+from unittest.mock import Mock
 
 import pytest
 
 import abate
 from abate import events
-from abate.observe import detached
-from abate.observe.detached import Detached
+from abate.call.tally import watch
+from abate.observe import detached, install, remove
+from abate.observe.detached import Attended, Detached
 from tests.stores.sharing import forks
 
 EVENT = events.Recovered("orders", 2, 0.5)
@@ -394,3 +396,15 @@ def test_a_function_that_is_removed_leaves_no_thread(orders):
     gc.collect()
     thread.join(PATIENCE)
     assert not thread.is_alive()
+
+
+def test_a_sink_with_an_attribute_for_every_name_is_attended():
+    """A mock has never said that it does not block, nor that calls are to be counted for it."""
+    sink = Mock()
+    install(sink)
+    try:
+        assert type(events.sinks[-1]) is Attended
+        assert not watch.on
+        assert Detached(sink).counts is False
+    finally:
+        remove(sink)

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from abate.stores import open_store
+from abate.stores.fleet import Courier, FleetBudget
 from abate.stores.fleet.offers import Accounts, Demand, Sight
 from abate.stores.ledger import Terms
 from abate.stores.redis.server import LONGEST_LOOK
@@ -88,6 +89,28 @@ def test_all_offers_are_one_round_trip(store, admin):
     reads = admin.info("stats")["total_reads_processed"]
     assert len(store.trade("me", offers)) == 41
     assert admin.info("stats")["total_reads_processed"] - reads <= 3  # this one, ours, and one more if it was cut
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_name_whose_keys_are_taken_is_not_shared_and_the_others_are(store, admin, caplog, others):
+    """Another program's key says nothing against the store: it is said once which name goes by its own limits."""
+    taken, _ = store.names.of_budget("taken")
+    admin.set(taken, "somebody's")
+    courier = Courier(store, "fleet")
+    courier.start = lambda: True  # it travels when the test says so
+    budgets = [FleetBudget(courier, name, Terms()) for name in ("taken", *(f"b{n}" for n in range(others)))]
+    courier.travel()
+    courier.travel()
+    assert [budget._fresh > 0.0 for budget in budgets] == [False, *[True] * others]
+    assert not courier.degraded
+    (said,) = caplog.records
+    assert "fleet can't share 'taken': each process goes by its own limits there" in said.message
+    assert "has something else under our keys: choose another prefix in the URL than" in said.message
+    admin.delete(taken)
+    courier.travel()
+    assert all(budget._fresh > 0.0 for budget in budgets)
+    assert not courier._apart
+    courier.close()
 
 
 def test_a_child_process_that_dies_leaves_its_lease(store, url):

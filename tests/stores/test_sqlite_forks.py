@@ -6,6 +6,8 @@ Afterwards every such key is in the file, and the file is sound.
 
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -240,6 +242,34 @@ def test_a_fork_without_hooks_before_it_bars_the_child(store, monkeypatch):
         assert "can't be used in this process" in in_child(lambda: queue.add("a"))
     assert queue.add("b")
     assert in_child(lambda: queue.add("c")) == "True"
+
+
+BARE_FORK = """if True:
+    import ctypes, os, sys
+    from abate.stores import open_store
+    store = open_store(sys.argv[1])
+    queue = store.queue("orders")
+    queue.add("a")
+    if ctypes.PyDLL(None).fork() == 0:
+        try:
+            queue.add("b")
+        except Exception as error:
+            print(error, flush=True)
+        store.close()
+        del queue, store
+        os._exit(0)
+    os.wait()
+    print(queue.add("c"), [message.key for message in queue.receive(10)])
+"""
+
+
+@forks
+def test_a_fork_without_any_hooks_bars_the_child(url):
+    """As libraries in C make it: the child notices by itself, and lets the parent's connection be."""
+    said = subprocess.run([sys.executable, "-c", BARE_FORK, url], capture_output=True, text=True, check=True).stdout
+    refusal, parent = said.splitlines()
+    assert "can't be used in this process" in refusal
+    assert parent == "True ['a', 'c']"
 
 
 @forks

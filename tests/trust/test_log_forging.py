@@ -1,5 +1,6 @@
 """Nobody but abate writes its lines: what keys, names and errors hold is quoted."""
 
+import asyncio
 import io
 import logging
 import sys
@@ -9,7 +10,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abate import events, observe
+from abate import DeadlineExceeded, Policy, Refused, Report, events, observe
 from abate.cli import main
 from abate.cli.run import _Plain
 from abate.cli.terminal import StatusLine, plain, say, table
@@ -133,6 +134,22 @@ def test_the_record_has_the_error_itself(logger):
     logger[0].removeHandler(handler)
     lines(logger[1])
     assert records[0].exc_info[1] is error
+
+
+@given(TEXTS)
+def test_an_error_of_a_policy_is_one_line(text):
+    """Names may come from requests: a policy for each tenant."""
+    for made in (DeadlineExceeded(text), Refused(text, "no room"), Report(text, 1, 0.0, "attempts")):
+        assert str(made).isprintable()
+
+
+def test_a_warning_about_a_function_is_one_line():
+    """Of one that returns a result in one call and a coroutine in another."""
+    by_turns = Policy(on=ConnectionError, name=FORGED)(lambda answer: answer)
+    by_turns(1)
+    with pytest.warns(RuntimeWarning, match="in another") as warned:
+        asyncio.run(by_turns(asyncio.sleep(0)))
+    assert str(warned[0].message).isprintable()
 
 
 @given(TEXTS)

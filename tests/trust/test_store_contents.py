@@ -6,6 +6,7 @@ Rows, fields and keys are written into the engines directly, as abate itself nev
 import json
 import math
 import sqlite3
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from abate.cli import main
 from abate.stores import open_store
 from abate.stores.input import LONGEST_BODY, LONGEST_SHOWN, MOST_BODY
+from abate.work.source import Done
 from tests.conformance.conftest import STORES
 
 FUZZED = settings(
@@ -51,8 +53,6 @@ def serve(queue, good):
 
 
 def verdict_of(message):
-    from abate.work.source import Done
-
     return Done()
 
 
@@ -546,3 +546,23 @@ def test_any_address_is_a_store_or_a_clear_error(url):
         open_store(url, required=False).close()
     except (ValueError, StoreError, ImportError):
         pass
+
+
+@pytest.mark.parametrize(
+    "pace",
+    ["'infinity', 0", "'-infinity', 0", "'NaN', 0", "0, 'NaN'", "1e308, 1e308", "extract(epoch FROM now()) + 5, 'NaN'"],
+)
+def test_any_pace_of_postgres(postgres_store, pace):
+    """What is no instant of these years is none: a queue goes by the clock, and leases hold."""
+    queue = postgres_store.queue("orders")
+    queue.add("a")
+    postgres_store.pool.run(f"UPDATE @.pace SET (mark, ahead) = ({pace})")
+    queue.add("b")
+    messages = queue.receive(10)
+    assert {message.key for message in messages} == {"a", "b"}
+    assert queue.receive(10) == []
+    assert queue.depth().leased == 2
+    assert queue.settle([(message, Done()) for message in messages]) == []
+    ((mark, ahead),) = postgres_store.pool.run("SELECT mark, ahead FROM @.pace")
+    assert abs(float(mark) - time.time()) < 60.0
+    assert 0.0 <= float(ahead) <= 5.0

@@ -12,7 +12,7 @@ the attempts would multiply. Four things must hold for that. A call that succeed
   the traceback leads through the inner call. Which policies the two calls belong to does not matter.
 
 The traceback of an error object that is raised again and again leads through every call that it was raised in. If the
-inner call met one object in several attempts, its mark counts in its own task and thread only.
+inner call met one object in two attempts in a row, its mark counts in its own task and thread only.
 """
 
 from __future__ import annotations

@@ -157,6 +157,7 @@ class Call:
         "attempts",
         "deadline",
         "lent",
+        "paid",
         "policy",
         "same_error",
         "since",
@@ -174,6 +175,8 @@ class Call:
     _number: int
     """The number of the call among those that have retried; set when it first does."""
 
+    paid: bool
+    """Whether the request has been paid into the budget by an attempt that was `unsent`; drivers say so."""
     same_error: bool
     """Whether two attempts in a row have raised one error object; drivers say so."""
 
@@ -191,7 +194,7 @@ class Call:
         self._first: float | None = None
         self._delay: float | None = None
         self._inner: GiveUp | None = None
-        self._over = self.unspent = self.same_error = False
+        self._over = self.unspent = self.same_error = self.paid = False
         self._in_flight: tuple[Gate, ...] = ()
         """The gates that the attempt has entered and not left."""
         self._door: Door | None = None
@@ -298,7 +301,7 @@ class Call:
                 return Stop("budget")
             self._in_flight = gates
         self.unspent = False
-        if not retry and policy.budget.funded_by == "request":
+        if not retry and not self.paid and policy.budget.funded_by == "request":
             policy.budget.deposit()
         return SEND
 

@@ -15,6 +15,7 @@ from weakref import WeakSet, ref
 
 from abate import forks
 from abate.counts import Tick
+from abate.functions import returned_coroutine
 from abate.locks import Section
 from abate.schedule.deadlines import before_first
 from abate.values import Value
@@ -232,10 +233,16 @@ def ended(tally: Tally, function: Callable[..., T]) -> Callable[..., T]:
         except BaseException:
             tally.bad.add()
             raise
+        if returned_coroutine(result):  # it has done nothing yet
+            return aended(tally, _itself)(result)  # type: ignore[return-value]
         tally.good.add()
         return result
 
     return count_end
+
+
+async def _itself(awaitable: Awaitable[T]) -> T:
+    return await awaitable
 
 
 def aended(tally: Tally, function: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:

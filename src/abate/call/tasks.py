@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from abate import clock as clocks
@@ -11,7 +11,7 @@ from abate.call.giveup import give_ups
 from abate.call.machine import SEND, Call, Hold, Send, Stop, Wait
 from abate.clock import MACHINE, switch
 from abate.decide.outcome import Outcome
-from abate.schedule.deadlines import around, deadline, passed, shorter
+from abate.schedule.deadlines import around, deadline, does_keep, passed, shorter
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
@@ -48,17 +48,40 @@ async def call(
 def adopt(
     policy: Policy,
     function: Callable[..., Awaitable[T]],
-    begun: Awaitable[T],
+    begun: Coroutine[Any, Any, T],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Awaitable[T]:
     """The call of a plain function that has returned a coroutine: that is its first attempt."""
-    waiting = [begun]
+    return _adopted(policy, _Adopted(function, begun), args, kwargs)
 
-    def attempt(*args: Any, **kwargs: Any) -> Awaitable[T]:
-        return waiting.pop() if waiting else function(*args, **kwargs)
 
-    return call(policy, attempt, args, kwargs)
+async def _adopted(policy: Policy, attempt: _Adopted, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    try:
+        return await call(policy, attempt, args, kwargs)
+    finally:
+        attempt.close()
+
+
+class _Adopted:
+    """The attempts of such a call. A coroutine that was not let in is closed, also if the call was never begun."""
+
+    __slots__ = ("_begun", "_function")
+
+    def __init__(self, function: Callable[..., Awaitable[Any]], begun: Coroutine[Any, Any, Any]) -> None:
+        self._function = function
+        self._begun: Coroutine[Any, Any, Any] | None = begun
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        begun, self._begun = self._begun, None
+        return self._function(*args, **kwargs) if begun is None else begun
+
+    def close(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.close()
+
+    __del__ = close
 
 
 async def drive(
@@ -81,12 +104,13 @@ async def drive(
     now = clock.now()
     left = policy.timeout if around() is None else shorter(policy.timeout)
     machine = Call(policy, None if left is None else now + left, since, left is not policy.timeout)
+    machine.paid = isinstance(function, _Adopted)
     last: Outcome | Exception = Outcome() if failure is None else failure
     action: Send | Wait | Hold | Stop
     awaited = failure is not None
     try:
         if failure is None:
-            action = machine.begin(now, left == 0.0 and getattr(function, "keeps_deadline", False))
+            action = machine.begin(now, left == 0.0 and does_keep(function))
         else:
             action = machine.failed(failure, now)
         while True:

@@ -13,7 +13,7 @@ from abate.call.machine import SEND, Call, Hold, Send, Stop, Wait
 from abate.clock import MACHINE, switch
 from abate.decide.outcome import Outcome
 from abate.functions import returned_coroutine
-from abate.schedule.deadlines import around, deadline, passed, shorter
+from abate.schedule.deadlines import around, deadline, does_keep, passed, shorter
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
@@ -70,7 +70,7 @@ def drive(
     action: Send | Wait | Hold | Stop
     try:
         if failure is None:
-            action = machine.begin(now, left == 0.0 and getattr(function, "keeps_deadline", False))
+            action = machine.begin(now, left == 0.0 and does_keep(function))
         else:
             action = machine.failed(failure, now)
         while True:

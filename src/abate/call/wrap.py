@@ -18,6 +18,7 @@ from abate.call.giveup import give_ups
 from abate.call.tally import acounted, aended, counted, ended, watch
 from abate.clock import in_loop
 from abate.functions import CO_VARARGS, CO_VARKEYWORDS, is_coroutine, is_generator, returned_coroutine
+from abate.redact import line
 from abate.schedule.deadlines import around, passed
 
 if TYPE_CHECKING:
@@ -105,29 +106,76 @@ def wrap(policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
 def _full(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> Callable[..., Any]:
     """A stand-in for a policy that has more to do on success than to deposit."""
 
+    kinds = _Kinds(policy)
+    attempt = function if asynchronous else kinds.attempts(function)
+
     async def arun(*args: Any, **kwargs: Any) -> Any:
         if watch.on:
-            return await acounted(policy.tally, tasks.drive, policy, None, 0, function, args, kwargs)
-        return await tasks.drive(policy, None, 0, function, args, kwargs)
+            return await acounted(policy.tally, tasks.drive, policy, None, 0, attempt, args, kwargs)
+        return await tasks.drive(policy, None, 0, attempt, args, kwargs)
 
     if asynchronous:
         return arun
 
-    awaited = False
-
-    def adopt(*call: Any) -> Any:
-        nonlocal awaited
-        awaited = True  # later calls must not wait in the thread of their event loop for a gate or shelter
-        return tasks.adopt(*call)
-
     def run(*args: Any, **kwargs: Any) -> Any:
-        if awaited and in_loop():
+        if kinds.must_await():
             return arun(*args, **kwargs)
         if watch.on:
-            return counted(policy.tally, threads.drive, policy, None, 0, function, args, kwargs, adopt=adopt)
-        return threads.drive(policy, None, 0, function, args, kwargs, adopt=adopt)
+            result = counted(policy.tally, threads.drive, policy, None, 0, function, args, kwargs, adopt=kinds.adopt)
+        else:
+            result = threads.drive(policy, None, 0, function, args, kwargs, adopt=kinds.adopt)
+        if not returned_coroutine(result):
+            kinds.plain = True
+        return result
 
     return run
+
+
+class _Kinds:
+    """What a plain function has returned so far: coroutines, results, or both by turns."""
+
+    __slots__ = ("_guarded", "_hidden", "plain")
+
+    def __init__(self, policy: Policy) -> None:
+        self._guarded = policy.shelter is not None or policy.gate is not None
+        self._hidden = self.plain = False
+
+    def adopt(self, *call: Any) -> Any:
+        self._hidden = True
+        return tasks.adopt(*call)
+
+    def must_await(self) -> bool:
+        """Return whether a call asks its shelter and gate when it is awaited, as its thread runs an event loop.
+
+        A shelter may let it wait, which would hold up the loop. The function returns coroutines, as far as is known.
+        """
+        return self._hidden and not self.plain and self._guarded and in_loop()
+
+    def attempts(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the attempts of such a call. One that returns a result after all tells so."""
+
+        async def attempt(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            if hasattr(result, "__await__"):
+                return await result
+            self.plain = True
+            return result
+
+        return attempt
+
+    def drive(
+        self,
+        policy: Policy,
+        failure: Exception | None,
+        since: int,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Drive a call of a plain stand-in, in a task if it has to wait there."""
+        if failure is None and self.must_await():
+            return tasks.drive(policy, None, 0, self.attempts(function), args, kwargs)
+        return threads.drive(policy, failure, since, function, args, kwargs, adopt=self.adopt)
 
 
 def _plain(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> Callable[..., Any]:
@@ -135,10 +183,11 @@ def _plain(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> 
     signature = _Signature.of(function)
     timeline = policy.budget.timeline
     deposit = "" if policy.budget.boundless else DEPOSIT if timeline.ambient else OWN_CLOCK_DEPOSIT
+    kinds = _Kinds(policy)
     names: dict[str, Any] = {
         "_a_function": function,
         "_a_policy": policy,
-        "_a_drive": tasks.drive if asynchronous else threads.drive,
+        "_a_drive": tasks.drive if asynchronous else kinds.drive,
         "_a_give_ups": give_ups,
         "_a_ledger": timeline.main,
         "_a_look": policy.budget.look,
@@ -148,9 +197,9 @@ def _plain(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> 
         "_a_begun": policy.tally.begun.add,
         "_a_good": policy.tally.good.add,
         "_a_bad": policy.tally.bad.add,
-        "_a_counted_drive": aended(policy.tally, tasks.drive) if asynchronous else ended(policy.tally, threads.drive),
-        "_a_adopt": tasks.adopt,
-        "_a_counted_adopt": aended(policy.tally, tasks.adopt),
+        "_a_counted_drive": aended(policy.tally, tasks.drive) if asynchronous else ended(policy.tally, kinds.drive),
+        "_a_adopt": kinds.adopt,
+        "_a_counted_adopt": aended(policy.tally, kinds.adopt),
         "_a_returned_coroutine": returned_coroutine,
         "_a_type": type,
         "_a_Coroutine": CoroutineType,
@@ -178,6 +227,7 @@ def _plain(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> 
     def proven() -> None:
         """Look at results now and then: the function is probably what it looks like."""
         nonlocal probe, check
+        kinds.plain = True
         probe, check = ("", CHECK) if deposit is DEPOSIT else (CHECK, "")
         watch.keep(stand_in)
 
@@ -188,7 +238,7 @@ def _plain(policy: Policy, function: Callable[..., Any], asynchronous: bool) -> 
             probe, check = CHECK, ""
             watch.keep(stand_in)
             warnings.warn(
-                f"{policy.name} returns a result in one call and a coroutine in another, which may not have been"
+                f"{line(policy.name)} returns a result in one call and a coroutine in another, which may not have been"
                 " retried until now: decorate a function for each",
                 RuntimeWarning,
                 stacklevel=3,

@@ -32,6 +32,16 @@ Handed = tuple[Context, Event] | Flag | None
 """An event with its context; a flag to be set when everything before it is done; nothing, to end."""
 
 
+def says(sink: Sink, name: str) -> bool:
+    """Return whether the sink has said so, by an attribute that is True.
+
+    >>> says(Detached(print), "inline"), says(print, "inline")
+    (True, False)
+    """
+    # not by what is true: mocks and proxies have an attribute for every name
+    return getattr(sink, name, None) is True
+
+
 class Detached:
     """Hands events over to `sink` in a thread of its own; `dropped` counts those that found no room.
 
@@ -53,7 +63,7 @@ class Detached:
         self.sink = events.checked(sink)
         self.capacity = whole("capacity", capacity, least=1)
         self.grace = number("grace", grace, least=0)
-        self.counts = bool(getattr(sink, "counts", False))
+        self.counts = says(sink, "counts")
         self.after_fork()
         forks.keep(self)
         _open.add(self)

@@ -7,13 +7,15 @@ from typing import TypeVar
 from abate import events
 from abate.call.tally import watch
 from abate.events import Sink
-from abate.observe.detached import Attended
+from abate.observe.detached import Attended, says
 
 S = TypeVar("S", bound=Sink)
 
 
 def install(sink: S) -> S:
-    """Send every event of this process to `sink`, until it raises, is stuck or is removed.
+    """Send every event of this process to `sink`, until it is removed.
+
+    A sink that raises or is stuck is left alone for a while, and then tried again.
 
     A sink that has ``counts = True`` wants the calls that succeed to be counted as well (see `snapshot`). One that has
     ``inline = True`` promises not to block, and is called by the calls themselves; any other one is called in a thread,
@@ -24,8 +26,8 @@ def install(sink: S) -> S:
     >>> remove(sink)
     """
     if sink not in events.sinks:
-        events.install(events.checked(sink) if getattr(sink, "inline", False) else Attended(sink))
-        if getattr(sink, "counts", False):
+        events.install(events.checked(sink) if says(sink, "inline") else Attended(sink))
+        if says(sink, "counts"):
             watch.come()
     return sink
 
@@ -36,7 +38,7 @@ def remove(sink: Sink) -> None:
 
 
 def _count_no_more(sink: Sink) -> None:
-    if getattr(sink, "counts", False):
+    if says(sink, "counts"):
         watch.go()
 
 

@@ -148,6 +148,16 @@ def keeps_deadline(function: F) -> F:
     return function
 
 
+def does_keep(function: Callable[..., Any]) -> bool:
+    """Return whether `keeps_deadline` was said of the function.
+
+    >>> does_keep(keeps_deadline(lambda: None)), does_keep(print)
+    (True, False)
+    """
+    # not by what is true: mocks and remote procedures have an attribute for every name
+    return getattr(function, "keeps_deadline", None) is True
+
+
 def shorter(seconds: float | None) -> float | None:
     """The smaller of `seconds` and what remains here; None where neither bounds anything."""
     left = remaining()

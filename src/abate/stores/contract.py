@@ -385,8 +385,11 @@ class Store(ABC):
             self._courier.close()
 
     @abstractmethod
-    def trade(self, member: str, offers: Sequence[Offer]) -> list[Answer]:
-        """Answer what a member brings (see `abate.stores.fleet`), in one round trip."""
+    def trade(self, member: str, offers: Sequence[Offer]) -> Sequence[Answer | StoreError]:
+        """Answer what a member brings (see `abate.stores.fleet`), in one round trip.
+
+        An offer that alone can't be answered is answered by an error.
+        """
 
     def exchange(self, name: str, terms: Terms, *, deposits: int = 0, want: int = 0, returned: int = 0) -> int:
         """Pay into a budget, take back its newest withdrawals, and then withdraw up to `want`: how many were granted.

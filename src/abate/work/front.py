@@ -16,7 +16,7 @@ from abate.errors import number, whole
 from abate.locks import enters, may_wait
 from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
 from abate.work.keys import KeyQueue
-from abate.work.lines import OF_ITS_OWN, Lines, mending
+from abate.work.lines import Lines, mending, refused
 
 K = TypeVar("K", bound=Hashable)
 
@@ -81,10 +81,9 @@ class Front(Lines[K]):
                         self._keys.add(key, now, priority)
                         if self._waiting:
                             rung = self._woken()
-                    except OF_ITS_OWN:
-                        raise
-                    except BaseException:
-                        self._keys.mend()
+                    except BaseException as error:
+                        if not refused(error):
+                            self._keys.mend()
                         raise
                     finally:
                         section.busy = False
@@ -220,10 +219,9 @@ class Front(Lines[K]):
                         self._keys.done(key, now)
                         if self._waiting or self._watching:
                             rung = self._woken(room=True)
-                    except OF_ITS_OWN:
-                        raise
-                    except BaseException:
-                        self._keys.mend()
+                    except BaseException as error:
+                        if not refused(error):
+                            self._keys.mend()
                         raise
                     finally:
                         section.busy = False

@@ -48,8 +48,21 @@ class ShutDown(AbateError):
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-OF_ITS_OWN = (QueueFull, ShutDown, ValueError)
-"""What an operation raises by itself, before it has changed anything."""
+_OWN_FILES = {"abate.work.keys", "abate.work.lines", "abate.work.front"}
+
+
+def refused(error: BaseException) -> bool:
+    """Return whether the queue itself has raised the error: it does so before it has changed anything.
+
+    A signal handler may raise the same types in the middle of a change, as one does that adds to a full queue. Its
+    frame is on the traceback then.
+    """
+    if not isinstance(error, (QueueFull, ShutDown, ValueError)):
+        return False
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") in _OWN_FILES:
+        trace = trace.tb_next
+    return trace is None
 
 
 def mending(act: F) -> F:
@@ -59,10 +72,9 @@ def mending(act: F) -> F:
     def mended(self: Lines[Any], *args: Any) -> Any:
         try:
             return act(self, *args)
-        except OF_ITS_OWN:
-            raise
-        except BaseException:
-            self._keys.mend()
+        except BaseException as error:
+            if not refused(error):
+                self._keys.mend()
             raise
 
     return mended  # type: ignore[return-value]
@@ -270,7 +282,9 @@ class Lines(Generic[K]):
         self._check_open()
         try:
             self._keys.add(key, self._now(), priority)
-        except QueueFull:
+        except QueueFull as error:
+            if not refused(error):
+                raise
             self._watch(bell)
             return None
         return self._woken()

@@ -77,6 +77,30 @@ def test_a_store_that_is_not_there_is_asked_once(counting):
     assert all(budget._fresh > 0.0 for budget in [*made, late])
 
 
+def test_a_batch_that_always_fails_is_a_store_that_fails(counting, caplog):
+    """It is said once, and the courier goes less and less often, though the batches before it are answered."""
+    courier = Courier(counting, "fleet")
+    made = budgets(courier, 2 * BATCH)
+    answer = counting.trade
+
+    def trade(member, offers):
+        if any(offer.name == f"tenant-{BATCH + 50}" for offer in offers):
+            raise StoreUnreachable("it takes too long")
+        return answer(member, offers)
+
+    counting.trade = trade
+    for failures in (1, 2, 3):
+        courier.travel()
+        assert (courier._failures, courier.degraded) == (failures, True)
+    assert [one.message for one in caplog.records] == [
+        "fleet does not answer: each process goes by its own limits now (it takes too long)"
+    ]
+    del counting.trade
+    courier.travel()
+    assert (courier._failures, courier.degraded) == (0, False)
+    del made
+
+
 def test_who_joins_waits_for_one_batch_of_a_journey_and_not_for_all(counting, monkeypatch):
     """The journey goes on between the batches of others."""
     courier = Courier(counting, "fleet")

@@ -71,8 +71,8 @@ class Party(Protocol):
 class Trading(Protocol):
     """What a store does for couriers."""
 
-    def trade(self, member: str, offers: Sequence[Offer]) -> Sequence[Answer]:
-        """Answer the offers of a member, in one round trip."""
+    def trade(self, member: str, offers: Sequence[Offer]) -> Sequence[Answer | Exception]:
+        """Answer the offers of a member, in one round trip; by an error those that alone can't be answered."""
         ...
 
 
@@ -105,6 +105,7 @@ class Courier:
         self._under_way = False
         self._took = 0.0  # seconds, the last journey
         self._slow = False  # was it said that journeys take too long?
+        self._apart: set[tuple[type, str]] = set()  # what can't be shared, of which it was said
 
     def after_fork(self) -> None:
         """In the child: another member, whose thread begins with the first use of something that is shared."""
@@ -202,12 +203,15 @@ class Courier:
         """One journey: offers to the store, answers back, a batch at a time."""
         began, parties = MACHINE.now(), self._parties.alive()
         self.journeys += 1
+        failures = self._failures
         for place, batch in enumerate(_batches(parties), start=1):
             if not self._visit(batch):
-                if self._failures:
+                if self._failures > failures:
                     for party in parties[place * BATCH :]:
                         party.unheard()
                 return
+        self._failures = 0
+        self._say(None)
         self._took = MACHINE.now() - began
         if self._took > GONE / 2 and not self._slow:
             self._slow = True
@@ -241,12 +245,23 @@ class Courier:
             return False
         if not self._under_way:
             return False  # it was closed from within
-        self._failures = 0
-        self._say(None)
         until = began + max(GOOD, 2.0 * (self._took + max(EVERY, self._took)))  # until the journey after the next
-        for party, answer in zip(parties, answers, strict=True):
-            party.take(answer, until)
+        for party, offer, answer in zip(parties, offers, answers, strict=True):
+            if isinstance(answer, Exception):
+                party.unheard()
+                self._set_apart(offer, answer)
+            else:
+                party.take(answer, until)
+                self._apart.discard((type(offer), offer.name))
         return True
+
+    def _set_apart(self, offer: Offer, error: Exception) -> None:
+        """Say once that one name is not shared, though the others are."""
+        what = type(offer), offer.name
+        if what not in self._apart:
+            self._apart.add(what)
+            words = "%s can't share %r: each process goes by its own limits there (%s)"
+            log.warning(words, self.name, offer.name, error)
 
     def _say(self, error: Exception | None) -> None:
         degraded = error is not None

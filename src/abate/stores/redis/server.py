@@ -31,7 +31,7 @@ from abate.logs import Log
 from abate.stores.contract import StoreError, StoreUnreachable
 from abate.stores.redis.address import Address
 from abate.stores.redis.scripts import Script
-from abate.stores.redis.trouble import explained
+from abate.stores.redis.trouble import explained, is_foreign
 
 log = Log("abate.stores")
 
@@ -86,12 +86,21 @@ class Server:
         return self._asked("work", lambda client: _evaluated(client, script, keys, args), repeatable)
 
     def calls(
-        self, calls: Sequence[tuple[Script, Keys, Sequence[Any]]], use: Use = "work", repeatable: bool = False
+        self,
+        calls: Sequence[tuple[Script, Keys, Sequence[Any]]],
+        use: Use = "work",
+        repeatable: bool = False,
+        apart: bool = False,
     ) -> list[Any]:
-        """What several scripts answer, in one round trip."""
+        """Return what several scripts answer, in one round trip.
+
+        With `apart`, a call that finds something else under its keys is answered by a `StoreError`, and the others as
+        if it had not been there.
+        """
         if not calls:
             return []
-        return self._asked(use, lambda client: _evaluated_together(client, calls), repeatable)
+        answers = self._asked(use, lambda client: _evaluated_together(client, calls, apart), repeatable)
+        return [self._said(answer, use) if isinstance(answer, Exception) else answer for answer in answers]
 
     def command(self, *words: Any) -> Any:
         """What a command answers that does the same when it is sent twice."""
@@ -249,9 +258,16 @@ def _sent(client: Any, *words: Any) -> Any:
         pool.release(connection)
 
 
-def _evaluated_together(client: Any, calls: Sequence[tuple[Script, Keys, Sequence[Any]]]) -> list[Any]:
+def _evaluated_together(
+    client: Any, calls: Sequence[tuple[Script, Keys, Sequence[Any]]], apart: bool = False
+) -> list[Any]:
     if len(calls) == 1:
-        return [_evaluated(client, *calls[0])]
+        try:
+            return [_evaluated(client, *calls[0])]
+        except exceptions.ResponseError as error:
+            if apart and is_foreign(error):
+                return [error]
+            raise
     with client.pipeline(transaction=False) as pipeline:
         for script, keys, args in calls:
             pipeline.execute_command("EVALSHA", script.digest, len(keys), *keys, *args)
@@ -259,7 +275,7 @@ def _evaluated_together(client: Any, calls: Sequence[tuple[Script, Keys, Sequenc
     for place, answer in enumerate(answers):
         if isinstance(answer, exceptions.NoScriptError):
             answers[place] = _evaluated(client, *calls[place])
-        elif isinstance(answer, Exception):
+        elif isinstance(answer, Exception) and not (apart and is_foreign(answer)):
             raise answer
     return answers
 

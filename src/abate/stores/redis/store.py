@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from abate import clock as clocks
 from abate.clock import Clock, MachineClock
-from abate.stores.contract import Depth, Store
+from abate.stores.contract import Depth, Store, StoreError
 from abate.stores.fleet.offers import Answer, Offer
 from abate.stores.input import LONGEST_BODY
 from abate.stores.ledger import Terms
@@ -79,7 +79,10 @@ class RedisStore(Store):
         args = (self.now(), *trade.terms_told(terms), *counts)
         return int(self.server.call(scripts.EXCHANGE, self.names.of_budget(name)[:1], args))
 
-    def trade(self, member: str, offers: Sequence[Offer]) -> list[Answer]:
-        now = self.now()
-        answers = self.server.calls([trade.told(self.names, now, member, offer) for offer in offers], "trade")
-        return [trade.heard(offer, answer) for offer, answer in zip(offers, answers, strict=True)]
+    def trade(self, member: str, offers: Sequence[Offer]) -> list[Answer | StoreError]:
+        calls = [trade.told(self.names, self.now(), member, offer) for offer in offers]
+        answers = self.server.calls(calls, "trade", apart=True)
+        return [
+            answer if isinstance(answer, StoreError) else trade.heard(offer, answer)
+            for offer, answer in zip(offers, answers, strict=True)
+        ]

@@ -19,8 +19,9 @@ BY_KIND: tuple[tuple[type[Exception], str], ...] = (
     (exceptions.NoPermissionError, NO_RIGHTS),
     (exceptions.AuthenticationError, "refuses the user and password of the URL"),
 )
+FOREIGN = "WRONGTYPE"
 BY_TEXT = (
-    ("WRONGTYPE", "has something else under our keys: choose another ?prefix= than {prefix!r}"),
+    (FOREIGN, "has something else under our keys: choose another prefix in the URL than {prefix!r}"),
     ("Authentication required", "wants a password: put it into the URL"),
     ("WRONGPASS", "refuses the user and password of the URL"),
     ("invalid password", "refuses the user and password of the URL"),
@@ -64,6 +65,11 @@ def explained(error: Exception, address: Address, timeout: float) -> str:
     if (words := _words(error, said)) is None:
         return f"{address.name} failed (the driver says: {_scrubbed(said, address)})"
     return f"{address.name} {words.format(prefix=address.prefix, rights=rights(address))}"
+
+
+def is_foreign(error: Exception) -> bool:
+    """Return whether a script has found something of another program under its keys: others may find nothing there."""
+    return FOREIGN in str(error)
 
 
 def rights(address: Address) -> str:

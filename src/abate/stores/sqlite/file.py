@@ -85,6 +85,7 @@ class File:
         self._timeout = timeout
         self._shared = shared
         self._rng = rng
+        self._process = os.getpid()
         self.lock = RLock()
         self._owner = 0
         """The thread that is in the middle of an operation."""
@@ -132,6 +133,7 @@ class File:
 
         Who reads is kept waiting too, while another process mends the log that a third one left when it was killed.
         """
+        self._notice_fork()
         end: float | None = None
         lock = self.lock  # a child that is forked inside has another, and lets go of this one
         while True:
@@ -299,6 +301,7 @@ class File:
 
     def close(self) -> None:
         """Close the connection; a write that is under way is let finish."""
+        self._notice_fork()
         lock = self.lock
         for _ in iter(lock.acquire, None):
             try:
@@ -317,6 +320,7 @@ class File:
 
     def __del__(self) -> None:
         # who drops a store without closing it needn't be warned: nothing is lost by it
+        self._notice_fork()
         self._let_go()
 
     def __str__(self) -> str:
@@ -341,6 +345,7 @@ class File:
 
     def after_fork(self) -> None:
         """In the child: a connection of its own; what was in memory stays the parent's."""
+        self._process = os.getpid()
         interrupted = self._owner == get_ident()
         self.lock = RLock()
         self._owner = 0
@@ -356,6 +361,11 @@ class File:
                 db.set_authorizer(lambda *_: sqlite3.SQLITE_DENY)
             if self.path is not None:
                 _never_close(db)
+
+    def _notice_fork(self) -> None:
+        """Do what `after_fork` does in a child that a program in C has forked without calling Python's hooks."""
+        if self._process != os.getpid():
+            self.after_fork()
 
 
 _left: list[sqlite3.Connection] = []
