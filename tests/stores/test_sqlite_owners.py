@@ -135,13 +135,6 @@ def test_a_file_that_a_member_of_the_group_has_put_there_is_not_used(folder, me)
     assert f"was put into {common} by another user ({STRANGER})" in opened(f"{common}/work.db", me)
 
 
-def test_root_uses_the_store_of_a_program_in_its_own_directory(folder):
-    """As `abate queue` does for an administrator, also where the program's group may write to the directory."""
-    home = owned(f"{folder}/home", 0o775, ME)
-    assert opened(f"{home}/work.db", ME) == ""
-    assert opened(f"{home}/work.db", 0) in ("", "nothing")
-
-
 def test_a_hard_link_where_everybody_may_make_one_is_not_used(folder, me):
     """Another user would choose which of one's files is written to."""
     home, common = owned(f"{folder}/home", 0o755, me), owned(f"{folder}/common", 0o1777, 0)

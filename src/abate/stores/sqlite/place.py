@@ -96,7 +96,9 @@ def check_owners(path: str, shared: bool) -> None:
             raise Foreign(f"can't be used: {name} is no regular file")
     folder = os.path.dirname(real)
     around = os.stat(folder)
-    everybody, group = around.st_mode & stat.S_IWOTH, around.st_mode & stat.S_IWGRP
+    everybody = around.st_mode & stat.S_IWOTH
+    # a directory of another user is used by root alone, who looks at what others share there
+    group = around.st_mode & stat.S_IWGRP and around.st_uid in ours
     if shared:
         return
     if everybody and not around.st_mode & stat.S_ISVTX:
@@ -105,8 +107,6 @@ def check_owners(path: str, shared: bool) -> None:
         raise Foreign(
             f"lies in {folder}, a directory of another user ({around.st_uid}): {EXPECTED}, or shared=true in the URL"
         )
-    if not everybody:
-        ours.add(around.st_uid)  # another user's only if we are root
     for name, status in files:
         if (everybody or group) and status.st_uid not in ours:
             raise Foreign(
