@@ -157,6 +157,20 @@ def test_a_secret_is_believed_and_not_handed_on(server):
     assert shop.seen[0] == {"abate-deadline", "abate-attempt"}
 
 
+@pytest.mark.parametrize(("sent", "seen"), [(SECRET.text, {"abate-deadline"}), (OTHER.text, set())])
+def test_a_websocket_is_not_handed_a_secret(sent, seen):
+    """The application sees as little of a WebSocket's headers as of a request's."""
+    found = []
+
+    async def app(scope, receive, send):
+        found.append({name.decode() for name, _ in scope["headers"]})
+
+    headers = [(b"Host", b"shop"), (b"abate-secret", sent.encode()), (b"abate-deadline", b"5000")]
+    scope = {"type": "websocket", "headers": headers, "client": ("10.1.2.3", 4711)}
+    asyncio.run(Middleware(app, trusted=SECRET)(scope, None, None))
+    assert found == [{"Host", *seen}]
+
+
 @SERVERS
 def test_a_function_is_asked_about_the_request(server):
     """It sees the scope or the environ; what is true means yes."""
