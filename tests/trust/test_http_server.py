@@ -245,7 +245,14 @@ def test_requests_are_read_as_strictly_as_they_are_meant(any_server, data, statu
 
 
 @pytest.mark.parametrize(
-    ("host", "status"), [("localhost", 200), ("127.0.0.1:80", 200), ("10.0.0.7", 421), ("evil.example", 421)]
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("127.0.0.1:80", 200),
+        ("10.0.0.7", 421),
+        ("evil.example", 421),
+        ("127.0.0.1%evil.example", 421),
+    ],
 )
 def test_health_and_the_demo_on_loopback_answer_to_its_names_alone(host, status):
     """A foreign page that has its name resolve to this machine is refused."""
@@ -263,7 +270,14 @@ def test_health_and_the_demo_on_loopback_answer_to_its_names_alone(host, status)
 
 @pytest.mark.parametrize(
     ("host", "status"),
-    [("10.0.0.7:8081", 503), ("[fd00::7]:8081", 503), ("localhost", 503), ("evil.example", 421), ("", 421)],
+    [
+        ("10.0.0.7:8081", 503),
+        ("[fd00::7]:8081", 503),
+        ("localhost", 503),
+        ("evil.example", 421),
+        ("10.0.0.7%evil.example", 421),
+        ("", 421),
+    ],
 )
 def test_health_beyond_loopback_answers_probes_by_address_and_tells_no_details(host, status):
     """A kubelet asks for the pod's address; a name could be a foreign page's. What fails is not told to strangers."""
