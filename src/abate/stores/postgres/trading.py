@@ -177,12 +177,12 @@ HEARD = """
         IF known.state <> 'calm' AND p_now >= greatest(known.turn, known.grown) + (p_numbers->>'stale')::float8 THEN
             known := (v_name, 'calm', known.until, '', '-infinity', 0.0, 0.0, '-infinity');
         END IF;
-        -- another program may have written anything, and from less than the first limit none would ever grow
+        -- another program may have written anything, and from nothing a limit would never grow
         IF known.state NOT IN ('calm', 'storm', 'recovering') THEN
             known.state := 'calm';
         ELSIF known.state = 'recovering' THEN
-            known.highest := greatest(v_first, known.highest);
-            known.base := greatest(v_first, known.base);
+            known.highest := greatest(1.0, known.highest);
+            known.base := greatest(1.0, known.base);
         END IF;
         known.until := least(known.until, p_now + (p_numbers->>'longest')::float8);
         known.turn := least(known.turn, v_turn);
