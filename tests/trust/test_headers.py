@@ -240,8 +240,8 @@ async def coroutine(scope):
     [
         (True, TypeError, "not True"),
         (5, TypeError, "not 5"),
-        (b"10.0.0.0/8", TypeError, "not b'10.0.0.0/8'"),
-        ({"10.0.0.0/8": True}, TypeError, "not {"),
+        (b"10.0.0.0/8", TypeError, "not a bytes"),
+        ({"10.0.0.0/8": True}, TypeError, "not a dict"),
         ([None], TypeError, "not None"),
         (str, TypeError, "not <class 'str'>"),
         ([], ValueError, "must not be empty"),
@@ -276,6 +276,15 @@ def test_a_secret_in_the_wrong_place_is_not_shown(given):
     with pytest.raises(ValueError, match=r"write Secret\(…\)") as refused:
         Trust(given)
     assert given not in str(refused.value)
+
+
+@pytest.mark.parametrize("given", [b"only-our-services-know-this", {"secret": "only-our-services-know-this"}])
+def test_a_secret_of_the_wrong_type_is_not_shown(given):
+    """Alone or in a list, the error names its type."""
+    for trusted in (given, [given]):
+        with pytest.raises(TypeError, match=f"not a {type(given).__name__}") as refused:
+            Trust(trusted)
+        assert "services" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ class Trust:
         elif isinstance(rule, (str, IPv4Address, IPv6Address, IPv4Network, IPv6Network)):
             self._networks.append(_network(rule))
         elif not callable(rule) or isinstance(rule, type):
-            raise TypeError(f"trusted must be {EXPECTED}, not {rule!r}")
+            raise TypeError(f"trusted must be {EXPECTED}, not {_kind(rule)}")
         elif is_coroutine(rule) or is_generator(rule):
             raise TypeError(
                 f"trusted must be a plain function: {rule!r} would answer with an object that is always true"
@@ -163,7 +163,7 @@ def _rules(trusted: object) -> list[object]:
     if trusted is None:
         return []
     if isinstance(trusted, (bytes, bytearray, Mapping)):
-        raise TypeError(f"trusted must be {EXPECTED}, not {trusted!r}")
+        raise TypeError(f"trusted must be {EXPECTED}, not {_kind(trusted)}")
     if isinstance(trusted, (str, IPv4Network, IPv6Network)) or callable(trusted):
         return [trusted]  # a network can be iterated over: address by address
     if isinstance(trusted, Iterable):
@@ -172,6 +172,11 @@ def _rules(trusted: object) -> list[object]:
             raise ValueError("trusted must not be empty: leave it out, or say None, to trust nobody")
         return rules
     return [trusted]
+
+
+def _kind(thing: object) -> str:
+    """What is in the place of a rule. Of bytes, and of what holds something, the type is shown: it may be a secret."""
+    return repr(thing) if thing is None or isinstance(thing, (int, float, type)) else f"a {type(thing).__name__}"
 
 
 def _network(rule: str | IPv4Address | IPv6Address | Network) -> Network:
