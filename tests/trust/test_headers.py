@@ -115,7 +115,7 @@ def test_a_network_is_that_of_the_connection(server, trusted, told):
 
 
 @SERVERS
-@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP"])
+@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "Via", "X-Forwarded-Proto"])
 @pytest.mark.parametrize("value", ["10.1.2.3", "10.1.2.3:4711", "127.0.0.1", "for=10.1.2.3"])
 def test_an_address_from_a_header_is_not_believed(server, header, value):
     """Neither the address that a header names, which servers take for the peer's, nor the proxy's own."""

@@ -228,6 +228,22 @@ def test_over_tls_the_cookie_is_bound_to_its_host():
     assert whole.endswith("; Path=/ops/; HttpOnly; SameSite=Strict; Secure")
 
 
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/a; Domain=evil.example", "/a%3B%20Domain%3Devil.example"),
+        ("/a%0d%0aX-Evil: 1", "/a%0D%0AX-Evil%3A%201"),
+        ("/✓", "/%E2%9C%93"),
+    ],
+)
+def test_a_path_adds_nothing_to_the_cookie(path, shown):
+    """Where an app's route has the page below a parameter, a visitor chooses the path that the cookie is for."""
+    app = Starlette(routes=[Mount("/{tenant}", page.app(TOKEN))])
+    pair, whole = cookie_of(app, f"{path}/")
+    assert whole.endswith(f"; Path={shown}/; HttpOnly; SameSite=Strict")
+    assert got(app, f"{path}/", headers={"Cookie": pair}).status_code == 200
+
+
 def test_a_cookie_runs_out_after_a_week():
     """Its end is part of what is sealed: moving it makes the cookie worthless."""
 

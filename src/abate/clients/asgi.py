@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import ExitStack
 from typing import Any
 
-from abate import clock
+from abate import clock, proxies
 from abate.admit.permits import Permits
 from abate.call.giveup import Watch, watching
 from abate.clients.exchange import EXHAUSTED
 from abate.clients.services import LEAST, NOTHING, OWN_KEYS, SECRET_KEY, Asked, Terms, over, own
-from abate.clients.trust import FORWARDED, UNIX, Trusted
+from abate.clients.trust import UNIX, Trusted
 from abate.clock import Cut
 from abate.errors import AttemptTimeout
 from abate.schedule.deadlines import deadline
@@ -166,7 +166,7 @@ class _Response:
 
 def _peer(scope: Scope, headers: set[str]) -> str | None:
     """The other end of the connection; None where the address may be one that a header has named."""
-    if not FORWARDED.isdisjoint(headers):
+    if not proxies.HEADERS.isdisjoint(headers):
         return None
     client, server = scope.get("client"), scope.get("server")
     if client is None:

@@ -21,11 +21,11 @@ from urllib.parse import unquote
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
-from abate import clock
+from abate import clock, proxies
 from abate.call.giveup import Watch, watching
 from abate.clients.exchange import EXHAUSTED
 from abate.clients.services import LEAST, NOTHING, OWN_KEYS, SECRET_KEY, Asked, Terms, over, own
-from abate.clients.trust import FORWARDED, UNIX, Trusted
+from abate.clients.trust import UNIX, Trusted
 from abate.clock import Cut
 from abate.errors import AttemptTimeout
 from abate.functions import is_coroutine
@@ -96,7 +96,7 @@ def _asked(terms: Terms, context: Any) -> tuple[Asked, frozenset[str]]:
     sent = own((key, value) for key, value in metadata if isinstance(value, str))
     if not sent:
         return NOTHING, frozenset()
-    forwarded = not FORWARDED.isdisjoint(key for key, _ in metadata)
+    forwarded = not proxies.HEADERS.isdisjoint(key for key, _ in metadata)
     believed = terms.asked(sent, context, None if forwarded else peer_address(context.peer()))
     return (NOTHING, OWN_KEYS) if believed is None else (believed, frozenset({SECRET_KEY}))
 

@@ -6,7 +6,7 @@ is not trusted.
 
 * **A network** is compared with the peer of the connection. A request that came through a proxy has the proxy for a
   peer, and some servers put an address from its headers in the place of the peer's: both say nothing about the caller.
-  So a request with a header that proxies add (`FORWARDED`) is not trusted by its network, and neither is an address
+  So a request with a header that proxies add (`abate.proxies`) is not trusted by its network, and neither is an address
   without a port, which only headers have.
 * **A secret** is compared in constant time with the header ``Abate-Secret``.
 * **A function** is asked about the request. One that raises has not said yes.
@@ -27,8 +27,6 @@ SHORTEST_SECRET = 16
 """Characters; a shorter secret can be guessed."""
 UNIX = "unix"
 """The network of callers that are connected by a unix socket."""
-FORWARDED = frozenset({"forwarded", "x-forwarded-for", "x-real-ip"})
-"""The headers by which a proxy names its client."""
 
 ADDRESS_LETTERS, ADDRESS_MARKS = frozenset("0123456789abcdefABCDEF.:/"), frozenset(".:")
 
