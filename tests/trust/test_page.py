@@ -65,7 +65,8 @@ def test_an_address_that_others_reach_needs_a_token_or_the_word(host):
 
 
 def test_local_only_on_every_address_answers_to_loopback_names_alone():
-    """A request from this machine under another name is refused, as is one by another address of it."""
+    """A request from this machine under another name is refused, as is one from elsewhere under a loopback name."""
+    assert got(page.app(local_only=True), client="192.0.2.7", base="http://localhost").status_code == 403
     with page.serving("0.0.0.0", 0, local_only=True) as address:
         port = port_of(address)
         assert httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
