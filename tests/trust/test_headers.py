@@ -197,6 +197,18 @@ def test_a_function_that_fails_has_not_said_yes(caplog):
         assert "the caller is not trusted" in caplog.records[-1].message
 
 
+def test_callers_do_not_fill_the_log_by_a_function_that_fails(caplog, monkeypatch):
+    """It is logged once a minute, with the number of failures in between."""
+    now = [100.0]
+    monkeypatch.setattr("abate.clients.trust.monotonic", lambda: now[0])
+    trust = Trust(lambda scope: scope["nothing"])
+    for _ in range(1000):
+        assert not trust.believes(Caller({}, None, None))
+    now[0] += 60.0
+    trust.believes(Caller({}, None, None))
+    assert [record.args[1] for record in caplog.records] == [0, 999]
+
+
 @pytest.mark.parametrize(
     ("peer", "trusted", "believed"),
     [

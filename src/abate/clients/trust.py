@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from hmac import compare_digest
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from math import inf
+from time import monotonic
 from typing import Any, TypeAlias
 
 from abate.functions import is_coroutine, is_generator, returned_coroutine
@@ -25,6 +27,8 @@ from abate.logs import Log
 SECRET = "Abate-Secret"
 SHORTEST_SECRET = 16
 """Characters; a shorter secret can be guessed."""
+QUIET = 60.0
+"""Seconds between two log lines about functions that fail."""
 UNIX = "unix"
 """The network of callers that are connected by a unix socket."""
 
@@ -97,13 +101,16 @@ class Trust:
     False
     """
 
-    __slots__ = ("_functions", "_networks", "_secrets", "_unix")
+    __slots__ = ("_functions", "_networks", "_quiet_until", "_secrets", "_unix", "_unsaid")
 
     def __init__(self, trusted: Trusted) -> None:
         self._functions: list[Callable[[Any], object]] = []
         self._networks: list[Network] = []
         self._secrets: list[Secret] = []
         self._unix = False
+        self._quiet_until = -inf
+        self._unsaid = 0
+        """Failures of a function that were not logged."""
         for rule in _rules(trusted):
             self._add(rule)
 
@@ -152,9 +159,20 @@ class Trust:
                     raise TypeError("it returned a coroutine: trusted must be a plain function")
                 if answer:
                     return True
-            except Exception:
-                Log("abate").exception("trusted=%r failed: the caller is not trusted", function)
+            except Exception as error:
+                self._complain(function, error)
         return False
+
+    def _complain(self, function: object, error: Exception) -> None:
+        """Log a failure, once in a while: callers choose how many there are."""
+        now = monotonic()
+        if now < self._quiet_until:
+            self._unsaid += 1
+            return
+        self._quiet_until = now + QUIET
+        unsaid, self._unsaid = self._unsaid, 0
+        text = "trusted=%r failed: the caller is not trusted (and %d others before)"
+        Log("abate").error(text, function, unsaid, exc_info=error)
 
 
 def _rules(trusted: object) -> list[object]:
