@@ -365,6 +365,15 @@ def test_a_store_in_the_place_of_another_setting_never_shows_its_password(url, s
     assert SECRET not in str(raised.value)
 
 
+@pytest.mark.parametrize("command", [["page", "--port", "0"], ["run"]], ids=str)
+def test_a_url_in_the_place_of_a_program_never_shows_its_password(command, capsys):
+    """The line that refuses it hides it as any other."""
+    assert main([*command, f"http://me:{SECRET}@shop"]) == 2
+    said = capsys.readouterr()
+    assert "expected a module and a name in it" in said.err
+    assert SECRET not in said.out + said.err
+
+
 def test_a_command_finds_its_store_in_the_environment_or_a_file(tmp_path, monkeypatch, capsys):
     """``env:NAME`` and ``file:PATH`` wherever a command takes a URL."""
     url = f"sqlite:///{tmp_path}/work.db"
