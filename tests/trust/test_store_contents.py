@@ -434,6 +434,36 @@ def test_any_state_of_redis(redis_store, fields, weather, score):
     assert (tokens.members >= 1, 0 <= share.part <= 1, forecast.state in ("calm", "storm", "recovering")) == (True,) * 3
 
 
+def joined(store, url, path, wanted, part):
+    """Have a row say that another member of a bucket wants this, and has that part."""
+    now = store.now() if url.startswith("sqlite") else 1000.0
+    if url.startswith("redis"):
+        redis_of(url).hset(store.names.of_bucket("mails")[0], "other", f"{now} {wanted} {part}")
+    elif url.startswith("postgres"):
+        store.pool.run(f"INSERT INTO @.member VALUES ('bucket:mails', 'other', {now}, '{wanted}', '{part}', 'nothing')")
+    else:
+        with sqlite3.connect(path) as db:
+            try:
+                row = ("other", now, wanted, part)
+                db.execute("INSERT INTO member VALUES ('bucket:mails', ?, ?, ?, ?, 'nothing')", row)
+            except sqlite3.IntegrityError:
+                pass  # NaN is NULL there
+        db.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis", "postgres"])
+@pytest.mark.parametrize(
+    ("wanted", "part"), [(math.nan, math.nan), (math.inf, 0.0), (-5.0, 0.0), (5.0, math.inf), (5.0, -5.0)]
+)
+def test_a_bad_member_of_a_bucket_takes_nothing_from_the_others(kind, wanted, part, tmp_path):
+    """What it wants and has is left out: NaN would be handed on from one process to the next."""
+    url = STORES[kind](tmp_path)
+    with open_store(url, clock=VirtualClock(start=1000.0)) as store:
+        joined(store, url, tmp_path / "work.db", wanted, part)
+        (share,) = store.trade("me", [Demand("mails", 5.0)])
+        assert share.part == pytest.approx(0.9)
+
+
 def recovering_at_nothing(store, url, path):
     """Have a shelter's row say that a dependency recovers, and that no call may be sent."""
     now = store.now()

@@ -6,7 +6,8 @@ local everybody, members, parts, total = {wanted}, 1, 0, wanted
 for n = 1, #found, 2 do
   local seen, other, part = string.match(found[n + 1], '^(%S+) (%S+) (%S+)$')
   seen, other, part = sound(seen), sound(other), sound(part)
-  if not (seen and other and part) or seen <= now - GONE or seen > now + GONE then
+  local is_one = seen and other and part and other >= 0 and other <= 1e15 and part >= 0 and part <= 1
+  if not is_one or seen <= now - GONE or seen > now + GONE then
     redis.call('HDEL', KEYS[1], found[n])
   elseif found[n] ~= member then
     members = members + 1
