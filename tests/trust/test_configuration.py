@@ -119,7 +119,7 @@ def test_a_module_that_lies_about_is_not_imported(load, scenario, tmp_path, monk
 
 
 @pytest.mark.parametrize("name", ["unittest.__main__:X", "unittest.__main__.X", "abate.__main__:X", "antigravity:X"])
-def test_a_module_that_is_a_program_is_not_imported(tmp_path, name):
+def test_a_module_that_is_a_program_is_not_imported(load, tmp_path, name):
     """Importing `unittest.__main__` runs the tests of the current directory, and ends the program."""
     (tmp_path / "test_planted.py").write_text("print('planted code ran')")
     (tmp_path / "policies.toml").write_text(f'[orders]\non = "{name}"')
@@ -127,6 +127,8 @@ def test_a_module_that_is_a_program_is_not_imported(tmp_path, name):
     done = subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert "is a program, which importing it would run" in done.stdout
     assert "planted" not in done.stdout + done.stderr
+    with pytest.raises(ValueError, match="is a program, which importing it would run"):
+        load(f'[orders]\non = "{name}"')
 
 
 def test_an_import_that_exits_is_an_error(load, tmp_path, monkeypatch):
