@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol, cast
 
 from abate.errors import AttemptTimeout
+from abate.redact import shown
 from abate.scopes import Scope, Scopes
 
 
@@ -244,7 +245,7 @@ def given(clock: Clock | Callable[[], float] | None) -> Clock | None:
         return cast("Clock | None", clock)
     if callable(clock) and not isinstance(clock, type):
         return cast("Clock", _Reading(clock))
-    raise TypeError(f"clock must have now() and sleep(), or be a function that tells the time, not {clock!r}")
+    raise TypeError(f"clock must have now() and sleep(), or be a function that tells the time, not {shown(clock)}")
 
 
 def in_trio() -> bool:

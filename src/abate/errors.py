@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from abate.redact import line
+from abate.redact import line, shown
 from abate.values import Value
 
 
@@ -158,7 +158,7 @@ def number(
     )
     expected = f"{name} must be a number {bounds}".rstrip()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{expected}, not {value!r}")
+        raise TypeError(f"{expected}, not {shown(value)}")
     try:
         result = float(value)
     except OverflowError:
@@ -170,21 +170,21 @@ def number(
         or (least is not None and result < least)
         or (most is not None and result > most)
     ):
-        raise ValueError(f"{expected}, not {value!r}")
+        raise ValueError(f"{expected}, not {shown(value)}")
     return result
 
 
 def whole(name: str, value: object, *, least: int) -> int:
     """Return `value` as an int, or raise an error that names it and what was expected."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        raise TypeError(f"{name} must be a whole number of at least {least}, not {shown(value)}")
     if value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        raise ValueError(f"{name} must be a whole number of at least {least}, not {shown(value)}")
     return value
 
 
 def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
     """Return `value` if it is one of `allowed`, or raise an error that lists them."""
     if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {shown(value)}")
     return value

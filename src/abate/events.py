@@ -17,6 +17,7 @@ from abate.cooldown import Cooldown
 from abate.counts import Tick
 from abate.locks import Section
 from abate.logs import Log
+from abate.redact import shown
 from abate.values import Value
 
 
@@ -234,7 +235,7 @@ def checked(sink: S) -> S:
     if isinstance(sink, type):
         raise TypeError(f"a sink must be a function of one event, not a class: {sink.__name__}() instead of {sink!r}?")
     if not callable(sink):
-        raise TypeError(f"a sink must be a function of one event, not {sink!r}")
+        raise TypeError(f"a sink must be a function of one event, not {shown(sink)}")
     return sink
 
 

@@ -44,7 +44,7 @@ END = b"\r\n\r\n"
 
 _LINE = re.compile(rb"([A-Za-z]{1,20}) (/[!-~]*) HTTP/(1\.[01])")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*")
-_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/?#@\s]*))(?::[0-9]{0,5})?")
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/?#@%\s]*))(?::[0-9]{0,5})?")
 log = Log("abate.http")
 
 

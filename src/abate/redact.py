@@ -8,7 +8,8 @@ What is hidden, each as ``***``:
 
 * the user info of a URL, and everything behind its ``?``; a fragment that has a ``=`` or a ``?``;
 * the query of a path without a host (``/search?key=value``), if it has a ``=``;
-* the value of a name that ends in one of `NAMES`, as ``name=value``, ``"name": "value"`` or ``'name': 'value'``;
+* the value of a name that ends in one of `NAMES`, as ``name=value``, ``name: "value"``, ``"name": "value"``,
+  ``"name": 5`` or ``("name", "value")``, with quotes of either kind, and as ``'--name', 'value'`` in a command line;
 * the value of a header of `HEADERS`, as ``Name: value``, to the end of its line;
 * what follows ``Bearer`` or ``Basic``, if it looks like a token; AWS access key IDs.
 
@@ -22,9 +23,16 @@ from functools import cache
 from typing import NamedTuple
 
 HIDDEN = "***"
-NAMES = r"password|passwd|passphrase|pwd|secret|token|(?:api|access|secret)[_-]?key|authorization|cookie"
+NAMES = (
+    r"password|passwd|passphrase|(?<![a-z])pass|pwd|secret|token|credentials?|signature|authorization|cookie"
+    r"|(?:api|access|secret|private|account|shared|signing|encryption)[_-]?key"
+)
 """What the name of a value ends in that is hidden."""
-HEADERS = r"(?:proxy-)?authorization|(?:set-)?cookie|x-api-key"
+HEADERS = (
+    r"(?:proxy-)?authorization|(?:set-)?cookie|(?:[a-z0-9]{1,32}-){1,4}(?:token|secret|password|(?:api|access)-?key)"
+)
+SCHEMES = r"(?:basic|bearer|digest|negotiate|token)[ \t]{1,3}"
+"""What stands before the secret in a value of ``Authorization``."""
 LONGEST = 500
 """Characters of a text in one line, unless told otherwise."""
 DEEPEST = 100
@@ -46,6 +54,7 @@ class _Patterns(NamedTuple):
     host: re.Pattern[str]
     query: re.Pattern[str]
     value: re.Pattern[str]
+    pair: re.Pattern[str]
     header: re.Pattern[str]
     token: re.Pattern[str]
     key: re.Pattern[str]
@@ -57,8 +66,11 @@ def _patterns() -> _Patterns:
 
     None of them backtracks over more than a bounded number of characters.
     """
-    single, double = (rf"{quote}(?:[^{quote}\\]|\\.)*+(?:{quote}|\\?\Z)" for quote in ("'", '"'))
-    quoted = rf"b?\\{{0,8}}(?:{single}|{double})"
+    # a quote that is doubled is part of the value, as in SQL and ODBC
+    single, double = (rf"(?:{quote}(?:[^{quote}\\]|\\.)*+(?:{quote}|\\?\Z))++" for quote in ("'", '"'))
+    quoted = rf"[bu]?\\{{0,8}}(?:{single}|{double})"
+    gap = r"(?:\s|\\{1,8}[nrt]){0,16}"  # of JSON, or of its `repr`
+    begins = r"[bu]?\\{0,8}[\"']"
     return _Patterns(
         scheme=re.compile(r":(?://|\\/\\/)"),  # some write JSON with \/
         authority=re.compile(r'[^\s"<>/?#]*'),
@@ -67,8 +79,13 @@ def _patterns() -> _Patterns:
         query=re.compile(r'[?#]([^\s"<>]+)'),
         value=re.compile(
             rf"(?is)({NAMES})"
-            rf"([ \t]{{0,3}}=(?!=)[ \t]{{0,3}}|\\{{0,8}}[\"'][ \t]{{0,3}}:[ \t]{{0,3}}(?=b?\\{{0,8}}[\"']))"
-            rf"({quoted}|\S+)"
+            rf"([ \t]{{0,8}}=(?!=)>?[ \t]{{0,8}}|(?<! token)[ \t]{{0,3}}:[ \t]{{0,3}}(?={begins})"
+            rf"|\\{{0,8}}[\"']{gap}(?::|=>){gap}(?={begins}|[0-9]))"
+            rf"({quoted}|\{{[^{{}}\r\n]{{0,256}}\}}\S*|{SCHEMES}\S+|\S+)"
+        ),
+        pair=re.compile(
+            rf"(?is)((?:[(\[]{begins}[\w.-]{{0,64}}?|[\"']--?[\w-]{{0,64}}?)(?:{NAMES})\\{{0,8}}[\"'],\s{{0,3}})"
+            rf"({quoted})"
         ),
         header=re.compile(rf"(?i)\b({HEADERS})([ \t]{{0,3}}:[ \t]{{0,3}})([^\s\"'][^\r\n]*)"),
         token=re.compile(r"\b((?i:bearer|basic)[ \t]{1,3})(?=[\w.~+/=-]{0,256}?(?:[0-9=]|[a-z][A-Z]))[\w.~+/=-]{8,}"),
@@ -92,6 +109,8 @@ def redacted(text: str) -> str:
         text = patterns.query.sub(_query, text)
     if "=" in text or ":" in text:
         text = patterns.value.sub(_value, text)
+    if "," in text and ("'" in text or '"' in text):
+        text = patterns.pair.sub(rf"\1{HIDDEN}", text)
     if " " in text or "\t" in text:
         text = patterns.token.sub(rf"\1{HIDDEN}", text)
     return patterns.key.sub(HIDDEN, text) if "AKIA" in text or "ASIA" in text else text
@@ -255,7 +274,7 @@ def _in_url(text: str, position: int) -> bool:
 
 def _value(match: re.Match[str]) -> str:
     name, sign, value = match.groups()
-    if value.lstrip("b\\")[:1] in ("'", '"'):
+    if value.lstrip("bu\\")[:1] in ("'", '"'):
         return f"{name}{sign}{HIDDEN}"
     body = value.rstrip(CLOSING)
     return f"{name}{sign}{HIDDEN}{value[len(body) :]}" if body else match[0]

@@ -126,6 +126,23 @@ def test_a_file_that_another_user_has_put_there_is_not_used(folder, me, ending):
     assert "expected a file of one's own, in a directory of one's own, or shared=true in the URL" in said
 
 
+def test_a_file_that_a_member_of_the_group_has_put_there_is_not_used(folder, me):
+    """In a directory of one's own that a group may write to; a file of one's own there is used."""
+    common = owned(f"{folder}/common", 0o2775, me)
+    assert opened(f"{common}/work.db", me) == ""
+    os.chown(f"{common}/work.db", STRANGER, STRANGER)
+    os.chmod(f"{common}/work.db", 0o666)
+    assert f"was put into {common} by another user ({STRANGER})" in opened(f"{common}/work.db", me)
+
+
+def test_a_hard_link_where_everybody_may_make_one_is_not_used(folder, me):
+    """Another user would choose which of one's files is written to."""
+    home, common = owned(f"{folder}/home", 0o755, me), owned(f"{folder}/common", 0o1777, 0)
+    assert opened(f"{home}/work.db", me) == ""
+    os.link(f"{home}/work.db", f"{common}/work.db")
+    assert f"{common}/work.db is a hard link" in opened(f"{common}/work.db", me)
+
+
 @pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
 def test_a_link_beside_the_file_is_refused(folder, me, ending):
     """SQLite would write through it."""

@@ -118,6 +118,27 @@ def test_a_module_that_lies_about_is_not_imported(load, scenario, tmp_path, monk
         del sys.ran
 
 
+@pytest.mark.parametrize("name", ["unittest.__main__:X", "unittest.__main__.X", "abate.__main__:X", "antigravity:X"])
+def test_a_module_that_is_a_program_is_not_imported(load, tmp_path, name):
+    """Importing `unittest.__main__` runs the tests of the current directory, and ends the program."""
+    (tmp_path / "test_planted.py").write_text("print('planted code ran')")
+    (tmp_path / "policies.toml").write_text(f'[orders]\non = "{name}"')
+    program = "import abate\ntry:\n abate.load_policies('policies.toml')\nexcept ValueError as error:\n print(error)"
+    done = subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert "is a program, which importing it would run" in done.stdout
+    assert "planted" not in done.stdout + done.stderr
+    with pytest.raises(ValueError, match="is a program, which importing it would run"):
+        load(f'[orders]\non = "{name}"')
+
+
+def test_an_import_that_exits_is_an_error(load, tmp_path, monkeypatch):
+    """A module that ends the program when it is imported is named in the error, and the program goes on."""
+    (tmp_path / "exits_at_once.py").write_text("raise SystemExit(3)")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="'exits_at_once:X', which cannot be found: SystemExit: 3"):
+        load('[orders]\non = "exits_at_once:X"', code=["exits_at_once"])
+
+
 def test_what_takes_the_place_of_an_installed_module_is_not_imported(load, tmp_path, monkeypatch):
     """`installed` looks at the file that an import would run."""
     (tmp_path / "wave.py").write_text("raise SystemExit('hostile')\n")

@@ -79,32 +79,41 @@ class Shop:
 
     def __init__(self):
         self.told = []
+        self.seen = []
 
     def note(self):
         left = abate.remaining()
         self.told.append((attempt(), left is not None and 0.0 < left <= 5.0))
 
+    def look(self, context):
+        self.seen.append({key for key, _ in context.invocation_metadata() if key.startswith("abate-")})
+
     def get(self, request, context):
+        self.look(context)
         self.note()
         return b"got"
 
     def watch(self, request, context):
+        self.look(context)
         self.note()
         yield b"one"
         self.note()
         yield b"two"
 
     async def aget(self, request, context):
+        self.look(context)
         self.note()
         return b"got"
 
     async def awatch(self, request, context):
+        self.look(context)
         self.note()
         yield b"one"
         self.note()
         yield b"two"
 
     async def awritten(self, request, context):
+        self.look(context)
         self.note()
         await context.write(b"one")
         self.note()
@@ -174,13 +183,15 @@ def status(address, *metadata, **options):
     ],
 )
 def test_metadata_count_for_trusted_callers_only(kind, trusted, extra, told):
-    """By network, secret or function, in calls and streams; nobody's by default."""
+    """By network, secret or function, in calls and streams; nobody's by default. Handlers see only what counts."""
     shop = Shop()
     with kind.serving(kind.methods(shop), trusted=trusted) as address:
         assert call(address, *GIVEN, *extra) == [b"got"]
         assert call(address, *GIVEN, *extra, method="Watch") == [b"one", b"two"]
         assert call(address) == [b"got"]
     assert shop.told == [told, told, told, NOT_TOLD]
+    seen = {key for key, _ in GIVEN} if told == TOLD else set()
+    assert shop.seen == [seen, seen, set()]
 
 
 @KINDS

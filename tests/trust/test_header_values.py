@@ -125,7 +125,7 @@ class Call:
 def test_the_same_in_grpc(deadlines, attempts):
     """Metadata may be bytes too, which count for nothing."""
     metadata = [("abate-deadline", value) for value in deadlines] + [("abate-attempt", value) for value in attempts]
-    asked = _asked(Terms(everybody, 0.1), Call(metadata))
+    asked, _ = _asked(Terms(everybody, 0.1), Call(metadata))
     texts = [[value for value in values if isinstance(value, str)] for values in (deadlines, attempts)]
     assert (asked.attempt, asked.left) == expected(*texts)
 

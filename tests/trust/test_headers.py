@@ -115,7 +115,7 @@ def test_a_network_is_that_of_the_connection(server, trusted, told):
 
 
 @SERVERS
-@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP"])
+@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "Via", "X-Forwarded-Proto"])
 @pytest.mark.parametrize("value", ["10.1.2.3", "10.1.2.3:4711", "127.0.0.1", "for=10.1.2.3"])
 def test_an_address_from_a_header_is_not_believed(server, header, value):
     """Neither the address that a header names, which servers take for the peer's, nor the proxy's own."""
@@ -157,6 +157,20 @@ def test_a_secret_is_believed_and_not_handed_on(server):
     assert shop.seen[0] == {"abate-deadline", "abate-attempt"}
 
 
+@pytest.mark.parametrize(("sent", "seen"), [(SECRET.text, {"abate-deadline"}), (OTHER.text, set())])
+def test_a_websocket_is_not_handed_a_secret(sent, seen):
+    """The application sees as little of a WebSocket's headers as of a request's."""
+    found = []
+
+    async def app(scope, receive, send):
+        found.append({name.decode() for name, _ in scope["headers"]})
+
+    headers = [(b"Host", b"shop"), (b"abate-secret", sent.encode()), (b"abate-deadline", b"5000")]
+    scope = {"type": "websocket", "headers": headers, "client": ("10.1.2.3", 4711)}
+    asyncio.run(Middleware(app, trusted=SECRET)(scope, None, None))
+    assert found == [{"Host", *seen}]
+
+
 @SERVERS
 def test_a_function_is_asked_about_the_request(server):
     """It sees the scope or the environ; what is true means yes."""
@@ -181,6 +195,18 @@ def test_a_function_that_fails_has_not_said_yes(caplog):
         with caplog.at_level(logging.ERROR):
             assert not Trust(function).believes(Caller({}, None, None))
         assert "the caller is not trusted" in caplog.records[-1].message
+
+
+def test_callers_do_not_fill_the_log_by_a_function_that_fails(caplog, monkeypatch):
+    """It is logged once a minute, with the number of failures in between."""
+    now = [100.0]
+    monkeypatch.setattr("abate.clients.trust.monotonic", lambda: now[0])
+    trust = Trust(lambda scope: scope["nothing"])
+    for _ in range(1000):
+        assert not trust.believes(Caller({}, None, None))
+    now[0] += 60.0
+    trust.believes(Caller({}, None, None))
+    assert [record.args[1] for record in caplog.records] == [0, 999]
 
 
 @pytest.mark.parametrize(
@@ -226,8 +252,8 @@ async def coroutine(scope):
     [
         (True, TypeError, "not True"),
         (5, TypeError, "not 5"),
-        (b"10.0.0.0/8", TypeError, "not b'10.0.0.0/8'"),
-        ({"10.0.0.0/8": True}, TypeError, "not {"),
+        (b"10.0.0.0/8", TypeError, "not a bytes"),
+        ({"10.0.0.0/8": True}, TypeError, "not a dict"),
         ([None], TypeError, "not None"),
         (str, TypeError, "not <class 'str'>"),
         ([], ValueError, "must not be empty"),
@@ -262,6 +288,15 @@ def test_a_secret_in_the_wrong_place_is_not_shown(given):
     with pytest.raises(ValueError, match=r"write Secret\(…\)") as refused:
         Trust(given)
     assert given not in str(refused.value)
+
+
+@pytest.mark.parametrize("given", [b"only-our-services-know-this", {"secret": "only-our-services-know-this"}])
+def test_a_secret_of_the_wrong_type_is_not_shown(given):
+    """Alone or in a list, the error names its type."""
+    for trusted in (given, [given]):
+        with pytest.raises(TypeError, match=f"not a {type(given).__name__}") as refused:
+            Trust(trusted)
+        assert "services" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

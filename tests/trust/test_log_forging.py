@@ -10,6 +10,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
+import abate
 from abate import DeadlineExceeded, Policy, Refused, Report, events, observe
 from abate.cli import main
 from abate.cli.run import _Plain
@@ -69,6 +70,13 @@ def lines(stream):
     stream.truncate()
     assert not text or text.endswith("\n")
     return text[:-1].split("\n") if text else []
+
+
+@given(TEXTS)
+def test_the_errors_of_a_policy_are_one_line(text):
+    """Whatever its name holds."""
+    for error in (abate.DeadlineExceeded(text), abate.Refused(text, "why")):
+        assert str(error).isprintable()
 
 
 @given(TEXTS, st.sampled_from(EVENTS))

@@ -65,7 +65,8 @@ def test_an_address_that_others_reach_needs_a_token_or_the_word(host):
 
 
 def test_local_only_on_every_address_answers_to_loopback_names_alone():
-    """A request from this machine under another name is refused, as is one by another address of it."""
+    """A request from this machine under another name is refused, as is one from elsewhere under a loopback name."""
+    assert got(page.app(local_only=True), client="192.0.2.7", base="http://localhost").status_code == 403
     with page.serving("0.0.0.0", 0, local_only=True) as address:
         port = port_of(address)
         assert httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
@@ -226,6 +227,22 @@ def test_over_tls_the_cookie_is_bound_to_its_host():
     pair, whole = cookie_of(mounted, "/ops/", base="https://shop.example")
     assert pair.startswith("__Secure-abate_page_")
     assert whole.endswith("; Path=/ops/; HttpOnly; SameSite=Strict; Secure")
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/a; Domain=evil.example", "/a%3B%20Domain%3Devil.example"),
+        ("/a%0d%0aX-Evil: 1", "/a%0D%0AX-Evil%3A%201"),
+        ("/✓", "/%E2%9C%93"),
+    ],
+)
+def test_a_path_adds_nothing_to_the_cookie(path, shown):
+    """Where an app's route has the page below a parameter, a visitor chooses the path that the cookie is for."""
+    app = Starlette(routes=[Mount("/{tenant}", page.app(TOKEN))])
+    pair, whole = cookie_of(app, f"{path}/")
+    assert whole.endswith(f"; Path={shown}/; HttpOnly; SameSite=Strict")
+    assert got(app, f"{path}/", headers={"Cookie": pair}).status_code == 200
 
 
 def test_a_cookie_runs_out_after_a_week():

@@ -64,10 +64,24 @@ def planted(secret, odd):
         f"sent with Bearer {secret}.{secret}",
         repr({"Authorization": f"Basic {secret}"}),
         f"AWS_SECRET_ACCESS_KEY={secret}",
+        f"AccountName=shop;AccountKey={secret}==;EndpointSuffix=core.example",
+        f"Driver=x;UID=sa;PWD={{my {secret}}};Server=db",
+        f"password='it''s {secret}' host=db",
+        f"user: 'me', password: '{secret}'",
+        f'{{"private_key": "-----BEGIN {secret}", "pin": 1}}',
+        f'{{"password":\n    "{secret}"}}',
+        f"DB_PASS = {secret}",
+        f"authorization = Basic {secret}==",
+        f"'password' => '{secret}'",
+        f"Abate-Secret: {secret}",
+        f"X-Vault-Token: {secret} {secret}",
+        repr([(b"abate-secret", secret.encode()), (b"accept", b"*/*")]),
+        repr([("Cookie", f"sid={secret}")]),
+        repr(subprocess.CalledProcessError(1, ["mysql", "--password", secret, "shop"])),
     ]
 
 
-@given(TOKENS, ODD, WORDS, st.integers(0, 15), WORDS)
+@given(TOKENS, ODD, WORDS, st.integers(0, len(planted("", "")) - 1), WORDS)
 def test_a_planted_secret_is_hidden(secret, odd, before, which, after):
     """Wherever it stands in a text, as text and as `repr`, and what was hidden once is not changed again."""
     text = " ".join([*before, planted(secret, odd)[which], *after])
@@ -101,6 +115,8 @@ def test_a_secret_on_which_a_text_is_cut_is_hidden(secret, longest, shift):
         "mail me@example.org about C:/temp, 12:30 and a://b",
         "KeyError: 'orders/42'",
         "tokens=5 tokenize=yes",
+        "unexpected token: '}', bypass=yes, Idempotency-Key: 5",
+        "one of ('user', 'password') and ['--token', 5]; --token is missing",
         "https://h/p? Really?",
         "größer – ✓",
     ],
@@ -127,7 +143,24 @@ def test_any_text_can_be_written(text):
 HOSTILE = [
     *("://", "://a:b,", "http://a:b ", "http://u@", "[://", "://[", "://x?", "://x:y\t", ":\\/\\/", "http://a,"),
     *("?", "?a ", "#a=", "?a=b#", "password=", "password='", "password=\\'", '"password": "', "token", "=d", "\\"),
-    *("Bearer ", "Bearer a1", "Authorization: ", "cookie:", "AKIA", "AKIAAAAAAAAAAAAAAAAA", "\n", "\x1b", "a", " "),
+    *(
+        "Bearer ",
+        "Bearer a1",
+        "Authorization: ",
+        "('",
+        "('password', '",
+        "'--",
+        "a-",
+        "password={",
+        "password=''",
+        "cookie:",
+        "AKIA",
+        "AKIAAAAAAAAAAAAAAAAA",
+        "\n",
+        "\x1b",
+        "a",
+        " ",
+    ),
 ]
 
 
@@ -316,6 +349,29 @@ def test_a_wrong_store_never_shows_its_password(url):
     while found is not None:
         assert SECRET not in str(found)
         found = found.__cause__
+
+
+@pytest.mark.parametrize("url", [f"redis://me:{SECRET}@cache/0", f"redis://me:{SECRET}@cache/0".encode()], ids=str)
+@pytest.mark.parametrize(
+    "setting", ["budget", "shelter", "gate", "on", "timeout", "attempts", "raises", "backoff", "clock"]
+)
+def test_a_store_in_the_place_of_another_setting_never_shows_its_password(url, setting):
+    """The error names the value, without its secrets."""
+    with pytest.raises((TypeError, ValueError), match=setting) as raised:
+        abate.Policy(**{"on": OSError, setting: url})
+    assert SECRET not in str(raised.value)
+    with pytest.raises(TypeError, match="store must be a store or the URL of one") as raised:
+        abate.controller(name="orders", store=url.encode() if isinstance(url, str) else url)(print)
+    assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize("command", [["page", "--port", "0"], ["run"]], ids=str)
+def test_a_url_in_the_place_of_a_program_never_shows_its_password(command, capsys):
+    """The line that refuses it hides it as any other."""
+    assert main([*command, f"http://me:{SECRET}@shop"]) == 2
+    said = capsys.readouterr()
+    assert "expected a module and a name in it" in said.err
+    assert SECRET not in said.out + said.err
 
 
 def test_a_command_finds_its_store_in_the_environment_or_a_file(tmp_path, monkeypatch, capsys):

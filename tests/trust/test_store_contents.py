@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from abate.cli import main
 from abate.stores import open_store
+from abate.stores.fleet.offers import Accounts, Demand, Sight
 from abate.stores.input import LONGEST_BODY, LONGEST_SHOWN, MOST_BODY
+from abate.testing import VirtualClock
 from abate.work.source import Done
 from tests.conformance.conftest import STORES
 
@@ -236,6 +238,21 @@ def test_a_row_of_sqlite_that_is_no_message_is_buried(tmp_path, column, value):
         assert letter.kind == "unreadable"
 
 
+@pytest.mark.parametrize("priority", ["high", b"high", math.inf, -5])
+def test_a_row_of_sqlite_without_a_priority_is_served(tmp_path, priority):
+    """As one of the lowest: consumers that wait would look for it again and again."""
+    path = tmp_path / "work.db"
+    with open_store(f"sqlite:///{path}") as store:
+        queue = store.queue("orders")
+        queue.add("later", after=600.0)
+        with sqlite3.connect(path) as db:
+            db.execute("PRAGMA ignore_check_constraints = ON")
+            db.execute("INSERT INTO item (queue, key, priority) VALUES ('orders', 'odd', ?)", (priority,))
+        db.close()
+        assert [message.key for message in queue.receive()] == ["odd"]
+        assert queue.receive(wait=0.05) == []
+
+
 def test_what_was_written_beside_a_lease_of_sqlite_does_not_stop_a_settlement(tmp_path):
     """Neither an instant that is none, nor a priority that is none, nor a body that is missing."""
     path = tmp_path / "work.db"
@@ -377,6 +394,99 @@ def test_a_message_of_redis_whose_record_is_garbage_is_buried(redis_store, recor
     assert (letter.key, letter.body, letter.kind) == ("bad", "what it holds", "unreadable")
     assert queue.redrive() == 1
     assert [message.body for message in queue.receive()] == ["what it holds"]
+
+
+SHARED_BYTES = st.one_of(
+    st.binary(max_size=20),
+    st.sampled_from([b"", b"nan nan nan", b"inf 1 1", b"9e16 1 1", b"-1 -1 -1", b"1e999 99999999999999999999 9", b"0"]),
+)
+
+
+@FUZZED
+@given(
+    fields=st.dictionaries(
+        st.one_of(st.binary(max_size=8), st.sampled_from([b"nan", b"inf", b"1e300", b"5"])), SHARED_BYTES, max_size=4
+    ),
+    weather=st.fixed_dictionaries(
+        dict.fromkeys(["state", "closed_until", "turn", "limit", "base", "grown"], SHARED_BYTES)
+    ),
+    score=st.floats(allow_nan=False),
+)
+def test_any_state_of_redis(redis_store, fields, weather, score):
+    """Of budgets, buckets and shelters: what can't be read is left out, and the store goes on being shared."""
+    store, server = redis_store
+    server.flushdb()
+    store.ledger("tenant").deposit()
+    (slots, members), (bucket,) = store.names.of_budget("tenant"), store.names.of_bucket("mails")
+    for field, value in fields.items():
+        server.hset(slots, field, value)
+        server.hset(bucket, field, value)
+    server.zadd(members, {b"x": score})
+    server.hset(store.names.of_shelter("api")[-1], mapping=weather)
+    assert store.ledger("tenant").try_withdraw() in (True, False)
+    assert math.isfinite(store.ledger("tenant").balance())
+    offers = [
+        Accounts("tenant", store.ledger("tenant").terms, 1, 0, 0, 1),
+        Demand("mails", 1.0),
+        Sight("api", "calm", 1, 0, 0.0),
+    ]
+    tokens, share, forecast = store.trade("me", offers)
+    assert (tokens.members >= 1, 0 <= share.part <= 1, forecast.state in ("calm", "storm", "recovering")) == (True,) * 3
+
+
+def joined(store, url, path, wanted, part):
+    """Have a row say that another member of a bucket wants this, and has that part."""
+    now = store.now() if url.startswith("sqlite") else 1000.0
+    if url.startswith("redis"):
+        redis_of(url).hset(store.names.of_bucket("mails")[0], "other", f"{now} {wanted} {part}")
+    elif url.startswith("postgres"):
+        store.pool.run(f"INSERT INTO @.member VALUES ('bucket:mails', 'other', {now}, '{wanted}', '{part}', 'nothing')")
+    else:
+        with sqlite3.connect(path) as db:
+            try:
+                row = ("other", now, wanted, part)
+                db.execute("INSERT INTO member VALUES ('bucket:mails', ?, ?, ?, ?, 'nothing')", row)
+            except sqlite3.IntegrityError:
+                pass  # NaN is NULL there
+        db.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis", "postgres"])
+@pytest.mark.parametrize(
+    ("wanted", "part"), [(math.nan, math.nan), (math.inf, 0.0), (-5.0, 0.0), (5.0, math.inf), (5.0, -5.0)]
+)
+def test_a_bad_member_of_a_bucket_takes_nothing_from_the_others(kind, wanted, part, tmp_path):
+    """What it wants and has is left out: NaN would be handed on from one process to the next."""
+    url = STORES[kind](tmp_path)
+    with open_store(url, clock=VirtualClock(start=1000.0)) as store:
+        joined(store, url, tmp_path / "work.db", wanted, part)
+        (share,) = store.trade("me", [Demand("mails", 5.0)])
+        assert share.part == pytest.approx(0.9)
+
+
+def recovering_at_nothing(store, url, path):
+    """Have a shelter's row say that a dependency recovers, and that no call may be sent."""
+    now = store.now()
+    if url.startswith("redis"):
+        fields = {"state": "recovering", "limit": 0, "base": 0, "grown": now, "turn": now, "prober": "x"}
+        redis_of(url).hset(store.names.of_shelter("api")[-1], mapping=fields)
+    elif url.startswith("postgres"):
+        store.pool.run("INSERT INTO @.weather VALUES ('api', 'recovering', 0, 'x', 0, 0, 0, 9e15)")
+    else:
+        with sqlite3.connect(path) as db:
+            db.execute("INSERT INTO weather VALUES ('api', 'recovering', 0, 'x', ?, 0, 0, ?)", (now, now))
+        db.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis", "postgres"])
+def test_a_limit_of_nothing_in_a_store_stops_no_fleet(kind, tmp_path):
+    """A shelter that recovers lets one call through at least: from none its limit would never grow."""
+    url = STORES[kind](tmp_path)
+    clock = VirtualClock(start=1000.0)
+    with open_store(url, clock=clock) as store:
+        recovering_at_nothing(store, url, tmp_path / "work.db")
+        (forecast,) = store.trade("me", [Sight("api", "calm", 0, 0, 0.0)])
+        assert (forecast.state, forecast.limit) == ("recovering", 1.0)
 
 
 # -- PostgreSQL

@@ -30,6 +30,7 @@ from abate.clock import Clock, switch
 from abate.decide.outcome import Outcome
 from abate.errors import AttemptTimeout, number
 from abate.functions import is_coroutine, returned_coroutine
+from abate.redact import shown
 from abate.schedule.deadlines import carry_deadline, deadline, remaining
 from abate.schedule.latency import Timeouts
 
@@ -179,13 +180,13 @@ class Hedge:
 
     def __init__(self, policy: Policy, timeouts: Timeouts, *, quantile: float = 0.95) -> None:
         if not isinstance(policy, Policy):
-            raise TypeError(f"policy must be a Policy, not {policy!r}")
+            raise TypeError(f"policy must be a Policy, not {shown(policy)}")
         if policy.idempotent is False:
             raise ValueError(f"a hedge sends twice what must not be repeated: {policy!r} has idempotent=False")
         if not isinstance(timeouts, Timeouts):
-            raise TypeError(f"timeouts must be Timeouts, not {timeouts!r}")
+            raise TypeError(f"timeouts must be Timeouts, not {shown(timeouts)}")
         if number("quantile", quantile, above=0) >= 1.0:
-            raise ValueError(f"quantile must be a number above 0 and below 1, not {quantile!r}")
+            raise ValueError(f"quantile must be a number above 0 and below 1, not {shown(quantile)}")
         self.policy = policy
         self.timeouts = timeouts
         self.quantile = float(quantile)
@@ -399,4 +400,4 @@ def _callable(function: Any) -> None:
     if not callable(function):
         if hasattr(function, "close"):
             function.close()  # a coroutine that will not be awaited after all
-        raise TypeError(f"a hedge needs a function and its arguments apart, not {function!r}")
+        raise TypeError(f"a hedge needs a function and its arguments apart, not {shown(function)}")

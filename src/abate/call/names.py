@@ -4,6 +4,7 @@
 * A module that the program has imported is looked into as it is.
 * A module that it has not imported is imported only if it is installed (the standard library, site-packages). What lies
   in the current directory, or elsewhere on Python's path, is left alone.
+* A module that is a program is not imported: ``unittest.__main__`` runs the tests of the current directory.
 * Modules listed as `code` by the program, or on the command line, may be imported from anywhere, and the functions in
   them may be named as predicates.
 
@@ -23,6 +24,9 @@ from abate.decide.rules import Rule
 
 LONGEST = 200
 """Characters of a name."""
+MAIN = "__main__"
+PROGRAMS = frozenset({"antigravity", "idlelib", "test", "this", "turtledemo"})
+"""Modules and packages of the standard library that run something when they are imported."""
 
 
 def checked_code(code: Sequence[str]) -> tuple[str, ...]:
@@ -124,12 +128,14 @@ def _module(name: str, code: Sequence[str]) -> ModuleType:
             f"the module {name!r} is neither imported nor installed; to import it, allow it by code=[{name!r}], or "
             f"--code {name}"
         )
+    if not is_code(name, code) and (top in PROGRAMS or MAIN in name.split(".")):
+        raise LookupError(f"the module {name!r} is a program, which importing it would run")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         cause = None if f"{name}.".startswith(f"{error.name}.") else error
         raise LookupError(str(error)) from cause
-    except Exception as error:  # whatever an import may raise
+    except (Exception, SystemExit) as error:  # whatever an import may raise: a program ends by SystemExit
         raise LookupError(f"{type(error).__name__}: {error}") from error
 
 

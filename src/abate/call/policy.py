@@ -21,6 +21,7 @@ from abate.clock import Clock, given
 from abate.decide.outcome import Ruling
 from abate.decide.rules import Matcher, Rules, matchers, rules
 from abate.errors import choice, number, whole
+from abate.redact import shown
 from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
 from abate.values import Shared, clockless
 
@@ -389,7 +390,7 @@ class Policy(Shared):
 
 def _typed(name: str, value: Any, kinds: Any, expected: str) -> Any:
     if not isinstance(value, kinds):
-        raise TypeError(f"{name} must be {expected}, not {value!r}")
+        raise TypeError(f"{name} must be {expected}, not {shown(value)}")
     return value
 
 

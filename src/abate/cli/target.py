@@ -23,7 +23,8 @@ def imported(target: str) -> Any:
     abate.errors.AbateError: abate.errors has no 'Nothing'
     """
     module, colon, path = target.partition(":")
-    if (colon and not path) or not all(part.isidentifier() for part in module.split(".")):
+    words = module.split(".") + (path.split(".") if colon else [])
+    if not all(word.isidentifier() for word in words):
         raise AbateError(f"expected a module and a name in it, such as app:reconcile, not {target!r}")
     if sys.path[0] != os.getcwd():
         sys.path.insert(0, os.getcwd())

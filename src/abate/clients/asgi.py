@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import ExitStack
 from typing import Any
 
-from abate import clock
+from abate import clock, proxies
 from abate.admit.permits import Permits
 from abate.call.giveup import Watch, watching
 from abate.clients.exchange import EXHAUSTED
 from abate.clients.services import LEAST, NOTHING, OWN_KEYS, SECRET_KEY, Asked, Terms, over, own
-from abate.clients.trust import FORWARDED, UNIX, Trusted
+from abate.clients.trust import UNIX, Trusted
 from abate.clock import Cut
 from abate.errors import AttemptTimeout
 from abate.schedule.deadlines import deadline
@@ -35,7 +35,8 @@ class Middleware:
     * `trusted`: which callers' ``Abate-Deadline`` and ``Abate-Attempt`` count. A function of the scope; networks, such
       as ``"10.0.0.0/8"`` or ``"unix"``, that the peer of the connection is in; an `abate.clients.trust.Secret` that
       the caller sends; or a list of these, any of which is enough. None by default, and then these headers are
-      ignored. The application sees no ``Abate-Secret``, and of a caller that is not trusted none of the others.
+      ignored. The application sees no ``Abate-Secret``, and of a caller that is not trusted none of the others; so
+      it is for WebSockets too, which have no deadline otherwise.
     * A trusted caller's deadline becomes that of the request: policies and clients inside keep it, and
       ``abate.remaining()`` tells it, until the response is complete. A request that comes too late is answered with
       504, before anything was begun.
@@ -73,6 +74,8 @@ class Middleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
+            if scope["type"] == "websocket":  # a deadline is none of a connection that stays open
+                self._asked(scope)
             await self._app(scope, receive, send)
             return
         permits = self._terms.permits
@@ -164,7 +167,7 @@ class _Response:
 
 def _peer(scope: Scope, headers: set[str]) -> str | None:
     """The other end of the connection; None where the address may be one that a header has named."""
-    if not FORWARDED.isdisjoint(headers):
+    if not proxies.HEADERS.isdisjoint(headers):
         return None
     client, server = scope.get("client"), scope.get("server")
     if client is None:

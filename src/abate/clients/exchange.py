@@ -31,6 +31,7 @@ from abate.clients.trust import SECRET, Secret
 from abate.decide import http
 from abate.decide.outcome import LAYER, Outcome, Ruling
 from abate.decide.rules import Rule
+from abate.redact import shown
 from abate.schedule.deadlines import remaining
 
 ATTEMPT = "Abate-Attempt"
@@ -178,7 +179,7 @@ class Plan:
 
     def __init__(self, policy: Policy, judge_error: JudgeError, read: ReadResponse) -> None:
         if not isinstance(policy, Policy):
-            raise TypeError(f"policy must be a Policy, not {policy!r}")
+            raise TypeError(f"policy must be a Policy, not {shown(policy)}")
         self.policy = policy
         fitted = policy.also(OnResponses(read), before=(OnErrors(judge_error),))
         declared = policy.idempotent
@@ -255,7 +256,9 @@ class Secrets:
         for host, secret in (given or {}).items():
             name = _name(host) if isinstance(host, str) else ""
             if not HOST.fullmatch(name) and not _is_ipv6(name):
-                raise ValueError(f'secrets must name hosts such as "orders.internal" or "*.internal", not {host!r}')
+                raise ValueError(
+                    f'secrets must name hosts such as "orders.internal" or "*.internal", not {shown(host)}'
+                )
             if not isinstance(secret, Secret):
                 raise TypeError(f"secrets[{host!r}] must be a Secret, not a {type(secret).__name__}")
             self.given[name] = secret

@@ -38,6 +38,7 @@ from abate.clients.exchange import ATTEMPT, DEADLINE, EXHAUSTED, gave_up, travel
 from abate.clients.trust import SECRET, Secret
 from abate.decide.outcome import BLIP, FATAL, LAYER, OVERLOAD, Outcome, Ruling
 from abate.decide.rules import Rule
+from abate.redact import shown
 from abate.schedule.deadlines import carry_deadline, keeps_deadline
 from abate.schedule.hints import pushback
 
@@ -150,9 +151,9 @@ def aio_interceptors(
 
 def _fitted(policy: Policy, idempotent: bool) -> Policy:
     if not isinstance(policy, Policy):
-        raise TypeError(f"policy must be a Policy, not {policy!r}")
+        raise TypeError(f"policy must be a Policy, not {shown(policy)}")
     if not isinstance(idempotent, bool):
-        raise TypeError(f"idempotent must be True or False, not {idempotent!r}")
+        raise TypeError(f"idempotent must be True or False, not {shown(idempotent)}")
     return policy.also(transient).replace(idempotent=idempotent and policy.idempotent is not False)
 
 

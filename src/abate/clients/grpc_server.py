@@ -21,11 +21,11 @@ from urllib.parse import unquote
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
-from abate import clock
+from abate import clock, proxies
 from abate.call.giveup import Watch, watching
 from abate.clients.exchange import EXHAUSTED
-from abate.clients.services import LEAST, NOTHING, Asked, Terms, over, own
-from abate.clients.trust import FORWARDED, UNIX, Trusted
+from abate.clients.services import LEAST, NOTHING, OWN_KEYS, SECRET_KEY, Asked, Terms, over, own
+from abate.clients.trust import UNIX, Trusted
 from abate.clock import Cut
 from abate.errors import AttemptTimeout
 from abate.functions import is_coroutine
@@ -90,14 +90,15 @@ def aio_interceptors(
 # -- what both have in common
 
 
-def _asked(terms: Terms, context: Any) -> Asked:
-    """What the metadata of a call asks for."""
+def _asked(terms: Terms, context: Any) -> tuple[Asked, frozenset[str]]:
+    """What the metadata of a call asks for, and the keys of those that the handler is not to see."""
     metadata = [(str(key).lower(), value) for key, value in context.invocation_metadata() or ()]
     sent = own((key, value) for key, value in metadata if isinstance(value, str))
     if not sent:
-        return NOTHING
-    forwarded = not FORWARDED.isdisjoint(key for key, _ in metadata)
-    return terms.asked(sent, context, None if forwarded else peer_address(context.peer())) or NOTHING
+        return NOTHING, frozenset()
+    forwarded = not proxies.HEADERS.isdisjoint(key for key, _ in metadata)
+    believed = terms.asked(sent, context, None if forwarded else peer_address(context.peer()))
+    return (NOTHING, OWN_KEYS) if believed is None else (believed, frozenset({SECRET_KEY}))
 
 
 def peer_address(peer: str) -> str | None:
@@ -127,14 +128,20 @@ def _serving(asked: Asked) -> Generator[Watch]:
 class _Context:
     """A servicer context as a handler sees it. What has to be said about an error must be said before it is sent."""
 
-    def __init__(self, context: Any, watch: Watch) -> None:
+    def __init__(self, context: Any, watch: Watch, hidden: frozenset[str]) -> None:
         self._context = context
         self._watch = watch
+        self._hidden = hidden
         self._trailing: tuple[Any, ...] = ()
         self._failed = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
+
+    def invocation_metadata(self) -> Any:
+        """Return the metadata of the call, without a secret, and without what counts for trusted callers only."""
+        sent = self._context.invocation_metadata()
+        return tuple(pair for pair in sent if pair[0].lower() not in self._hidden) if self._hidden else sent
 
     def set_code(self, code: Any) -> None:
         """Set the status of the call."""
@@ -198,11 +205,11 @@ class _Interceptor(grpc.ServerInterceptor):  # type: ignore[misc]
 
     @contextmanager
     def _served(self, context: Any) -> Generator[_Context]:
-        asked = _asked(self._terms, context)
+        asked, hidden = _asked(self._terms, context)
         if asked.left == 0.0:
             context.abort(*LATE)
         with _serving(asked) as watch:
-            own = _ThreadContext(context, watch)
+            own = _ThreadContext(context, watch, hidden)
             try:
                 yield own
             except Exception:
@@ -248,9 +255,9 @@ class _AioInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _coroutine(self, behaviour: Behaviour) -> Behaviour:
         async def serve(request: Any, context: Any) -> Any:
-            asked = await self._begin(context)
+            asked, hidden = await self._begin(context)
             with _serving(asked) as watch:
-                own = _TaskContext(context, watch)
+                own = _TaskContext(context, watch, hidden)
                 try:
                     answer = await self._bounded(own, asked, behaviour(request, own))
                 except Exception:
@@ -263,9 +270,9 @@ class _AioInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _generator(self, behaviour: Behaviour) -> Behaviour:
         async def serve(request: Any, context: Any) -> AsyncIterator[Any]:
-            asked = await self._begin(context)
+            asked, hidden = await self._begin(context)
             with _serving(asked) as watch:
-                own = _TaskContext(context, watch)
+                own = _TaskContext(context, watch, hidden)
                 messages = behaviour(request, own)
                 try:
                     yield await self._bounded(own, asked, anext(messages))
@@ -282,11 +289,11 @@ class _AioInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         return serve
 
-    async def _begin(self, context: Any) -> Asked:
-        asked = _asked(self._terms, context)
+    async def _begin(self, context: Any) -> tuple[Asked, frozenset[str]]:
+        asked, hidden = _asked(self._terms, context)
         if asked.left == 0.0:
             await context.abort(*LATE)
-        return asked
+        return asked, hidden
 
     async def _bounded(self, own: _TaskContext, asked: Asked, work: Awaitable[Any]) -> Any:
         """Do the work until a response has begun, within the caller's deadline if handlers may be cut off."""
@@ -306,8 +313,8 @@ class _AioInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 class _TaskContext(_Context):
     """The context of a handler that is a coroutine. It knows when the response begins."""
 
-    def __init__(self, context: Any, watch: Watch) -> None:
-        super().__init__(context, watch)
+    def __init__(self, context: Any, watch: Watch, hidden: frozenset[str]) -> None:
+        super().__init__(context, watch, hidden)
         self.cut: Cut | None = None
         self.begun = False
 

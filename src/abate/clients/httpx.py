@@ -42,6 +42,7 @@ from abate.clients.trust import SECRET, Secret
 from abate.decide.http import KEY_HEADER, SAFE_METHODS
 from abate.decide.outcome import BLIP, OVERLOAD, UNREACHED, Ruling
 from abate.errors import AttemptTimeout, LayeredRetryWarning, Report, RetryExhausted
+from abate.redact import shown
 from abate.schedule.deadlines import keeps_deadline, remaining, shorter
 
 if TYPE_CHECKING:
@@ -89,11 +90,11 @@ class _Around:
     ) -> None:
         inner = self._plain() if transport is None else transport
         if not isinstance(policy, Policy):
-            raise TypeError(f"policy must be a Policy, not {policy!r}")
+            raise TypeError(f"policy must be a Policy, not {shown(policy)}")
         if not callable(getattr(inner, self._sends_by, None)):
             raise TypeError(f"transport must have {self._sends_by}(), not be {inner!r}")
         if not isinstance(idempotency_key, bool):
-            raise TypeError(f"idempotency_key must be True or False, not {idempotency_key!r}")
+            raise TypeError(f"idempotency_key must be True or False, not {shown(idempotency_key)}")
         needed = () if timeouts is None else ("request", "connect", "observe")
         if not all(callable(getattr(timeouts, name, None)) for name in needed):
             raise TypeError(f"timeouts must have request(), connect() and observe(), not be {timeouts!r}")

@@ -17,6 +17,7 @@ from abate.clients.exchange import ATTEMPT, DEADLINE
 from abate.clients.trust import SECRET, Caller, Trust, Trusted
 from abate.clock import Cut
 from abate.errors import number
+from abate.redact import shown
 from abate.schedule.deadlines import remaining
 
 LONGEST = 10.0**6
@@ -66,7 +67,7 @@ class Terms:
         self, trusted: Trusted, min_deadline: float, permits: Permits | None = None, retry_after: float = 1.0
     ) -> None:
         if permits is not None and not isinstance(permits, Permits):
-            raise TypeError(f"permits must be Permits, not {permits!r}")
+            raise TypeError(f"permits must be Permits, not {shown(permits)}")
         self.trust = Trust(trusted)
         self.least = number("min_deadline", min_deadline, least=0)
         self.permits = permits

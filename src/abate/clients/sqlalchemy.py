@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, a
 from sqlalchemy.orm import Session, sessionmaker
 
 from abate.clients.databases import Running, Settings, conflict_policy, running
+from abate.redact import shown
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class transaction(Generic[Handle]):
     ) -> None: ...
     def __init__(self, source: Any, attempts: int = 3, **settings: Unpack[Settings]) -> None:
         if not isinstance(source, (*SYNC, *ASYNC)):
-            raise TypeError(f"source must be an engine, connection, sessionmaker or session, not {source!r}")
+            raise TypeError(f"source must be an engine, connection, sessionmaker or session, not {shown(source)}")
         self.source: Any = source
         self.policy = conflict_policy(attempts, settings)
 
@@ -103,10 +104,10 @@ class transaction(Generic[Handle]):
         """The function with its transaction around it: what is repeated."""
         asynchronous = isinstance(self.source, ASYNC)
         if not callable(function):
-            raise TypeError(f"a transaction runs functions, not {function!r}")
+            raise TypeError(f"a transaction runs functions, not {shown(function)}")
         if asynchronous is not inspect.iscoroutinefunction(function):
             needed = "a coroutine function" if asynchronous else "a plain function"
-            raise TypeError(f"a transaction of {type(self.source).__name__} runs {needed}, not {function!r}")
+            raise TypeError(f"a transaction of {type(self.source).__name__} runs {needed}, not {shown(function)}")
         whole: Any = functools.wraps(function)((_awhole if asynchronous else _whole)(self.source, function))
         whole.__signature__ = _without_first(function)
         return whole  # type: ignore[no-any-return]

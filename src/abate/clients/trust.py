@@ -6,7 +6,7 @@ is not trusted.
 
 * **A network** is compared with the peer of the connection. A request that came through a proxy has the proxy for a
   peer, and some servers put an address from its headers in the place of the peer's: both say nothing about the caller.
-  So a request with a header that proxies add (`FORWARDED`) is not trusted by its network, and neither is an address
+  So a request with a header that proxies add (`abate.proxies`) is not trusted by its network, and neither is an address
   without a port, which only headers have.
 * **A secret** is compared in constant time with the header ``Abate-Secret``.
 * **A function** is asked about the request. One that raises has not said yes.
@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from hmac import compare_digest
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from math import inf
+from time import monotonic
 from typing import Any, TypeAlias
 
 from abate.functions import is_coroutine, is_generator, returned_coroutine
@@ -25,10 +27,10 @@ from abate.logs import Log
 SECRET = "Abate-Secret"
 SHORTEST_SECRET = 16
 """Characters; a shorter secret can be guessed."""
+QUIET = 60.0
+"""Seconds between two log lines about functions that fail."""
 UNIX = "unix"
 """The network of callers that are connected by a unix socket."""
-FORWARDED = frozenset({"forwarded", "x-forwarded-for", "x-real-ip"})
-"""The headers by which a proxy names its client."""
 
 ADDRESS_LETTERS, ADDRESS_MARKS = frozenset("0123456789abcdefABCDEF.:/"), frozenset(".:")
 
@@ -99,13 +101,16 @@ class Trust:
     False
     """
 
-    __slots__ = ("_functions", "_networks", "_secrets", "_unix")
+    __slots__ = ("_functions", "_networks", "_quiet_until", "_secrets", "_unix", "_unsaid")
 
     def __init__(self, trusted: Trusted) -> None:
         self._functions: list[Callable[[Any], object]] = []
         self._networks: list[Network] = []
         self._secrets: list[Secret] = []
         self._unix = False
+        self._quiet_until = -inf
+        self._unsaid = 0
+        """Failures of a function that were not logged."""
         for rule in _rules(trusted):
             self._add(rule)
 
@@ -117,7 +122,7 @@ class Trust:
         elif isinstance(rule, (str, IPv4Address, IPv6Address, IPv4Network, IPv6Network)):
             self._networks.append(_network(rule))
         elif not callable(rule) or isinstance(rule, type):
-            raise TypeError(f"trusted must be {EXPECTED}, not {rule!r}")
+            raise TypeError(f"trusted must be {EXPECTED}, not {_kind(rule)}")
         elif is_coroutine(rule) or is_generator(rule):
             raise TypeError(
                 f"trusted must be a plain function: {rule!r} would answer with an object that is always true"
@@ -154,16 +159,27 @@ class Trust:
                     raise TypeError("it returned a coroutine: trusted must be a plain function")
                 if answer:
                     return True
-            except Exception:
-                Log("abate").exception("trusted=%r failed: the caller is not trusted", function)
+            except Exception as error:
+                self._complain(function, error)
         return False
+
+    def _complain(self, function: object, error: Exception) -> None:
+        """Log a failure, once in a while: callers choose how many there are."""
+        now = monotonic()
+        if now < self._quiet_until:
+            self._unsaid += 1
+            return
+        self._quiet_until = now + QUIET
+        unsaid, self._unsaid = self._unsaid, 0
+        text = "trusted=%r failed: the caller is not trusted (and %d others before)"
+        Log("abate").error(text, function, unsaid, exc_info=error)
 
 
 def _rules(trusted: object) -> list[object]:
     if trusted is None:
         return []
     if isinstance(trusted, (bytes, bytearray, Mapping)):
-        raise TypeError(f"trusted must be {EXPECTED}, not {trusted!r}")
+        raise TypeError(f"trusted must be {EXPECTED}, not {_kind(trusted)}")
     if isinstance(trusted, (str, IPv4Network, IPv6Network)) or callable(trusted):
         return [trusted]  # a network can be iterated over: address by address
     if isinstance(trusted, Iterable):
@@ -172,6 +188,11 @@ def _rules(trusted: object) -> list[object]:
             raise ValueError("trusted must not be empty: leave it out, or say None, to trust nobody")
         return rules
     return [trusted]
+
+
+def _kind(thing: object) -> str:
+    """What is in the place of a rule. Of bytes, and of what holds something, the type is shown: it may be a secret."""
+    return repr(thing) if thing is None or isinstance(thing, (int, float, type)) else f"a {type(thing).__name__}"
 
 
 def _network(rule: str | IPv4Address | IPv6Address | Network) -> Network:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+from abate import proxies
 from abate.admit.permits import Permits
 from abate.call.giveup import watching
 from abate.clients.exchange import EXHAUSTED
 from abate.clients.services import LEAST, NOTHING, OWN_KEYS, SECRET_KEY, Asked, Terms
-from abate.clients.trust import FORWARDED, UNIX, Trusted
+from abate.clients.trust import UNIX, Trusted
 from abate.schedule.deadlines import deadline
 
 Environ = dict[str, Any]
@@ -104,7 +105,7 @@ class _Body:
 
 def _peer(environ: Environ) -> str | None:
     """The other end of the connection; None where the address may be one that a header has named."""
-    if any(_key(name) in environ for name in FORWARDED):
+    if any(_key(name) in environ for name in proxies.HEADERS):
         return None
     peer = environ.get("REMOTE_ADDR")
     return UNIX if peer == "" else peer  # the peer of a unix socket has no address

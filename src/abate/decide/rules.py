@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from abate.decide.outcome import ANSWERED, BLIP, FATAL, LAYER, OVERLOAD, UNREACHED, Outcome, Ruling
 from abate.errors import AttemptTimeout, number
 from abate.functions import is_coroutine, is_generator, returned_coroutine
+from abate.redact import shown
 from abate.values import Value
 
 if TYPE_CHECKING:
@@ -327,14 +328,14 @@ def _check(name: str, matcher: object) -> None:
     elif isinstance(matcher, BaseException):
         raise TypeError(f"{expected}, not the instance {matcher!r}: give its type {type(matcher).__name__}")
     elif not callable(matcher):
-        raise TypeError(f"{expected}, not {matcher!r}")
+        raise TypeError(f"{expected}, not {shown(matcher)}")
     else:
         _answers(f"{expected}: a predicate", matcher)
 
 
 def _function(name: str, predicate: Callable[..., Verdict]) -> Callable[..., Verdict]:
     if not callable(predicate) or isinstance(predicate, type):
-        raise TypeError(f"{name} needs a function, not {predicate!r}")
+        raise TypeError(f"{name} needs a function, not {shown(predicate)}")
     _answers(f"{name}: a predicate", predicate)
     return predicate
 

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Literal, Protocol, cast
 
 from abate.errors import choice, number, whole
+from abate.redact import shown
 from abate.values import Value
 
 Jitter = Literal["full", "equal", "decorrelated", "none"]
@@ -163,7 +164,7 @@ def schedule(backoff: Schedule | Callable[[int], float] | Iterable[float]) -> Sc
     """
     expected = "backoff must be a Backoff, a function of the retry's number, or an iterable of seconds"
     if isinstance(backoff, (str, bytes, type)):
-        raise TypeError(f"{expected}, not {backoff!r}")
+        raise TypeError(f"{expected}, not {shown(backoff)}")
     if callable(getattr(backoff, "delay", None)):
         return cast(Schedule, backoff)
     if callable(backoff):
@@ -171,7 +172,7 @@ def schedule(backoff: Schedule | Callable[[int], float] | Iterable[float]) -> Sc
     if isinstance(backoff, Iterator):
         raise TypeError(f"{expected}; {backoff!r} is an iterator, which only one call could read: give a list")
     if not isinstance(backoff, Iterable):
-        raise TypeError(f"{expected}, not {backoff!r}")
+        raise TypeError(f"{expected}, not {shown(backoff)}")
     delays = tuple(
         number(f"backoff[{place}]", delay, least=0) for place, delay in enumerate(islice(backoff, LONGEST_LIST))
     )

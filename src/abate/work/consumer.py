@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from abate import registry
 from abate.decide.rules import Matcher, rules
 from abate.errors import whole
+from abate.redact import shown
 from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
 from abate.work.adds import Adds
 from abate.work.fuse import Fuse
@@ -55,7 +56,9 @@ class Consumer(Service[P, T]):
             source = source.queue(self.name)
         for method in ("receive", "extend", "settle"):
             if not callable(getattr(source, method, None)):
-                raise TypeError(f"a source must have receive, extend and settle (see abate.work.Source), not {given!r}")
+                raise TypeError(
+                    f"a source must have receive, extend and settle (see abate.work.Source), not {shown(given)}"
+                )
         for name in ("name", "lease", "durable"):
             if not hasattr(source, name):
                 raise TypeError(f"a source must say its {name} (see abate.work.Source), and {given!r} doesn't")
@@ -147,7 +150,7 @@ def consumer(
     ['no address']
     """
     if fuse is not None and fuse is not False and not isinstance(fuse, Fuse):
-        raise TypeError(f"fuse must be a Fuse, or False for none, not {fuse!r}")
+        raise TypeError(f"fuse must be a Fuse, or False for none, not {shown(fuse)}")
     judge = Judge(
         Backoff(1.0, 900.0) if backoff is None else schedule(backoff),
         None if on is None else rules(on),

@@ -18,6 +18,7 @@ from abate.admit.budget import Budget
 from abate.decide.rules import Matcher, rules
 from abate.errors import AttemptTimeout, number, whole
 from abate.logs import Log
+from abate.redact import shown
 from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
 from abate.work import feeds
 from abate.work.adds import Adds
@@ -90,7 +91,7 @@ class Controller(Service[P, T]):
             if keys is None:
                 self._known = {}
             elif not callable(keys):
-                raise TypeError(f"keys must be a function that lists them, not {keys!r}")
+                raise TypeError(f"keys must be a function that lists them, not {shown(keys)}")
             bring = partial(feeds.resynced, keys or self._remembered, number("resync", resync, least=SHORTEST))
             # a resync does not unpark keys
             self._feeds.append(feeds.Feed("resync", self._led(bring) if leader else bring, revives=False))
@@ -229,7 +230,7 @@ class Controller(Service[P, T]):
 
         def decorate(feed: Any) -> Any:
             if iscoroutinefunction(feed) or not (callable(feed) or isinstance(feed, AsyncIterable)):
-                raise TypeError(f"a source must be an async generator function or an async iterable, not {feed!r}")
+                raise TypeError(f"a source must be an async generator function or an async iterable, not {shown(feed)}")
             bring = partial(feeds.watched, feed, _mapping(keys))
             self._declare(feeds.Feed(self._distinct(feed), bring, lasting=not isasyncgen(feed)))
             return feed
@@ -250,7 +251,7 @@ class Controller(Service[P, T]):
 
         def decorate(look: L) -> L:
             if not callable(look):
-                raise TypeError(f"a poller must be a function that returns keys, not {look!r}")
+                raise TypeError(f"a poller must be a function that returns keys, not {shown(look)}")
             self._declare(feeds.Feed(self._distinct(look), partial(feeds.polled, look, seconds, _mapping(keys))))
             return look
 
@@ -306,7 +307,7 @@ class Controller(Service[P, T]):
 
     def _stored(self, store: Any) -> Any:
         if not hasattr(store, "queue"):
-            raise TypeError(f"store must be a store or the URL of one, not {store!r}")
+            raise TypeError(f"store must be a store or the URL of one, not {shown(store)}")
         queue = store.queue(self.name, capacity=self._capacity)
         of_work(queue.name)
         return queue
@@ -413,7 +414,7 @@ class Controller(Service[P, T]):
 
 def _mapping(keys: feeds.Mapping | None) -> feeds.Mapping | None:
     if keys is not None and (not callable(keys) or iscoroutinefunction(keys)):
-        raise TypeError(f"keys must be a plain function from an event to its keys, not {keys!r}")
+        raise TypeError(f"keys must be a plain function from an event to its keys, not {shown(keys)}")
     return keys
 
 
@@ -466,7 +467,7 @@ def controller(
     Counter({'done': 1})
     """
     if budget is not None and not isinstance(budget, Budget):
-        raise TypeError(f"budget must be a Budget, not {budget!r}")
+        raise TypeError(f"budget must be a Budget, not {shown(budget)}")
     pays = Budget() if budget is None else budget
     judge = Judge(
         Backoff(0.2, 60.0) if backoff is None else schedule(backoff),

@@ -16,13 +16,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 from typing import TypeAlias
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from abate import proxies
 from abate.clock import Clock
 from abate.http_server import host_name, is_loopback
 from abate.observe.page.tries import LONGEST_WAIT, Tries
@@ -40,7 +41,6 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-PROXIES = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
 SHORTEST_TOKEN, LONGEST_TOKEN = 16, 1000
 WEEK = 7 * 24 * 3600
 """Seconds that a cookie holds."""
@@ -131,7 +131,8 @@ class Place:
     """Where the page is, as the browser sees it: cookies are made for that."""
 
     def __init__(self, scope: Scope, headers: Headers) -> None:
-        self.path = scope.get("root_path", "").rstrip("/") + "/"
+        # a part of the path may be a parameter of the app's routes, and so anything
+        self.path = quote(scope.get("root_path", "").rstrip("/"), safe="/") + "/"
         # a proxy may end TLS; whoever lies about that only gets a cookie that its browser does not send
         self.secure = "https" in (scope.get("scheme"), headers.get("x-forwarded-proto"))
         self._bytes = f"{headers.get('host', '').lower()}\0{self.path}\0{self.secure}".encode("utf-8", "surrogatepass")
@@ -161,7 +162,7 @@ class Place:
 
 def _from_here(scope: Scope, headers: Headers) -> Refusal | None:
     peer = (scope.get("client") or ("",))[0]
-    if not is_loopback(peer) or any(name in headers for name in PROXIES):
+    if not is_loopback(peer) or any(name in headers for name in proxies.HEADERS):
         return 403, "this page answers to its own machine alone"
     if not is_loopback(host_name(headers.get("host", ""))):
         return 421, "this page answers to localhost alone, not to another name"

@@ -102,6 +102,8 @@ def _current(known: Known, now: float) -> Known:
     """What is known, less what is over: a storm that nobody asks about, and instants of a clock that was set back."""
     if known.state != "calm" and now >= max(known.turn, known.grown) + STALE:
         known = Known()
+    if known.state == "recovering":  # from nothing, which another program may have written, it would never grow
+        known = known._replace(limit=max(1.0, known.limit), base=max(1.0, known.base))
     return known._replace(
         until=min(known.until, now + LONGEST), turn=min(known.turn, now + TURN), grown=min(known.grown, now)
     )

@@ -122,8 +122,11 @@ CAME = """
 
 # -- buckets
 
+SOUND = "(member = p_member OR (wanted BETWEEN 0 AND 1e15 AND part BETWEEN 0 AND 1))"
+"""Rows of members that none but a member has written: NaN would be handed on from one to the next."""
+
 # the part of a bucket's rate for one member, given what the others want, and the parts that they have
-SHARE = """
+SHARE = f"""
     CREATE OR REPLACE FUNCTION @.share(p_scope text, p_member text, p_wanted float8, p_numbers json) RETURNS float8
     LANGUAGE plpgsql AS $$
     DECLARE
@@ -132,12 +135,12 @@ SHARE = """
         v_least float8;
         v_part float8;
     BEGIN
-        SELECT v_idle * sum(wanted) / count(*) INTO v_least FROM @.member WHERE scope = p_scope;
+        SELECT v_idle * sum(wanted) / count(*) INTO v_least FROM @.member WHERE scope = p_scope AND {SOUND};
         v_least := CASE WHEN v_least = 0 THEN 1.0 ELSE v_least END;
         SELECT greatest(0.0, least(
             greatest(p_wanted, v_least) / sum(greatest(wanted, v_least)) * (1.0 - v_kept),
             1.0 - coalesce(sum(part) FILTER (WHERE member <> p_member), 0.0)
-        )) INTO v_part FROM @.member WHERE scope = p_scope;
+        )) INTO v_part FROM @.member WHERE scope = p_scope AND {SOUND};
         UPDATE @.member SET part = v_part WHERE scope = p_scope AND member = p_member;
         RETURN v_part;
     END $$
@@ -176,6 +179,13 @@ HEARD = """
         END IF;
         IF known.state <> 'calm' AND p_now >= greatest(known.turn, known.grown) + (p_numbers->>'stale')::float8 THEN
             known := (v_name, 'calm', '-infinity', '', '-infinity', 0.0, 0.0, '-infinity');
+        END IF;
+        -- another program may have written anything, and from nothing a limit would never grow
+        IF known.state NOT IN ('calm', 'storm', 'recovering') THEN
+            known.state := 'calm';
+        ELSIF known.state = 'recovering' THEN
+            known.highest := greatest(1.0, known.highest);
+            known.base := greatest(1.0, known.base);
         END IF;
         known.until := least(known.until, p_now + (p_numbers->>'longest')::float8);
         known.turn := least(known.turn, v_turn);

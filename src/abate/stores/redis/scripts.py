@@ -26,6 +26,9 @@ LATE: Final = 0.5
 KEPT_FOR: Final = 600
 """Seconds for which what a fleet shares is kept after it has lost its meaning."""
 
+LONGEST_KEPT: Final = 366 * 24 * 3600
+"""Seconds for which a budget's counts are kept at most, whatever instants another program wrote into them."""
+
 FOLDER = files("abate.stores.redis").joinpath("lua")
 
 
@@ -57,7 +60,7 @@ LETTERS = _of_queue("letters", LONGEST=LONGEST + LONGEST_SHOWN + 2)
 EXHUME = _of_queue("exhume")
 DEPTH = _of_queue("depth")
 
-COUNTING = {"SLOTS": SLOTS, "MOST": MOST, "KEPT_FOR": KEPT_FOR}
+COUNTING = {"SLOTS": SLOTS, "MOST": MOST, "KEPT_FOR": KEPT_FOR, "LONGEST": LONGEST_KEPT}
 BALANCE = Script("clock", "counts", "balance", **COUNTING)
 EXCHANGE = Script("clock", "counts", "exchange", **COUNTING)
 TOKENS = Script("clock", "counts", "members", "tokens", GONE=offers.GONE, **COUNTING)

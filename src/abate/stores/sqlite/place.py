@@ -7,9 +7,10 @@ write-ahead log. An inode number is not given to another file as long as the fil
 Nothing here opens a file that exists: closing any descriptor of a file drops all locks that the process has on it.
 
 Whose file it is: what waits in it may be secret, and is worked on. So no symbolic link of another user is followed, in
-any part of the path; nothing is used that another user has put into a directory which everybody may write to, such as
-/tmp; and the directory belongs to this user or to root, or whoever owns it could replace the file at any time. Where
-several users share a store on purpose, ``shared=true`` in its URL allows files and directories of others.
+any part of the path; nothing is used that another user has put into a directory which others may write to, such as
+/tmp or one that a group shares; and the directory belongs to this user or to root, or its owner could replace the file
+at any time. A file in /tmp that has another name elsewhere is not used: it is a hard link, which another user can make.
+Where several users share a store on purpose, ``shared=true`` in its URL allows files and directories of others.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ def check_owners(path: str, shared: bool) -> None:
             raise Foreign(f"can't be used: {name} is no regular file")
     folder = os.path.dirname(real)
     around = os.stat(folder)
-    everybody = bool(around.st_mode & stat.S_IWOTH)
+    everybody = around.st_mode & stat.S_IWOTH
+    # a directory of another user is used by root alone, who looks at what others share there
+    group = around.st_mode & stat.S_IWGRP and around.st_uid in ours
     if shared:
         return
     if everybody and not around.st_mode & stat.S_ISVTX:
@@ -105,11 +108,13 @@ def check_owners(path: str, shared: bool) -> None:
             f"lies in {folder}, a directory of another user ({around.st_uid}): {EXPECTED}, or shared=true in the URL"
         )
     for name, status in files:
-        if everybody and status.st_uid not in ours:
+        if (everybody or group) and status.st_uid not in ours:
             raise Foreign(
                 f"can't be used: {name} was put into {folder} by another user ({status.st_uid}): {EXPECTED}, or "
                 "shared=true in the URL"
             )
+        if everybody and status.st_nlink > 1:
+            raise Foreign(f"can't be used: {name} is a hard link, to a file that has another name: {EXPECTED}")
 
 
 def _links(path: str) -> Iterator[tuple[str, os.stat_result]]:

@@ -136,7 +136,7 @@ class SqliteQueue(Queue):
             token = max(token, min(int(now * 1e6), LAST_BY_CLOCK))
             while len(messages) < most:
                 rows = pick(db, self.name, most - len(messages), now, self.max_body)
-                if not rows:
+                if not rows and (messages or not self._mend(db, now)):
                     break
                 for row in rows:
                     message = self._leased(db, row, token + 1, now)
@@ -145,6 +145,15 @@ class SqliteQueue(Queue):
                         messages.append(message)
             db.execute("UPDATE lease SET token = ?", (token,))
         return messages, now
+
+    def _mend(self, db: Connection, now: float) -> bool:
+        """Give items the lowest priority that are ready and have none that is a priority; were there any?
+
+        They have no turn otherwise, and whoever waits would look for them again and again.
+        """
+        ((due,),) = db.execute(sql.NEXT_DUE, (self.name, self.name)).fetchall()
+        ready = isinstance(due, float) and due <= now
+        return ready and db.execute(sql.MEND, (self.name,)).rowcount > 0
 
     def _leased(self, db: Connection, row: tuple[Any, ...], token: int, now: float) -> Message | None:
         """Lease one item; None if it can't be read: that one is buried, with its bytes as they are."""

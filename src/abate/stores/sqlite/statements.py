@@ -62,6 +62,12 @@ NEXT_DUE = """
     )
 """
 
+# what another program wrote past the checks of the table
+MEND = """
+    UPDATE item SET priority = 0
+    WHERE queue = ? AND state IN (0, 1) AND (typeof(priority) <> 'integer' OR priority < 0)
+"""
+
 LEASE = "UPDATE item SET state = 1, due = ?, token = ?, receives = ?, unanswered = ? WHERE id = ?"
 
 EXTEND = "UPDATE item SET due = ? WHERE queue = ? AND key = ? AND token = ? AND due > ? AND state = 1"

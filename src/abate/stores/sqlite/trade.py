@@ -114,7 +114,7 @@ def _share(db: Connection, now: float, member: str, offer: Demand) -> Share:
     members = _came(db, now, scope, member, wanted=offer.wanted)
     others = db.execute(
         "SELECT wanted, part FROM member WHERE scope = ? AND member <> ? "
-        "AND typeof(wanted) = 'real' AND abs(wanted) < 1e15 AND typeof(part) = 'real' AND part BETWEEN 0 AND 1",
+        "AND typeof(wanted) = 'real' AND wanted BETWEEN 0 AND 1e15 AND typeof(part) = 'real' AND part BETWEEN 0 AND 1",
         (scope, member),
     ).fetchall()
     part = rules.part(offer.wanted, [wanted for wanted, _ in others], [part for _, part in others])

@@ -9,3 +9,9 @@ end
 local function exact(number)
   return string.format('%.17g', number)
 end
+
+-- A number that was read, if it is one that we would write: another program may have written anything.
+local function sound(text)
+  local number = tonumber(text or nil)
+  return number and number > -1e17 and number < 1e17 and number or nil
+end

@@ -7,15 +7,20 @@ local width = window / SLOTS
 local here = math.floor(now / width)
 local begins, since, forgotten = here * width, (here - SLOTS + 1) * width, (here + SLOTS + 1) * width
 
-local slots = {}
+local slots, strays = {}, {}
 local function read_slots()
   local found = redis.call('HGETALL', SLOT)
   for n = 1, #found, 2 do
     local end_, deposits, withdrawals = string.match(found[n + 1], '^(%S+) (%d+) (%d+)$')
-    slots[#slots + 1] = {
-      name = found[n], begins = tonumber(found[n]), forgotten = tonumber(end_),
-      deposits = tonumber(deposits), withdrawals = tonumber(withdrawals),
+    local slot = {
+      name = found[n], begins = sound(found[n]), forgotten = sound(end_),
+      deposits = sound(deposits), withdrawals = sound(withdrawals),
     }
+    if slot.begins and slot.forgotten and slot.deposits and slot.withdrawals then
+      slots[#slots + 1] = slot
+    else
+      strays[#strays + 1] = found[n]
+    end
   end
 end
 
@@ -37,6 +42,7 @@ end
 -- Deposits and withdrawals in the window, after the newest withdrawals were taken back.
 local function settle_up(returned)
   read_slots()
+  for _, name in ipairs(strays) do redis.call('HDEL', SLOT, name) end
   local kept = {}
   for _, slot in ipairs(slots) do
     -- one that begins more than a window ahead was counted by a clock that has been set back since
@@ -72,7 +78,7 @@ local function count(deposits, withdrawals)
     mine.withdrawals = mine.withdrawals + math.min(withdrawals, MOST)
     write_slot(mine)
   end
-  redis.call('EXPIRE', SLOT, math.ceil(last - now) + KEPT_FOR)
+  redis.call('EXPIRE', SLOT, math.ceil(math.min(last - now, LONGEST)) + KEPT_FOR)
 end
 
 -- How many withdrawals are paid for: floor(reserved / share + earned / per * deposits) - withdrawals

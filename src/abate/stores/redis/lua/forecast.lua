@@ -31,10 +31,11 @@ end
 
 local found = redis.call('HMGET', WEATHER, 'state', 'closed_until', 'prober', 'turn', 'limit', 'base', 'grown')
 local function noted(place, otherwise)
-  return tonumber(found[place] or nil) or otherwise
+  return sound(found[place]) or otherwise
 end
+local STATES = {calm = 'calm', storm = 'storm', recovering = 'recovering'}
 local known = {
-  state = found[1] or 'calm', closed_until = noted(2, NEVER), prober = found[3] or '', turn = noted(4, NEVER),
+  state = STATES[found[1] or 'calm'] or 'calm', closed_until = noted(2, NEVER), prober = found[3] or '', turn = noted(4, NEVER),
   limit = noted(5, 0), base = noted(6, 0), grown = noted(7, NEVER),
 }
 

@@ -5,13 +5,14 @@ local found = redis.call('HGETALL', KEYS[1])
 local everybody, members, parts, total = {wanted}, 1, 0, wanted
 for n = 1, #found, 2 do
   local seen, other, part = string.match(found[n + 1], '^(%S+) (%S+) (%S+)$')
-  seen = tonumber(seen)
-  if seen <= now - GONE or seen > now + GONE then
+  seen, other, part = sound(seen), sound(other), sound(part)
+  local is_one = seen and other and part and other >= 0 and other <= 1e15 and part >= 0 and part <= 1
+  if not is_one or seen <= now - GONE or seen > now + GONE then
     redis.call('HDEL', KEYS[1], found[n])
   elseif found[n] ~= member then
     members = members + 1
-    everybody[members] = tonumber(other)
-    parts, total = parts + tonumber(part), total + tonumber(other)
+    everybody[members] = other
+    parts, total = parts + part, total + other
   end
 end
 local least = IDLE * total / members

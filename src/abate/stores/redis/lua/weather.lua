@@ -34,6 +34,9 @@ local function current(known)
     known.state, known.prober, known.turn, known.limit, known.base, known.grown = 'calm', '', NEVER, 0, 0, NEVER
     known.closed_until = NEVER
   end
+  if known.state == 'recovering' then  -- from nothing it would never grow
+    known.limit, known.base = math.max(1, known.limit), math.max(1, known.base)
+  end
   known.closed_until = math.min(known.closed_until, now + LONGEST)
   known.turn, known.grown = math.min(known.turn, now + TURN), math.min(known.grown, now)
 end
