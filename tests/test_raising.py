@@ -309,6 +309,57 @@ def test_no_section_stays_taken(case, monkeypatch):
     guarded(body)
 
 
+class OfDebts(cases.Case):
+    """Tokens that are owed are charged once."""
+
+    where = str(cases.SOURCE / "admit")
+
+    def make(self):
+        self.level = abate.TokenBucket(rate=1.0, burst=20, clock=VirtualClock())._levels.main
+        self.level.owed += [2, 3]
+
+    def do_settle(self):
+        self.level.settle()
+
+    def check(self):
+        self.level.settle()
+        assert (self.level.tokens, self.level.owed) == (15.0, [])
+
+
+class OfGates(cases.Case):
+    """Who is broken off as it enters has not entered; who is broken off as it leaves can leave again."""
+
+    where = str(cases.SOURCE)
+
+    def make(self):
+        self.permits = [abate.Permits(2), abate.Permits(3)]
+        self.gate = self.permits[0] & abate.TokenBucket(rate=1.0, burst=9, clock=VirtualClock()) & self.permits[1]
+        for _ in range(2):  # of one permit that was held before, and of one that was not
+            assert all(permits.try_acquire() for permits in self.permits)
+        for permits in self.permits:
+            permits.release()
+        self.held = 1
+
+    def do_enter(self):
+        assert self.gate.enter(retry=False) is None
+        self.held += 1
+
+    def do_enter_one(self):
+        permits = abate.Permits(1)
+        self.permits.append(permits)
+        assert permits.enter(retry=False) is None
+
+    def do_leave(self):
+        self.held = 0
+        self.gate.leave(accepted=True)
+
+    def check(self):
+        if self.held == 0:
+            self.gate.leave(accepted=True)
+        assert [permits.held for permits in self.permits[:2]] == [self.held] * 2
+        assert [permits.held for permits in self.permits[2:]] in ([], [0])
+
+
 class OfSinks(cases.OfEvents):
     """A sink that is being installed or removed is there once, or is not."""
 
@@ -426,7 +477,9 @@ class OfJourney(cases.Case):
 
 
 @pytest.mark.parametrize(
-    "case", [OfSinks, OfPlaces, OfClients, OfFile, OfStream, OfJourney], ids=lambda case: case.__name__
+    "case",
+    [OfDebts, OfGates, OfSinks, OfPlaces, OfClients, OfFile, OfStream, OfJourney],
+    ids=lambda case: case.__name__,
 )
 def test_what_is_shared_can_be_used_again(case):
     """Whatever was broken off has left no lock taken, no place in use and nothing half done."""

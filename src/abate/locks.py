@@ -135,10 +135,12 @@ class Section:
         """
         try:
             for taken in self.patiently() if self.busy else self.entering:  # pragma: no branch
-                if not taken and may_wait():
-                    continue
+                if not taken:
+                    if may_wait():
+                        continue
+                    return otherwise(*args)
                 try:
-                    if not taken or self.busy:
+                    if self.busy:
                         return otherwise(*args)
                     try:
                         self.busy = True
@@ -148,9 +150,8 @@ class Section:
                     finally:
                         self.busy = False
                 finally:
-                    if taken:
-                        for _ in self.leaving:  # pragma: no branch
-                            break
+                    for _ in self.leaving:  # pragma: no branch
+                        break
         finally:
             if self.left:
                 try:
