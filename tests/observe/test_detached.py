@@ -404,6 +404,11 @@ def test_who_is_broken_off_as_it_starts_the_thread_leaves_one_thread_and_loses_n
         patched.setattr(detached.Worker, "start", broken_off)
         sink("one")
     sink("two")
+    assert sink.flush(PATIENCE)
+    second = detached.Worker(sink.sink, sink._handed, sink._dropped, sink._at_work)
+    second.start()
+    second.join(PATIENCE)
+    assert not second.is_alive()
     sink("three")
     assert sink.flush(PATIENCE)
     assert [event for event, _ in seen] == ["one", "two", "three"]
