@@ -328,11 +328,15 @@ class Breaks(abate.Gate):
 
     name = "breaks"
 
+    def __init__(self):
+        self.errors = [KeyboardInterrupt]
+
     def enter(self, retry):
         return None
 
     def leave(self, accepted):
-        raise KeyboardInterrupt
+        if self.errors:
+            raise self.errors.pop()
 
 
 def test_an_exception_that_comes_as_a_success_is_told_ends_the_loop():
