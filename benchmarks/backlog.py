@@ -178,8 +178,8 @@ def letters(name: str, url: str, fill: Callable[[Store], None]) -> bool:
 
 def fill_sqlite(store: Any) -> None:
     rows = ((f"key {n}", "x" * 200, float(n)) for n in range(BACKLOG))
-    with store.file.transaction() as db:
-        db.executemany("INSERT INTO item (queue, key, body, state, due) VALUES ('orders', ?, ?, 2, ?)", rows)
+    insert = "INSERT INTO item (queue, key, body, state, due) VALUES ('orders', ?, ?, 2, ?)"
+    store.file.transaction(lambda db: db.executemany(insert, rows))
 
 
 def fill_by_hand(store: Any) -> None:

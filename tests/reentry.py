@@ -111,7 +111,7 @@ def raised_at(step, operation, where=PACKAGE, error=Interrupted):
             raise error
 
     def trace(frame, event, _):
-        if where not in frame.f_code.co_filename:
+        if where not in frame.f_code.co_filename or frame.f_code.co_filename == __file__:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "call" or (event == "opcode" and frame.f_lasti in _loops(frame.f_code)):
@@ -119,7 +119,7 @@ def raised_at(step, operation, where=PACKAGE, error=Interrupted):
         return trace
 
     def profile(frame, event, _):
-        if event == "c_return" and where in frame.f_code.co_filename:
+        if event == "c_return" and where in frame.f_code.co_filename and frame.f_code.co_filename != __file__:
             point()
 
     before, profiled = sys.gettrace(), sys.getprofile()

@@ -9,6 +9,8 @@ import threading
 
 import pytest
 
+import abate
+from abate import locks
 from abate.locks import Section
 from tests.reentry import at_every_bytecode, guarded, held_elsewhere, interrupted_at
 
@@ -118,6 +120,71 @@ def test_two_threads_that_interrupt_each_other_both_go_on():
     assert other.read() == 1
 
 
+def asking():
+    """What `ask` answers: 1 inside, and -1 where it can't wait."""
+    section = Section()
+    return section, lambda: section.ask(int, 1, otherwise=lambda _: -1)
+
+
+def withdrawing():
+    """The last retry of a budget, asked for where nothing is prepaid."""
+    ledger = abate.Budget(ratio=0.0, reserve=1.0, window=1.0, clock=lambda: 0.0).timeline.main
+    return ledger.section, lambda: int(ledger.withdraw())
+
+
+def observing():
+    """An observation; what is left counts as soon as anybody is inside."""
+    timeouts = abate.Timeouts(clock=lambda: 0.0)
+
+    def observe():
+        timeouts.observe(1.0)
+        return timeouts._main.requests.total or -1
+
+    return timeouts._main, observe
+
+
+WAYS = [asking, withdrawing, observing]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_thread_that_has_interrupted_nothing_waits_as_long_as_it_takes(way, monkeypatch):
+    """However often its patience has ended."""
+    section, operation = way()
+    looks, answers = threading.Semaphore(0), []
+    patiently = Section.patiently
+
+    def counted(section):
+        for taken in patiently(section):
+            looks.release()
+            yield taken
+
+    monkeypatch.setattr(Section, "patiently", counted)
+    monkeypatch.setattr(locks, "PATIENCE", 0.001)
+    waiting = threading.Thread(target=lambda: answers.append(operation()))
+    with held_elsewhere(section):
+        waiting.start()
+        for _ in range(3):
+            assert looks.acquire(timeout=10)
+        assert answers == []
+    waiting.join(60)
+    assert answers == [1]
+    quiet(section)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_thread_that_has_interrupted_a_section_does_not_wait_for_another(way, monkeypatch):
+    """The thread inside that one may wait for this one."""
+    section, operation = way()
+    monkeypatch.setattr(locks, "PATIENCE", 0.001)
+    with held_elsewhere(section):
+        own = guarded(lambda: Section().ask(operation, otherwise=int))
+    assert own == (1 if way is withdrawing else -1)  # that one was prepaid before the other thread was inside
+    section.finish()
+    quiet(section)
+    if way is observing:
+        assert section.requests.total == 1
+
+
 def test_who_leaves_does_what_others_have_left_meanwhile():
     """Threads that leave their operations to the one inside lose none of them."""
     counter, threads = Counter(), 8
@@ -198,6 +265,71 @@ def test_many_interruptions_of_one_operation_are_all_done():
     assert counter.value == counter.shadow == 100 + next(bytecodes) // 100
     assert counter.value > 110
     quiet(counter.section)
+
+
+class Broken(BaseException):
+    """What a signal handler raises."""
+
+
+def broken(times, seen, what):
+    """A function that is broken off so many times, at its end."""
+    left = [Broken] * times
+
+    def act():
+        seen.append(what)
+        if left:
+            raise left.pop()
+
+    return act
+
+
+def test_what_is_broken_off_is_done_again_and_so_is_what_was_left_behind_it():
+    """The exception is raised when everything is done."""
+    section, seen = Section(), []
+
+    def outer():
+        section.run(broken(1, seen, "first"))
+        section.run(seen.append, "second")
+
+    with pytest.raises(Broken):
+        section.ask(outer, otherwise=str)
+    assert seen == ["first", "first", "second"]
+    quiet(section)
+
+
+def test_what_was_left_by_others_is_done_though_the_first_is_broken_off():
+    """Several that are broken off, each one once."""
+    section, seen = Section(), []
+
+    def outer():
+        for what in ("first", "second", "third"):
+            section.run(broken(1, seen, what))
+
+    with pytest.raises(Broken):
+        section.ask(outer, otherwise=str)
+    assert seen == ["first", "first", "second", "second", "third", "third"]
+    quiet(section)
+
+
+@pytest.mark.parametrize("way", ["run", "ask"])
+def test_who_is_broken_off_before_it_has_begun_to_finish_finishes(way, monkeypatch):
+    """Nothing is left behind where nobody may come for long."""
+    section, seen, finish = Section(), [], Section._finish
+    breaks = [Broken]
+
+    def broken_off(self, entering):
+        if breaks:
+            raise breaks.pop()
+        finish(self, entering)
+
+    monkeypatch.setattr(Section, "_finish", broken_off)
+    with pytest.raises(Broken):
+        if way == "run":
+            section.run(seen.append, "done")
+        else:
+            section.ask(section.left.append, (seen.append, ("done",)), otherwise=str)
+    assert seen == ["done"]
+    quiet(section)
 
 
 # -- the real thing: each in a process of its own, which ends with a traceback where it hangs

@@ -8,15 +8,20 @@ import asyncio
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 import abate
+from abate import events
 from abate.admit.bells import ThreadBell
 from abate.admit.room import Waiter
 from abate.admit.weather import Ticket
+from abate.clients.grpc import _Stream
 from abate.schedule.deadlines import remaining
+from abate.stores.fleet.courier import Courier
 from abate.stores.postgres import bells as postgres_bells
+from abate.stores.postgres import pool as postgres_pool
 from abate.testing import Script, VirtualClock
 from tests import test_reentry as cases
 from tests.reentry import (
@@ -302,6 +307,188 @@ def test_no_section_stays_taken(case, monkeypatch):
                         thing.provider.shutdown()
 
     guarded(body)
+
+
+class OfDebts(cases.Case):
+    """Tokens that are owed are charged once."""
+
+    where = str(cases.SOURCE / "admit")
+
+    def make(self):
+        self.level = abate.TokenBucket(rate=1.0, burst=20, clock=VirtualClock())._levels.main
+        self.level.owed += [2, 3]
+
+    def do_settle(self):
+        self.level.settle()
+
+    def check(self):
+        self.level.settle()
+        assert (self.level.tokens, self.level.owed) == (15.0, [])
+
+
+class OfGates(cases.Case):
+    """Who is broken off as it enters has not entered; who is broken off as it leaves can leave again."""
+
+    where = str(cases.SOURCE)
+
+    def make(self):
+        self.permits = [abate.Permits(2), abate.Permits(3)]
+        self.gate = self.permits[0] & abate.TokenBucket(rate=1.0, burst=9, clock=VirtualClock()) & self.permits[1]
+        for _ in range(2):  # of one permit that was held before, and of one that was not
+            assert all(permits.try_acquire() for permits in self.permits)
+        for permits in self.permits:
+            permits.release()
+        self.held = 1
+
+    def do_enter(self):
+        assert self.gate.enter(retry=False) is None
+        self.held += 1
+
+    def do_enter_one(self):
+        permits = abate.Permits(1)
+        self.permits.append(permits)
+        assert permits.enter(retry=False) is None
+
+    def do_leave(self):
+        self.held = 0
+        self.gate.leave(accepted=True)
+
+    def check(self):
+        if self.held == 0:
+            self.gate.leave(accepted=True)
+        assert [permits.held for permits in self.permits[:2]] == [self.held] * 2
+        assert [permits.held for permits in self.permits[2:]] in ([], [0])
+
+
+class OfSinks(cases.OfEvents):
+    """A sink that is being installed or removed is there once, or is not."""
+
+    def check(self):
+        try:
+            cases.quiet(events._changes)
+            there = [sink for sink in events.sinks if sink not in self.before]
+            assert len(set(there)) == len(there)
+            assert set(there) <= set(self.mine)
+            assert self.there in there or len(self.mine) == 1
+            assert guarded(lambda: events.install(self.there)) in events.sinks
+        finally:
+            for sink in self.mine:
+                events.remove(sink)
+            assert events.sinks == self.before
+
+
+class OfPlaces(cases.OfPool):
+    """Every place in the pool is free again, and no connection is there twice."""
+
+    def check(self):
+        pool = self.pool
+        assert pool._free.qsize() == postgres_pool.MOST
+        assert len(set(pool._idle)) == len(pool._idle)
+        if not pool._closed:
+            assert guarded(lambda: pool.run("SELECT 1")) == []
+        guarded(pool.close)
+        assert pool._idle == []
+
+
+class OfClients(cases.OfServer):
+    """There is one client for each use, which the next call gets too; none is kept after the end."""
+
+    def check(self):
+        server = self.server
+        if not server._closed:
+            assert guarded(lambda: server._client("work")) is server._clients["work"]
+            assert server._clients["work"].open
+        guarded(server.close)
+        assert server._clients == {}
+
+
+class OfFile(cases.OfFile):
+    """It is free for every thread, and what was written is there as a whole, or not at all."""
+
+    where = ""
+
+    def make(self):
+        super().make()
+        self.kept = []
+
+    def do(self, name):
+        try:
+            super().do(name)
+        except Interrupted as error:
+            self.kept.append(error)  # with the frames that it came through
+            raise
+
+    def check(self):
+        assert not self.file._owner
+        assert not self.file._db.in_transaction
+        ((before,),) = guarded(lambda: self.file.read("SELECT count(*) FROM noted"))
+        assert before in (0, 1)
+        guarded(lambda: self.file.transaction(self._insert))
+        assert self.file.read("SELECT count(*) FROM noted") == [(before + 1,)]
+        self.kept.clear()
+
+
+class OfStream(cases.Case):
+    """A stream of gRPC: whoever goes on to read it gets all of its messages but the one that was being read."""
+
+    where = str(cases.SOURCE)
+
+    def make(self):
+        sender = SimpleNamespace(send=lambda: iter(["one", "two"]))
+        self.stream = _Stream(abate.Policy(on=Down, timeout=60.0), sender)
+
+    def do_read(self):
+        return next(self.stream)
+
+    def check(self):
+        assert guarded(lambda: list(self.stream)) in (["one", "two"], ["two"])
+
+
+class OfJourney(cases.Case):
+    """No journey is under way, and the next one is made."""
+
+    where = str(cases.SOURCE / "stores" / "fleet" / "courier.py")
+
+    def make(self):
+        self.taken = []
+        self.party = SimpleNamespace(
+            offer=lambda now: "offer",
+            take=lambda answer, until: self.taken.append(answer),
+            unheard=lambda: None,
+            closed=lambda: None,
+        )
+        store = SimpleNamespace(trade=lambda member, offers: ["answer" for _ in offers])
+        self.courier = Courier(store, "memory:")
+        self.courier._parties = SimpleNamespace(alive=lambda: [self.party])
+        self.courier.journeys = 1
+
+    def do_travel(self):
+        self.courier.travel()
+
+    def do_close(self):
+        self.courier.close()
+
+    def check(self):
+        assert not self.courier._under_way
+        self.taken.clear()
+        guarded(self.courier.travel)
+        assert self.taken == ([] if self.courier.over else ["answer"])
+        guarded(self.courier.close)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [OfDebts, OfGates, OfSinks, OfPlaces, OfClients, OfFile, OfStream, OfJourney],
+    ids=lambda case: case.__name__,
+)
+def test_what_is_shared_can_be_used_again(case):
+    """Whatever was broken off has left no lock taken, no place in use and nothing half done."""
+    for operation in case.operations():
+        try:
+            raised_at_every_point(case, lambda thing, name=operation: thing.do(name), case.where)
+        except BaseException as error:
+            error.add_note(operation)
+            raise
 
 
 class LateValue(ValueError):

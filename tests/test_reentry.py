@@ -684,17 +684,18 @@ class OfFile(Case):
 
     def make(self):
         self.file = File(None, "NORMAL", 5.0)
-        with self.file.transaction() as db:
-            db.execute("CREATE TABLE noted (number)")
+        self.file.transaction(lambda db: db.execute("CREATE TABLE noted (number)"))
 
     def do_write(self):
         try:
-            with self.file.transaction() as db:
-                db.execute("INSERT INTO noted VALUES (1)")
-                return True
+            self.file.transaction(self._insert)
         except StoreError as error:
             assert "in use by this very thread" in str(error)
             return False
+        return True
+
+    def _insert(self, db):
+        db.execute("INSERT INTO noted VALUES (1)")
 
     def do_read(self):
         try:
@@ -725,8 +726,8 @@ class OfClosedFile(OfFile):
         return ["do_close", "do_write_or_not"]
 
     def do_write_or_not(self):
-        with contextlib.suppress(StoreError), self.file.transaction() as db:
-            db.execute("INSERT INTO noted VALUES (1)")
+        with contextlib.suppress(StoreError):
+            self.file.transaction(self._insert)
 
     def check(self):
         assert self.file._db is None

@@ -134,11 +134,13 @@ class Section:
         not left this one within `PATIENCE`.
         """
         try:
-            for taken in self.patiently() if self.busy else self.entering:
-                if not taken and may_wait():
-                    continue
+            for taken in self.patiently() if self.busy else self.entering:  # pragma: no branch
+                if not taken:
+                    if may_wait():
+                        continue
+                    return otherwise(*args)
                 try:
-                    if not taken or self.busy:
+                    if self.busy:
                         return otherwise(*args)
                     try:
                         self.busy = True
@@ -148,9 +150,8 @@ class Section:
                     finally:
                         self.busy = False
                 finally:
-                    if taken:
-                        for _ in self.leaving:
-                            break
+                    for _ in self.leaving:  # pragma: no branch
+                        break
         finally:
             if self.left:
                 try:
@@ -168,7 +169,7 @@ class Section:
     @enters
     def _finish(self, entering: Iterator[bool]) -> None:
         while True:
-            for taken in entering:
+            for taken in entering:  # pragma: no branch
                 if not taken:
                     return  # the thread inside does it
                 try:
@@ -180,7 +181,7 @@ class Section:
                     finally:
                         self.busy = False
                 finally:
-                    for _ in self.leaving:
+                    for _ in self.leaving:  # pragma: no branch
                         break
                 break
             if not self.left:

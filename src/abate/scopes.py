@@ -58,6 +58,15 @@ class _Threads:
 _threads = _Threads()
 
 
+COLLECTS_ANYWHERE = sys.version_info < (3, 12)
+"""Does the collector run in the middle of functions of C?
+
+Then it may run in `ContextVar.set`, which reads the variables of the context while it makes new ones, without holding
+on to them: where a finalizer sets a variable as well, which drops the old ones, the interpreter crashes. A copy of the
+context holds on to them.
+"""
+
+
 class Scope:
     """One passage through a block. `owner` is what was entered, which may be entered many times."""
 
@@ -89,6 +98,7 @@ class Scopes(Generic[S]):
         if _threads.inherit:
             _threads.start_outside()
         scope.outer = self.nearest()  # closed ones are left out, so that chains of tasks don't gather them
+        _kept = copy_context() if COLLECTS_ANYWHERE else None
         try:
             self._here.set(scope)
         except BaseException:  # a signal handler has raised: the block will not be entered
@@ -100,6 +110,7 @@ class Scopes(Generic[S]):
         """Close a block, in whichever context this is: a generator may be closed in another than it was begun in."""
         scope.open = False
         if self._here.get() is scope:
+            _kept = copy_context() if COLLECTS_ANYWHERE else None
             self._here.set(self.nearest())
 
     def entered_by(self, owner: object) -> S | None:

@@ -1,9 +1,13 @@
 """What a door does where an exception comes out of what it calls; tests/test_raising.py tries every point."""
 
+from collections import deque
+
 import pytest
 
 import abate
+from abate.admit.bucket import Claim
 from abate.admit.weather import Ticket, Weather
+from abate.call.tally import Watch
 from abate.testing import VirtualClock
 from tests.reentry import inside
 
@@ -98,3 +102,80 @@ def test_a_call_that_is_broken_off_before_it_holds_what_it_was_given_gives_it_ba
     call._given = shelter.door().knock(100.0, 100.0, None, True)
     call.broken_off(Broken())
     assert (shelter.door().weather.in_flight, shelter.waiters) == (0, 0)
+
+
+@pytest.mark.parametrize("way", ["answered", "failed"])
+def test_what_is_told_of_a_ticket_again_counts_once(door, way):
+    """It is told again where an exception has broken it off."""
+
+    def tell():
+        if way == "answered":
+            door.answered(ticket, 100.0, "orders")
+        else:
+            door.failed(ticket, 100.0, abate.Backoff(1.0), None, None, False, "orders")
+        return door.weather.in_flight, door.weather.answers, door.weather._row
+
+    ticket, _ = knock(door), door._send(100.0)
+    assert tell() == tell()
+
+
+class Emptied(deque):
+    """What another thread empties between a look and a grip."""
+
+    def __bool__(self):
+        return True
+
+
+def test_what_another_thread_has_woken_or_told_is_left_to_it(door):
+    """There is nothing more to do then."""
+    door._rung, door._news = Emptied(), Emptied()
+    door._waking = iter(door._rung.popleft, None)
+    door.void(None, 100.0)
+    door.answered(None, 100.0, "orders")
+    assert (len(door._rung), len(door._news)) == (0, 0)
+
+
+def test_a_wait_for_tokens_is_in_line_once():
+    """Where an exception comes right after it has lined up, it is told to once more."""
+
+    class Line(deque):
+        def append(self, claim):
+            super().append(claim)
+            if len(self) == 1:
+                raise Broken
+
+    bucket = abate.TokenBucket(rate=1.0, clock=VirtualClock())
+    level = bucket._levels.main
+    level.claims = Line()
+    claim = Claim(1, 1.0)
+    with pytest.raises(Broken):
+        level.section.run(bucket._line_up, level, claim)
+    assert list(level.claims) == [claim]
+
+
+def test_a_retry_is_given_back_once():
+    """Where an exception comes right after it was, it is told to once more."""
+    budget = abate.Budget(ratio=0.0, reserve=5.0, window=1.0, clock=lambda: 0.0)
+    assert budget.try_withdraw()
+    assert budget.try_withdraw()
+    ledger = budget.timeline.main
+    prepay, breaks = ledger._prepay, [Broken]
+
+    def broken_off(drawn):
+        if breaks:
+            raise breaks.pop()
+        prepay(drawn)
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Broken):
+        patched.setattr(type(ledger), "_prepay", lambda self, drawn: broken_off(drawn))
+        budget.refund()
+    assert budget.balance() == 4.0
+
+
+def test_a_watcher_is_counted_once():
+    """Where an exception comes right after it was, it is told to once more."""
+    watch, by = Watch(), [1]
+    watch._change(by)
+    watch._change(by)
+    watch.go()
+    assert not watch.on

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import abate
-from abate import TokenBucket
+from abate import TokenBucket, events
 from abate.testing import VirtualClock
 
 
@@ -314,3 +314,12 @@ def test_a_wait_in_a_task_that_would_be_too_long_is_refused_at_once(loop):
             asyncio.run(impatient())
         else:
             trio.run(impatient)
+
+
+def test_a_wait_is_told_to_those_who_listen(abate_events):
+    """With the bucket's name, and for how long."""
+    with VirtualClock():
+        bucket = TokenBucket(rate=2.0, name="mails")
+        bucket.acquire()
+        bucket.acquire()
+    assert [event for event in abate_events if isinstance(event, events.Waited)] == [events.Waited("mails", 0.5)]

@@ -321,3 +321,47 @@ def test_time_spent_between_attempts_counts_towards_the_wait(block, policy):
         loop(block, policy.replace(backoff=[5.0, 5.0]), body)
         assert clock.now() == 105.0
         assert [wait for wait in clock.waits if wait > 0.0] == [4.0]
+
+
+class Breaks(abate.Gate):
+    """A gate in which a signal handler raises, as the attempt leaves it."""
+
+    name = "breaks"
+
+    def __init__(self):
+        self.errors = [KeyboardInterrupt]
+
+    def enter(self, retry):
+        return None
+
+    def leave(self, accepted):
+        if self.errors:
+            raise self.errors.pop()
+
+
+def test_an_exception_that_comes_as_a_success_is_told_ends_the_loop():
+    """What the attempt held is free, whoever goes on."""
+    permits = abate.Permits(1)
+    attempts = Policy(on=OSError, gate=permits & Breaks()).attempts()
+    with pytest.raises(KeyboardInterrupt):
+        for attempt in attempts:
+            with attempt:
+                pass
+    assert permits.held == 0
+    assert list(attempts) == []
+
+
+def test_an_exception_that_comes_as_a_failure_is_told_ends_the_loop():
+    """What the attempt held is free, whoever goes on."""
+    permits = abate.Permits(1)
+
+    def asked(error):
+        raise KeyboardInterrupt
+
+    attempts = Policy(on=asked, gate=permits).attempts()
+    with pytest.raises(KeyboardInterrupt):
+        for attempt in attempts:
+            with attempt:
+                raise OSError
+    assert permits.held == 0
+    assert list(attempts) == []

@@ -408,3 +408,44 @@ def test_a_sink_with_an_attribute_for_every_name_is_attended():
         assert Detached(sink).counts is False
     finally:
         remove(sink)
+
+
+def test_who_is_broken_off_as_it_starts_the_thread_leaves_one_thread_and_loses_nothing(monkeypatch):
+    """Another one is started by the next event, and finds the first at work."""
+    seen, start = [], detached.Worker.start
+    sink = Detached(lambda event: seen.append((event, threading.current_thread())))
+
+    def broken_off(worker):
+        start(worker)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(detached.Worker, "start", broken_off)
+        sink("one")
+    sink("two")
+    assert sink.flush(PATIENCE)
+    second = detached.Worker(sink.sink, sink._handed, sink._dropped, sink._at_work)
+    second.start()
+    second.join(PATIENCE)
+    assert not second.is_alive()
+    sink("three")
+    assert sink.flush(PATIENCE)
+    assert [event for event, _ in seen] == ["one", "two", "three"]
+    assert {thread for _, thread in seen} == {sink._worker}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_by_a_signal_handler_as_the_thread_is_started_keeps_the_child_s_own_lock(monkeypatch):
+    """The child starts a thread of its own."""
+    sink, start = Detached([].append), detached.Worker.start
+
+    def forked(worker):
+        sink.after_fork()  # what the child does first
+        start(worker)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(detached.Worker, "start", forked)
+        sink("parent's")
+    assert not sink._starting.locked()
+    sink("own")
+    assert sink.flush(PATIENCE)

@@ -441,3 +441,12 @@ def test_what_cannot_carry_a_deadline_is_refused(given):
     """Generator functions among it: their body runs later."""
     with pytest.raises(TypeError, match="carry_deadline needs a function or coroutine function, not "):
         carry_deadline(given)
+
+
+def test_a_block_whose_end_was_prevented_can_be_closed():
+    """As a call does where a signal handler raises before the end of its own has begun."""
+    bound = deadline(5.0)
+    bound.__enter__()
+    assert remaining() is not None
+    bound.close()
+    assert remaining() is None

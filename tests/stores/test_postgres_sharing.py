@@ -10,6 +10,7 @@ from abate.stores.postgres import pool
 from abate.work import QueueFull
 from abate.work.source import Done
 from tests.conformance.postgres_server import connection
+from tests.reentry import raised_at
 from tests.stores.postgres_cluster import sessions
 from tests.stores.sharing import GUARD, Thread, forks, in_child, keys, until
 
@@ -130,3 +131,15 @@ def test_a_forked_child_opens_its_own_connection(store):
 
     assert in_child(child) == "True"
     assert store.pool.run("SELECT pg_backend_pid()") == [(mine,)]
+
+
+def test_a_signal_handler_that_raises_leaves_no_place_taken_and_no_answer_behind(store):
+    """Anywhere in this package or in the driver: the next statement gets its own answer."""
+    queue, point = store.queue("orders"), 0
+    queue.add("a")
+    while raised_at(point := point + 7, lambda: queue.add("b"), where=""):
+        assert queue.depth().ready in (1, 2)
+        assert not queue.add("a")
+        assert store.pool._free.qsize() == pool.MOST
+        assert len(store.pool._idle) == 1
+    assert point > 50

@@ -16,6 +16,7 @@ from abate.testing import VirtualClock
 from abate.work.source import Back, Done, Message
 from tests.clients.valkey_server import Valkey, free_port
 from tests.conformance import redis_server
+from tests.reentry import raised_at
 
 KIND = "redis"
 GUARD = 30.0
@@ -451,6 +452,18 @@ def test_an_answer_that_nobody_has_read_is_not_given_to_the_next_call(store, adm
         patched.setattr(driver.Connection, "send_packed_command", interrupted)
         queue.add("b")
     assert queue.depth().ready in (1, 2)  # whether b is there is not known
+
+
+def test_a_signal_handler_that_raises_leaves_no_answer_and_no_connection_behind(store):
+    """Anywhere in this package or in the driver: the next call gets its own answer."""
+    queue, point = store.queue("orders"), 0
+    queue.add("a")
+    while raised_at(point := point + 7, lambda: queue.add("b"), where="redis"):
+        assert queue.depth().ready in (1, 2)
+        assert not queue.add("a")
+        assert queue.cancel("c") is False
+        assert len(store.server._clients) == 1
+    assert point > 50
 
 
 @pytest.mark.parametrize("call", ["one", "several"])

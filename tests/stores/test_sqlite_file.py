@@ -1,11 +1,9 @@
 """Files that are not as they should be: a clear error each, and nothing lost."""
 
-import dis
 import os
 import shutil
 import sqlite3
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from abate.stores import Depth, StoreError, open_store
 from abate.stores.sqlite import schema
 from abate.stores.sqlite.file import File
 from abate.testing import VirtualClock
+from tests.reentry import Interrupted, guarded, raised_at
 
 NOBODY = 65534
 
@@ -323,66 +322,35 @@ def test_what_left_the_window_takes_no_room(path):
         assert rows <= 2 * (SLOTS + 2)
 
 
-class TimeLimit(Exception):
-    """What a signal handler raises."""
-
-
-def interrupted_where_handlers_run(point, operation):
-    """Raise `TimeLimit` at one of the points at which Python runs signal handlers: did the operation have so many?
-
-    These are in the files of the store and in contextlib: where a function begins or goes on, and after each call.
-    """
-    seen, after = 0, {}
-
-    def trace(frame, event, _):
-        nonlocal seen
-        if "/stores/sqlite/" not in frame.f_code.co_filename and "contextlib" not in frame.f_code.co_filename:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "exception":
-            after[frame] = False
-        elif event == "opcode":
-            code, at = frame.f_code.co_code, frame.f_lasti
-            here = after.get(frame, False) or (at > 1 and dis.opname[code[at - 2]] == "RESUME")
-            after[frame] = dis.opname[code[at]].startswith("CALL")
-            seen += here
-            if here and seen == point:
-                raise TimeLimit
-        return trace
-
-    sys.settrace(trace)
-    try:
-        operation()
-    except TimeLimit:
-        pass
-    finally:
-        sys.settrace(None)
-        after.clear()
-    return seen >= point
-
-
 @pytest.mark.parametrize("raises", [False, True])
 def test_a_signal_handler_that_raises_leaves_nothing_locked(path, raises):
-    """A soft time limit, or an interrupt that the program survives: wherever it comes, everybody can go on."""
+    """A soft time limit, or an interrupt that the program survives: wherever it comes, everybody can go on.
+
+    Also while the exception, with the frames that it came through, is kept.
+    """
+    kept = []
+
+    def write(db):
+        db.execute("INSERT INTO names (name) VALUES ('x')")
+        if raises:
+            raise ValueError
 
     def operation():
         try:
-            with file.transaction() as db:
-                db.execute("INSERT INTO names (name) VALUES ('x')")
-                if raises:
-                    raise ValueError
+            file.transaction(write)
         except ValueError:
             pass
+        except Interrupted as error:
+            kept[:] = [error]
+            raise
 
     file, point = File(str(path), "NORMAL", 0.0), 0
-    with file.transaction() as db:
-        db.execute("CREATE TABLE names (name)")
+    file.transaction(lambda db: db.execute("CREATE TABLE names (name)"))
     other = sqlite3.connect(path, timeout=0.0, isolation_level=None)
-    while interrupted_where_handlers_run(point := point + 1, operation):
+    while raised_at(point := point + 1, operation, where=""):
         other.execute("BEGIN IMMEDIATE")
         other.execute("COMMIT")
-        with file.transaction() as db:
-            db.execute("DELETE FROM names")
+        guarded(lambda: file.transaction(lambda db: db.execute("DELETE FROM names")))
     assert point > 10
     other.close()
     file.close()

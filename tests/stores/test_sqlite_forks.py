@@ -173,11 +173,14 @@ def test_a_signal_handler_that_forks_inside_a_transaction(program, url, tmp_path
 
     signal.signal(signal.SIGUSR1, fork)
     began = time.monotonic()
+
+    def write(db):
+        db.execute("INSERT INTO item (queue, key) VALUES ('orders', 'inside')")
+        os.kill(os.getpid(), signal.SIGUSR1)
+        db.execute("INSERT INTO item (queue, key) VALUES ('orders', 'too')")
+
     try:
-        with store.file.transaction() as db:
-            db.execute("INSERT INTO item (queue, key) VALUES ('orders', 'inside')")
-            os.kill(os.getpid(), signal.SIGUSR1)
-            db.execute("INSERT INTO item (queue, key) VALUES ('orders', 'too')")
+        store.file.transaction(write)
         os.write(log, b"inside\\ntoo\\n")
     except StoreError as error:
         assert pid == 0
@@ -204,13 +207,12 @@ def test_a_transaction_that_hangs_does_not_hold_up_a_fork_for_ever(store, monkey
     monkeypatch.setattr(files, "PATIENCE", 0.05)
     queue, inside, over = store.queue("orders"), threading.Event(), threading.Event()
 
-    def hang():
-        with store.file.transaction() as db:
-            db.execute("INSERT INTO item (queue, key) VALUES ('orders', 'slow')")
-            inside.set()
-            over.wait(GUARD)
+    def hang(db):
+        db.execute("INSERT INTO item (queue, key) VALUES ('orders', 'slow')")
+        inside.set()
+        over.wait(GUARD)
 
-    thread = Thread(hang)
+    thread = Thread(store.file.transaction, hang)
     inside.wait(GUARD)
     assert "can't be used in this process" in in_child(lambda: queue.add("a"))
     assert "can't be used in this process" in in_child(lambda: in_child(lambda: queue.add("a")))
@@ -318,13 +320,12 @@ def test_closing_lets_a_write_finish(store, url):
     """A store that is closed while another thread writes: what was written is there."""
     inside, over = threading.Event(), threading.Event()
 
-    def write():
-        with store.file.transaction() as db:
-            inside.set()
-            over.wait(GUARD)
-            db.execute("INSERT INTO item (queue, key) VALUES ('orders', 'a')")
+    def write(db):
+        inside.set()
+        over.wait(GUARD)
+        db.execute("INSERT INTO item (queue, key) VALUES ('orders', 'a')")
 
-    writing = Thread(write)
+    writing = Thread(store.file.transaction, write)
     inside.wait(GUARD)
     closing = Thread(store.close)
     closing.join(0.05)

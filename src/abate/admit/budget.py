@@ -131,15 +131,15 @@ class Ledger:
     @enters
     def withdraw(self, number: int = -1) -> bool:
         """Count one withdrawal whose number was not prepaid, if the balance pays for it now."""
-        section, paid = (
-            self.section,
-            False,
-        )  # as `ask` does, written out: an exhausted budget comes here with each retry
+        section, paid = self.section, False
+        # as `ask` does, written out: an exhausted budget comes here with each retry
         for taken in section.patiently() if section.busy else section.entering:  # pragma: no branch
-            if not taken and may_wait():
-                continue
+            if not taken:
+                if may_wait():
+                    continue
+                return self._withdrawn_within(number)
             try:
-                if not taken or section.busy:
+                if section.busy:
                     return self._withdrawn_within(number)
                 try:
                     section.busy = True
@@ -148,9 +148,8 @@ class Ledger:
                 finally:
                     section.busy = False
             finally:
-                if taken:
-                    for _ in section.leaving:  # pragma: no branch
-                        break
+                for _ in section.leaving:  # pragma: no branch
+                    break
             break
         if section.left:
             section.finish()

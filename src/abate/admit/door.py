@@ -115,7 +115,8 @@ class Door:
         got: list[Ticket | Waiter] = []
         try:
             answer = self._section.ask(self._knocked, now, began, left, first, by, got, otherwise=_uncounted)
-            self._tell(calmed=answer.__class__ is Waiter)
+            if answer.__class__ is Waiter or self._rung or self._news:
+                self._tell(calmed=answer.__class__ is Waiter)
         except BaseException:
             for one in got:
                 self._take_back(one)
@@ -309,7 +310,7 @@ class Door:
         finally:
             if doubt:
                 self._tell()
-            else:
+            elif self._rung:
                 self._wake()
 
     def _voided(self, ticket: Ticket | None, now: float, doubt: bool) -> None:

@@ -338,7 +338,7 @@ class _Stream(grpc.Call):  # type: ignore[misc]
     @keeps_deadline
     def _attempt(self) -> None:
         call, self._begun = self._begun or self._send(), None
-        self._first.extend(islice(call, 1))
+        self._first = deque(islice(call, 1))  # not that of an attempt which a signal handler has broken off
 
     def _send(self) -> Any:
         self._call = self._sender.send()

@@ -73,7 +73,12 @@ class Detached:
         self._dropped = Tick()
         self._handed: SimpleQueue[Handed] = SimpleQueue()
         self._starting = Lock()
-        self._worker: Worker | None = None
+        self._at_work: dict[None, Worker] = {}  # one at most, entered by whoever comes first
+        finalize(self, self._handed.put, None).atexit = False  # which ends the thread
+
+    @property
+    def _worker(self) -> Worker | None:
+        return self._at_work.get(None)
 
     @property
     def dropped(self) -> int:
@@ -110,16 +115,16 @@ class Detached:
     def _start(self) -> None:
         if self._worker is not None:
             return
-        starting = self._starting  # a child that is forked inside has another
+        starting, at_work = self._starting, self._at_work  # a child that is forked in the middle has others
         # an iterator takes the lock, so that no signal handler can raise between that and the `try`
         for taken in iter(partial(starting.acquire, False), None):
             if not taken:
                 return  # somebody else starts it
             try:
-                worker = Worker(self.sink, self._handed, self._dropped)
-                worker.start()
-                finalize(self, self._handed.put, None).atexit = False
-                self._worker = worker
+                if not at_work:
+                    worker = Worker(self.sink, self._handed, self._dropped, at_work)
+                    worker.start()
+                    at_work.setdefault(None, worker)
             except RuntimeError:
                 pass  # no thread to be had: the next event tries again
             finally:
@@ -161,11 +166,12 @@ class Attended(Detached):
 class Worker(Thread):
     """Brings events to a sink, one after another. It does not hold on to who hands them over."""
 
-    def __init__(self, sink: Sink, handed: SimpleQueue[Handed], dropped: Tick) -> None:
+    def __init__(self, sink: Sink, handed: SimpleQueue[Handed], dropped: Tick, at_work: dict[None, Worker]) -> None:
         super().__init__(name="abate-sink", daemon=True)
         self._sink = sink
         self._handed = handed
         self._dropped = dropped
+        self._at_work = at_work
         self._told = False
         self._cooldown = Cooldown()
         self._missed = 0
@@ -184,6 +190,9 @@ class Worker(Thread):
         return monotonic() - self._since > events.STUCK
 
     def run(self) -> None:
+        # a signal handler may break off who starts a thread, and another one is started then
+        if self._at_work.setdefault(None, self) is not self:
+            return
         while (handed := self._handed.get()) is not None:
             if isinstance(handed, Flag):
                 handed.set()

@@ -233,3 +233,43 @@ def test_odd_names_are_refused(still, name):
         for make in (store.budget, store.shelter, lambda name: store.bucket(name, 1.0)):
             with pytest.raises((TypeError, ValueError), match="name must be"):
                 make(name)
+
+
+def test_who_is_broken_off_as_it_starts_the_thread_leaves_one_thread(monkeypatch):
+    """The one that was started goes, and if another is started then, one of them ends."""
+    start, made = threading.Thread.start, []
+
+    def broken_off(thread):
+        start(thread)
+        made.append(thread)
+        if len(made) == 1:
+            raise KeyboardInterrupt
+
+    with open_store("memory:") as store:
+        courier = Courier(store, "memory:")
+        budget = FleetBudget(courier, "orders", Terms(0.0, 1.0, 10.0))
+        eventually(lambda: courier._thread is not None)
+        first, courier._thread = courier._thread, None
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(threading.Thread, "start", broken_off)
+            courier.start()
+        courier.start()
+        going = courier._thread
+        eventually(lambda: [one for one in (first, *made) if one.is_alive()] == [going])
+        courier.close()
+        del budget
+
+
+def test_a_fork_by_a_signal_handler_as_the_thread_is_started_keeps_the_child_s_own_lock(monkeypatch):
+    """The child starts a thread of its own."""
+    with open_store("memory:") as store:
+        courier = Courier(store, "memory:")
+
+        def forked(thread):
+            courier.after_fork()  # what the child does first
+
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", forked)
+            assert courier.start()
+        assert not courier._starting.locked()
+        courier.close()

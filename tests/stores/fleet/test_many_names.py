@@ -171,8 +171,7 @@ def test_the_work_of_sqlite_grows_with_the_names_and_not_with_their_square(still
             def step():
                 counted[0] += 1
 
-            with store.file.transaction() as db:
-                db.set_progress_handler(step, 50)
+            store.file.transaction(lambda db: db.set_progress_handler(step, 50))
             store.courier.travel()
             del made
             return counted[0]

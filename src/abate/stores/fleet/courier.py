@@ -19,11 +19,11 @@ from __future__ import annotations
 import os
 import random
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Lock, RLock, Thread
+from threading import Lock, RLock, Thread, current_thread
 from typing import Any, Protocol, TypeVar
 from weakref import ref
 
@@ -125,7 +125,7 @@ class Courier:
         """Have a thread that goes again and again; False if none can be started now."""
         if self._thread is not None or self.over:
             return True
-        starting = self._starting  # a child that is forked inside has another
+        starting = self._starting  # a child that is forked in the middle has another one
         # an iterator takes the lock, so that no signal handler can raise between that and the `try`
         for taken in iter(partial(starting.acquire, False), None):
             if not taken:
@@ -148,6 +148,12 @@ class Courier:
         self._grounded = False
         return True
 
+    def has(self, thread: Thread) -> bool:
+        """Is this the thread that goes? One more is started where a signal handler has broken off who started one."""
+        if self._thread is None:
+            self._thread = thread
+        return self._thread is thread
+
     def hurry(self) -> None:
         """Somebody is in need: go as soon as may be."""
         if not self._hurry:
@@ -161,22 +167,34 @@ class Courier:
             return
         self.over = True
         self._news.put(None)
-        with self._journey:
-            parties = self._parties.alive()
-            offers = [] if self._under_way else [party.offer(MACHINE.now()) for party in parties]
-            last = [offer._replace(want=0) if isinstance(offer, Accounts) else offer for offer in offers]
-            for party in parties:
-                party.closed()  # before it is handed in: nobody must use it any more
-            if self._under_way:  # a signal handler closes it in the middle of a journey, which ends here
-                self._under_way = False
-                return
-            if not self.journeys:
-                return  # a child that has used nothing
+        self._alone(self._hand_in)
+
+    def _hand_in(self) -> None:
+        parties = self._parties.alive()
+        offers = [] if self._under_way else [party.offer(MACHINE.now()) for party in parties]
+        last = [offer._replace(want=0) if isinstance(offer, Accounts) else offer for offer in offers]
+        for party in parties:
+            party.closed()  # before it is handed in: nobody must use it any more
+        if self._under_way:  # a signal handler closes it in the middle of a journey, which ends here
+            self._under_way = False
+            return
+        if not self.journeys:
+            return  # a child that has used nothing
+        try:
+            for batch in _batches(last):
+                self._store.trade(self.member, batch)
+        except Exception as error:
+            log.debug("%s did not hear the last word of %s: %r", self.name, self.member, error)
+
+    def _alone(self, act: Callable[[], T]) -> T:
+        """What `act` answers, called while no other thread is on a journey."""
+        journey = self._journey
+        for _ in iter(journey.acquire, None):  # a `with` statement may be interrupted before it has begun
             try:
-                for batch in _batches(last):
-                    self._store.trade(self.member, batch)
-            except Exception as error:
-                log.debug("%s did not hear the last word of %s: %r", self.name, self.member, error)
+                return act()
+            finally:
+                journey.release()
+        raise AssertionError("an iterator without end has ended")
 
     def wait(self) -> bool:
         """Wait for the next journey: is there one?"""
@@ -222,14 +240,16 @@ class Courier:
 
     def _visit(self, parties: Sequence[Any]) -> bool:
         """One round trip for some of those who share; never two at once. Is the next one to follow?"""
-        with self._journey:
-            if self._under_way or self.over:  # a signal handler or a finalizer has come here from within it
-                return False
+        return self._alone(partial(self._visited, parties))
+
+    def _visited(self, parties: Sequence[Any]) -> bool:
+        if self._under_way or self.over:  # a signal handler or a finalizer has come here from within it
+            return False
+        try:
             self._under_way = True
-            try:
-                return self._exchange(parties)
-            finally:
-                self._under_way = False
+            return self._exchange(parties)
+        finally:
+            self._under_way = False
 
     def _exchange(self, parties: Sequence[Any]) -> bool:
         began = MACHINE.now()
@@ -286,7 +306,7 @@ def _go(courier: ref[Courier]) -> None:
     """
     while True:
         here = courier()
-        if here is None:
+        if here is None or not here.has(current_thread()):
             return
         try:
             if here.over or (here.journeys and not here.wait()):

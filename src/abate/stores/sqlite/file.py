@@ -21,12 +21,13 @@ import os
 import random
 import sqlite3
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import RLock, get_ident
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, TypeVar
 
 from abate import forks
 from abate.logs import Log
@@ -36,6 +37,7 @@ from abate.stores.sqlite import instants, place
 from abate.stores.sqlite.schema import Foreign, migrate
 
 log = Log("abate.stores")
+T = TypeVar("T")
 
 SHORTEST, LONGEST = 0.0002, 0.005
 """Seconds between two tries to write; most transactions of others take less than a millisecond."""
@@ -100,22 +102,23 @@ class File:
 
     # -- transactions
 
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """The right to write, until the end of the block; what was written is there as a whole, or not at all."""
-        with self._held(BEGIN) as begun:
-            db = begun.connection
-            now = self.now()
-            if now >= self._mark + instants.MARK:
-                instants.mark(db, now)
-                self._mark = now
-            yield db
-            db.execute("COMMIT")
+    def transaction(self, act: Callable[[sqlite3.Connection], T]) -> T:
+        """What `act` answers, which has the right to write; what it wrote is there as a whole, or not at all."""
+        return self._held(BEGIN, (), partial(self._written, act))
+
+    def _written(self, act: Callable[[sqlite3.Connection], T], begun: sqlite3.Cursor) -> T:
+        db = begun.connection
+        now = self.now()
+        if now >= self._mark + instants.MARK:
+            instants.mark(db, now)
+            self._mark = now
+        answer = act(db)
+        db.execute("COMMIT")
+        return answer
 
     def read(self, query: str, args: Any = ()) -> list[Any]:
         """The rows of one query; it does not wait for those who write."""
-        with self._held(query, args) as rows:
-            return rows.fetchall()
+        return self._held(query, args, sqlite3.Cursor.fetchall)
 
     def changed(self) -> bool:
         """Has another process written since we last asked?"""
@@ -127,16 +130,17 @@ class File:
         """The time in this file, for whoever has opened it (see `instants`)."""
         return instants.elapsed() + self._origin
 
-    @contextmanager
-    def _held(self, first: str, args: Any = ()) -> Iterator[sqlite3.Cursor]:
-        """The lock of the connection, after its first statement has been let through: what that answers.
+    def _held(self, first: str, args: Any, act: Callable[[sqlite3.Cursor], T]) -> T:
+        """What `act` makes of the first statement's answer, called with the lock of the connection.
 
         Who reads is kept waiting too, while another process mends the log that a third one left when it was killed.
         """
+        # A function and no context manager: a signal handler that raises may come between that one's `__enter__` and
+        # the block, and then nobody would release the lock before the exception is dropped.
         self._notice_fork()
         end: float | None = None
-        lock = self.lock  # a child that is forked inside has another, and lets go of this one
         while True:
+            lock = self.lock  # a child that is forked in the middle has another one
             for _ in iter(lock.acquire, None):  # a `with` statement may be interrupted before it has begun
                 try:
                     self._refuse_reentry()
@@ -151,10 +155,9 @@ class File:
                                 raise self._explained(error) from error
                         else:
                             try:
-                                yield answer
+                                return act(answer)
                             except sqlite3.Error as error:
                                 raise self._explained(error) from error
-                            return
                     finally:
                         try:
                             # Wherever it was interrupted: a signal handler may raise right after BEGIN. No call

@@ -7,6 +7,7 @@ which may have taken a while: a lease begins when it is written down.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import inf, isfinite
 from sqlite3 import Connection
 from time import sleep
@@ -56,32 +57,39 @@ class SqliteQueue(Queue):
     def _add(
         self, key: str, body: str, priority: int, after: float, attributes: Mapping[str, str], revive: bool
     ) -> bool:
-        written = wrapped(attributes)
-        with self._file.transaction() as db:
-            now = self._store.now()
-            due = now + after
-            known = db.execute(
-                "SELECT id, state, due, again_due FROM item WHERE queue = ? AND key = ?", (self.name, key)
-            ).fetchone()
-            if known is None:
-                self._room(db, now)
-                db.execute(sql.INSERT, (self.name, key, due, priority, written, body))
-                new = True
-            else:
-                id, state, known_due, again_due = known
-                if state == DEAD and not revive:
-                    return False
-                if state == DEAD:
-                    self._room(db, now)
-                    db.execute(sql.LIVE, (due, priority, written, body, id))
-                    new = True
-                elif state == LEASED and known_due > now:
-                    db.execute(sql.AGAIN, (priority, due, priority, written, body, id))
-                    new = again_due is None
-                else:
-                    db.execute(sql.COALESCE, (due, priority, written, body, id))
-                    new = False
+        new = self._file.transaction(partial(self._added, key, body, priority, after, wrapped(attributes), revive))
+        if new is None:
+            return False
         self._store.bells.ring(self.name)
+        return new
+
+    def _added(
+        self, key: str, body: str, priority: int, after: float, written: str | None, revive: bool, db: Connection
+    ) -> bool | None:
+        """Is it new? None where it is dead, and stays so."""
+        now = self._store.now()
+        due = now + after
+        known = db.execute(
+            "SELECT id, state, due, again_due FROM item WHERE queue = ? AND key = ?", (self.name, key)
+        ).fetchone()
+        if known is None:
+            self._room(db, now)
+            db.execute(sql.INSERT, (self.name, key, due, priority, written, body))
+            new = True
+        else:
+            id, state, known_due, again_due = known
+            if state == DEAD and not revive:
+                return None
+            if state == DEAD:
+                self._room(db, now)
+                db.execute(sql.LIVE, (due, priority, written, body, id))
+                new = True
+            elif state == LEASED and known_due > now:
+                db.execute(sql.AGAIN, (priority, due, priority, written, body, id))
+                new = again_due is None
+            else:
+                db.execute(sql.COALESCE, (due, priority, written, body, id))
+                new = False
         return new
 
     def _room(self, db: Connection, now: float) -> None:
@@ -93,11 +101,13 @@ class SqliteQueue(Queue):
             raise QueueFull(f"the queue {self.name!r} holds {self.capacity} messages, and no more")
 
     def _cancel(self, key: str) -> bool:
-        with self._file.transaction() as db:
+        def cancel(db: Connection) -> bool:
             now = self._store.now()
             at = (self.name, key, now)
             gone = db.execute("DELETE FROM item WHERE queue = ? AND key = ? AND state = 0 AND due > ?", at).rowcount
             return bool(gone or db.execute(sql.FORGET_AGAIN, (*at, now)).rowcount)
+
+        return self._file.transaction(cancel)
 
     # -- out
 
@@ -127,23 +137,25 @@ class SqliteQueue(Queue):
         ((due,),) = self._file.read(sql.NEXT_DUE, (self.name, self.name))
         if not isinstance(due, float) or due > self._store.now():
             return [], due if isinstance(due, float) else None
+        return self._file.transaction(partial(self._taken, most))
+
+    def _taken(self, most: int, db: Connection) -> tuple[list[Message], float]:
         messages: list[Message] = []
-        with self._file.transaction() as db:
-            now = self._store.now()
-            row = db.execute("SELECT token FROM lease").fetchone()
-            token = row[0] if row and isinstance(row[0], int) and 0 <= row[0] < LAST else 0
-            # tokens grow with the clock as well, so that a file put back from a backup hands out none a second time
-            token = max(token, min(int(now * 1e6), LAST_BY_CLOCK))
-            while len(messages) < most:
-                rows = pick(db, self.name, most - len(messages), now, self.max_body)
-                if not rows and (messages or not self._mend(db, now)):
-                    break
-                for row in rows:
-                    message = self._leased(db, row, token + 1, now)
-                    if message is not None:
-                        token += 1
-                        messages.append(message)
-            db.execute("UPDATE lease SET token = ?", (token,))
+        now = self._store.now()
+        row = db.execute("SELECT token FROM lease").fetchone()
+        token = row[0] if row and isinstance(row[0], int) and 0 <= row[0] < LAST else 0
+        # tokens grow with the clock as well, so that a file put back from a backup hands out none a second time
+        token = max(token, min(int(now * 1e6), LAST_BY_CLOCK))
+        while len(messages) < most:
+            rows = pick(db, self.name, most - len(messages), now, self.max_body)
+            if not rows and (messages or not self._mend(db, now)):
+                break
+            for row in rows:
+                message = self._leased(db, row, token + 1, now)
+                if message is not None:
+                    token += 1
+                    messages.append(message)
+        db.execute("UPDATE lease SET token = ?", (token,))
         return messages, now
 
     def _mend(self, db: Connection, now: float) -> bool:
@@ -172,7 +184,7 @@ class SqliteQueue(Queue):
         return message
 
     def _extend(self, messages: Sequence[Message]) -> list[Message]:
-        with self._file.transaction() as db:
+        def extend(db: Connection) -> list[Message]:
             now = self._store.now()
             due = now + self._lease
             return [
@@ -181,10 +193,12 @@ class SqliteQueue(Queue):
                 if not db.execute(sql.EXTEND, (due, self.name, message.key, message.token, now)).rowcount
             ]
 
+        return self._file.transaction(extend)
+
     def _settle(self, settlements: Sequence[Settlement]) -> list[Message]:
-        lost: list[Message] = []
-        waiting = 0
-        with self._file.transaction() as db:
+        def settle(db: Connection) -> tuple[list[Message], int]:
+            lost: list[Message] = []
+            waiting = 0
             now = self._store.now()
             for message, verdict in settlements:
                 held = (self.name, message.key, message.token, now)
@@ -195,6 +209,9 @@ class SqliteQueue(Queue):
                     lost.append(message)
                 else:
                     waiting += self._settled(db, row, verdict, now)
+            return lost, waiting
+
+        lost, waiting = self._file.transaction(settle)
         if waiting:
             self._store.bells.ring(self.name, waiting)
         return lost
@@ -254,29 +271,34 @@ class SqliteQueue(Queue):
         behind, until = (-inf, 0), last[0] if last else (-inf, 0)  # those that die meanwhile are left alone
         total = start = 0
         while True:
-            with self._file.transaction() as db:
-                if keys is None:
-                    rows = db.execute(sql.DIED_FIRST, (self.name, *behind, *until, BATCH)).fetchall()
-                    more = len(rows) == BATCH
-                else:
-                    some = keys[start : start + BATCH]
-                    rows = sorted(row for key in some for row in db.execute(sql.DEAD, (self.name, key)))
-                    start += BATCH
-                    more = start < len(keys)
-                many = self._exhume(db, redrive, [id for _, id in rows])
+            some = None if keys is None else keys[start : start + BATCH]
+            start += BATCH
+            rows, many = self._file.transaction(partial(self._exhume, redrive, some, behind, until))
             total += many
             if redrive and many:
                 self._store.bells.ring(self.name, many)
-            if not more:
+            if len(rows) < BATCH if keys is None else start >= len(keys):
                 return total
             behind = rows[-1] if rows else behind
             sleep(PAUSE)
 
-    def _exhume(self, db: Connection, redrive: bool, ids: list[int]) -> int:
-        if not redrive:
-            return sum(db.execute(sql.PURGE, (id,)).rowcount for id in ids)
+    def _exhume(
+        self,
+        redrive: bool,
+        keys: Sequence[str] | None,
+        behind: tuple[float, int],
+        until: tuple[float, int],
+        db: Connection,
+    ) -> tuple[list[tuple[float, int]], int]:
+        """One batch: when each died, and its id, and how many there were."""
+        if keys is None:
+            rows = db.execute(sql.DIED_FIRST, (self.name, *behind, *until, BATCH)).fetchall()
+        else:
+            rows = sorted(row for key in keys for row in db.execute(sql.DEAD, (self.name, key)))
         now = self._store.now()
-        return sum(db.execute(sql.REDRIVE, (now, id)).rowcount for id in ids)
+        if redrive:
+            return rows, sum(db.execute(sql.REDRIVE, (now, id)).rowcount for _, id in rows)
+        return rows, sum(db.execute(sql.PURGE, (id,)).rowcount for _, id in rows)
 
 
 def depths(file: File, now: float, name: str | None = None) -> dict[str, Depth]:

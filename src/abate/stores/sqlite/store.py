@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
+from sqlite3 import Connection
 
 from abate import clock as clocks
 from abate.clock import Clock, MachineClock
@@ -73,17 +74,21 @@ class SqliteStore(Store):
         return terms.balance(deposits, withdrawals)
 
     def _exchange(self, name: str, terms: Terms, deposits: int, want: int, returned: int) -> int:
-        with self.file.transaction() as db:
+        def exchange(db: Connection) -> int:
             now = self.now()
             paid, withdrawn = trade.counted(db, now, name, terms, returned)
             granted = terms.granted(paid + deposits, withdrawn, want)
             trade.count(db, now, name, terms, deposits, granted)
             return granted
 
+        return self.file.transaction(exchange)
+
     def trade(self, member: str, offers: Sequence[Offer]) -> list[Answer]:
-        with self.file.transaction() as db:
+        def answer(db: Connection) -> list[Answer]:
             now = self.now()
             if abs(now - self._swept) >= SWEEP:
                 self._swept = now
                 trade.sweep(db, now)
             return [trade.answer(db, now, member, offer) for offer in offers]
+
+        return self.file.transaction(answer)
