@@ -452,7 +452,7 @@ class OfJourney(cases.Case):
     def make(self):
         self.taken = []
         self.party = SimpleNamespace(
-            offer=lambda now: "offer",
+            offer=lambda now: SimpleNamespace(name="orders"),
             take=lambda answer, until: self.taken.append(answer),
             unheard=lambda: None,
             closed=lambda: None,

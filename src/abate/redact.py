@@ -19,7 +19,7 @@ Nothing else is: a secret in the path of a URL, or one that stands alone, is not
 from __future__ import annotations
 
 import re
-from functools import cache
+from threading import get_ident
 from typing import NamedTuple
 
 HIDDEN = "***"
@@ -60,12 +60,29 @@ class _Patterns(NamedTuple):
     key: re.Pattern[str]
 
 
-@cache
-def _patterns() -> _Patterns:
-    """Compile the patterns when there is something to write: it takes longer than importing the core.
+_compiled: list[_Patterns] = []
+_compiling: set[int] = set()
+"""The threads that compile the patterns."""
 
-    None of them backtracks over more than a bounded number of characters.
+
+def _compile() -> bool:
+    """Compile the patterns when there is something to write, as it takes longer than importing the core.
+
+    Return False in a signal handler that has interrupted that: if each one began anew, none would ever end.
     """
+    me = get_ident()
+    if me in _compiling:
+        return False
+    try:
+        _compiling.add(me)
+        _compiled.append(_patterns())
+    finally:
+        _compiling.discard(me)
+    return True
+
+
+def _patterns() -> _Patterns:
+    """Return the patterns. None of them backtracks over more than a bounded number of characters."""
     # a quote that is doubled is part of the value, as in SQL and ODBC
     single, double = (rf"(?:{quote}(?:[^{quote}\\]|\\.)*+(?:{quote}|\\?\Z))++" for quote in ("'", '"'))
     quoted = rf"[bu]?\\{{0,8}}(?:{single}|{double})"
@@ -101,7 +118,9 @@ def redacted(text: str) -> str:
     >>> redacted("connection to host=db user=me password='hunter 2' failed")
     'connection to host=db user=me password=*** failed'
     """
-    patterns = _patterns()
+    if not _compiled and not _compile():
+        return HIDDEN
+    patterns = _compiled[0]
     if ":" in text:
         text = _without_user_info(text, patterns)
         text = patterns.header.sub(_header, text)
@@ -269,7 +288,7 @@ def _in_url(text: str, position: int) -> bool:
     """Does the word around this position have a scheme before it?"""
     first = max(0, position - LONGEST_WORD)
     scheme = max(text.rfind("://", first, position), text.rfind(r":\/\/", first, position))
-    return scheme >= 0 and scheme + len(_matched(_patterns().word, text, scheme)) >= position
+    return scheme >= 0 and scheme + len(_matched(_compiled[0].word, text, scheme)) >= position
 
 
 def _value(match: re.Match[str]) -> str:

@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import abate
 import abate.clients.requests
-from abate import events, observe
+from abate import events, observe, redact
 from abate.cli import main
 from abate.observe.page.board import Board
 from abate.observe.page.recent import Recent
@@ -440,3 +440,19 @@ def test_a_module_that_fails_shows_its_traceback_without_secrets(tmp_path, monke
     assert main(["run", "leaky:x"]) == 2
     told = capsys.readouterr().err
     assert "OSError: https://***@api.example/x?***" in told
+
+
+def test_a_signal_handler_that_writes_while_the_patterns_are_compiled_hides_all(monkeypatch):
+    """It does not compile them again: with a timer, handlers would interrupt each other for ever."""
+    compiled, within = redact._patterns, []
+
+    def interrupted():
+        within.append(redact.redacted("down: http://me:hunter2@db/"))
+        return compiled()
+
+    monkeypatch.setattr(redact, "_compiled", [])
+    monkeypatch.setattr(redact, "_patterns", interrupted)
+    assert redact.redacted("down: http://me:hunter2@db/") == "down: http://***@db/"
+    assert within == ["***"]
+    assert redact.redacted("down: http://me:hunter2@db/") == "down: http://***@db/"
+    assert len(within) == 1
