@@ -5,7 +5,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import abate
@@ -268,6 +268,7 @@ def test_processes_that_share_a_store_hold_to_their_own_times():
 
 
 @settings(max_examples=20, deadline=None)
+@example(adds=[(4.269660959410934, "a"), (0.0, "a")], reserve=0.0, slow=2.0, in_store=False)  # rounding
 @given(
     adds=st.lists(st.tuples(st.floats(0.0, 5.0), st.sampled_from("abc")), min_size=1, max_size=60),
     reserve=st.sampled_from([0.0, 0.1, 1.0]),

@@ -61,8 +61,9 @@ class Pauses:
         until, length = self._until.get(message.key, (now, 0.0))
         left = until - now
         # one that is received for the first time has succeeded since, or was buried; more left than the whole pause
-        # means that the clock changed: ignore it
-        if message.receives <= 1 or not TOLERANCE * length < left <= length or self._budget.try_withdraw():
+        # means, unless it is by rounding, that the clock changed: ignore it
+        waits = TOLERANCE * length < left <= (1.0 + TOLERANCE) * length
+        if message.receives <= 1 or not waits or self._budget.try_withdraw():
             self._until.pop(message.key, None)
             return 0.0
         return left
