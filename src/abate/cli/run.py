@@ -90,6 +90,21 @@ def found(target: str) -> Service[..., Any]:
     return thing
 
 
+def summary(tally: Mapping[str, int]) -> str:
+    """Return what a run has done, in words. A lease that was lost is no message that was lost.
+
+    >>> summary({"done": 302, "lost": 2})
+    '302 done, 2 leases lost (the messages come again)'
+    """
+    return ", ".join(_counted(ending, count) for ending, count in sorted(tally.items())) or "nothing to do"
+
+
+def _counted(ending: str, count: int) -> str:
+    if ending != "lost":
+        return f"{count} {ending}"
+    return "1 lease lost (the message comes again)" if count == 1 else f"{count} leases lost (the messages come again)"
+
+
 class Chosen:
     """A store in which the queue of a service may be another one than that of its name, with another lease."""
 
@@ -154,8 +169,7 @@ class Run:
             finally:
                 if self.status is not None:
                     self.status.clear()
-            summary = ", ".join(f"{count} {ending}" for ending, count in sorted(tally.items())) or "nothing to do"
-            self._tell(f"{service.name}: ended: {summary}")
+            self._tell(f"{service.name}: ended: {summary(tally)}")
             return 0
 
     # -- what is shown
