@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from abate import observe
 from abate.cli.health import HealthServer
-from abate.cli.listening import TOKEN, listen_address, page_token
+from abate.cli.listening import TOKEN, listen_address, serving_page
 from abate.cli.store import HELP, store_url
 from abate.cli.target import imported
 from abate.cli.terminal import REDRAW, StatusLine, say, seconds
@@ -146,10 +146,7 @@ class Run:
                 store = stack.enter_context(open_store(store_url(options.store)))
                 self.source = Chosen(store, service.name, options.queue, options.lease)
             if options.page is not None:
-                from abate.observe.page import serving
-
-                host, port = options.page
-                log.info("%s: page on %s", service.name, stack.enter_context(serving(host, port, page_token())))
+                log.info("%s: page on %s", service.name, stack.enter_context(serving_page(*options.page)))
             if options.health is not None:
                 health = await stack.enter_async_context(HealthServer(service.health, *options.health))
                 log.info("%s: health on %shealthz and /readyz", service.name, health)
