@@ -1,13 +1,14 @@
 """A small HTTP server for pages and probes: the live page, health and the demo's page are served by it.
 
-It reads requests without a body, answers one per connection, and closes it. It is meant for programs whose main job
-is another one, so strangers can take little from them:
+It answers one request per connection, and closes it. Bodies are read of POST alone, and only where a server has said
+how long they may be (`bodies`). It is meant for programs whose main job is another one, so strangers can take little
+from them:
 
 * A request that is not there whole within `PATIENCE` is closed, however slowly its bytes come.
 * `connections` at most are open. A new one takes the place of the one that has been silent for longest; where all are
   being answered, it is closed at once.
 * An answer that the other end does not read within `UNREAD` is broken off.
-* A request's head is bounded, in bytes and in headers; what is no HTTP is answered 400.
+* A request's head is bounded, in bytes and in headers, and so is its body; what is no HTTP is answered 400.
 * `hosts` says under which names the server answers. A foreign web page can have its own name resolve to this machine
   (DNS rebinding); its requests carry that name, and are answered 421.
 """
@@ -64,6 +65,7 @@ class Request(NamedTuple):
     query: bytes
     version: str
     headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes = b""
 
     def header(self, name: str) -> str | None:
         """Return the first header of that name."""
@@ -104,6 +106,22 @@ def _header(line: bytes) -> tuple[bytes, bytes]:
     if found is None:
         raise BadRequest("expected headers such as Host: localhost")
     return found[1].lower(), found[2]
+
+
+def body_length(request: Request, most: int) -> int:
+    r"""Return how many bytes the body of a request has, or raise `BadRequest`.
+
+    >>> body_length(parsed(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 7"), most=100)
+    7
+    """
+    told = [value for name, value in request.headers if name == b"content-length"]
+    if len(told) != 1 or request.header("transfer-encoding") is not None:
+        raise BadRequest("expected a body with one Content-Length", 411)
+    if not told[0].isdigit() or len(told[0]) > 10:
+        raise BadRequest("expected the length of the body as a number")
+    if int(told[0]) > most:
+        raise BadRequest(f"expected a body of at most {most} bytes", 413)
+    return int(told[0])
 
 
 # -- names
@@ -241,6 +259,7 @@ class HttpServer:
 
     * `hosts`: is this a name that the server answers to? Without it, the handler checks. HTTP/1.0 without a Host header
       passes: no browser sends that.
+    * `bodies`: the longest body of a POST, in bytes; 0 for a server that reads none.
     * `connections`, `patience`: as in the module's docstring.
     """
 
@@ -249,11 +268,13 @@ class HttpServer:
         handler: Handler,
         *,
         hosts: Callable[[str], bool] | None = None,
+        bodies: int = 0,
         connections: int = CONNECTIONS,
         patience: float = PATIENCE,
     ) -> None:
         self._handler = handler
         self._hosts = hosts
+        self._bodies = bodies
         self._most = connections
         self._patience = patience
         self._server: asyncio.Server | None = None
@@ -312,7 +333,7 @@ class HttpServer:
         with suppress(TimeoutError, OSError, EOFError, Gone):  # slow, gone, or gone before it had asked
             try:
                 async with asyncio.timeout(self._patience):
-                    request = await _received(reader)
+                    request = await _received(reader, self._bodies)
                 self._silent.pop(task, None)
                 if isinstance(request, BadRequest):
                     connection = Connection(NO_REQUEST, reader, writer)
@@ -342,9 +363,12 @@ class HttpServer:
                 await _refuse(connection, 500, "this could not be answered")
 
 
-async def _received(reader: asyncio.StreamReader) -> Request | BadRequest:
+async def _received(reader: asyncio.StreamReader, bodies: int) -> Request | BadRequest:
     try:
-        return parsed((await reader.readuntil(END)).removesuffix(END))
+        request = parsed((await reader.readuntil(END)).removesuffix(END))
+        if not bodies or request.method != "POST":
+            return request
+        return request._replace(body=await reader.readexactly(body_length(request, bodies)))
     except asyncio.LimitOverrunError:
         return BadRequest(f"expected at most {LONGEST} bytes", 431)
     except BadRequest as error:

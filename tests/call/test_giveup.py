@@ -342,6 +342,13 @@ def test_errors_without_a_mark_have_no_report():
         assert found_within(error) is None
 
 
+@pytest.mark.parametrize("given", [None, "an error", OSError, object()])
+def test_a_report_is_asked_of_an_exception(given):
+    """Of anything else, such as a response, it says what was given."""
+    with pytest.raises(TypeError, match=rf"the exception that a call raised, not a {type(given).__name__}$"):
+        abate.report(given)
+
+
 def test_cycles_in_a_chain_end():
     """Errors that refer to each other in a circle are each looked at once."""
     first, second, third = OSError(), KeyError(), ValueError()

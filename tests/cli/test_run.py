@@ -14,6 +14,7 @@ import pytest
 
 from abate.cli import main
 from abate.cli.health import HealthServer
+from abate.cli.run import summary
 from abate.stores import open_store
 from abate.work.service import Health
 from tests.cli.commands import GUARD, abate_command, line, lines, started, until
@@ -350,3 +351,16 @@ def test_health_is_served_on_loopback_whatever_is_asked():
             assert (await ask(port, b"HEAD /healthz HTTP/1.0\r\n\r\n")).endswith(b"\r\n\r\n")
 
     asyncio.run(asyncio.wait_for(scenario(), GUARD))
+
+
+@pytest.mark.parametrize(
+    ("tally", "said"),
+    [
+        ({}, "nothing to do"),
+        ({"done": 302, "lost": 2}, "302 done, 2 leases lost (the messages come again)"),
+        ({"lost": 1}, "1 lease lost (the message comes again)"),
+    ],
+)
+def test_the_summary_speaks_of_leases_that_were_lost_not_of_messages(tally, said):
+    """A message whose lease ran out is handed out again."""
+    assert summary(tally) == said

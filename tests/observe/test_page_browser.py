@@ -4,12 +4,16 @@ import socket
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
+from urllib.parse import quote
 
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 import abate
 from abate import events
 from abate.observe import page
+from tests.clients import asgi_server
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = Path("/usr/bin/chromium")
@@ -258,12 +262,123 @@ def test_what_a_peer_sent_is_text(tab, address, name):
     assert "owned" not in tab.title()
 
 
-def test_a_token_opens_it_once_and_leaves_the_address(tab):
-    """It is taken out of sight, and a reload needs it no more."""
-    with page.serving(port=0, token="a secret of some length") as address:
-        tab.goto(f"{address}?token=a%20secret%20of%20some%20length")
-        playwright.expect(tab.locator("#connection")).to_have_text("live")
-        assert tab.url == address
-        tab.reload()
-        playwright.expect(tab.locator("#connection")).to_have_text("live")
-        assert tab.evaluate("document.cookie") == ""
+SECRET = "a secret; of some längth"
+REFUSED = "Failed to load resource: the server responded with a status of 40"
+"""What Chromium's console says of a form that is served instead of the page."""
+
+
+def refused(tab, times):
+    """Has the console said so many times that something was refused, and nothing else?"""
+    said, tab.said[:] = tab.said[:], []
+    return len(said) == times and all(text.startswith(REFUSED) for text in said)
+
+
+@pytest.fixture(params=["served", "mounted"])
+def guarded(request):
+    """The page with a token: beside a program, and below a path in an app that uvicorn serves."""
+    if request.param == "served":
+        with page.serving(port=0, token=SECRET) as address:
+            yield address
+    else:
+        app = Starlette(routes=[Mount("/ops/abate", page.app(SECRET))])
+        with asgi_server.serving(app) as address:
+            yield f"{address}/ops/abate/"
+
+
+def urls_of(tab):
+    """All addresses that the tab asks for from here on."""
+    urls = []
+    tab.on("request", lambda request: urls.append(request.url))
+    return urls
+
+
+def test_the_token_is_typed_into_a_form_and_sent_in_no_address(guarded, tab):
+    """A wrong one is told; the right one is asked for no more, and no script sees the cookie."""
+    urls = urls_of(tab)
+    tab.goto(guarded)
+    playwright.expect(tab.get_by_label("Token of this page")).to_be_focused()
+    tab.keyboard.type("wrong")
+    tab.keyboard.press("Enter")
+    playwright.expect(tab.get_by_role("alert")).to_have_text("That is not the token of this page.")
+    tab.get_by_label("Token of this page").fill(SECRET)
+    tab.get_by_role("button", name="Sign in").click()
+    playwright.expect(tab.locator("#connection")).to_have_text("live")
+    assert tab.url == guarded
+    assert refused(tab, 2)
+    tab.reload()
+    playwright.expect(tab.locator("#connection")).to_have_text("live")
+    assert tab.evaluate("document.cookie") == ""
+    assert not any("token" in url or "?" in url for url in urls)
+
+
+def test_a_link_carries_the_token_behind_a_hash_which_is_not_sent(guarded, tab):
+    """It signs in, also where the form is there already, and leaves the address; who has signed in keeps it no more."""
+    urls, link = urls_of(tab), f"{guarded}#token={quote(SECRET)}"
+    tab.goto(guarded)
+    tab.goto(link)  # which loads nothing
+    playwright.expect(tab.locator("#connection")).to_have_text("live")
+    tab.goto(f"{link}again")
+    tab.wait_for_url(guarded)
+    tab.context.clear_cookies()
+    tab.goto("about:blank")
+    tab.goto(link)
+    playwright.expect(tab.locator("#connection")).to_have_text("live")
+    assert tab.url == guarded
+    assert refused(tab, 2)
+    assert not any("?" in url or quote(SECRET) in url.partition("#")[0] for url in urls)
+
+
+def test_a_token_in_the_address_is_refused_with_the_reason(guarded, tab):
+    """Though it is right; the form is there for it, and the address is cleaned."""
+    tab.goto(f"{guarded}?token={quote(SECRET)}")
+    playwright.expect(tab.get_by_role("alert")).to_contain_text("servers and proxies write addresses to their logs")
+    tab.wait_for_url(guarded)
+    tab.get_by_label("Token of this page").fill(SECRET)
+    tab.keyboard.press("Enter")
+    playwright.expect(tab.locator("#connection")).to_have_text("live")
+    assert refused(tab, 1)
+
+
+def test_the_form_works_without_javascript(chromium, guarded):
+    """It leads to the page, which says that it needs it."""
+    context = chromium.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(guarded)
+    tab.get_by_label("Token of this page").fill(SECRET)
+    tab.keyboard.press("Enter")
+    playwright.expect(tab).to_have_title("abate")
+    assert tab.url == guarded
+    context.close()
+
+
+def test_a_foreign_page_can_sign_nobody_in(guarded, tab):
+    """Its form is sent, and refused by where it comes from, though the token is right."""
+    port = guarded.split(":")[2].partition("/")[0]
+    form = f'<form method="post" action="{guarded}"><input name="token" value="{SECRET}"></form>'
+    tab.route("http://evil.example/", lambda route: route.fulfill(body=form, content_type="text/html; charset=utf-8"))
+    tab.goto("http://evil.example/")
+    with tab.expect_response(lambda response: f":{port}/" in response.url) as answer:
+        tab.evaluate("document.querySelector('form').submit()")
+    assert (answer.value.status, "set-cookie" in answer.value.headers) == (403, False)
+    playwright.expect(tab.get_by_role("alert")).to_have_text("That came from another page: sign in here.")
+    tab.said.clear()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [320, 1280])
+def test_everybody_can_sign_in(guarded, tab, scheme, width):
+    """Light and dark, on a phone and on a desk: axe finds nothing, and nothing sticks out."""
+    tab.emulate_media(color_scheme=scheme)
+    tab.set_viewport_size({"width": width, "height": 800})
+    tab.goto(guarded)
+    assert accessible(tab) == []
+    tab.get_by_label("Token of this page").fill("wrong")
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    tab.keyboard.press("Enter")
+    playwright.expect(tab.get_by_role("alert")).to_be_visible()
+    assert accessible(tab) == []
+    assert fits(tab)
+    ground = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, ground[4:-1].split(","))) > 382) == (scheme == "light")
+    assert refused(tab, 2)

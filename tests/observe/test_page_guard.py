@@ -7,6 +7,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+import abate
 from abate import events
 from abate.http_server import is_loopback
 from abate.observe import page
@@ -25,7 +26,9 @@ def got(app, path="/", **options):
     return asyncio.run(_got(app, path, **options))
 
 
-ADDRESSES = ["/", "/page.js", "/charts.js", "/page.css", "/uPlot.js", "/uPlot.css", "/favicon.svg"]
+OPEN = ["/page.css", "/sign-in.js", "/favicon.svg"]
+"""What the form for signing in needs."""
+ADDRESSES = ["/", "/page.js", "/charts.js", "/uPlot.js", "/uPlot.css", *OPEN]
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
@@ -55,9 +58,14 @@ def test_the_document_has_no_script_or_style_of_its_own_and_nothing_from_elsewhe
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_the_page_can_only_be_read(method):
-    """Every other method is refused, everywhere."""
-    answer = got(page.app(local_only=True), "/events", method=method)
-    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+    """Every other method is refused, but for POST where there is a token to sign in with, at the page's own path."""
+    open_page, guarded = page.app(local_only=True), page.app(token=TOKEN)
+    for app, path in ((open_page, "/"), (open_page, "/events"), (guarded, "/events"), (guarded, "/page.css")):
+        answer = got(app, path, method=method)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+    if method != "POST":
+        answer = got(guarded, method=method)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, POST")
 
 
 def test_an_unknown_address_is_refused_as_safely():
@@ -93,9 +101,9 @@ def test_with_a_token_nobody_reads_without_it():
     """Neither the page nor its stream, wherever from."""
     app = page.app(token=TOKEN)
     for address in (*ADDRESSES, "/events"):
-        assert got(app, address).status_code == 401
-    assert got(app, params={"token": "wrong"}).status_code == 401
-    assert got(app, params={"token": "x" * 5000}).status_code == 401
+        assert got(app, address).status_code == (200 if address in OPEN else 401)
+    assert got(app, method="POST", data={"token": "wrong"}).status_code == 401
+    assert got(app, method="POST", data={"token": "x" * 5000}).status_code == 401
     assert got(app, headers={"Authorization": "Bearer wrong"}).status_code == 401
     assert got(app, headers={"Cookie": "abate_page_00000000=0"}).status_code == 401
 
@@ -103,8 +111,8 @@ def test_with_a_token_nobody_reads_without_it():
 def test_a_token_once_is_a_cookie_from_then_on():
     """The cookie is out of reach of scripts and other sites, is not the token, and opens this page alone."""
     app, other = page.app(token=TOKEN), page.app(token="another long secret")
-    answer = got(app, params={"token": TOKEN}, client="192.0.2.7", headers={"Host": "shop.example"})
-    assert answer.status_code == 200
+    answer = got(app, method="POST", data={"token": TOKEN}, client="192.0.2.7", headers={"Host": "shop.example"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "./")
     cookie = answer.headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
@@ -127,9 +135,9 @@ def test_a_token_may_come_as_a_header():
 def test_mounted_elsewhere_the_cookie_is_of_that_place():
     """In an app of the user's, the page lives below its own path."""
     mine = Starlette(routes=[Mount("/ops/abate", page.app(token=TOKEN))])
-    answer = got(mine, "/ops/abate/", params={"token": TOKEN})
-    assert (answer.status_code, "Path=/ops/abate/;" in answer.headers["set-cookie"]) == (200, True)
-    assert got(mine, "/ops/abate", params={"token": TOKEN}).status_code == 307
+    answer = got(mine, "/ops/abate/", method="POST", data={"token": TOKEN})
+    assert (answer.status_code, "Path=/ops/abate/;" in answer.headers["set-cookie"]) == (303, True)
+    assert got(mine, "/ops/abate", method="POST", data={"token": TOKEN}).status_code == 307
 
 
 def test_a_websocket_is_refused():
@@ -177,3 +185,129 @@ def test_elsewhere_needs_a_token(host):
     assert not is_loopback(host)
     with pytest.raises(ValueError, match="token"), page.serving(host, 0):
         pass
+
+
+# -- signing in
+
+HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+def signed_in(app, headers=(), content=None, **options):
+    """The answer to a form that was sent."""
+    body = {"data": {"token": TOKEN}} if content is None else {"content": content}
+    return got(app, method="POST", headers=dict(headers), **body, **options)
+
+
+def test_a_browser_gets_a_form_and_a_program_a_sentence():
+    """At the page's own path alone; the form may be sent here alone, and says by Origin where it is."""
+    app = page.app(token=TOKEN)
+    answer = got(app, headers=HTML)
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert '<form class="card sign-in" method="post" action="./">' in answer.text
+    assert "form-action 'self'" in answer.headers["content-security-policy"]
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert answer.headers["referrer-policy"] == "same-origin"
+    assert answer.headers["x-frame-options"] == "DENY"
+    assert 'role="alert"' not in answer.text
+    assert all(part.startswith(" src=") for part in answer.text.split("<script")[1:])
+    for plain in (got(app), got(app, "/events", headers=HTML)):
+        assert (plain.status_code, plain.headers["content-type"]) == (401, "text/plain; charset=utf-8")
+    assert "<form" not in got(page.app(local_only=True), headers={**HTML, "Host": "evil.example"}).text
+    assert "form-action 'none'" in got(page.app(local_only=True)).headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "POST", "data": {"token": TOKEN}}, {"bearer": True}])
+def test_a_token_in_the_address_is_refused_right_or_wrong(options):
+    """Also where it comes along with another way: it would be in the logs each time. It is judged by nobody."""
+    app = page.app(token=TOKEN)
+    if options.pop("bearer", False):
+        options["headers"] = {"Authorization": f"Bearer {TOKEN[:-1]}".encode()}
+    for token in (TOKEN, "wrong", ""):
+        for _ in range(10):
+            answer = got(app, params={"token": token}, **options)
+            assert (answer.status_code, "set-cookie" in answer.headers) == (400, False)
+        assert "servers and proxies write addresses to their logs" in answer.text
+        assert "bearer token" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 303),
+        ({"Sec-Fetch-Site": "same-origin"}, 303),
+        ({"Sec-Fetch-Site": "none"}, 303),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"}, 403),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "https://shop.example"}, 303),
+        ({"Origin": "http://localhost"}, 303),
+        ({"Origin": "http://localhost:81"}, 403),
+        ({"Origin": "https://localhost.evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": ""}, 403),
+        ({"Origin": "https://shop.example", "X-Forwarded-Host": "shop.example"}, 303),
+        ({"Origin": "https://evil.example", "X-Forwarded-Host": "shop.example"}, 403),
+    ],
+)
+def test_only_the_form_itself_signs_a_browser_in(headers, status):
+    """A foreign page's form is refused by the headers that browsers add, before its token is looked at."""
+    answer = signed_in(page.app(token=TOKEN), headers)
+    assert (answer.status_code, "set-cookie" in answer.headers) == (status, status == 303)
+
+
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "content", "status"),
+    [
+        (FORM, b"token=wrong", 401),
+        (FORM, b"", 400),
+        (FORM, b"other=1", 400),
+        (FORM, b"token=", 400),
+        (FORM, b"&".join([b"a=1"] * 11), 400),
+        (FORM, b"token=\xff\x00%ff%zz", 401),
+        (FORM, b"token=" + b"x" * 12_000, 401),
+        (FORM, b"token=" + b"x" * 13_000, 413),
+        ({"Content-Type": "text/plain"}, b"token=x", 415),
+        ({"Content-Type": "application/json"}, b"{}", 415),
+        ({}, b"token=x", 415),
+    ],
+)
+def test_what_is_no_form_is_refused(headers, content, status):
+    """With the reason, in a form again for a browser."""
+    answer = signed_in(page.app(token=TOKEN), {**headers, **HTML}, content)
+    assert (answer.status_code, "set-cookie" in answer.headers) == (status, False)
+    assert 'role="alert"' in answer.text
+
+
+def test_a_token_of_any_characters_can_be_sent():
+    """As long as it may be, each escaped."""
+    token = "\N{SNOWMAN WITHOUT SNOW}\N{WATER BUFFALO}" * 500
+    assert got(page.app(token=token), method="POST", data={"token": token}).status_code == 303
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_form_that_does_not_come_is_waited_for_no_longer_than_a_request(ends):
+    """It is bounded in time, and one that breaks off is no form."""
+    sent = []
+
+    async def receive():
+        if ends:
+            return {"type": "http.disconnect"}
+        await abate.clock.current().asleep(3.0)
+        return {"type": "http.request", "body": b"t", "more_body": True}
+
+    async def send(message):
+        sent.append(message)
+
+    async def main():
+        with abate.testing.VirtualClock() as clock:
+            app = page.app(token=TOKEN)
+            headers = [(b"content-type", b"application/x-www-form-urlencoded"), (b"host", b"localhost")]
+            scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
+            await app(scope, receive, send)
+            return clock.now()
+
+    assert asyncio.run(main()) == (0.0 if ends else 5.0)
+    assert sent[0]["status"] == (400 if ends else 408)

@@ -242,6 +242,78 @@ def test_requests_are_read_as_strictly_as_they_are_meant(any_server, data, statu
     assert raw(any_server.port, data).startswith(b"HTTP/1.1 %d " % status)
 
 
+# -- bodies
+
+
+def post(*fields, body=b""):
+    """A request with a body."""
+    return b"\r\n".join([b"POST / HTTP/1.1", b"Host: localhost", *fields, b"", body])
+
+
+async def echo(connection):
+    await connection.send(200, "text/plain", b"got " + connection.request.body)
+
+
+@pytest.fixture(scope="module")
+def reader():
+    """A server that reads bodies of up to ten bytes."""
+    with Served(echo, bodies=10) as served:
+        yield served
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "body"),
+    [
+        (post(b"Content-Length: 5", body=b"hello"), 200, b"got hello"),
+        (post(b"Content-Length: 0"), 200, b"got "),
+        (post(b"Content-Length: 5", body=b"hello, and more"), 200, b"got hello"),
+        (post(b"Content-Length: 11", body=b"x" * 11), 413, b"at most 10 bytes\n"),
+        (post(b"Content-Length: 99999999999999999999", body=b"x"), 400, b"as a number\n"),
+        (post(b"Content-Length: -1"), 400, b"as a number\n"),
+        (post(b"Content-Length: +1", body=b"x"), 400, b"as a number\n"),
+        (post(), 411, b"one Content-Length\n"),
+        (post(b"Content-Length: 1", b"Content-Length: 2", body=b"xx"), 411, b"one Content-Length\n"),
+        (post(b"Content-Length: 1", b"Transfer-Encoding: chunked", body=b"x"), 411, b"one Content-Length\n"),
+        (post(b"Content-Length: 5", body=b"hello").replace(b"POST", b"GET"), 200, b"got "),
+    ],
+)
+def test_the_body_of_a_post_is_read_where_it_is_wanted_and_bounded(reader, data, status, body):
+    """By the one length that it has; of other methods, none is."""
+    answer = raw(reader.port, data)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert answer.endswith(body)
+
+
+def test_a_server_that_wants_no_bodies_reads_none():
+    """As health and the demo."""
+    with Served(echo) as served:
+        assert raw(served.port, post(b"Content-Length: 5", body=b"hello")).endswith(b"got ")
+
+
+@given(data=foreign)
+def test_foreign_bytes_neither_stop_nor_hold_up_a_server_that_reads_bodies(reader, data):
+    """A body that does not come whole is no request."""
+    answer = raw(reader.port, data)
+    assert answer == b"" or re.match(rb"HTTP/1\.1 (200|400|411|413|421|431) ", answer)
+    assert raw(reader.port, ASK).endswith(b"\r\n\r\ngot ")
+
+
+def test_half_sent_bodies_make_room_as_half_sent_requests_do():
+    """Who asks is answered, though strangers hold all places with forms that they do not send."""
+    with page.serving(port=0, token="a secret of some length") as address, contextlib.ExitStack() as stack:
+        half = []
+        for _ in range(150):
+            connection = socket.create_connection(("127.0.0.1", port_of(address)), timeout=GUARD)
+            half.append(stack.enter_context(connection))
+            connection.sendall(post(b"Content-Length: 20", body=b"token="))
+        assert httpx.get(address, timeout=GUARD).status_code == 401
+        assert is_closed(half[0])
+        for connection in half:
+            connection.settimeout(GUARD)
+            with contextlib.suppress(ConnectionError):
+                assert connection.recv(1) == b""
+
+
 # -- health and the demo
 
 

@@ -29,7 +29,7 @@ async def ask(app, path="/", client="192.0.2.7", base="http://shop.example", **o
     """One answer of an app."""
     transport = httpx.ASGITransport(app, client=(client, 1234))
     async with httpx.AsyncClient(transport=transport, base_url=base) as browser:
-        return await browser.get(path, **options)
+        return await browser.request("POST" if "data" in options or "content" in options else "GET", path, **options)
 
 
 def got(app, path="/", **options):
@@ -103,7 +103,8 @@ def test_mounted_in_an_app_on_another_server_the_cookie_opens_the_stream():
     app = Starlette(routes=[Mount("/ops", page.app(TOKEN))])
     with asgi_server.serving(app) as address, httpx.Client(timeout=GUARD) as browser:
         assert browser.get(f"{address}/ops/events").status_code == 401
-        assert browser.get(f"{address}/ops/", params={"token": TOKEN}).status_code == 200
+        answer = browser.post(f"{address}/ops/", data={"token": TOKEN}, follow_redirects=True)
+        assert (answer.status_code, answer.url.path) == (200, "/ops/")
         with browser.stream("GET", f"{address}/ops/events") as answer:
             assert next(answer.iter_lines()) == "retry: 1000"
 
@@ -117,18 +118,18 @@ def test_wrong_tokens_are_slowed_down_and_hold_up_no_other_visitor():
     async def main():
         with abate.testing.VirtualClock(start=100.0) as clock:
             app = page.app(TOKEN)
-            cookie = (await ask(app, params={"token": TOKEN})).headers["set-cookie"].partition(";")[0]
-            wrong = [asyncio.ensure_future(ask(app, params={"token": f"wrong {n}"})) for n in range(20)]
+            cookie = (await ask(app, data={"token": TOKEN})).headers["set-cookie"].partition(";")[0]
+            wrong = [asyncio.ensure_future(ask(app, data={"token": f"wrong {n}"})) for n in range(20)]
             await clock.asleep(0.5)
             done = [each.result() for each in wrong if each.done()]
             assert sorted(each.status_code for each in done) == [401] * 5 + [429] * 10
             assert {each.headers.get("retry-after") for each in done} == {None, "5"}
-            assert (await ask(app, client=OTHER, params={"token": TOKEN})).status_code == 200
+            assert (await ask(app, client=OTHER, data={"token": TOKEN})).status_code == 303
             assert (await ask(app, headers={"Cookie": cookie})).status_code == 200
             assert clock.now() == 100.5
             statuses = [(await each).status_code for each in wrong]
             assert (statuses.count(401), clock.now()) == (10, 105.0)
-            assert (await ask(app, params={"token": TOKEN})).status_code == 200  # when its turn comes
+            assert (await ask(app, data={"token": TOKEN})).status_code == 303  # when its turn comes
             assert clock.now() == 106.0
 
     asyncio.run(main())
@@ -191,8 +192,8 @@ def test_any_number_of_peers_takes_bounded_room():
 
 def cookie_of(app, path="/", **options):
     """The cookie that the token is answered with: its pair, and all of it."""
-    answer = got(app, path, params={"token": TOKEN}, **options)
-    assert answer.status_code == 200
+    answer = got(app, path, data={"token": TOKEN}, **options)
+    assert answer.status_code == 303
     return answer.headers["set-cookie"].partition(";")[0], answer.headers["set-cookie"]
 
 
@@ -206,7 +207,7 @@ def test_a_cookie_opens_no_other_page_of_the_same_token(elsewhere):
     name, _, value = pair.partition("=")
     assert TOKEN not in whole
     base, slash, rest = elsewhere.partition("/ops")
-    answer = got(app, f"{slash}{rest}/", base=base, params={"token": TOKEN})
+    answer = got(app, f"{slash}{rest}/", base=base, data={"token": TOKEN})
     there = answer.headers["set-cookie"].partition("=")[0]
     assert there != name  # and neither takes the other's away
     for each in (name, there):
@@ -251,7 +252,7 @@ def test_a_cookie_runs_out_after_a_week():
     async def main():
         with abate.testing.VirtualClock(start=1000.0) as clock:
             app = page.app(TOKEN)
-            pair = (await ask(app, params={"token": TOKEN})).headers["set-cookie"].partition(";")[0]
+            pair = (await ask(app, data={"token": TOKEN})).headers["set-cookie"].partition(";")[0]
             name, _, value = pair.partition("=")
             until, _, seal = value.partition("-")
             clock.advance(7 * 24 * 3600 - 1)
@@ -276,7 +277,7 @@ def test_no_text_is_taken_for_a_cookie_or_a_token(text):
             return [
                 await ask(app, headers={b"Cookie": name.encode() + b"=" + sent}),
                 await ask(app, headers={b"Authorization": b"Bearer " + sent}),
-                await ask(app, params={"token": text.encode("utf-8", "replace").decode()}),
+                await ask(app, data={"token": f"x{text.encode('utf-8', 'replace').decode()}"}),
             ]
 
     assert {answer.status_code for answer in asyncio.run(main())} == {401}
@@ -317,7 +318,7 @@ def test_abate_run_guards_its_page_by_the_token_of_the_environment(app_file):
     with started(*words, env=environment) as process:
         address = named(process, "page").replace("0.0.0.0", "127.0.0.1")
         assert httpx.get(address).status_code == 401
-        assert httpx.get(address, params={"token": TOKEN}).status_code == 200
+        assert httpx.post(address, data={"token": TOKEN}).status_code == 303
         process.terminate()
         assert TOKEN.encode() not in process.communicate(timeout=GUARD)[1]
 
@@ -325,9 +326,9 @@ def test_abate_run_guards_its_page_by_the_token_of_the_environment(app_file):
 @pytest.mark.parametrize(
     ("words", "environment", "said"),
     [
-        (["--page", ":0"], {}, "needs a token"),
-        (["--page", "0"], {"ABATE_PAGE_TOKEN": ""}, "token must have from 16"),
-        (["--page", "0"], {"ABATE_PAGE_TOKEN": "short"}, "token must have from 16"),
+        (["--page", ":0"], {}, "reached from elsewhere: set ABATE_PAGE_TOKEN to what this prints: python -c 'import"),
+        (["--page", "0"], {"ABATE_PAGE_TOKEN": ""}, "ABATE_PAGE_TOKEN is empty: expected a token of 16 to 1000"),
+        (["--page", "0"], {"ABATE_PAGE_TOKEN": "short"}, "ABATE_PAGE_TOKEN has 5: expected a token of 16 to 1000"),
         (["--health", "::1:8081"], {}, "[::1]:8081"),
         (["--health", "[::1:8081"], {}, "[::1]:8081"),
         (["--health", "8081x"], {}, "'8081x'"),
@@ -338,6 +339,7 @@ def test_abate_run_refuses_an_open_page_and_an_address_that_is_none(app_file, wo
     """In one line, with exit code 2."""
     done = abate_command("run", "trusted_app:reconcile", *words, env={**os.environ, **environment})
     assert (done.returncode, said in done.stderr.decode().splitlines()[-1]) == (2, True)
+    assert b"serving(" not in done.stderr, "a shell has no use for Python"
     assert b"Traceback" not in done.stderr
 
 

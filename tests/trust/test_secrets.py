@@ -423,6 +423,17 @@ def test_what_a_file_holds_is_not_shown(tmp_path, capsys, content, said):
     assert SECRET not in told
 
 
+@pytest.mark.parametrize(("content", "said"), [(None, "is not set"), ("", "is empty"), (" ", "is empty")])
+def test_a_variable_that_is_empty_is_not_said_to_be_missing(monkeypatch, capsys, content, said):
+    """Who has set it looks at its value, and who has not sets it."""
+    monkeypatch.delenv("WORK_STORE", raising=False)
+    if content is not None:
+        monkeypatch.setenv("WORK_STORE", content)
+    assert main(["queue", "ls", "env:WORK_STORE"]) == 2
+    expected = f"the environment variable WORK_STORE {said}: expected the URL of a store in it"
+    assert expected in capsys.readouterr().err
+
+
 def test_refused_arguments_are_shown_without_secrets(capsys):
     """A URL in the wrong place is on the terminal's record, too."""
     with pytest.raises(SystemExit):

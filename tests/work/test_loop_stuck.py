@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+import random
 import threading
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import abate
 from abate import Fuse, PermanentFailure, events
@@ -409,7 +412,7 @@ def test_nothing_is_taken_while_there_is_no_thread_to_work_on_it(monkeypatch):
             super().start()
 
     monkeypatch.setattr(crews, "Thread", Refusing)
-    monkeypatch.setattr(loops, "TROUBLE", abate.Backoff(0.001, 0.002))
+    monkeypatch.setattr(loops, "LONG_REST", 0.002)
     for source in (PlainTray(*messages("a")), Tray(*messages("a"))):
         refused = 0
         assert abate.consumer(workers=4)(lambda message: None).run(source, drain=True) == {"done": 1}
@@ -551,15 +554,75 @@ def failures_of(source, monkeypatch):
 
 @pytest.mark.parametrize("method", ["receive", "settle"])
 def test_a_source_that_keeps_failing_is_left_alone_for_longer_and_longer(method, monkeypatch):
-    """From half a second to half a minute, and it is asked again after just that."""
+    """For half of the time that it has failed for, from 1 to 10 seconds, and it is asked again after just that."""
     source = Tray(*messages("a"))
-    getattr(source, f"{method}_errors").extend([ConnectionError()] * 9)
+    getattr(source, f"{method}_errors").extend([ConnectionError()] * 10)
     seen = failures_of(source, monkeypatch)
-    assert [delay for _, delay in seen] == pytest.approx([0.5, 1, 2, 4, 8, 16, 30, 30, 30], rel=0.01)
+    pauses = [1, 1, 1, 1.5, 2.25, 3.375, 5.06, 7.59, 10, 10]
+    assert [delay for _, delay in seen] == pytest.approx(pauses, rel=0.01)
     asked = [instant for instant, _ in seen]
-    assert [after - before for before, after in pairwise(asked)] == pytest.approx(
-        [0.5, 1, 2, 4, 8, 16, 30, 30], rel=0.01
-    )
+    assert [after - before for before, after in pairwise(asked)] == pytest.approx(pauses[:-1], rel=0.01)
+
+
+@pytest.mark.parametrize("method", ["receive", "settle"])
+@given(outage=st.floats(0.01, 200.0), seed=st.integers(0, 1000))
+def test_a_source_is_asked_again_soon_after_it_is_back(method, outage, seed):
+    """After an outage of T seconds within T/2, but a second at least and ten at most, whatever chance says."""
+    chance = random.Random(seed)
+    with VirtualClock() as clock, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loops, "random", chance)
+        asked = []
+
+        class Down(Tray):
+            def fail(self, now):
+                if now == method:
+                    asked.append(clock.now())
+                    if clock.now() < asked[0] + outage:
+                        raise ConnectionError
+
+            async def receive(self, most, wait):
+                self.fail("receive")
+                return await super().receive(most, wait)
+
+            async def settle(self, settlements):
+                self.fail("settle")
+                return await super().settle(settlements)
+
+        assert abate.consumer(fuse=False)(lambda message: None).run(Down(*messages("a")), drain=True) == {"done": 1}
+        back = asked[0] + outage
+        tried = [instant for instant in asked if instant < back]
+        again = asked[len(tried)]
+        assert again - back <= min(10.0, max(1.0, outage / 2)) + 0.01
+        assert all(after - before > 0.49 for before, after in pairwise([*tried, again]))
+
+
+def test_a_verdict_outlasts_an_outage_that_is_shorter_than_the_lease(monkeypatch):
+    """However often it was tried meanwhile, it is kept: the message is not worked on twice."""
+    monkeypatch.setattr(loops, "LONG_REST", 1.0)
+    source = Tray(*messages("a"), lease=30.0)
+    source.settle_errors.extend([ConnectionError()] * 25)
+    with VirtualClock():
+        assert abate.consumer()(lambda message: None).run(source, drain=True) == {"done": 1}
+    assert source.verdicts == {"a": Done()}
+
+
+@pytest.mark.parametrize(
+    ("method", "said"), [("receive", "receive from"), ("settle", "settle messages in"), ("extend", "extend leases in")]
+)
+def test_the_log_says_that_the_queue_failed_and_not_the_handler(method, said, caplog):
+    """And what could not be done there."""
+    source = Tray(*messages("a"), lease=30.0)
+    getattr(source, f"{method}_errors").append(ConnectionError("refused"))
+    with VirtualClock():
+
+        @abate.consumer(name="orders")
+        async def handle(message):
+            await abate.clock.current().asleep(15.0)
+
+        handle.run(source, drain=True)
+    (text,) = [record.getMessage() for record in caplog.records if "next try" in record.getMessage()]
+    assert text.startswith(f"orders: could not {said} the queue tray, next try in ")
+    assert text.endswith("s: ConnectionError('refused')")
 
 
 @pytest.mark.parametrize("method", ["receive", "settle"])
@@ -567,13 +630,13 @@ def test_the_pause_begins_anew_after_a_success(method, monkeypatch):
     """A source that answers again has its failures forgotten."""
 
     class Flaky(Tray):
-        """Fails three times for each message."""
+        """Fails four times for each message."""
 
         tries = 0
 
         def fail(self, asked):
             self.tries += asked == method
-            if asked == method and self.tries % 4:
+            if asked == method and self.tries % 5:
                 raise ConnectionError
 
         async def receive(self, most, wait):
@@ -586,7 +649,7 @@ def test_the_pause_begins_anew_after_a_success(method, monkeypatch):
             return await super().settle(settlements)
 
     seen = failures_of(Flaky(*messages("a", "b")), monkeypatch)
-    assert [delay for _, delay in seen] == pytest.approx([0.5, 1, 2, 0.5, 1, 2], rel=0.01)
+    assert [delay for _, delay in seen] == pytest.approx([1, 1, 1, 1.5, 1, 1, 1, 1.5], rel=0.01)
 
 
 def test_a_pause_is_not_cut_short_by_work_that_ends(monkeypatch):
@@ -607,10 +670,10 @@ def test_a_pause_is_not_cut_short_by_work_that_ends(monkeypatch):
             async def handle(message):
                 await clock.asleep(0.1 + 0.1 * message.key)
 
-            await served(handle, Down(*messages(0, 1, 2)), lambda: clock.asleep(3.0))
+            await served(handle, Down(*messages(0, 1, 2)), lambda: clock.asleep(2.5))
 
         asyncio.run(main())
-        assert asked == pytest.approx([0.0, 0.5, 1.5], abs=0.01)
+        assert asked == pytest.approx([0.0, 1.0, 2.0], abs=0.01)
 
 
 def test_a_stop_ends_a_pause_and_verdicts_are_sent_off_soon():

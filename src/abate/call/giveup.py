@@ -153,6 +153,8 @@ def report(error: BaseException) -> Report | None:
     ...     report(error)
     Report(policy='orders', attempts=1, waited=0.0, reason='attempts', inner=None)
     """
+    if not isinstance(error, BaseException):
+        raise TypeError(f"report() takes the exception that a call raised, not a {type(error).__name__}")
     for found in chain(error):
         give_up = _mark_of(found)
         if give_up is not None:

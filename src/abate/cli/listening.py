@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import AbstractContextManager
+
+from abate.http_server import is_loopback
 
 TOKEN = "ABATE_PAGE_TOKEN"
 LOOPBACK = "127.0.0.1"
+EXAMPLE = "what this prints: python -c 'import secrets; print(secrets.token_urlsafe())'"
 EXPECTED = "a port from 0 to 65535, such as 8081, or with an address: 0.0.0.0:8081, [::1]:8081, or :8081 for all"
 
 
@@ -29,3 +33,21 @@ def listen_address(text: str) -> tuple[str, int]:
 def page_token(option: str | None = None) -> str | None:
     """Return the token of the page: the option's, or the environment's; one that is set and empty is not left out."""
     return os.environ.get(TOKEN) if option is None else option
+
+
+def serving_page(host: str, port: int, option: str | None = None) -> AbstractContextManager[str]:
+    """Return the page, to be served; `ValueError` says in a shell's words what is wrong with its token."""
+    from abate.observe.page import serving
+    from abate.observe.page.sign_in import LONGEST_TOKEN, SHORTEST_TOKEN
+
+    token = page_token(option)
+    if token is None and not is_loopback(host):
+        where = host or "every address"
+        raise ValueError(f"the page needs a token, as {where} can be reached from elsewhere: set {TOKEN} to {EXAMPLE}")
+    if token is not None and not SHORTEST_TOKEN <= len(token.strip()) <= len(token) <= LONGEST_TOKEN:
+        name = TOKEN if option is None else "--token"
+        state = f"has {len(token.strip())}" if token.strip() else "is empty"
+        raise ValueError(
+            f"{name} {state}: expected a token of {SHORTEST_TOKEN} to {LONGEST_TOKEN} characters, such as {EXAMPLE}"
+        )
+    return serving(host, port, token)

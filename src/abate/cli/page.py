@@ -19,7 +19,7 @@ from functools import partial
 from inspect import iscoroutinefunction, ismodule
 from typing import Any
 
-from abate.cli.listening import TOKEN, page_token
+from abate.cli.listening import TOKEN, page_token, serving_page
 from abate.cli.target import imported
 from abate.cli.terminal import say
 from abate.errors import AbateError
@@ -49,16 +49,14 @@ def run(options: argparse.Namespace) -> int:
     token = page_token(options.token)
     with ExitStack() as stack:
         try:
-            from abate.observe.page import serving
-
-            where = stack.enter_context(serving(options.host, options.port, token))
+            where = stack.enter_context(serving_page(options.host, options.port, options.token))
         except ImportError as error:
             say(str(error))
             return REFUSED
         except (ValueError, OSError) as error:
             say(f"no page: {error}")
             return REFUSED
-        say(f"the page is on {where}" + ("" if token is None else "?token=..."))
+        say(f"the page is on {where}" if token is None else f"the page, which asks for its token, is on {where}")
         end = stack.enter_context(_End())
         try:
             return _run(options.target, end)

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from abate import observe
 from abate.cli.health import HealthServer
-from abate.cli.listening import TOKEN, listen_address, page_token
+from abate.cli.listening import TOKEN, listen_address, serving_page
 from abate.cli.store import HELP, store_url
 from abate.cli.target import imported
 from abate.cli.terminal import REDRAW, StatusLine, say, seconds
@@ -90,6 +90,21 @@ def found(target: str) -> Service[..., Any]:
     return thing
 
 
+def summary(tally: Mapping[str, int]) -> str:
+    """Return what a run has done, in words. A lease that was lost is no message that was lost.
+
+    >>> summary({"done": 302, "lost": 2})
+    '302 done, 2 leases lost (the messages come again)'
+    """
+    return ", ".join(_counted(ending, count) for ending, count in sorted(tally.items())) or "nothing to do"
+
+
+def _counted(ending: str, count: int) -> str:
+    if ending != "lost":
+        return f"{count} {ending}"
+    return "1 lease lost (the message comes again)" if count == 1 else f"{count} leases lost (the messages come again)"
+
+
 class Chosen:
     """A store in which the queue of a service may be another one than that of its name, with another lease."""
 
@@ -131,10 +146,7 @@ class Run:
                 store = stack.enter_context(open_store(store_url(options.store)))
                 self.source = Chosen(store, service.name, options.queue, options.lease)
             if options.page is not None:
-                from abate.observe.page import serving
-
-                host, port = options.page
-                log.info("%s: page on %s", service.name, stack.enter_context(serving(host, port, page_token())))
+                log.info("%s: page on %s", service.name, stack.enter_context(serving_page(*options.page)))
             if options.health is not None:
                 health = await stack.enter_async_context(HealthServer(service.health, *options.health))
                 log.info("%s: health on %shealthz and /readyz", service.name, health)
@@ -154,8 +166,7 @@ class Run:
             finally:
                 if self.status is not None:
                     self.status.clear()
-            summary = ", ".join(f"{count} {ending}" for ending, count in sorted(tally.items())) or "nothing to do"
-            self._tell(f"{service.name}: ended: {summary}")
+            self._tell(f"{service.name}: ended: {summary(tally)}")
             return 0
 
     # -- what is shown

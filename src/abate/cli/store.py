@@ -31,7 +31,8 @@ def store_url(given: str) -> str:
     if kind == "env":
         url, place = os.environ.get(where, "").strip(), f"the environment variable {where}"
         if not url:
-            raise AbateError(f"{place} is not set: expected the URL of a store in it")
+            state = "empty" if where in os.environ else "not set"
+            raise AbateError(f"{place} is {state}: expected the URL of a store in it")
     elif kind == "file":
         url, place = _content(where), f"the file {where}"
         if not url:

@@ -126,7 +126,9 @@ def _told(event: Event) -> str:
         case events.FuseBlown(_, pause):
             return f"most messages fail: none are taken for {pause:.3g} s"
         case events.SourceFailed(_, source, error, delay):
-            return f"{line(source, LONGEST_NAME)} failed, next try in {delay:.3g} s: {shown(error)}"
+            return (
+                f"{line(source, LONGEST_NAME)} could not be read or written, next try in {delay:.3g} s: {shown(error)}"
+            )
         case events.StoreDegraded(_, True, error):
             return f"does not answer: each process goes by its own limits now ({shown(error)})"
         case events.StoreDegraded():

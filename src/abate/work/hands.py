@@ -14,13 +14,26 @@ class Work:
     """A message in hand.
 
     * `task`: the worker that has it, since the instant `began`; None while it waits.
-    * `verdict`: what was decided about it, and how many `tries` there were to carry that out.
+    * `verdict`: what was decided about it, how many `tries` to carry that out have failed, and when the first
+      of these was (`tried`).
     * `blows`: how often the fuse had blown when the worker began.
     * `lost`: its lease ran out. `broken_off`: its worker was cancelled, as the grace is over.
     * `stuck`: its handler has outlasted its time and can't be stopped. `replaced`: its place was given to another.
     """
 
-    __slots__ = ("began", "blows", "broken_off", "lost", "message", "replaced", "stuck", "task", "tries", "verdict")
+    __slots__ = (
+        "began",
+        "blows",
+        "broken_off",
+        "lost",
+        "message",
+        "replaced",
+        "stuck",
+        "task",
+        "tried",
+        "tries",
+        "verdict",
+    )
 
     def __init__(self, message: Message) -> None:
         self.message = message
@@ -28,6 +41,7 @@ class Work:
         self.began = inf
         self.verdict: Verdict | None = None
         self.tries = 0
+        self.tried = inf
         self.blows = 0
         self.lost = False
         self.broken_off = False

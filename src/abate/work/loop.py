@@ -8,7 +8,8 @@
 * Messages of one group are worked on one after the other. One that has to come back takes with it those of its group
   that are in hand behind it.
 * A lease is extended while the work lasts. One that is lost is not settled; its worker, if it is a task, is cancelled.
-* A source that fails is asked again after a backoff, and what could not be settled is kept until it can.
+* A source that fails is asked again after half of the time for which it has failed, at least 1 and at most 10 seconds,
+  less up to half of that by chance. What could not be settled is kept until it can.
 * A worker that ends by something that is no answer (an exit, a cancellation of its own making) has crashed: its message
   has failed once, and another worker takes its place.
 * A handler that goes on after its `timeout` hangs: a plain function, or a coroutine that ignores its cancellation. Its
@@ -39,7 +40,6 @@ from abate.clock import Clock
 from abate.errors import AttemptTimeout
 from abate.logs import Log
 from abate.redact import described
-from abate.schedule.backoff import Backoff
 from abate.work.crew import Crew
 from abate.work.fuse import Fuse
 from abate.work.hands import Hands, Work
@@ -56,12 +56,12 @@ PATIENCE = 1.0
 """Seconds that one receive waits for a message, unless the source has a `patience` of its own."""
 SHORTEST_LOOK = 0.05
 """Seconds between two looks at a source that does not wait, or can't be waited for as the clock is virtual."""
-TROUBLE = Backoff(0.5, 30.0)
-"""How long a source that fails is left alone."""
+SHORT_REST, LONG_REST = 1.0, 10.0
+"""Seconds; a source that fails is left alone for half of the time for which it has failed, within these bounds."""
 HASTE = 1.0
 """Seconds; the longest time for which a source that fails is left alone while the loop stops."""
 TRIES = 8
-"""Times that a verdict is sent off by itself before its message is left to its lease."""
+"""Times that a verdict is sent off by itself, over a lease at least, before its message is left to its lease."""
 LAST_WORDS = 5.0
 """Seconds for settling what is left when the grace is over."""
 MOMENT = 0.1
@@ -180,7 +180,7 @@ class Loop:
     async def _take(self) -> None:
         """Receive messages as workers become free."""
         patience = getattr(self.source, "patience", PATIENCE)
-        failures = 0
+        failing_since: float | None = None
         while not (self.stopping.is_set() and self.source.durable):
             if self._suspect is not None:
                 await self._work_alone(self._suspect)
@@ -194,10 +194,10 @@ class Loop:
             try:
                 messages = await self._receive(int(free), 0.0 if ending else patience)
             except Exception as error:
-                failures += 1
-                await self._rest(self._trouble(error, failures))
+                failing_since = self.clock.now() if failing_since is None else failing_since
+                await self._rest(self._trouble("receive from", error, self._pause_of(failing_since)))
                 continue
-            failures, self.failing = 0, None
+            failing_since = self.failing = None
             self._accept(messages)
             if messages:
                 self._careful = any(map(self.worker.suspects, messages))
@@ -280,7 +280,7 @@ class Loop:
             try:
                 lost = await self._call(self.source.extend, messages)
             except Exception as error:
-                self._trouble(error, 1)
+                self._trouble("extend leases in", error, self.source.lease / BEATS)
             else:
                 self.failing = None
                 for message in lost:
@@ -303,26 +303,26 @@ class Loop:
 
     async def _settle(self) -> None:
         """Send off the verdicts, together where there are several."""
-        failures = 0
+        failing_since: float | None = None
         while True:
             if not self.outbox:
                 await self._change(None)
                 continue
             # after a failure one by one, so that one that can't be settled doesn't hold up the others
-            batch = self.outbox[:1] if failures else self.outbox[:]
+            batch = self.outbox[:] if failing_since is None else self.outbox[:1]
             self._settling = frozenset(message for message, _ in batch)
             try:
                 lost = await self._call(self.source.settle, batch)
             except Exception as error:
                 self._settling = frozenset()
-                failures += 1
+                failing_since = self.clock.now() if failing_since is None else failing_since
                 self.outbox = [*self.outbox[len(batch) :], *batch]
-                await self._rest(self._trouble(error, failures))
+                await self._rest(self._trouble("settle messages in", error, self._pause_of(failing_since)))
                 if len(batch) == 1:
                     self._tried(batch[0])
                 continue
             self._settling = frozenset()
-            failures, self.failing = 0, None
+            failing_since = self.failing = None
             del self.outbox[: len(batch)]
             for message in lost:
                 self._lose(message)
@@ -337,8 +337,10 @@ class Loop:
         work = self.in_hand.of(message)
         if work is None:
             return
+        now, lease = self.clock.now(), self.source.lease
         work.tries += 1
-        if work.tries >= TRIES and self.source.lease is not None:
+        work.tried = min(work.tried, now)
+        if work.tries >= TRIES and lease is not None and now - work.tried >= lease:
             self.tally["unsettled"] += 1
             self.outbox.remove(settlement)
             self._let_go(work)
@@ -574,11 +576,16 @@ class Loop:
         answer = await self.crew.run(method, *args)
         return await answer if isawaitable(answer) else answer
 
-    def _trouble(self, error: Exception, failures: int) -> float:
-        """The source has failed: seconds to leave it alone."""
-        delay = TROUBLE.delay(failures, random)
+    def _pause_of(self, failing_since: float) -> float:
+        """Seconds to leave a source alone that fails: half of its outage so far, within bounds."""
+        longest = min(LONG_REST, max(SHORT_REST, (self.clock.now() - failing_since) / 2))
+        return longest * (0.5 + random.random() / 2)
+
+    def _trouble(self, what: str, error: Exception, delay: float) -> float:
+        """The source has failed, not the handler: say so, and return the delay."""
         self.failing = described(error)
-        log.warning("%s: %s failed, next try in %.3g s: %r", self.name, self.source.name, delay, error)
+        text = "%s: could not %s the queue %s, next try in %.3g s: %r"
+        log.warning(text, self.name, what, self.source.name, delay, error)
         events.emit(events.SourceFailed(self.name, self.source.name, error, delay))
         return delay
 

@@ -17,6 +17,7 @@ from starlette.types import Message, Scope
 
 from abate.errors import whole
 from abate.http_server import Connection, HttpServer, is_loopback, listening, url
+from abate.observe.page.sign_in import LONGEST_BODY
 from abate.observe.page.site import app
 
 GRACE = 1.0
@@ -83,7 +84,7 @@ class _Page(threading.Thread):
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        server = HttpServer(self._answer)
+        server = HttpServer(self._answer, bodies=LONGEST_BODY)
         async with self._site.router.lifespan_context(self._site):
             await server.start(self._listens)
             await self._over.wait()
@@ -113,7 +114,11 @@ class _Page(threading.Thread):
             "server": self._listens.getsockname()[:2],
         }
 
+        bodies = [request.body]
+
         async def receive() -> Message:
+            if bodies:
+                return {"type": "http.request", "body": bodies.pop(), "more_body": False}
             await connection.left()
             return {"type": "http.disconnect"}
 

@@ -18,14 +18,16 @@ from abate.clock import Clock
 from abate.errors import number, whole
 from abate.observe.installing import install, remove
 from abate.observe.page.board import Board
-from abate.observe.page.guard import LONGEST_TOKEN, SHORTEST_TOKEN, Guard
+from abate.observe.page.guard import Guard
 from abate.observe.page.recent import Recent
+from abate.observe.page.sign_in import LONGEST_TOKEN, SHORTEST_TOKEN
 from abate.observe.page.stream import Stream
 
 ASSETS = {
     "": ("page.html", "text/html"),
     "page.css": ("page.css", "text/css"),
     "page.js": ("page.js", "text/javascript"),
+    "sign-in.js": ("sign-in.js", "text/javascript"),
     "charts.js": ("charts.js", "text/javascript"),
     "uPlot.css": ("uPlot.min.css", "text/css"),
     "uPlot.js": ("uPlot.iife.min.js", "text/javascript"),

@@ -354,5 +354,10 @@ by("filter").addEventListener("input", () => (policies.filter(), queues.filter()
 for (const rows of [policies, queues]) {
   rows.element.addEventListener("toggle", (event) => event.target.row?.update(event.target.row.values), true);
 }
-if (location.search) window.history.replaceState(null, "", location.pathname); // the token does not stay in sight
+/** A link for signing in, opened by who has signed in: its token does not stay in sight. */
+function tidy() {
+  if (location.search || location.hash) window.history.replaceState(null, "", location.pathname);
+}
+window.addEventListener("hashchange", tidy);
+tidy();
 connect();
