@@ -123,7 +123,7 @@ class DeadlineExceeded(AttemptTimeout):
 
     def __init__(self, policy: str = "") -> None:
         super().__init__(0.0)
-        self.args = (f"{policy or 'a policy'} sent nothing: the deadline had passed",)
+        self.args = (f"{line(policy) or 'a policy'} sent nothing: the deadline had passed",)
         self.policy = policy
 
     def __reduce__(self) -> tuple[type[DeadlineExceeded], tuple[str], dict[str, Any]]:  # type: ignore[override]
@@ -170,16 +170,23 @@ def number(
         or (least is not None and result < least)
         or (most is not None and result > most)
     ):
+        if result == math.inf and most is None:  # it is within the bounds that are named
+            expected += " and finite" if bounds else " that is finite"
         raise ValueError(f"{expected}, not {value!r}")
     return result
 
 
-def whole(name: str, value: object, *, least: int) -> int:
+def whole(name: str, value: object, *, least: int, most: int | None = None) -> int:
     """Return `value` as an int, or raise an error that names it and what was expected."""
+    expected = f"{name} must be a whole number of at least {least}"
+    if most is not None:
+        expected += f" and at most {most}"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        raise TypeError(f"{expected}, not {value!r}")
+    if most is not None and value > most:
+        raise ValueError(f"{expected}, and this one has {value.bit_length()} bits")  # may be too long to be written
     if value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        raise ValueError(f"{expected}, not {value!r}")
     return value
 
 
