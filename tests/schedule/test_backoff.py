@@ -250,9 +250,8 @@ def test_a_function_is_asked_for_every_retry():
 def test_a_bad_number_of_a_function_is_named(answer, error):
     """The error names the retry and what the function gave."""
     plan = schedule(lambda retry: answer)
-    message = f"the delay that the schedule gave for retry 2 must be a number at least 0( and finite)?, not {answer!r}$"
-        f"^the delay that the schedule gave for retry 2 must be a number at least 0( and finite)?, not {answer!r}$"
-    )
+    given = "the delay that the schedule gave for retry 2"
+    message = f"^{given} must be a number at least 0( and finite)?, not {answer!r}$"
     with pytest.raises(error, match=message):
         plan.delay(2, Chance(0.5))
     with pytest.raises(error, match=message):
