@@ -218,6 +218,15 @@ def test_the_collector_breaks_off_a_loop_that_is_part_of_a_cycle(policy, budget)
     assert (budget.granted, budget.refunded) == (1, 1)
 
 
+def test_a_loop_that_is_dropped_within_its_attempt_makes_no_other(policy, budget):
+    """The error of the attempt is raised, and nothing is spent on a retry."""
+    attempts = policy.attempts()
+    with pytest.raises(Gone), next(attempts):
+        del attempts
+        raise Gone
+    assert budget.granted == 0
+
+
 def test_an_attempt_that_is_not_used_is_an_error(block, policy, door):
     """A loop whose body stands outside of `with attempt:` would spin, unseen; it is told, and the gate is left."""
     gate, runs = door(), []

@@ -151,7 +151,9 @@ class _Block:
     def fail(self, error: Exception) -> Exception | None:
         """The error that ends the loop; None if another attempt follows."""
         loop = None if self.loop is None else self.loop()
-        if loop is not None and error is loop.last:
+        if loop is None:
+            return error  # the loop was dropped, and nothing will make another attempt
+        if error is loop.last:
             self.machine.same_error = True
         try:
             action = self.machine.failed(error, self.clock.now())
@@ -159,9 +161,7 @@ class _Block:
             self.break_off(broken)
             raise
         if isinstance(action, Wait):
-            self.wait = action
-            if loop is not None:
-                loop.last = error
+            self.wait, loop.last = action, error
             return None
         self._end()
         return self.machine.give_up(action, error)
