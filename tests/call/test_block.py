@@ -225,6 +225,10 @@ def test_a_loop_that_is_dropped_within_its_attempt_makes_no_other(policy, budget
         del attempts
         raise Gone
     assert budget.granted == 0
+    attempts = policy.attempts()
+    with pytest.raises(KeyboardInterrupt), next(attempts):
+        del attempts
+        raise KeyboardInterrupt
 
 
 def test_an_attempt_that_is_not_used_is_an_error(block, policy, door):
