@@ -135,7 +135,7 @@ def test_a_number_keeps_its_bounds(value, above, least, most):
     ("value", "bounds", "error", "message"),
     [
         (NAN, {}, ValueError, "window must be a number, not nan"),
-        (INF, {}, ValueError, "window must be a number, not inf"),
+        (INF, {}, ValueError, "window must be a number that is finite, not inf"),
         (-INF, {"infinite": True, "least": 0}, ValueError, "window must be a number at least 0, not -inf"),
         (NAN, {"infinite": True}, ValueError, "window must be a number, not nan"),
         (True, {}, TypeError, "window must be a number, not True"),

@@ -170,16 +170,23 @@ def number(
         or (least is not None and result < least)
         or (most is not None and result > most)
     ):
+        if result == math.inf and most is None:  # it is within the bounds that are named
+            expected += " and finite" if bounds else " that is finite"
         raise ValueError(f"{expected}, not {shown(value)}")
     return result
 
 
-def whole(name: str, value: object, *, least: int) -> int:
+def whole(name: str, value: object, *, least: int, most: int | None = None) -> int:
     """Return `value` as an int, or raise an error that names it and what was expected."""
+    expected = f"{name} must be a whole number of at least {least}"
+    if most is not None:
+        expected += f" and at most {most}"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number of at least {least}, not {shown(value)}")
+        raise TypeError(f"{expected}, not {shown(value)}")
+    if most is not None and value > most:
+        raise ValueError(f"{expected}, and this one has {value.bit_length()} bits")  # may be too long to be written
     if value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, not {shown(value)}")
+        raise ValueError(f"{expected}, not {shown(value)}")
     return value
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import sys
 import weakref
 
 import pytest
@@ -147,6 +148,89 @@ def test_errors_of_a_loop_that_is_left_are_freed_at_once(block, policy):
         gc.enable()
 
 
+def succeeds(attempts):
+    for attempt in attempts:
+        with attempt:
+            pass
+
+
+def is_left_after_its_success(attempts):
+    for attempt in attempts:
+        with attempt:
+            break
+
+
+def fails(attempts):
+    with pytest.raises(KeyError):
+        for attempt in attempts:
+            with attempt:
+                raise KeyError
+
+
+def is_exhausted(attempts):
+    with pytest.raises(Gone):
+        for attempt in attempts:
+            with attempt:
+                raise Gone
+
+
+def is_interrupted(attempts):
+    with pytest.raises(KeyboardInterrupt):
+        for attempt in attempts:
+            with attempt:
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("end", [succeeds, is_left_after_its_success, fails, is_exhausted, is_interrupted])
+def test_a_loop_that_has_ended_runs_no_code_when_it_is_freed(policy, end):
+    """What a signal handler raises in a finalizer is lost, be it a soft time limit or Ctrl-C."""
+    attempts, called = policy.attempts(), []
+    end(attempts)
+    freed = weakref.ref(attempts)
+    sys.setprofile(lambda frame, event, arg: called.append(frame.f_code.co_qualname) if event == "call" else None)
+    try:
+        del attempts
+    finally:
+        sys.setprofile(None)
+    assert freed() is None
+    assert called == []
+
+
+def test_the_collector_breaks_off_a_loop_that_is_part_of_a_cycle(policy, budget):
+    """A generator that is suspended between two attempts, and reached by itself only, gives back what it holds."""
+
+    def suspended():
+        for attempt in policy.attempts():
+            with attempt:
+                raise Gone
+            yield
+
+    class Holder:
+        pass
+
+    holder = Holder()
+    holder.own, holder.generator = holder, suspended()
+    next(holder.generator)
+    freed = weakref.ref(holder.generator)
+    del holder
+    gc.collect()
+    assert freed() is None
+    assert (budget.granted, budget.refunded) == (1, 1)
+
+
+def test_a_loop_that_is_dropped_within_its_attempt_makes_no_other(policy, budget):
+    """The error of the attempt is raised, and nothing is spent on a retry."""
+    attempts = policy.attempts()
+    with pytest.raises(Gone), next(attempts):
+        del attempts
+        raise Gone
+    assert budget.granted == 0
+    attempts = policy.attempts()
+    with pytest.raises(KeyboardInterrupt), next(attempts):
+        del attempts
+        raise KeyboardInterrupt
+
+
 def test_an_attempt_that_is_not_used_is_an_error(block, policy, door):
     """A loop whose body stands outside of `with attempt:` would spin, unseen; it is told, and the gate is left."""
     gate, runs = door(), []
@@ -196,7 +280,7 @@ def test_attempts_of_no_policy_are_an_error_and_no_more():
     """An object that was never made has nothing to give back when it goes."""
     with pytest.raises(AttributeError):
         Attempts(None)
-    gc.collect()  # a complaint from `__del__` would fail this test
+    gc.collect()  # a complaint from a finalizer would fail this test
 
 
 def test_refused_on_the_first_attempt(block, policy, door, budget):

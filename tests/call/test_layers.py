@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import functools
+import pickle
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -362,3 +363,58 @@ def test_a_fallback_after_a_layer_is_retried(inside, form, way):
     with pytest.raises((KeyError, ExceptionGroup)):
         form(attempt, policy(3, on=KeyError))()
     assert len(asked) == 3
+
+
+def after_except(inner):
+    try:
+        inner()
+    except Exception as error:
+        return error
+
+
+def from_gather(inner):
+    async def gather():
+        (error,) = await asyncio.gather(awaitable(inner)(), return_exceptions=True)
+        return error
+
+    return run(gather)
+
+
+def from_a_future(inner):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(inner).exception()
+
+
+def from_a_pickle(inner):
+    return pickle.loads(pickle.dumps(after_except(inner)))
+
+
+@pytest.mark.parametrize(
+    ("get", "linked", "calls"),
+    [
+        (after_except, True, 3),
+        (from_gather, True, 3),
+        (from_a_future, True, 3),
+        (after_except, False, 9),
+        (from_gather, False, 9),
+        (from_a_future, False, 9),
+        (from_a_pickle, True, 9),
+    ],
+)
+def test_an_error_that_is_raised_later_is_recognised_by_what_it_was_raised_from(get, linked, calls):
+    """With ``from``, unless the error was pickled; without, nothing tells that it was made of the other one."""
+    made = []
+
+    def fails():
+        made.append(1)
+        raise ConnectionError
+
+    def translate():
+        error = get(lambda: policy(name="inner").call(fails))
+        if linked:
+            raise Wrapped from error
+        raise Wrapped
+
+    with pytest.raises(Wrapped):
+        policy(name="outer").call(translate)
+    assert len(made) == calls

@@ -43,7 +43,7 @@ def test_a_coroutine_function_is_refused(policy):
 def test_a_function_that_returns_a_coroutine_after_a_failure_is_refused():
     """Also where the first attempt failed before it came to that."""
     script = Script(ConnectionError(), coroutine_function())
-    with pytest.raises(TypeError, match="is a coroutine function: use acall"):
+    with pytest.raises(TypeError, match="returned a coroutine, which `call` does not await"):
         PLAIN.call(script)
 
 

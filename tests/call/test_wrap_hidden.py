@@ -281,7 +281,7 @@ def test_call_refuses_it_before_it_earns(policy, hide, counting_budget, door):
     refusing = policy.replace(budget=budget, gate=gate)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(TypeError, match=r"is a coroutine function: use acall, or decorate it"):
+        with pytest.raises(TypeError, match="returned a coroutine, which `call` does not await: write "):
             refusing.call(hide(Script("fine").acall))
         gc.collect()
     assert budget.deposited == 0

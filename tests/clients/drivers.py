@@ -18,6 +18,8 @@ import abate
 from abate.clients.aiohttp import middleware
 from abate.clients.requests import Adapter
 from abate.clients.urllib3 import PoolManager
+from abate.clock import MACHINE
+from abate.testing import VirtualClock
 
 
 class Unused(Exception):
@@ -192,6 +194,29 @@ def nobody() -> str:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+class Stopped(VirtualClock):
+    """A clock that stands still until it is advanced; what a server takes is bounded in real time."""
+
+    def within(self, seconds):
+        return MACHINE.within(seconds)
+
+
+@contextmanager
+def oversleeping(seconds):
+    """Let each retry wait for so much longer than it meant to: the machine was busy, or the process was stopped."""
+    with Stopped() as clock:
+
+        def oversleep(event):
+            if isinstance(event, abate.events.Retry):
+                clock.advance(seconds)
+
+        abate.events.install(oversleep)
+        try:
+            yield
+        finally:
+            abate.events.remove(oversleep)
 
 
 class Told:

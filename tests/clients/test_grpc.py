@@ -12,6 +12,7 @@ from google.rpc.status_pb2 import Status
 import abate
 from abate.clients.grpc import aio_interceptors, channel_options, transient
 from abate.testing import Recorder
+from tests.clients.drivers import oversleeping
 from tests.clients.grpc_server import (
     CODES,
     LIMIT,
@@ -281,6 +282,17 @@ def test_nothing_is_sent_after_the_deadline(way):
         assert error.code() is CODES.DEADLINE_EXCEEDED
         assert report.reason == "deadline"
         assert service.attempts == []
+
+
+@WAYS
+def test_a_retry_that_has_waited_past_its_deadline_is_not_sent(way):
+    """Whatever held it up: the process was stopped, or the machine was busy."""
+    with Service(UNAVAILABLE) as service:
+        with oversleeping(20.0), abate.deadline(10.0):
+            error, report = failed(way.get, service.target, orders())
+        assert error.code() is CODES.DEADLINE_EXCEEDED
+        assert (report.attempts, report.reason) == (2, "deadline")
+        assert len(service.attempts) == 1
 
 
 @WAYS

@@ -94,15 +94,6 @@ def test_a_deadline_cuts_the_connect_timeout(driver):
     assert abate.report(caught.value).reason == "deadline"
 
 
-def test_a_deadline_that_has_passed_ends_in_a_timeout(driver):
-    """A first attempt that has no time left is the library's own timeout, not an error about the number."""
-    with Server() as server, abate.deadline(0.0):
-        server.script.append(server.hang)
-        with pytest.raises((driver.connect_timeout, *_tuple(driver.read_timeout))) as caught:
-            driver.fetch(Ask(server.url), policy())
-    assert abate.report(caught.value).attempts == 1
-
-
 @pytest.mark.parametrize("where", DRIPS)
 def test_a_server_that_drips_is_cut_off_at_the_deadline(driver, where):
     """Bytes that come one by one, each in time, don't carry a call past its deadline."""
@@ -214,10 +205,6 @@ def test_a_policy_is_needed(driver):
     """Anything else is refused at construction."""
     with pytest.raises(TypeError, match="policy must be a Policy, not 3"):
         driver.fetch(Ask("http://127.0.0.1:1/"), 3)
-
-
-def _tuple(errors):
-    return errors if isinstance(errors, tuple) else (errors,)
 
 
 def _await(condition):

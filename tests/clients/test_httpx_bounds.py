@@ -94,16 +94,6 @@ def test_a_deadline_cuts_every_timeout(way):
 
 
 @every_way
-def test_a_deadline_that_has_passed_leaves_a_moment(way):
-    """A timeout of zero would mean not to wait for the socket at all, and end in another error."""
-    with Server() as server, abate.deadline(0.0):
-        server.script.append(server.hang)
-        error, report = way.fail(policy(), server.url, client={"timeout": 30.0})
-    assert isinstance(error, way.library.TimeoutException)
-    assert report.reason == "deadline"
-
-
-@every_way
 def test_timeouts_bound_those_of_the_client(way):
     """The smaller one counts, and every good response is told of: a refusal is quick, and says nothing of answers."""
     seen = []

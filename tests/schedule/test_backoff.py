@@ -177,19 +177,19 @@ def test_no_jitter_is_no_spread():
     [
         ({"base": -0.1}, ValueError, "base must be a number at least 0, not -0.1"),
         ({"base": NAN}, ValueError, "base must be a number at least 0, not nan"),
-        ({"base": INF}, ValueError, "base must be a number at least 0, not inf"),
+        ({"base": INF}, ValueError, "base must be a number at least 0 and finite, not inf"),
         ({"base": True}, TypeError, "base must be a number at least 0, not True"),
         ({"base": "0.1"}, TypeError, "base must be a number at least 0, not '0.1'"),
         ({"base": None}, TypeError, "base must be a number at least 0, not None"),
         ({"base": 10**400}, ValueError, "base must be a number at least 0, not an integer too large for a float"),
         ({"cap": -1}, ValueError, "cap must be a number at least 0, not -1"),
         ({"cap": NAN}, ValueError, "cap must be a number at least 0, not nan"),
-        ({"cap": INF}, ValueError, "cap must be a number at least 0, not inf"),
+        ({"cap": INF}, ValueError, "cap must be a number at least 0 and finite, not inf"),
         ({"cap": False}, TypeError, "cap must be a number at least 0, not False"),
         ({"base": 2.0, "cap": 1.5}, ValueError, "cap must be at least the base of 2.0, not 1.5"),
         ({"factor": 0.99}, ValueError, "factor must be a number at least 1, not 0.99"),
         ({"factor": NAN}, ValueError, "factor must be a number at least 1, not nan"),
-        ({"factor": INF}, ValueError, "factor must be a number at least 1, not inf"),
+        ({"factor": INF}, ValueError, "factor must be a number at least 1 and finite, not inf"),
         ({"factor": True}, TypeError, "factor must be a number at least 1, not True"),
         (
             {"jitter": "lots"},
@@ -250,7 +250,8 @@ def test_a_function_is_asked_for_every_retry():
 def test_a_bad_number_of_a_function_is_named(answer, error):
     """The error names the retry and what the function gave."""
     plan = schedule(lambda retry: answer)
-    message = f"^the delay that the schedule gave for retry 2 must be a number at least 0, not {answer!r}$"
+    given = "the delay that the schedule gave for retry 2"
+    message = f"^{given} must be a number at least 0( and finite)?, not {answer!r}$"
     with pytest.raises(error, match=message):
         plan.delay(2, Chance(0.5))
     with pytest.raises(error, match=message):
@@ -307,7 +308,7 @@ def test_what_can_be_read_only_once_is_refused(once):
     [
         ([0.1, -0.5], ValueError, r"backoff\[1\] must be a number at least 0, not -0.5"),
         ([NAN], ValueError, r"backoff\[0\] must be a number at least 0, not nan"),
-        ((1, 2, INF), ValueError, r"backoff\[2\] must be a number at least 0, not inf"),
+        ((1, 2, INF), ValueError, r"backoff\[2\] must be a number at least 0 and finite, not inf"),
         ([0.1, "0.5"], TypeError, r"backoff\[1\] must be a number at least 0, not '0.5'"),
         ([True], TypeError, r"backoff\[0\] must be a number at least 0, not True"),
         ([], ValueError, "backoff must be .* an iterable of seconds, not an empty one"),

@@ -90,7 +90,7 @@ def test_nothing_takes_no_time_at_all():
     ("settings", "said"),
     [
         ({"mean": -1.0}, "mean must be a number at least 0, not -1.0"),
-        ({"mean": float("inf")}, "mean must be a number at least 0, not inf"),
+        ({"mean": float("inf")}, "mean must be a number at least 0 and finite, not inf"),
         ({"mean": 1.0, "shape": "pareto"}, "shape must be one of 'constant', 'exponential', 'uniform', 'normal'"),
         ({"mean": 1.0, "shape": "normal", "spread": -0.1}, "spread must be a number at least 0, not -0.1"),
         ({"mean": 1.0, "spread": 0.1}, "spread must be 0 for the shape 'constant', not 0.1"),

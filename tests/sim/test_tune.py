@@ -254,7 +254,7 @@ def test_retries_that_nothing_pays_for_are_none(fewest):
         ({"attempts": (1.5, 3)}, "attempts must be a whole number of at least 1, not 1.5"),
         ({"base": ()}, r"base must be two numbers, the lowest and the highest, not \(\)"),
         ({"cap": 5.0}, "cap must be two numbers, the lowest and the highest, not 5.0"),
-        ({"reserve": (0.0, math.inf)}, "reserve must be a number at least 0, not inf"),
+        ({"reserve": (0.0, math.inf)}, "reserve must be a number at least 0 and finite, not inf"),
         ({"jitter": ()}, r"jitter must be a list of some of 'full', .*, not \(\)"),
         ({"jitter": "full"}, "jitter must be a list of some of 'full', .*, not 'full'"),
         ({"jitter": ("some",)}, "jitter must be one of 'full', .*, not 'some'"),

@@ -3,8 +3,10 @@
 import os
 import shutil
 import sqlite3
+import sys
 import subprocess
 import tempfile
+import weakref
 from pathlib import Path
 
 import pytest
@@ -354,3 +356,26 @@ def test_a_signal_handler_that_raises_leaves_nothing_locked(path, raises):
     assert point > 10
     other.close()
     file.close()
+
+
+def test_a_store_that_was_closed_runs_no_code_when_it_is_freed(tmp_path):
+    """What a signal handler raises in a finalizer is lost, be it a soft time limit or Ctrl-C."""
+    file, called = File(f"{tmp_path}/work.db", "FULL", 5.0), []
+    file.close()
+    freed = weakref.ref(file)
+    sys.setprofile(lambda frame, event, arg: called.append(frame.f_code.co_qualname) if event == "call" else None)
+    try:
+        del file
+    finally:
+        sys.setprofile(None)
+    assert freed() is None
+    assert called == []
+
+
+def test_a_store_that_is_dropped_closes_its_connection(tmp_path):
+    """At once, and without the warning that Python has for connections that were left open."""
+    file = File(f"{tmp_path}/work.db", "FULL", 5.0)
+    db = file._db
+    del file
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        db.execute("SELECT 1")

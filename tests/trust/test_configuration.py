@@ -398,3 +398,59 @@ def test_documents_are_policies_or_a_clear_error(tmp_path_factory, text):
             loaded(file)
         except ValueError as error:
             assert str(file) in str(error)
+
+
+EVIL = "red\x1b[31m\nLINE"
+IN_TOML = r'"red\u001b[31m\nLINE"'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'[{IN_TOML}]\non = ["Nope"]',
+        f"{IN_TOML} = 3",
+        f'[{IN_TOML}]\non = "OSError"\nattempts = 0',
+        f'[{IN_TOML}]\non = "OSError"\nbudget = {{ reserve = -1 }}',
+        f'[{IN_TOML}]\non = "OSError"\n{IN_TOML} = 1',
+        f"[orders]\non = {IN_TOML}",
+        f"[shelters.{IN_TOML}]\ncapacity = 0",
+        f"[shelters]\n{IN_TOML} = 1",
+        f'[policies.{IN_TOML}]\non = "OSError"\n[{IN_TOML}]\non = "OSError"',
+        f"[{IN_TOML}]\n[{IN_TOML}]",
+    ],
+)
+def test_names_in_a_file_cannot_forge_lines_of_an_error(tmp_path, text):
+    """Line ends and terminal sequences in what is refused are written as escapes."""
+    file = tmp_path / "app.toml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match="app") as caught:
+        abate.load_policies(file)
+    assert str(caught.value).isprintable()
+    assert r"red\x1b[31m\nLINE" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[services.{IN_TOML}]\nworkers = 0",
+        f"[services.db]\nworkers = 1\n[variants.{IN_TOML}]\nrun = 3",
+        f"{IN_TOML} = 3",
+        f"[services.db]\ncalls = [{IN_TOML}]",
+        f"[sweep]\n{IN_TOML} = 3",
+    ],
+)
+def test_names_in_a_scenario_cannot_forge_lines_of_an_error(tmp_path, text):
+    """The same for scenarios."""
+    file = tmp_path / "app.toml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match="app") as caught:
+        abate.sim.load_scenario(file)
+    assert str(caught.value).isprintable()
+    assert r"red\x1b[31m\nLINE" in str(caught.value)
+
+
+def test_a_policy_s_name_cannot_forge_lines_of_an_error():
+    """A call that came too late names its policy on one line."""
+    with abate.deadline(0.0), pytest.raises(abate.DeadlineExceeded) as caught:
+        abate.Policy(name=EVIL, on=OSError).call(print)
+    assert str(caught.value).isprintable()

@@ -20,6 +20,8 @@ from abate.locks import Section
 from abate.schedule.deadlines import shorter
 from abate.values import Shared, clockless
 
+MOST = 10**15
+"""Tokens at once: beyond 2**53 a float does not count every single one."""
 GRAIN = 1e-9
 """Tokens; sums of floats that should be whole may be off by this much."""
 
@@ -86,7 +88,7 @@ class TokenBucket(Shared, Gate):
         name: str = "bucket",
     ) -> None:
         self.rate = number("rate", rate, above=0)
-        self.burst = whole("burst", burst, least=1)
+        self.burst = whole("burst", burst, least=1, most=MOST)
         self.name = name
         self._levels: Timeline[Level] = Timeline(self._level, clock)
 

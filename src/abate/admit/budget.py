@@ -30,6 +30,8 @@ from abate.values import Shared, clockless
 FundedBy = Literal["success", "request"]
 FINEST = 10**6
 """Ratio and reserve are taken as the nearest fraction with no larger denominator."""
+MOST = 1e15
+"""Ratio, reserve and window are at most this, so that no sum of them is too large for a float."""
 SKIP = 1000
 """Deposits that go by without a look at the clock, at most: a quarter of a busy slot's."""
 NOTHING = range(0)
@@ -352,9 +354,9 @@ class Budget(Shared, Gate):
         clock: Clock | Callable[[], float] | None = None,
         name: str = "budget",
     ) -> None:
-        self.ratio = number("ratio", ratio, least=0)
-        self.reserve = number("reserve", reserve, least=0, infinite=True)
-        self.window = number("window", window, least=SHORTEST)
+        self.ratio = number("ratio", ratio, least=0, most=MOST)
+        self.reserve = math.inf if reserve == math.inf else number("reserve", reserve, least=0, most=MOST)
+        self.window = number("window", window, least=SHORTEST, most=MOST)
         self.funded_by: FundedBy = choice("funded_by", funded_by, ("success", "request"))  # type: ignore[assignment]
         self.boundless = math.isinf(self.reserve)
         self.name = name

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+from weakref import ref
 
 from abate import clock as clocks
 from abate.admit.bells import awaiting, wait
@@ -31,10 +32,14 @@ class Attempts:
     be made goes back with it.
     """
 
-    __slots__ = ("_block",)
+    __slots__ = ("__weakref__", "_block", "last")
+
+    last: Exception | None
+    """The error of the last attempt; its traceback holds the frame of the loop, which holds this."""
 
     def __init__(self, policy: Policy) -> None:
-        self._block = _Block(policy)
+        self.last = None
+        self._block = _Block(self, policy)
 
     def __iter__(self) -> Attempts:
         return self
@@ -51,7 +56,7 @@ class Attempts:
             if isinstance(action, Hold):
                 wait(action.door, action.waiter)
                 action = block.machine.turn()
-            return block.begin(action, asynchronous=False)
+            return block.begin(action, self.last, asynchronous=False)
         except BaseException as error:
             block.break_off(error)
             raise
@@ -71,28 +76,31 @@ class Attempts:
             if isinstance(action, Hold):
                 await awaiting(action.door, action.waiter)
                 action = block.machine.turn()
-            return block.begin(action, asynchronous=True)
+            return block.begin(action, self.last, asynchronous=True)
         except BaseException as error:
             block.break_off(error)
             raise
 
-    def __del__(self) -> None:
-        block: _Block | None = getattr(self, "_block", None)
-        if block is not None and not block.over:
-            block.break_off(None)
-
 
 class _Block:
-    """One call in block form: what the loop and its attempts share."""
+    """One call in block form: what the loop and its attempts share.
 
-    __slots__ = ("bound", "clock", "entered", "last", "machine", "over", "tally", "wait")
+    While it goes on, a weak reference to the loop waits for the loop to be left, and breaks the call off then. It is
+    no ``__del__``: that would run for each loop that has ended in order as well, and what a signal handler raises in a
+    finalizer (a soft time limit, Ctrl-C) is lost. Nothing that is reached from `open_loops` may hold the loop: errors
+    are kept in the loop itself.
+    """
 
-    def __init__(self, policy: Policy) -> None:
+    __slots__ = ("bound", "clock", "entered", "loop", "machine", "over", "tally", "wait")
+
+    open_loops: ClassVar[set[ref[Attempts]]] = set()
+    """Keeps the weak references: the collector calls none that is itself part of what it collects."""
+
+    def __init__(self, loop: Attempts, policy: Policy) -> None:
         self.clock = policy.clock or clocks.current()
         left = shorter(policy.timeout)
         due = None if left is None else self.clock.now() + left
         self.machine = Call(policy, due, lent=left is not policy.timeout)
-        self.last: Exception | None = None
         self.wait: Wait | None = None
         self.bound: deadline | None = None
         self.entered = True
@@ -100,20 +108,26 @@ class _Block:
         self.tally = policy.tally if watch.on else None
         if self.tally is not None:
             self.tally.begun.add()
+        self.loop: ref[Attempts] | None = ref(loop, self._abandoned)
+        self.open_loops.add(self.loop)
+
+    def _abandoned(self, loop: ref[Attempts]) -> None:
+        """The loop was left before its call was over."""
+        self.break_off(None)
 
     def check_used(self) -> None:
         if not self.entered:
             raise RuntimeError("an attempt was not used: put the body of the loop into `with attempt:`")
 
-    def begin(self, action: Send | Stop, asynchronous: bool) -> Attempt:
+    def begin(self, action: Send | Stop, last: Exception | None, asynchronous: bool) -> Attempt:
         if isinstance(action, Stop):
-            assert self.last is not None
-            failure = self.machine.give_up(action, self.last)
+            assert last is not None
+            failure = self.machine.give_up(action, last)
             assert failure is not None
             try:
                 raise failure
             finally:
-                del failure  # its traceback holds this frame: don't hold it back
+                del failure, last  # its traceback holds this frame: don't hold it back
         self.entered = False
         return Attempt(self, self.machine.attempts + 1, asynchronous)
 
@@ -136,7 +150,10 @@ class _Block:
 
     def fail(self, error: Exception) -> Exception | None:
         """The error that ends the loop; None if another attempt follows."""
-        if error is self.last:
+        loop = None if self.loop is None else self.loop()
+        if loop is None:
+            return error  # the loop was dropped, and nothing will make another attempt
+        if error is loop.last:
             self.machine.same_error = True
         try:
             action = self.machine.failed(error, self.clock.now())
@@ -144,7 +161,7 @@ class _Block:
             self.break_off(broken)
             raise
         if isinstance(action, Wait):
-            self.wait, self.last = action, error
+            self.wait, loop.last = action, error
             return None
         self._end()
         return self.machine.give_up(action, error)
@@ -159,7 +176,12 @@ class _Block:
         if self.tally is not None and not self.over:
             (self.tally.good if good else self.tally.bad).add()
         self.over = True
-        self.last = None  # its traceback holds the loop's frame, which holds this: don't hold it back
+        watched, self.loop = self.loop, None
+        if watched is not None:
+            self.open_loops.discard(watched)
+            loop = watched()
+            if loop is not None:
+                loop.last = None  # its traceback holds the loop's frame: don't hold it back
 
 
 class Attempt:

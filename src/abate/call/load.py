@@ -29,6 +29,7 @@ from abate.admit.shelter import Shelter
 from abate.call import toml
 from abate.call.names import checked_code, resolved
 from abate.call.policy import SETTINGS, Policy
+from abate.redact import quoted
 from abate.schedule.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -57,24 +58,25 @@ def load_policies(path: str | Path, *, code: Sequence[str] = ()) -> dict[str, Po
     """
     from pathlib import Path
 
-    file, code = Path(path), checked_code(code)
-    document = toml.read(file)
+    code = checked_code(code)
+    document = toml.read(Path(path))
+    file = quoted(str(path))
     found: dict[str, Policy] = {}
     shelters = shelters_of(file, document.pop(SHELTERS, {}))
     for place, name, table in _tables(file, document):
         if name in found:
-            raise ValueError(f"{file}: [{place}] is the second policy called {name!r}")
-        found[name] = policy_of(f"{file}: [{place}]", name, table, shelters, code)
+            raise ValueError(f"{file}: [{quoted(place)}] is the second policy called {name!r}")
+        found[name] = policy_of(f"{file}: [{quoted(place)}]", name, table, shelters, code)
     return found
 
 
-def shelters_of(file: Path | str, tables: object) -> dict[str, Shelter]:
+def shelters_of(file: str, tables: object) -> dict[str, Shelter]:
     """The shelters in the tables below ``shelters``, by name."""
     if not isinstance(tables, dict):
         raise ValueError(f"{file}: {SHELTERS} = {tables!r} stands outside a table; expected [{SHELTERS}.NAME]")
     made: dict[str, Shelter] = {}
     for name, table in tables.items():
-        place = f"{file}: [{SHELTERS}.{name}]"
+        place = f"{file}: [{SHELTERS}.{quoted(name)}]"
         if not isinstance(table, dict):
             raise ValueError(f"{place} must be a table, not {table!r}")
         _only(place, table, SHELTER_KEYS)
@@ -82,11 +84,12 @@ def shelters_of(file: Path | str, tables: object) -> dict[str, Shelter]:
     return made
 
 
-def _tables(file: Path, document: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
+def _tables(file: str, document: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
     found: list[tuple[str, str, Mapping[str, Any]]] = []
     for name, table in document.items():
         if not isinstance(table, dict):
-            raise ValueError(f"{file}: {name} = {table!r} stands outside a table; expected [{name}]")
+            key = quoted(name)
+            raise ValueError(f"{file}: {key} = {table!r} stands outside a table; expected [{key}]")
         if name in NAMESPACES and table and all(isinstance(inner, dict) for inner in table.values()):
             found += [(f"{name}.{inner}", inner, settings) for inner, settings in table.items()]
         else:

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from abate.decide.rules import Rule
+from abate.redact import quoted
 
 LONGEST = 200
 """Characters of a name."""
@@ -69,7 +70,7 @@ def resolved(place: str, name: object, code: Sequence[str] = ()) -> Any:
     try:
         found, module = _found(name, code)
     except LookupError as error:
-        raise ValueError(f"{place} names {name!r}, which cannot be found: {error.args[0]}") from error.__cause__
+        raise ValueError(f"{place} names {name!r}, which cannot be found: {quoted(error.args[0])}") from error.__cause__
     if (isinstance(found, type) and issubclass(found, BaseException)) or isinstance(found, Rule):
         return found
     if is_code(module, code) and callable(found) and not isinstance(found, type):

@@ -12,7 +12,7 @@ from abate.call.giveup import give_ups
 from abate.call.machine import SEND, Call, Hold, Send, Stop, Wait
 from abate.clock import MACHINE, switch
 from abate.decide.outcome import Outcome
-from abate.functions import returned_coroutine
+from abate.functions import is_coroutine, returned_coroutine
 from abate.schedule.deadlines import around, deadline, does_keep, passed, shorter
 
 if TYPE_CHECKING:
@@ -146,4 +146,9 @@ def _bounded(
 def _refuse(policy: Policy, function: Callable[..., Any], result: Any, args: object, kwargs: object) -> NoReturn:
     """Nobody would await what the function has returned."""
     result.close()
-    raise TypeError(f"{function!r} is a coroutine function: use acall, or decorate it")
+    if is_coroutine(function):
+        raise TypeError(f"{function!r} is a coroutine function: use acall, or decorate it")
+    raise TypeError(
+        f"{function!r} returned a coroutine, which `call` does not await: write `await policy.acall(…)` with the same"
+        " arguments, or decorate it"
+    )

@@ -6,7 +6,11 @@ before anything is made of it.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from abate.redact import quoted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,16 +29,35 @@ def read(file: Path) -> dict[str, Any]:
     Traceback (most recent call last):
     FileNotFoundError: [Errno 2] No such file or directory: 'no_such.toml'
     """
+    name = quoted(str(file))
     with file.open("rb") as opened:
         data = opened.read(LARGEST + 1)
     if len(data) > LARGEST:
-        raise ValueError(f"{file} must be of at most {LARGEST:,} bytes, and is larger")
+        raise ValueError(f"{name} must be of at most {LARGEST:,} bytes, and is larger")
     try:
         return parsed(data.decode("utf-8"))
     except TooDeep as error:
-        raise ValueError(f"{file} {error}") from None
+        raise ValueError(f"{name} {error}") from None
     except ValueError as error:
-        raise ValueError(f"{file} is not TOML: {error}") from error
+        raise ValueError(f"{name} is not TOML: {quoted(str(error))}") from error
+
+
+@contextmanager
+def legible() -> Generator[None]:
+    """Write what is refused in the block on one line: names in a file may hold line ends and terminal sequences.
+
+    >>> with legible():
+    ...     raise ValueError("no service \\x1b[31mdb")
+    Traceback (most recent call last):
+    ValueError: no service \\x1b[31mdb
+    """
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        if text.isprintable():
+            raise
+        raise ValueError(quoted(text)) from error
 
 
 def parsed(text: str) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from sending anything.
   is closed, and reading it after all, where the next attempt is refused after the wait, is a
   ``ClientConnectionError``.
 * The final response is handed over unread: what fails in its body later is not retried.
-* A deadline cuts an attempt off, with aiohttp's own error. aiohttp's `total` stands around all attempts: when it is
+* A deadline cuts an attempt off, with aiohttp's own error; after it, nothing is sent, and the error is a
+  ``ConnectionTimeoutError``. aiohttp's `total` stands around all attempts: when it is
   over, so is the call.
 """
 
@@ -52,12 +53,14 @@ from abate.call import tally, tasks
 from abate.call.policy import Policy
 from abate.clients.exchange import (
     READ_AT_MOST,
+    TOO_LATE,
     Key,
     Plan,
     Secrets,
     Stopwatch,
     Timeouts,
     key_of,
+    late,
     new_key,
     reading_time,
 )
@@ -171,10 +174,13 @@ class _Exchange:
     @keeps_deadline
     async def attempt(self) -> ClientResponse:
         """Make one attempt."""
+        self.request.response = None
         await self.let_go(remaining())
         if self.attempts:
             await self.request.close()  # what still writes the body must have ended before it is written again
         self.attempts += 1
+        if late():
+            raise ConnectionTimeoutError(TOO_LATE)
         self.secrets.outfit(self.request.headers, self.request.url.host, self.attempts)
         if self.timeouts is None:
             self.held = await self.send()
@@ -194,7 +200,6 @@ class _Exchange:
         # where the policy has timeouts, it cuts attempts off by itself, and at the same instant
         self.scope = asyncio.timeout(None if self.policy.bounded else remaining())
         self.whole = self.scope.when()
-        self.request.response = None
         try:
             async with self.scope:
                 self.bound_request()

@@ -9,6 +9,8 @@ A client gives two things, how to send a request and how to read a response, and
 * a response that is not the final one is let go before every wait, so that its connection serves others meanwhile: it
   is read to its end if that is near (`READ_AT_MOST` bytes, `reading_time`), which keeps the connection and the body;
   otherwise the connection is closed;
+* an attempt that is about to be sent after its deadline, be it the first one or one that has waited for too long, ends
+  with the error that the library has for a connection that took too long, and is not sent (`late`);
 * ``Abate-Attempt`` and ``Abate-Deadline`` on requests, and ``Abate-Secret`` to the hosts that it is for. Those that the
   program itself has put on a request are not sent: a program that passes its own callers' headers on would lend them
   its name;
@@ -32,7 +34,7 @@ from abate.decide import http
 from abate.decide.outcome import LAYER, Outcome, Ruling
 from abate.decide.rules import Rule
 from abate.redact import shown
-from abate.schedule.deadlines import remaining
+from abate.schedule.deadlines import passed, remaining
 
 ATTEMPT = "Abate-Attempt"
 DEADLINE = "Abate-Deadline"
@@ -302,6 +304,14 @@ def _fits(name: str, known: str) -> bool:
 def reading_time(left: float | None) -> float:
     """Seconds for which a response that is let go may be read, where a call has so many left until its deadline."""
     return READ_FOR if left is None else max(0.0, min(left, READ_FOR))
+
+
+TOO_LATE = "nothing was sent: the deadline had passed"
+"""What the error says of an attempt that came too late."""
+
+late = passed
+"""Has the deadline passed? Each client asks right before it sends an attempt: a timeout that is cut to the shortest one
+that its library takes is still long enough to send a request."""
 
 
 def within(timeout: float | None) -> float | None:

@@ -7,7 +7,8 @@ Redirects, auth, cookies and streaming stay the client's; each request that it s
   after the wait, it is the final one after all: a body of more than 64 KB is gone then, and reading it is a
   ``ReadError``.
 * The final response is handed over unread: what fails later, in its body, is not retried.
-* The timeouts of an attempt are cut to what remains until the deadline.
+* The timeouts of an attempt are cut to what remains until the deadline. Where nothing remains, nothing is sent: the
+  error is a ``ConnectTimeout``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from abate.clients.exchange import (
     DEADLINE,
     EXHAUSTED,
     READ_AT_MOST,
+    TOO_LATE,
     JudgeError,
     Key,
     Plan,
@@ -35,6 +37,7 @@ from abate.clients.exchange import (
     Stopwatch,
     Timeouts,
     key_of,
+    late,
     new_key,
     reading_time,
 )
@@ -180,6 +183,7 @@ class _Exchange:
         self.attempt = 0 if made is None and failure is None else 1
         self.made = made  # the response to a first attempt that is over already
         self.held: Any = None
+        self.sent = False
         self.extensions: Any = request.extensions  # those that the response that is held was asked for with
         self.waited = 0.0
         self._began = self.now()
@@ -203,6 +207,7 @@ class _Exchange:
         if self.made is not None:
             self.held, self.made = self.made, None
             return self.held
+        self.sent = False
         self.let_go(remaining())
         self.begin()
         with self.around.outfitted(self):
@@ -215,6 +220,7 @@ class _Exchange:
         if self.made is not None:
             self.held, self.made = self.made, None
             return self.held
+        self.sent = False
         await self.alet_go(remaining())
         self.begin()
         with self.around.outfitted(self):
@@ -236,11 +242,14 @@ class _Exchange:
         return shorter(None if timeout is None else max(0.0, self._began + timeout - self.now()))
 
     def begin(self) -> None:
-        """An attempt begins: whatever was waited for is over."""
+        """An attempt begins: whatever was waited for is over, and perhaps the time as well."""
         self.attempt += 1
         if self._paused is not None:
             self.waited += self.now() - self._paused
             self._paused = None
+        if late():
+            raise self.around.library.ConnectTimeout(TOO_LATE, request=self.request)
+        self.sent = True
 
     def pause(self, left: float | None) -> None:
         """Let go of the response before a wait."""
@@ -305,7 +314,9 @@ class _Exchange:
         error = exhausted.__cause__
         try:
             if isinstance(error, AttemptTimeout):
-                raise self.around.library.TimeoutException(str(error), request=self.request) from error
+                library = self.around.library
+                kind, said = (library.TimeoutException, str(error)) if self.sent else (library.ConnectTimeout, TOO_LATE)
+                raise kind(said, request=self.request) from error
             if error is not None:
                 raise error
             exhausted.result.extensions[REPORT] = exhausted.report

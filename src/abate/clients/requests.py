@@ -11,7 +11,8 @@ that it sends is one call of the policy. Retries of the adapter's own (`max_retr
 * A streamed response that is not the final one is read to its end before every wait, if that is near. Otherwise its
   connection is closed, and reading it after all, where the next attempt is refused after the wait, is a
   ``ChunkedEncodingError``.
-* A deadline bounds every single read, so that a server which sends byte by byte is cut off in time.
+* A deadline bounds every single read, so that a server which sends byte by byte is cut off in time. After it, nothing
+  is sent: the error is a ``ConnectTimeout``.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from requests import PreparedRequest, RequestException, Response
+from requests import ConnectTimeout, PreparedRequest, RequestException, Response
 from requests.adapters import HTTPAdapter
 from requests.utils import rewind_body
 from urllib3 import Retry, Timeout
-from urllib3.exceptions import MaxRetryError
+from urllib3.exceptions import ConnectTimeoutError, MaxRetryError
 
 from abate.call.policy import Policy
-from abate.clients.exchange import Key, Secrets, Timeouts
+from abate.clients.exchange import TOO_LATE, Key, Secrets, Timeouts
 from abate.clients.trust import Secret
 from abate.clients.urllib3 import Sender, bounded, judge, let_go, rewinds, warn_of
 from abate.decide.outcome import Ruling
@@ -81,6 +82,7 @@ class Adapter(HTTPAdapter):
             _judge,
             _read,
             _let_go,
+            _too_late,
             idempotency_key=idempotency_key,
             timeouts=timeouts,
             secrets=Secrets(secrets),
@@ -129,6 +131,10 @@ class Adapter(HTTPAdapter):
         replayable = own.body is None or isinstance(own.body, (bytes, str)) or _is_file(own)
         host = urlsplit(own.url or "").hostname
         return self._sender.send(own.method or "", host, headers, _timeout(timeout), replayable, once, own)
+
+
+def _too_late(request: PreparedRequest) -> Exception:
+    return ConnectTimeout(ConnectTimeoutError(TOO_LATE), request=request)
 
 
 def _host(request: PreparedRequest) -> tuple[str | None, int | None]:

@@ -10,7 +10,8 @@ Redirects stay the manager's: each hop that it sends is one call. Retries of url
 * A streamed response that is not the final one is read to its end before every wait, if that is near. Otherwise its
   connection is closed, and reading it after all, where the next attempt is refused after the wait, is a
   ``ProtocolError``.
-* A deadline bounds every single read, so that a server which sends byte by byte is cut off in time.
+* A deadline bounds every single read, so that a server which sends byte by byte is cut off in time. After it, nothing
+  is sent: the error is a ``ConnectTimeoutError``.
 
 `Sender`, `bounded` and `let_go` serve requests as well, which stands on urllib3.
 """
@@ -46,6 +47,7 @@ from abate.call.policy import Policy
 from abate.clients.exchange import (
     CUT_OFF,
     READ_AT_MOST,
+    TOO_LATE,
     JudgeError,
     Key,
     KeyOf,
@@ -56,6 +58,7 @@ from abate.clients.exchange import (
     Stopwatch,
     Timeouts,
     key_of,
+    late,
     new_key,
     reading_time,
 )
@@ -119,6 +122,7 @@ class PoolManager(urllib3.PoolManager):
             judge,
             _read,
             let_go,
+            _too_late,
             idempotency_key=idempotency_key,
             timeouts=timeouts,
             secrets=Secrets(secrets),
@@ -198,8 +202,9 @@ class _HTTPSPool(_Pool, HTTPSConnectionPool):  # pyright: ignore[reportIncompati
 class Sender(Generic[R]):
     """Sends the requests of one client, each as a call of the policy.
 
-    `read` tells status and headers of a response; `let_go` frees its connection, within so many seconds. A policy
-    without a name goes by `name` in reports.
+    `read` tells status and headers of a response; `let_go` frees its connection, within so many seconds; `too_late`
+    makes the library's error for a request whose deadline has passed. A policy without a name goes by `name` in
+    reports.
     """
 
     def __init__(
@@ -209,6 +214,7 @@ class Sender(Generic[R]):
         judge_error: JudgeError,
         read: ReadResponse,
         let_go: Callable[[R, float], None],
+        too_late: Callable[[Any], Exception],
         *,
         idempotency_key: bool,
         timeouts: Timeouts | None,
@@ -224,12 +230,13 @@ class Sender(Generic[R]):
             raise TypeError(f"timeouts must have request(), connect() and observe(), not be {timeouts!r}")
         if isinstance(policy, Policy) and not policy.name:
             policy = policy.replace(name=name)
-        self._made_from = (name, policy, judge_error, read, let_go)
+        self._made_from = (name, policy, judge_error, read, let_go, too_late)
         self._judge_error = judge_error
         self._responses = OnResponses(read)
         self._plan = Plan(policy, self._judge, read)
         self._read = read
         self._let_go = let_go
+        self._too_late = too_late
         self._keys = idempotency_key
         self._timeouts = timeouts
         self._secrets = secrets
@@ -276,6 +283,8 @@ class Sender(Generic[R]):
             nonlocal held, attempts
             let_go(remaining())
             attempts += 1
+            if late():
+                raise self._too_late(request)
             self._secrets.outfit(headers, host, attempts)
             held = self._timed(once, timeout)
             return held
@@ -332,6 +341,10 @@ def judge(error: Exception) -> Ruling | None:
     if isinstance(error, InvalidHeader):
         return BLIP
     return nature(error) if isinstance(error, OSError) else None
+
+
+def _too_late(request: object) -> Exception:
+    return ConnectTimeoutError(TOO_LATE)
 
 
 def _host(url: str) -> tuple[str | None, int | None]:

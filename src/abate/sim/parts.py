@@ -11,6 +11,7 @@ from abate.call.load import SHELTERS, load_policies, policy_of, shelters_of
 from abate.call.names import is_code
 from abate.call.policy import Policy
 from abate.errors import choice, number, whole
+from abate.redact import quoted
 from abate.sim.clients import Clients, Controllers
 from abate.sim.durations import Duration
 from abate.sim.measures import MEASURES, PER_SERVICE
@@ -153,9 +154,9 @@ def users_policy(place: str, code: Sequence[str] = ()) -> Policy:
     try:
         policies = load_policies(file, code=code)
     except OSError as error:
-        raise ValueError(f"{file} can't be read: {error}") from error
+        raise ValueError(quoted(f"{file} can't be read: {error}")) from error
     if name not in policies:
-        raise ValueError(f"{file} has no policy {name!r}; it has {', '.join(policies) or 'none'}")
+        raise ValueError(quoted(f"{file} has no policy {name!r}; it has {', '.join(policies) or 'none'}"))
     return policies[name]
 
 

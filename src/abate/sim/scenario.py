@@ -117,8 +117,9 @@ class Scenario(Value):
         if not equals or not all(keys):
             raise ValueError(f"--set must look like policy.attempts=6, not {setting!r}")
         document = copy.deepcopy(self.document)
-        for found in _targets(document, keys):
-            put(f"{self.place}: --set", found, path, value_of(text.strip()))
+        with toml.legible():
+            for found in _targets(document, keys):
+                put(f"{self.place}: --set", found, path, value_of(text.strip()))
         document.get("sweep", {}).pop(path, None)
         return self.replaced(document=document)
 
@@ -133,7 +134,8 @@ class Scenario(Value):
 
     def cases(self) -> list[Case]:
         """Every variant with every combination of the sweep."""
-        return list(self._cases())
+        with toml.legible():
+            return list(self._cases())
 
     def _cases(self) -> Iterator[Case]:
         base = {key: value for key, value in self.document.items() if key not in ("variants", "sweep")}
@@ -188,7 +190,8 @@ def load_scenario(source: str | Path, *, code: Sequence[str] = ()) -> Scenario:
         raise ValueError(f"there is no scenario {str(source)!r}, neither as a file nor among those that ship: {names}")
     document = toml.read(file)
     place = file.name if file.parent == SHIPPED else str(file)
-    only(place, document, (*TABLES, *OVERLAYS))
+    with toml.legible():
+        only(place, document, (*TABLES, *OVERLAYS))
     scenario = Scenario(file.stem, place, document, code=checked_code(code))
     scenario.cases()  # what is wrong in it is wrong now
     return scenario

@@ -15,6 +15,7 @@ from __future__ import annotations
 from math import floor
 from typing import Protocol
 
+from abate.admit.budget import MOST
 from abate.admit.budget import Terms as Units
 from abate.admit.window import SHORTEST, SLOTS
 from abate.errors import number
@@ -33,9 +34,9 @@ class Terms(Value):
     window: float = 10.0
 
     def checked(self) -> None:
-        number("ratio", self.ratio, least=0)
-        number("reserve", self.reserve, least=0)
-        number("window", self.window, least=SHORTEST)
+        number("ratio", self.ratio, least=0, most=MOST)
+        number("reserve", self.reserve, least=0, most=MOST)
+        number("window", self.window, least=SHORTEST, most=MOST)
 
     def granted(self, deposits: int, withdrawals: int, want: int) -> int:
         """How many of `want` withdrawals the balance pays for."""

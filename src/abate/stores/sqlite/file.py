@@ -28,6 +28,7 @@ from pathlib import Path
 from threading import RLock, get_ident
 from time import monotonic, sleep
 from typing import Any, TypeVar
+from weakref import finalize
 
 from abate import forks
 from abate.logs import Log
@@ -80,6 +81,9 @@ class File:
         self, path: str | None, synchronous: str, timeout: float, rng: Uniform = random, *, shared: bool = False
     ) -> None:
         self._db: sqlite3.Connection | None = None
+        self._closer: finalize[..., File] | None = None
+        """Closes the connection of a store that is dropped, without a warning: nothing is lost by it. It is no
+        ``__del__``, which would run for a store that was closed as well, and lose what a signal handler raises."""
         self.path = path
         self.inherited = False
         """Is this a database in memory whose messages are in the memory of a parent process?"""
@@ -226,6 +230,8 @@ class File:
     def _open(self) -> sqlite3.Connection:
         db, file = self._connect(self.path)
         self._db = db  # from the beginning, so that a fork in the middle of the rest finds it
+        self._closer = finalize(self, _close, db, self._process)
+        self._closer.atexit = False
         try:
             self._prepare(db)
             opened = None if self.path is None or file is None else place.opened(self.path, file)
@@ -317,14 +323,17 @@ class File:
 
     def _let_go(self) -> None:
         """Close the connection; needs the lock."""
-        db, self._db = self._db, None
+        db = self._detached()
         if db is not None:
             db.close()
 
-    def __del__(self) -> None:
-        # who drops a store without closing it needn't be warned: nothing is lost by it
-        self._notice_fork()
-        self._let_go()
+    def _detached(self) -> sqlite3.Connection | None:
+        """Take the connection out of this object, which does not close it any more."""
+        db, self._db = self._db, None
+        closer, self._closer = self._closer, None
+        if closer is not None:
+            closer.detach()
+        return db
 
     def __str__(self) -> str:
         return self.path or "memory:"
@@ -357,7 +366,7 @@ class File:
             self.inherited = True
         elif self._place is not None and (self._db is not None or self._place.file in place.descriptors()):
             _inherited.add(self._place.file)
-        db, self._db = self._db, None
+        db = self._detached()
         if db is not None:
             _left.append(db)
             if interrupted:  # this thread is inside a transaction, and must not go on with it
@@ -375,6 +384,14 @@ _left: list[sqlite3.Connection] = []
 """In a child, the parent's connections."""
 _inherited: set[place.Inode] = set()
 """In a child, the files that it has descriptors of since before it was forked."""
+
+
+def _close(db: sqlite3.Connection, process: int) -> None:
+    """Close the connection of a store that was dropped, which loses nothing; in a child the parent's stays open."""
+    if os.getpid() == process:
+        db.close()
+    else:
+        _never_close(db)
 
 
 def _never_close(db: sqlite3.Connection) -> None:
