@@ -231,6 +231,24 @@ def test_an_outage_is_still_sheltered_from_whatever_it_looks_like(make):
     assert outage(make) < (0.25 if make is broken else 0.15)
 
 
+def test_a_server_that_hangs_is_noticed_though_no_caller_has_much_time():
+    """50 ms each, where an answer takes 20: no attempt is out for long, and none of many has an answer."""
+    policy = sheltered(timeout=5.0)
+
+    async def hang(clock):
+        await clock.asleep(abate.remaining())
+        raise TimeoutError
+
+    mix = Mix(policy, hang, 500.0, victims=0.0, seconds=12.0)
+
+    async def hurried():
+        with abate.deadline(0.05):
+            await Mix.attacker(mix)
+
+    mix.attacker = hurried
+    assert mix.run().sent < 0.1 * 8.0 * 500.0
+
+
 def test_a_good_answer_now_and_then_does_not_hide_an_outage():
     """500s for all, but for one call each five seconds: that is no more usual than it was."""
     last = 0.0

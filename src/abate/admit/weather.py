@@ -166,6 +166,8 @@ class Weather:
         "_taught",
         "_trial",
         "_trial_of",
+        "_unheard",
+        "_unheard_since",
         "_worried",
         "answers",
         "calm",
@@ -213,6 +215,8 @@ class Weather:
         """The instant of the last good answer that was counted, and seconds between two of them."""
         self._errors = 0
         """How many errors the server has answered with since then."""
+        self._unheard, self._unheard_since = 0, now
+        """How many attempts were cut off late since then, and when the first of them was sent."""
         self._lately = self._taught = 0.0
         self._outcomes = 0
         self._row = 0
@@ -287,6 +291,10 @@ class Weather:
         ticket.out = False
         if ticket.epoch == self.epoch:
             self.in_flight -= 1
+            if sent and now - ticket.sent >= self._late():
+                self._unheard += 1
+                if self._unheard == 1:
+                    self._unheard_since = ticket.sent
             self._silent -= self._silent > 0  # no word from the server: the others are out as long as they were
             if sent and self.state == "probing":  # it was a probe none the less
                 self.opens = max(self.opens, now + min(self._soonest(now), OVERDUE))
@@ -296,9 +304,19 @@ class Weather:
         if self.calm:
             self._wake(now)
 
-    def hung(self, seconds: float) -> bool:
-        """Is an attempt that had no answer for so long more than slow?"""
-        return seconds >= (UNKNOWN if self.usual is None else max(SILENCE, STILL * self.usual))
+    def hung(self, seconds: float, now: float = -inf) -> bool:
+        """Is an attempt that had no answer for so long more than slow?
+
+        So is one that was only late, where `START` before it were, without a good answer between, for as long as that.
+        """
+        long = UNKNOWN if self.usual is None else max(SILENCE, STILL * self.usual)
+        if self._unheard >= START and seconds >= self._late():
+            seconds = max(seconds, now - self._unheard_since)
+        return seconds >= long
+
+    def _late(self) -> float:
+        """Seconds after which most answers would have come."""
+        return inf if self.usual is None else max(TOLERATED * self.usual, self.usual + NOTICED)
 
     def serves(self, now: float) -> bool:
         """Do good answers keep coming, as far as is known?"""
@@ -322,7 +340,7 @@ class Weather:
             if self._errors:
                 gap = min(gap, RARER * max(self._gap, SILENCE / MISSED))
             self._gap += (gap - self._gap) / min(self.answers - 1, RECENT)
-        self._good, self._errors = now, 0
+        self._good, self._errors, self._unheard = now, 0, 0
         if self.state == "probing":
             self.state = "recovering"
             self.limit = FIRST

@@ -4,9 +4,10 @@ A family of policies (those made from one another by `replace`, `also` and `keye
 shelter) has one budget, gate and shelter for each key.
 
 * At most `most` keys are kept, and beside them one for `SPARE` of these that are new, or a single one. One that was not
-  used for `IDLE` seconds goes; where there are too many, those go that were used in the fewest seconds, and of these the ones that were not used for the longest time. So a flood of new keys
-  pushes out other new keys: to push out one that has been in use for n seconds, as many keys as are kept have to be in
-  use for n seconds each. A key that comes back begins anew, with a shelter that closes at the first failure.
+  used for `IDLE` seconds goes; where there are too many, those go that were used in the fewest seconds, and of these
+  the ones that were not used for the longest time. So a flood of new keys pushes out other new keys: to push out one
+  that has been in use for n seconds, as many keys as are kept have to be in use for n seconds each. A key that comes
+  back begins anew, with a shelter that closes at the first failure.
 * What a call holds stays: a key that was pushed out while calls of it wait or are in flight, or while somebody holds
   its policy, is found again, and nothing of it is lost. So memory is bounded by `most` and by the program's calls.
 * There is no lock: every change is one atomic operation of a dict, as the collector, a signal handler or another thread
@@ -33,8 +34,8 @@ MOST = 1000
 IDLE = 600.0
 """Seconds without use after which a key is forgotten."""
 SPARE = 8
-"""One new key is kept beside so many, and when there are more, all of these go at once: not every new one has to look at
-all, and none that is in use has to make room for it."""
+"""One new key is kept beside so many, and when there are more, all of these go at once: not every new one has to look
+at all, and none that is in use has to make room for it."""
 TENURE = 1.0
 """Seconds; uses within one count as one."""
 MOST_COPIES = 16
