@@ -326,8 +326,12 @@ class Weather:
 
     @property
     def erring(self) -> bool:
-        """Are probes answered with errors? Then the last who came are the most likely to have another fate."""
+        """Are probes answered with errors? Then any of those who wait may have another fate."""
         return self._errors > 0 and self.state == "probing"
+
+    def chance(self) -> float:
+        """A number from 0 to 1: callers that come in step must not always be passed over."""
+        return self._rng.random()
 
     def good(self, ticket: Ticket | None, now: float, waiting: int) -> None:
         """The server has answered, to an attempt with a ticket or without, while so many calls are held back."""
