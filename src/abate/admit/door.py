@@ -375,7 +375,7 @@ class Door:
             return
         weather.held_back(now)
         while room.size and now >= self._due():
-            waiter = room.next(now)
+            waiter = room.next(now, weather.chance() if weather.erring else None)
             assert waiter is not None
             self._rung.append(waiter)
             if now > waiter.deadline or (waiter.bell is not None and id(waiter.bell.place) in self._asleep):

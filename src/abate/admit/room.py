@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heapify, heappop, heappush
-from itertools import chain, count
+from itertools import chain, count, islice
 from math import inf
 
 from abate.admit.bells import Bell
@@ -111,8 +111,8 @@ class Room:
         waiter.inside = True
         self.size += 1
 
-    def next(self, now: float) -> Waiter | None:
-        """Who goes next; it is in the room until it is removed."""
+    def next(self, now: float, chance: float | None = None) -> Waiter | None:
+        """Who goes next, or any of the fresh by `chance`, from 0 to 1; it is in the room until it is removed."""
         self._age(now)
         self._moved = now
         self._turns += 1
@@ -120,6 +120,9 @@ class Room:
         oldest_first = self._turns % (TURNS if pressed else 2) == 0
         last_come = now - self._overflowing > OVERFLOW and now - self._aged < SETTLED
         self.trim()
+        if chance is not None and self._fresh:
+            some = int(chance * len(self._fresh))
+            return next(waiter for waiter in islice(self._fresh, some, None) if waiter.inside)
         if self._oldest and (oldest_first or not self._fresh):
             return self._oldest[0]
         return self._fresh[-1 if last_come else 0] if self._fresh else None

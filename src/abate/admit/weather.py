@@ -25,7 +25,8 @@
   `abate.admit.door`).
 * **probing**: next to nothing but failures, the last `ROW` at least (or the very first of all). Closed for a while,
   then one attempt, and so on. The pause is the failed call's own backoff; a busy process may probe sooner, but not
-  with more than `PROBES` of its calls, and the longer the outage, the slower.
+  with more than `PROBES` of its calls, and the longer the outage, the slower. Where the server answers, with errors,
+  it may be with `ERRORS` of them, however long that lasts: others may be answered well, and are not known before.
 * What is sent under a limit is paced, or the answers to one bunch would be the next one.
 * A hint is for the call that it was given to. Where all fails it is taken to be for everybody, and is as long as the
   pause before the next probe; but a pause is no longer than `HOLD` of the shelter's patience, so that those who wait
@@ -90,6 +91,14 @@ HOLD = 0.5
 MISSED = 10.0
 """The server answers well no more after this many times as long as is usual between two good answers, and no sooner
 than `SILENCE`, nor later than `OVERDUE`: by chance that is rarer than one in twenty thousand."""
+RARER = 2.0
+"""Where errors were answered between two good answers, their distance counts for no more than this many times as long
+as is usual: good answers that are rare in an outage are not what is usual."""
+AGAIN = 20
+"""Errors in a row with which a server that has just begun to answer well does so no more."""
+ERRORS, APART = 0.1, 0.05
+"""The share of its own calls with which a process may probe where the server answers with errors, and the most seconds
+that the length of an outage adds to the pause: others may be answered well, and are found by trying several."""
 UNKNOWN = 1.0
 """Seconds after which an attempt that was cut off says that the server hangs, where no usual latency is known."""
 HASTE = 1.2
@@ -134,6 +143,7 @@ class Weather:
         "_answered",
         "_before",
         "_cut",
+        "_errors",
         "_gap",
         "_good",
         "_heard",
@@ -156,6 +166,8 @@ class Weather:
         "_taught",
         "_trial",
         "_trial_of",
+        "_unheard",
+        "_unheard_since",
         "_worried",
         "answers",
         "calm",
@@ -201,6 +213,10 @@ class Weather:
         self._good = -inf
         self._gap = 0.0
         """The instant of the last good answer that was counted, and seconds between two of them."""
+        self._errors = 0
+        """How many errors the server has answered with since then."""
+        self._unheard, self._unheard_since = 0, now
+        """How many attempts were cut off late since then, and when the first of them was sent."""
         self._lately = self._taught = 0.0
         self._outcomes = 0
         self._row = 0
@@ -275,6 +291,10 @@ class Weather:
         ticket.out = False
         if ticket.epoch == self.epoch:
             self.in_flight -= 1
+            if sent and now - ticket.sent >= self._late():
+                self._unheard += 1
+                if self._unheard == 1:
+                    self._unheard_since = ticket.sent
             self._silent -= self._silent > 0  # no word from the server: the others are out as long as they were
             if sent and self.state == "probing":  # it was a probe none the less
                 self.opens = max(self.opens, now + min(self._soonest(now), OVERDUE))
@@ -284,13 +304,34 @@ class Weather:
         if self.calm:
             self._wake(now)
 
-    def hung(self, seconds: float) -> bool:
-        """Is an attempt that had no answer for so long more than slow?"""
-        return seconds >= (UNKNOWN if self.usual is None else max(SILENCE, STILL * self.usual))
+    def hung(self, seconds: float, now: float = -inf) -> bool:
+        """Is an attempt that had no answer for so long more than slow?
+
+        So is one that was only late, where `START` before it were, without a good answer between, for as long as that.
+        """
+        long = UNKNOWN if self.usual is None else max(SILENCE, STILL * self.usual)
+        if self._unheard >= START and seconds >= self._late():
+            seconds = max(seconds, now - self._unheard_since)
+        return seconds >= long
+
+    def _late(self) -> float:
+        """Seconds after which most answers would have come."""
+        return inf if self.usual is None else max(TOLERATED * self.usual, self.usual + NOTICED)
 
     def serves(self, now: float) -> bool:
         """Do good answers keep coming, as far as is known?"""
+        if self.state == "recovering" and self._errors > AGAIN:
+            return False  # one answer in an outage does not make it less of one
         return now - self._good <= min(OVERDUE, max(SILENCE, MISSED * self._gap))
+
+    @property
+    def erring(self) -> bool:
+        """Are probes answered with errors? Then any of those who wait may have another fate."""
+        return self._errors > 0 and self.state == "probing"
+
+    def chance(self) -> float:
+        """A number from 0 to 1: callers that come in step must not always be passed over."""
+        return self._rng.random()
 
     def good(self, ticket: Ticket | None, now: float, waiting: int) -> None:
         """The server has answered, to an attempt with a ticket or without, while so many calls are held back."""
@@ -299,8 +340,11 @@ class Weather:
         self._row = 0
         self._answered = True
         if self.answers > 1:
-            self._gap += (min(now - self._good, OVERDUE) - self._gap) / min(self.answers - 1, RECENT)
-        self._good = now
+            gap = min(now - self._good, OVERDUE)
+            if self._errors:
+                gap = min(gap, RARER * max(self._gap, SILENCE / MISSED))
+            self._gap += (gap - self._gap) / min(self.answers - 1, RECENT)
+        self._good, self._errors, self._unheard = now, 0, 0
         if self.state == "probing":
             self.state = "recovering"
             self.limit = FIRST
@@ -339,6 +383,7 @@ class Weather:
         Where the server has `taken` the request and answered with an error, that is the request's own fault, as far as
         is known, while others are answered well.
         """
+        self._errors += taken
         if taken and self.state != "probing" and self.serves(now):
             if ticket is not None:
                 self._left(ticket, now)
@@ -355,18 +400,18 @@ class Weather:
             self._count(1.0)
             self.failures += not taken
         if current:
-            self._failed(now, plan, retry)
+            self._failed(now, plan, retry, taken)
         if until is not None and self.state == "probing":
             self.hinted = max(self.hinted, min(until, now + self._hold))
 
     # -- the rules behind it
 
-    def _failed(self, now: float, plan: Schedule, retry: int) -> None:
+    def _failed(self, now: float, plan: Schedule, retry: int, taken: bool) -> None:
         """Send less, or nothing but probes, where too much fails."""
         self._row += 1
         all_fails = (self._row >= ROW and self.failing >= ALL) or not self._answered
         if all_fails or self.state == "probing":
-            self._close(now, plan, retry)
+            self._close(now, plan, retry, taken)
         elif self.failing > SHARE and self._outcomes >= ROW:
             if self.state != "storm":
                 self.state, self._before = "storm", self._felt()
@@ -478,13 +523,13 @@ class Weather:
         self._worried = now
         self._quickly = True
 
-    def _close(self, now: float, plan: Schedule, retry: int) -> None:
+    def _close(self, now: float, plan: Schedule, retry: int, taken: bool) -> None:
         """Send nothing for a while, and then a probe."""
         own = self._own_pause(plan, self._pauses + 1, retry)  # before anything changes: it may be the user's function
         if self.state != "probing":
             self._since = now
         self._pauses += 1
-        self._shut(now + min(own, self._soonest(now) * (0.8 + 0.4 * self._rng.random())))
+        self._shut(now + min(own, self._soonest(now, taken) * (0.8 + 0.4 * self._rng.random())))
 
     def warned(self, now: float, peers: int) -> None:
         """Others have seen all fail: nothing but a probe from now on, as if it had been seen here.
@@ -516,9 +561,11 @@ class Weather:
         ceiling = plan.ceiling(pause)
         return ceiling * (self._rng.random() if pause == 1 else PAUSE[0] + PAUSE[1] * self._rng.random())
 
-    def _soonest(self, now: float) -> float:
+    def _soonest(self, now: float, taken: bool = False) -> float:
+        """Seconds until the next probe, for a process that is busy; less where the server has `taken` the last one."""
         rate = self.peers * self._offered / max(SPAN, now - self._offered_since)
-        return max(1 / (PROBES * rate) if rate else inf, (now - self._since) * OUTAGE_SHARE)
+        share, most = (ERRORS, APART) if taken else (PROBES, inf)
+        return max(1 / (share * rate) if rate else inf, min(most, (now - self._since) * OUTAGE_SHARE))
 
     def _wake(self, now: float) -> None:
         """Begin to count."""

@@ -3,10 +3,11 @@
 A family of policies (those made from one another by `replace`, `also` and `keyed`, with the same budget, gate and
 shelter) has one budget, gate and shelter for each key.
 
-* At most `most` keys are kept. One that was not used for `IDLE` seconds goes; where there are too many, those go that
-  were used in the fewest seconds, and of these the ones that were not used for the longest time. So a flood of new keys
-  pushes out other new keys: to push out one that has been in use for n seconds, as many keys as are kept have to be in
-  use for n seconds each. A key that comes back begins anew, with a shelter that closes at the first failure.
+* At most `most` keys are kept, and beside them one for `SPARE` of these that are new, or a single one. One that was not
+  used for `IDLE` seconds goes; where there are too many, those go that were used in the fewest seconds, and of these
+  the ones that were not used for the longest time. So a flood of new keys pushes out other new keys: to push out one
+  that has been in use for n seconds, as many keys as are kept have to be in use for n seconds each. A key that comes
+  back begins anew, with a shelter that closes at the first failure.
 * What a call holds stays: a key that was pushed out while calls of it wait or are in flight, or while somebody holds
   its policy, is found again, and nothing of it is lost. So memory is bounded by `most` and by the program's calls.
 * There is no lock: every change is one atomic operation of a dict, as the collector, a signal handler or another thread
@@ -33,7 +34,8 @@ MOST = 1000
 IDLE = 600.0
 """Seconds without use after which a key is forgotten."""
 SPARE = 8
-"""Where there are too many keys, one of so many goes at once, so that not every new one has to look at all."""
+"""One new key is kept beside so many, and when there are more, all of these go at once: not every new one has to look
+at all, and none that is in use has to make room for it."""
 TENURE = 1.0
 """Seconds; uses within one count as one."""
 MOST_COPIES = 16
@@ -131,7 +133,7 @@ class Keys:
             apart = Apart(self._budget, self._gate, self._shelter)
         entry = self._entries.setdefault(path, Entry(apart, now))
         self._held.pop(path, None)
-        if len(self._entries) > self.most:
+        if len(self._entries) > self.most + max(1, self.most // SPARE):
             self._drop(now)
         return entry
 
@@ -143,11 +145,11 @@ class Keys:
         if excess > 0:
             kept = [(entry.seconds, entry.used, path) for path, entry in known.items() if abs(now - entry.used) < IDLE]
             kept.sort(key=_least_used)
-            idle += [path for _, _, path in kept[: excess + self.most // SPARE]]
+            idle += [path for _, _, path in kept[:excess]]
         for path in idle:
-            entry = self._entries.pop(path, None)
-            if entry is not None:
-                self._held[path] = ref(entry.apart, partial(_forget, self._held, path))
+            # held before it is gone: whoever asks between the two finds the same
+            self._held[path] = ref(known[path].apart, partial(_forget, self._held, path))
+            self._entries.pop(path, None)
 
 
 def _forget(held: dict[Path, ref[Apart]], path: Path, dead: ref[Apart]) -> None:

@@ -408,7 +408,10 @@ class Call:
         else:
             short = True
         held = None if self._door is None else self._ticket
-        return short and (held is None or not held.door.weather.hung(held.door.clock.now() - held.ticket.sent))
+        if held is None:
+            return short
+        there = held.door.clock.now()
+        return short and not held.door.weather.hung(there - held.ticket.sent, there)
 
     def _tell(self, door: Door, ruling: Ruling, error: Exception | None, accepted: bool | None) -> float:
         """Tell the shelter of an outcome; the answer is for how many seconds it sends nothing."""

@@ -278,8 +278,8 @@ class Policy(Shared):
         store's shelter, in the place of which each key has one of this process. Policies that were made from one
         another by `replace` share their keys, as long as they share budget, gate and shelter.
 
-        At most ``keys`` are kept (1000 unless given), and a key that was not used for ten minutes is forgotten. One
-        with calls under way, or whose policy is held by somebody, is not.
+        At most ``keys`` are kept (1000 unless given), and an eighth more that are new; a key that was not
+        used for ten minutes is forgotten. One with calls under way, or whose policy is held by somebody, is not.
 
         >>> hooks = Policy(on=ConnectionError, name="hooks")
         >>> hooks.keyed("shop.example").call(max, 1, 2)
