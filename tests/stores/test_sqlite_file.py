@@ -3,8 +3,8 @@
 import os
 import shutil
 import sqlite3
-import sys
 import subprocess
+import sys
 import tempfile
 import weakref
 from pathlib import Path
