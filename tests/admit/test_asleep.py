@@ -126,8 +126,9 @@ def test_who_looks_after_the_time_is_awake(caller):
     """It opens by the passing of time alone, and all who came before sit in a loop that stands still."""
     policy, door, held = narrow()
     loop, waiting = left_behind(policy, 2)
-    door.weather.state, door.weather.opens = "probing", door.clock.now() + 0.3
+    door.weather.opens = door.clock.now() + 0.3
     door.void(held, door.clock.now())
+    door.weather.state = "probing"
     assert caller(policy) == "fine"
     loop.run_until_complete(asyncio.gather(*waiting))
     loop.close()
