@@ -3,7 +3,10 @@
 import os
 import signal
 
+import pytest
 from hypothesis import settings
+
+from abate import events
 
 # how long an example takes is the machine's business: a timed assertion is a flaky test
 settings.register_profile("untimed", deadline=None)
@@ -17,3 +20,13 @@ def pytest_configure(config):
         os.environ.pop("COVERAGE_PROCESS_START", None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # the shell has started the tests in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # what tests start and interrupt must not inherit that
+
+
+@pytest.fixture(autouse=True)
+def sinks_end_with_their_test():
+    """Later tests of this process are not counted by what an earlier one has installed, or left to the collector."""
+    before = list(events.sinks)
+    yield
+    for sink in list(events.sinks):
+        if sink not in before:
+            events.remove(sink)
