@@ -1,5 +1,6 @@
 """What tests of shared stores have in common: threads, children, programs, and that none of them may hang."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -93,6 +94,7 @@ forks = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 
 def in_child(function):
     """What a function returns in a forked child, as text; the child ends as Python ends."""
+    gc.collect()  # or the child may finalize calls that earlier tests have dropped, which is a use of their stores
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:

@@ -18,6 +18,7 @@ FULL = f"""
     LANGUAGE plpgsql AS $$
     DECLARE
         v_at_once bigint := 2 * current_setting('max_connections')::bigint;
+        v_lock bigint := hashtextextended('abate @name room ' || p_queue, 0);
         v_newest bigint;
         v_known record;
         v_now float8;
@@ -28,10 +29,11 @@ FULL = f"""
         END IF;
         SELECT last_value INTO v_newest FROM @.item_id_seq;
         SELECT counted + v_newest - counted_at AS most INTO v_known FROM @.queue WHERE name = p_queue;
-        IF v_known.most + v_at_once <= p_capacity THEN
+        -- an add that does not count is waited for by those that do, until it has committed
+        IF v_known.most + v_at_once <= p_capacity AND pg_try_advisory_xact_lock_shared(v_lock) THEN
             RETURN false;
         END IF;
-        PERFORM pg_advisory_xact_lock(hashtextextended('abate @name room ' || p_queue, 0));
+        PERFORM pg_advisory_xact_lock(v_lock);
         v_now := @.instant(p_now) + @.ahead(p_queue, p_now);
         SELECT last_value INTO v_newest FROM @.item_id_seq;
         SELECT counted + v_newest - counted_at AS most, waiting + v_newest - waiting_at AS waiting, waiting_since,
