@@ -10,7 +10,7 @@ adapter("import", "abate")(lambda: "abate")
 
 
 def decorated(budget):
-    return abate.Policy(on=ValueError, attempts=3, backoff=[0.0], budget=budget)
+    return abate.Policy(on=ValueError, max_attempts=3, backoff=[0.0], budget=budget)
 
 
 @adapter("retry.sync", "abate")

@@ -21,19 +21,19 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from abate.stores import Queue, Store, open_store
-from abate.stores.fleet.offers import Accounts, Demand, Sight
-from abate.stores.ledger import Terms
+from abate.stores.budget import BudgetTerms
+from abate.stores.fleet.messages import BucketRequest, BudgetRequest, ShelterReport
 from abate.work.source import Back, Bury, Done
 from tests.clients.valkey_server import Valkey
-from tests.stores.postgres_cluster import Cluster
-from tests.stores.test_postgres_plans import SHAPES
+from tests.stores.postgres.cluster import Cluster
+from tests.stores.postgres.test_query_plans import SHAPES
 
 BACKLOG = 200_000
 ROUNDS = 40
 BAR = 1.5
 LONGEST = 0.25
 """Seconds that an add may take while dead letters are dealt with; a disk that others use takes its part."""
-OFFERS = [Accounts("x", Terms(), 1, 0, 0, 1), Demand("x", 1.0), Sight("x", "calm", 1, 0, 0.0)]
+OFFERS = [BudgetRequest("x", BudgetTerms(), 1, 0, 0, 1), BucketRequest("x", 1.0), ShelterReport("x", "calm", 1, 0, 0.0)]
 LIKE_A_CACHE = {"fsync": "on", "synchronous_commit": "off"}
 """What is measured is the plans, not the disk."""
 
@@ -75,7 +75,7 @@ class Calls:
         several = self.timed("receive ten", queue.receive, 10)
         self.timed("done", queue.settle, [(message, Done()) for message in several[:1]])
         self.timed("back", queue.settle, [(message, Back(0.0)) for message in several[1:]])
-        self.timed("trade", self.store.trade, self.name, OFFERS)
+        self.timed("sync", self.store.sync_members, self.name, OFFERS)
         if self._round % 5 == 0:
             self.timed("depth", queue.depth)
 

@@ -92,7 +92,7 @@ def run(server: Server, workload: str, backoff: object, seed: int) -> tuple[floa
     server.accounts(ACCOUNTS, BALANCE)
     make, each = WORKLOADS[workload]
     begun = count()
-    retry = retry_on_db_conflict(attempts=10_000, backoff=backoff, budget=Budget.unlimited())  # type: ignore[arg-type]
+    retry = retry_on_db_conflict(max_attempts=10_000, backoff=backoff, budget=Budget.unlimited())  # type: ignore[arg-type]
     worker = make(retry, begun, random.Random(seed))
     connections = [server.connect() for _ in range(WORKERS)]
     threads = [threading.Thread(target=worker, args=(connection,)) for connection in connections]

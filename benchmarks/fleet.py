@@ -40,7 +40,7 @@ def member(url: str, seed: int) -> dict[str, Any]:
     rng = random.Random(seed)
     store = abate.open_store(url)
     budget = store.budget("fleet", RATIO, RESERVE, WINDOW)
-    policy = abate.Policy(on=Down, attempts=3, backoff=[0.0], budget=budget)
+    policy = abate.Policy(on=Down, max_attempts=3, backoff=[0.0], budget=budget)
     attempts = 0
 
     @policy
@@ -52,7 +52,7 @@ def member(url: str, seed: int) -> dict[str, Any]:
 
     calls, successes, slowest = CALLS // PROCESSES, 0, 0.0
     took: list[float] = []
-    began, journeys = time.monotonic(), store.courier.journeys
+    began, rounds = time.monotonic(), store.fleet_sync.rounds
     for number in range(calls):
         ahead = began + SECONDS * number / calls - time.monotonic()
         if ahead > TICK:
@@ -70,7 +70,7 @@ def member(url: str, seed: int) -> dict[str, Any]:
         "calls": calls,
         "successes": successes,
         "retries": attempts - calls,
-        "journeys": store.courier.journeys - journeys,
+        "rounds": store.fleet_sync.rounds - rounds,
         "seconds": seconds,
         "p99": statistics.quantiles(took, n=100)[-1],
         "slowest": slowest,
@@ -119,8 +119,8 @@ def report(name: str, url: str) -> None:
     """One store's table."""
     rows = together(url)
     retries = sum(row["retries"] for row in rows)
-    trips = sum(row["journeys"] for row in rows)
-    often = max(row["journeys"] / row["seconds"] for row in rows)
+    trips = sum(row["rounds"] for row in rows)
+    often = max(row["rounds"] / row["seconds"] for row in rows)
     print(f"\n{name}: {PROCESSES} processes, {CALLS:,} calls, {FAILING:.0%} fail\n")
     print(f"round trips per second and process    {often:8.2f}   (bar 2)")
     print(f"round trips per 1,000 calls           {1000 * trips / CALLS:8.2f}")

@@ -80,7 +80,7 @@ async def client(port: int, seed: int, shelter: abate.Shelter, began: float) -> 
     """One process: calls as they come, each over a connection of its own if need be."""
     rng = random.Random(seed)
     free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-    policy = abate.Policy(name="api", on=abate.http.transient, attempts=6, timeout=PATIENCE, shelter=shelter)
+    policy = abate.Policy(name="api", on=abate.http.transient, max_attempts=6, timeout=PATIENCE, shelter=shelter)
     rows: list[tuple[float, float, bool]] = []
 
     async def request() -> None:

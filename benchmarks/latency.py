@@ -15,7 +15,7 @@ from typing import Any
 
 from timing import loop, measure, table, threaded
 
-from abate.schedule.latency import BUCKETS, GROWTH, Timeouts
+from abate.schedule.timeouts import BUCKETS, GROWTH, Timeouts
 
 SECONDS = 0.0123
 OBSERVED = 100_000

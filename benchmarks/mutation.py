@@ -1,7 +1,7 @@
 """Breaks the source on purpose, one small change at a time, and lists the changes that no test noticed.
 
     make mutation                                                # every change to schedule/ and admit/
-    python benchmarks/mutation.py stores/fleet/weather.py        # every change to this file
+    python benchmarks/mutation.py stores/fleet/outage.py        # every change to this file
     python benchmarks/mutation.py --sample 160 --seed 1          # some changes to call/, work/, stores/, observe/
 
 A file is put to its own tests (they mirror the source), in a sample to the others of its folder after that. A change is
@@ -39,34 +39,46 @@ SAMPLE_PATIENCE, SAMPLE_CPU = 150.0, 100
 SAMPLED = (
     "call/*.py",
     "work/*.py",
-    "stores/ledger.py",
+    "stores/budget.py",
     "stores/fleet/*.py",
     "stores/*/queue.py",
     *(
         f"observe/{name}.py"
-        for name in ("snapshot", "asking", "lines", "caps", "episode", "transitions", "series", "carried", "outcomes")
+        for name in (
+            "snapshot",
+            "queue_depths",
+            "log_writer",
+            "log_episode",
+            "log_sampler",
+            "metric_series",
+            "lasting_totals",
+            "call_outcomes",
+            "event_text",
+        )
     ),
     *(f"observe/{name}.py" for name in ("detached", "installing", "logging", "prometheus")),
 )
-QUEUES = tuple(f"conformance/test_{name}.py" for name in ("queue", "leases", "adds", "input", "sharing", "queue_model"))
+QUEUES = tuple(
+    f"conformance/test_{name}.py" for name in ("queue", "leases", "add_counts", "validation", "waiting", "queue_model")
+)
 AROUND = {
     "call": ("call/test_*.py",),
     "work": ("work/test_*.py",),
-    "stores": ("conformance/test_ledger.py", "conformance/test_trade.py", "-k", "memory"),
+    "stores": ("conformance/test_store_budget.py", "conformance/test_fleet_sync.py", "-k", "memory"),
     "stores/fleet": ("stores/fleet/test_*.py",),
-    "stores/sqlite": (*QUEUES, "stores/test_sqlite_*.py", "-k", "memory or sqlite"),
-    "stores/redis": (*QUEUES, "stores/test_redis.py", "stores/test_redis_sharing.py", "-k", "redis"),
-    "stores/postgres": (*QUEUES, "stores/test_postgres_*.py", "-k", "postgres"),
+    "stores/sqlite": (*QUEUES, "stores/sqlite/test_*.py", "-k", "memory or sqlite"),
+    "stores/redis": (*QUEUES, "stores/redis/test_store.py", "stores/redis/test_sharing.py", "-k", "redis"),
+    "stores/postgres": (*QUEUES, "stores/postgres/test_*.py", "-k", "postgres"),
     "observe": tuple(
         f"observe/test_{name}.py"
         for name in (
-            "transitions",
-            "transitions_storms",
+            "log_sampler",
+            "log_sampler_storms",
             "logging",
             "prometheus*",
             "detached",
-            "outcomes",
-            "adds",
+            "call_outcomes",
+            "queue_adds",
             "extras",
         )
     ),
@@ -273,7 +285,7 @@ def main() -> int:
     import trio  # noqa: F401  imported here, so that children needn't
 
     parser = argparse.ArgumentParser(description="Break the source on purpose, and list what no test noticed.")
-    parser.add_argument("modules", nargs="*", help="as admit/window.py")
+    parser.add_argument("modules", nargs="*", help="as admit/sliding_window.py")
     parser.add_argument("--sample", type=int, metavar="N", help="so many changes, by chance, of all modules together")
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()

@@ -18,7 +18,7 @@ from timing import Samples, loop, measure, table
 
 import abate
 from abate import observe
-from abate.call import tasks, threads
+from abate.call import async_driver, sync_driver
 from abate.observe.prometheus import PrometheusSink
 
 NOISE = 1.1
@@ -69,10 +69,10 @@ class Uncounted(abate.Policy):
     __slots__ = ()
 
     def call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        return threads.call(self, function, args, kwargs)
+        return sync_driver.call(self, function, args, kwargs)
 
     async def acall(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        return await tasks.call(self, function, args, kwargs)
+        return await async_driver.call(self, function, args, kwargs)
 
 
 def counts_nothing() -> bool:

@@ -23,8 +23,8 @@ import urllib.request
 import abate
 from abate import events
 from abate.observe import install, page, remove
-from abate.observe.page.board import Board
-from abate.observe.page.recent import Recent
+from abate.observe.page.recent_activity import RecentActivity
+from abate.observe.page.state import PageState
 
 POLICIES, QUEUES = 200, 50
 CALLS = 5
@@ -40,7 +40,7 @@ class World:
     def __init__(self) -> None:
         self.policies = [
             abate.Policy(
-                name=f"policy-{n}", on=OSError, attempts=2, backoff=[0.0], shelter=abate.Shelter(name=f"s-{n}")
+                name=f"policy-{n}", on=OSError, max_attempts=2, backoff=[0.0], shelter=abate.Shelter(name=f"s-{n}")
             )
             for n in range(POLICIES)
         ]
@@ -88,17 +88,17 @@ def memory(minutes: int) -> list[int]:
     """Bytes that Python holds after each minute of virtual time."""
     held = []
     with abate.testing.VirtualClock(start=1e9) as clock:
-        world, recent = World(), install(Recent(clock))
-        board = Board(recent, clock)
+        world, recent = World(), install(RecentActivity(clock))
+        board = PageState(recent, clock)
         tracemalloc.start()
         try:
             for _ in range(minutes):
                 for _ in range(60):
                     world.busy()
-                    board.look()
+                    board.refresh()
                     board.frame()
                     clock.advance(1.0)
-                board.hello()
+                board.history()
                 gc.collect()
                 held.append(tracemalloc.get_traced_memory()[0])
         finally:

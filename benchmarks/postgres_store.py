@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from abate.stores import open_store
 from benchmarks.stores import BODY, drain, drain_together, fill
-from tests.stores.postgres_cluster import Cluster
+from tests.stores.postgres.cluster import Cluster
 
 MESSAGES = 4_000
 THROUGH, TENTHS = 200_000, 10

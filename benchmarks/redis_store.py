@@ -19,8 +19,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from abate.stores import Store, open_store
-from abate.stores.fleet.offers import Accounts, Demand, Offer, Sight
-from abate.stores.ledger import Terms
+from abate.stores.budget import BudgetTerms
+from abate.stores.fleet.messages import BucketRequest, BudgetRequest, ShelterReport, SyncRequest
 from benchmarks.stores import BODY, PROCESSES, drain, drain_together, fill
 from tests.clients.valkey_server import Valkey
 
@@ -79,20 +79,20 @@ def best(url: str, measure: Callable[[str], dict[str, float]]) -> dict[str, floa
     return found | {"ratio": median(figures["ratio"] for figures in rounds)}
 
 
-def offers(store: Store) -> list[tuple[str, float]]:
+def requests(store: Store) -> list[tuple[str, float]]:
     """Milliseconds for one exchange, of the server's time, when so many members share one thing of each kind."""
-    kinds: dict[str, Offer] = {
-        "budget": Accounts("x", Terms(), 1, 0, 0, 1),
-        "bucket": Demand("x", 1.0),
-        "shelter": Sight("x", "calm", 1, 0, 0.0),
+    kinds: dict[str, SyncRequest] = {
+        "budget": BudgetRequest("x", BudgetTerms(), 1, 0, 0, 1),
+        "bucket": BucketRequest("x", 1.0),
+        "shelter": ShelterReport("x", "calm", 1, 0, 0.0),
     }
     found = []
-    for kind, offer in kinds.items():
+    for kind, request in kinds.items():
         times = []
         for _ in range(2):
             start = time.perf_counter()
             for member in range(MEMBERS):
-                store.trade(f"member-{member}", [offer])
+                store.sync_members(f"member-{member}", [request])
             times.append((time.perf_counter() - start) / MEMBERS * 1000)
         found.append((kind, min(times)))
     return found
@@ -107,7 +107,7 @@ def main() -> int:
                 tables[way] = best(valkey.url, measured)
                 if way == "in memory":
                     with open_store(valkey.url) as store:
-                        exchanges = offers(store)
+                        exchanges = requests(store)
             finally:
                 valkey.kill()
     print("\n| per second |", " | ".join(WAYS), "|\n|---|" + "---:|" * len(WAYS))

@@ -34,7 +34,7 @@ async def aanswer(order: int) -> int:
 
 def calmed(shelter: abate.Shelter, call: Callable[[int], int]) -> None:
     """Call until it is calm."""
-    while not shelter.door().weather.calm:
+    while not shelter.dispatcher().limiter.calm:
         call(1)
 
 
@@ -75,10 +75,10 @@ async def aratio(ours: Callable[[int], Awaitable[int]], theirs: Callable[[int], 
 async def waiting() -> None:
     """Ten thousand who wait: what each takes, how long it takes to wake one, how long the loop stands still."""
     shelter = abate.Shelter(capacity=2 * WAITERS, patience=600.0)
-    policy = abate.Policy(on=Down, attempts=3, timeout=600.0, shelter=shelter)
-    door = shelter.door()
-    door.weather.limit = 1.0
-    held = door.knock(door.clock.now(), door.clock.now(), None, first=True)
+    policy = abate.Policy(on=Down, max_attempts=3, timeout=600.0, shelter=shelter)
+    dispatcher = shelter.dispatcher()
+    dispatcher.limiter.limit = 1.0
+    held = dispatcher.try_enter(dispatcher.clock.now(), dispatcher.clock.now(), None, first=True)
     woken: list[float] = []
 
     async def load() -> None:
@@ -99,17 +99,17 @@ async def waiting() -> None:
 
     wakes = []
     for _ in range(200):  # each call that is woken answers at once, and would wake the next: hold that back
-        door.weather.limit = 1.0
+        dispatcher.limiter.limit = 1.0
         before = len(woken)
         began = time.perf_counter()
-        door.void(held, door.clock.now())
-        door.weather.limit = 0.0
+        dispatcher.abandoned(held, dispatcher.clock.now())
+        dispatcher.limiter.limit = 0.0
         while len(woken) == before:
             await asyncio.sleep(0)
         wakes.append(woken[-1] - began)
         await asyncio.sleep(0)
-        door.weather.limit = 1.0
-        held = door.weather.send(door.clock.now())
+        dispatcher.limiter.limit = 1.0
+        held = dispatcher.limiter.send(dispatcher.clock.now())
     print(f"| µs to wake one, median | {statistics.median(wakes) * 1e6:.1f} |")
 
     stalls = [0.0]
@@ -123,15 +123,18 @@ async def waiting() -> None:
     watcher = asyncio.create_task(watch())
     await asyncio.sleep(0.05)
     operations = []
-    for operation in (lambda: door.failed(None, door.clock.now(), policy.backoff, None, Down(), False, ""), None):
+    for operation in (
+        lambda: dispatcher.failed(None, dispatcher.clock.now(), policy.backoff, None, Down(), False, ""),
+        None,
+    ):
         began = time.perf_counter()
         if operation is None:
-            door.void(held, door.clock.now())
+            dispatcher.abandoned(held, dispatcher.clock.now())
         else:
             operation()
         operations.append(time.perf_counter() - began)
-    door.weather.limit, door.weather.opens = 50.0, 0.0
-    door.void(None, door.clock.now())
+    dispatcher.limiter.limit, dispatcher.limiter.prober.pause_until = 50.0, 0.0
+    dispatcher.abandoned(None, dispatcher.clock.now())
     await asyncio.wait(tasks)
     watcher.cancel()
     print(f"| ms of the longest operation on the full room | {max(operations) * 1e3:.2f} |")

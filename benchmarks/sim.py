@@ -46,7 +46,7 @@ def ours(engine: str) -> Callable[[int], float]:
             services=[sim.Service("api", workers=workers, service_time=service_time, queue_limit=places)],
             policy=abate.Policy(
                 on=sim.simulated,
-                attempts=ATTEMPTS,
+                max_attempts=ATTEMPTS,
                 backoff=abate.Backoff(BASE, CAP),
                 # never empty, but asked each time
                 budget=abate.Budget(ratio=0.2, reserve=float(clients)),

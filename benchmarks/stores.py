@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from abate.stores import Queue, open_store
 from abate.work.source import Done
-from tests.faults.killing import work_off
+from tests.faults.killed_workers import work_off
 
 MESSAGES = {"memory": 5_000, "NORMAL": 5_000, "FULL": 500}
 """Fewer where every transaction waits for the disk."""

@@ -110,7 +110,7 @@ CANDIDATES: dict[str, Callable[[], tuple[httpx.AsyncClient, Get]]] = {
     "no shelter": by_abate,
     "circuit breaker (pybreaker: 5 failures, 10 s)": by_breaker,
     "shelter": lambda: by_abate(shelter=abate.Shelter(name="api")),
-    "throttle": lambda: by_abate(gate=abate.Throttle()),
+    "throttle": lambda: by_abate(gate=abate.AdaptiveThrottle()),
     "shelter, with keys": lambda: by_abate(of_tenant, shelter=abate.Shelter(name="api")),
 }
 

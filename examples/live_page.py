@@ -34,14 +34,16 @@ chance = random.Random(213)
 class Service:
     """Something that answers, most of the time."""
 
-    def __init__(self, name: str, flaky: float = 0.0, stormy: bool = False, attempts: int = 3, shelter: bool = False):
+    def __init__(
+        self, name: str, flaky: float = 0.0, stormy: bool = False, max_attempts: int = 3, shelter: bool = False
+    ):
         self.flaky = flaky
         self.stormy = stormy
         self.down = False
         self.policy = abate.Policy(
             name=name,
             on=(ConnectionError, TimeoutError),
-            attempts=attempts,
+            max_attempts=max_attempts,
             backoff=abate.Backoff(base=0.2, cap=5.0),
             budget=abate.Budget(ratio=0.2, reserve=1),
             shelter=abate.Shelter(name=f"{name} service", patience=8.0) if shelter else None,
@@ -57,11 +59,11 @@ class Service:
         return "fine"
 
 
-payments = Service("payments", stormy=True, attempts=4, shelter=True)
+payments = Service("payments", stormy=True, max_attempts=4, shelter=True)
 mail = Service("mail", flaky=0.01, stormy=True)
-search = Service("search", flaky=0.12, attempts=2)
+search = Service("search", flaky=0.12, max_attempts=2)
 others = [Service(name, flaky=0.004) for name in ("catalogue", "sessions", "stock", "prices", "addresses")]
-checkout = abate.Policy(name="checkout", on=ConnectionError, attempts=2)
+checkout = abate.Policy(name="checkout", on=ConnectionError, max_attempts=2)
 orders = abate.open_store("memory:").queue("invoices")
 
 

@@ -1,12 +1,19 @@
 """For all tests."""
 
 import os
+import pickle
+import select
 import signal
+import sys
+import warnings
 
 import pytest
 from hypothesis import settings
 
 from abate import events
+
+CHILD_TIMEOUT = 30.0
+"""Seconds after which a child process counts as hung."""
 
 # how long an example takes is the machine's business: a timed assertion is a flaky test
 settings.register_profile("untimed", deadline=None)
@@ -30,3 +37,36 @@ def sinks_end_with_their_test():
     for sink in list(events.sinks):
         if sink not in before:
             events.remove(sink)
+
+
+@pytest.fixture
+def in_child():
+    """Fork, run a function in the child, and return what it returned; a child that hangs fails the test."""
+
+    def run(function):
+        read, write = os.pipe()
+        with warnings.catch_warnings():
+            # newer Pythons warn of forks beside threads, which is what is tested here
+            warnings.simplefilter("ignore", DeprecationWarning)
+            # a tracer (of coverage) may hold a lock of its own in another thread, which the child would wait for
+            tracer = sys.gettrace()
+            sys.settrace(None)
+            child = os.fork()
+            if child:
+                sys.settrace(tracer)
+        if child == 0:
+            try:
+                os.write(write, pickle.dumps(function()))
+            finally:
+                os._exit(0)
+        os.close(write)
+        answered, _, _ = select.select([read], [], [], CHILD_TIMEOUT)
+        if not answered:
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with open(read, "rb") as pipe:
+            answer = pipe.read() if answered else b""
+        assert answer, "the child failed" if answered else "the child hung"
+        return pickle.loads(answer)
+
+    return run

@@ -183,7 +183,7 @@ def inside(section):
         section.busy = True
         yield
         section.busy = False
-    section.finish()
+    section.run_deferred()
 
 
 @contextlib.contextmanager

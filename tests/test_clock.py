@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from abate import clock as clocks
-from abate.clock import MACHINE, MachineClock, given
+from abate.clock import MACHINE, MachineClock, as_clock
 from abate.errors import AttemptTimeout
 from abate.testing import VirtualClock
 
@@ -29,15 +29,15 @@ in_both_loops = pytest.mark.parametrize("run", RUNNERS.values(), ids=RUNNERS)
 def test_the_machines_clock_rules_unless_another_was_entered():
     """Entering and leaving nest."""
     outer, inner = VirtualClock(), VirtualClock()
-    assert (clocks.current(), clocks.entered()) == (MACHINE, None)
+    assert (clocks.current(), clocks.entered_clock()) == (MACHINE, None)
     first = clocks.enter(outer)
-    assert (clocks.current(), clocks.entered()) == (outer, outer)
+    assert (clocks.current(), clocks.entered_clock()) == (outer, outer)
     second = clocks.enter(inner)
-    assert (clocks.current(), clocks.entered()) == (inner, inner)
+    assert (clocks.current(), clocks.entered_clock()) == (inner, inner)
     clocks.leave(second)
-    assert (clocks.current(), clocks.entered()) == (outer, outer)
+    assert (clocks.current(), clocks.entered_clock()) == (outer, outer)
     clocks.leave(first)
-    assert (clocks.current(), clocks.entered()) == (MACHINE, None)
+    assert (clocks.current(), clocks.entered_clock()) == (MACHINE, None)
 
 
 def test_a_clock_is_entered_for_one_context():
@@ -59,11 +59,11 @@ def test_a_process_that_never_enters_one_never_looks():
     code = """
 from abate import clock
 from abate.testing import VirtualClock
-clock.before_virtual.append(lambda: print("told"))
-print(clock.switch.virtual, clock.switch.off, clock.current() is clock.MACHINE, clock.entered())
+clock.before_first_virtual_clock.append(lambda: print("told"))
+print(clock.ever_used.virtual, clock.ever_used.off, clock.current() is clock.MACHINE, clock.entered_clock())
 for _ in range(2):
     with VirtualClock(): pass
-print(clock.switch.virtual, clock.switch.off, clock.current() is clock.MACHINE, clock.entered())
+print(clock.ever_used.virtual, clock.ever_used.off, clock.current() is clock.MACHINE, clock.entered_clock())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["False False True None", "told", "True False True None"]
@@ -75,14 +75,14 @@ print(clock.switch.virtual, clock.switch.off, clock.current() is clock.MACHINE, 
 def test_a_clock_is_taken_as_it_is():
     """The machine's, a virtual one, or none: the context's."""
     virtual = VirtualClock()
-    assert given(virtual) is virtual
-    assert given(MACHINE) is MACHINE
-    assert given(None) is None
+    assert as_clock(virtual) is virtual
+    assert as_clock(MACHINE) is MACHINE
+    assert as_clock(None) is None
 
 
 def test_a_function_tells_the_time():
     """A plain function is read as the clock; waiting and the date are the machine's."""
-    reading = given(iter([3.0, 4.5]).__next__)
+    reading = as_clock(iter([3.0, 4.5]).__next__)
     assert [reading.now(), reading.now()] == [3.0, 4.5]
     assert before_and_after(reading.wall, time.time)
     assert reading.sleep(0.0) is None
@@ -92,7 +92,7 @@ def test_a_function_tells_the_time():
 def test_what_is_no_clock_is_refused(nonsense):
     """Neither a number nor a class whose instance was meant."""
     with pytest.raises(TypeError, match=r"^clock must have now\(\) and sleep\(\), or be a function .*, not ") as caught:
-        given(nonsense)
+        as_clock(nonsense)
     assert str(caught.value).endswith(repr(nonsense))
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import abate
 from abate.cli import main
-from abate.cli.sim import PARSERS
+from abate.testing import VirtualClock
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -39,10 +40,7 @@ def test_the_snippets_of_a_page_run_in_order(page, tmp_path, monkeypatch):
 
 def simulate(words):
     few = {"list": [], "show": [], "tune": ["--seeds", "1", "--samples", "3"]}
-    if "--live" in words:
-        PARSERS[""]().parse_args(words)
-    else:
-        assert main(["sim", *words, *few.get(words[0], ["--seeds", "1"])]) == 0, words
+    assert main(["sim", *words, *few.get(words[0], ["--seeds", "1"])]) == 0, words
 
 
 def test_there_are_snippets_to_run():
@@ -77,3 +75,14 @@ def test_the_guide_shows_what_its_scenario_prints(capsys, tmp_path, monkeypatch)
     Path("outage.toml").write_text(next(code for _, code, _, _ in SNIPPET.findall(page) if "# outage.toml" in code))
     assert main(["sim", "outage.toml"]) == 0
     assert f"```text\n{capsys.readouterr().out}```" in page
+
+
+def test_the_readme_shows_what_a_report_prints():
+    """But for the seconds, which chance decides."""
+    (shown,) = re.findall(r"print\(abate\.report\(error\)\)  # (.+)", README.read_text())
+    namespace = {"__name__": "__main__", "abate": abate}
+    exec("@abate.retry(on=ConnectionError)\ndef load(order): raise ConnectionError", namespace)
+    with VirtualClock(), pytest.raises(ConnectionError) as raised:
+        namespace["load"](42)
+    seconds = re.compile(r"[\d.]+ s")
+    assert seconds.sub("N s", str(abate.report(raised.value))) == seconds.sub("N s", shown)

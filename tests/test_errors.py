@@ -1,13 +1,17 @@
 """Errors: what abate raises itself, and how it names the values it refuses."""
 
 import copy
+import inspect
 import pickle
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import abate
+from abate.clients import aws_lambda
+from abate.clients.sqlalchemy import transaction
 from abate.errors import (
     AbateError,
     AttemptTimeout,
@@ -72,7 +76,7 @@ def test_they_travel_between_processes(clone, make):
 
 def test_the_report_on_them_travels_too():
     """What a policy left on its own error in one process is read in another."""
-    policy = abate.Policy(on=KeyError, attempts=1, raises="exhausted", name="orders")
+    policy = abate.Policy(on=KeyError, max_attempts=1, raises="exhausted", name="orders")
     with pytest.raises(RetryExhausted) as caught:
         policy.call(Script(KeyError()))
     arrived = pickle.loads(pickle.dumps(caught.value))
@@ -190,3 +194,75 @@ def test_a_choice_is_one_of_those_allowed():
         with pytest.raises(ValueError, match=r"^raises must be one of 'original', 'exhausted', not ") as caught:
             choice("raises", value, ("original", "exhausted"))
         assert str(caught.value).endswith(repr(value))
+
+
+# -- what to write instead
+
+
+@pytest.mark.parametrize(
+    ("decorate", "said"),
+    [
+        (abate.retry, "Policy takes its settings by keyword: write @abate.retry(on=...), with the errors to retry"),
+        (abate.controller, "write @abate.controller() or @abate.controller(workers=4)"),
+        (abate.consumer, "write @abate.consumer() or @abate.consumer(workers=4)"),
+        (abate.retry_on_db_conflict, "write @abate.retry_on_db_conflict()"),
+        (transaction, "write @transaction(engine)"),
+        (aws_lambda.consumer, "write @aws_lambda.consumer()"),
+    ],
+)
+def test_a_bare_decorator_says_what_to_write(decorate, said):
+    """Instead of an error about positional arguments, or none until the function is called."""
+
+    def function(message): ...
+
+    with pytest.raises(TypeError, match=re.escape(said)):
+        decorate(function)
+
+
+@pytest.mark.parametrize(
+    ("make", "misspelt", "meant"),
+    [
+        (abate.Policy, "attempts", "max_attempts"),
+        (abate.controller, "max_requeue", "max_requeues"),
+        (abate.consumer, "max_recieves", "max_receives"),
+        (abate.retry_on_db_conflict, "timout", "timeout"),
+        (aws_lambda.consumer, "dead_letter", "dead_letters"),
+    ],
+)
+def test_a_misspelt_setting_says_which_was_meant(make, misspelt, meant):
+    """The nearest one that there is."""
+    with pytest.raises(TypeError, match=f"has no setting '{misspelt}': did you mean '{meant}'"):
+        make(**{misspelt: 5})
+
+
+def test_a_setting_that_is_like_no_other_lists_them():
+    """What it has is named in order."""
+    with pytest.raises(
+        TypeError, match=r"abate\.consumer has no setting 'zeal'; known are source, workers, on, backoff"
+    ):
+        abate.consumer(zeal=3)
+
+
+@pytest.mark.parametrize("function", [abate.controller, abate.consumer, aws_lambda.consumer])
+def test_signatures_are_true(function):
+    """Editors and `help` show the settings by name."""
+    kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
+    assert kinds == {inspect.Parameter.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: abate.retry(), "Policy needs on: write @abate.retry(on=...)"),
+        (lambda: abate.Policy(on=OSError, retries=3), "did you mean 'max_attempts'?"),
+        (lambda: abate.Policy(on=OSError, exceptions=OSError), "did you mean 'on'?"),
+        (lambda: abate.Policy(on=OSError, wait=1.0), "did you mean 'backoff'?"),
+        (lambda: abate.Policy(on=OSError, breaker=None), "did you mean 'gate'?"),
+        (lambda: abate.consumer(max_attempts=3), "did you mean 'max_receives'?"),
+    ],
+)
+def test_words_of_other_libraries_lead_to_the_setting(make, said):
+    """A stranger's first guess is answered with what to write."""
+    with pytest.raises(TypeError) as raised:
+        make()
+    assert said in str(raised.value)

@@ -85,11 +85,11 @@ def test_a_sink_that_another_one_removes_gets_no_more_events():
     install(first)
     second = seen.append
     install(second)
-    before = set(events._standings)
+    before = set(events._sink_health)
     emit(Recovered("orders", 2, 0.1))
     events.remove(first)
     assert seen == []
-    assert before - set(events._standings) == {id(first), id(second)}
+    assert before - set(events._sink_health) == {id(first), id(second)}
 
 
 # -- sinks that fail
@@ -149,7 +149,7 @@ def test_a_failing_sink_is_left_alone_and_logged(installed, timed, caplog):
         emit(EVENT)
     assert (broken.given, len(got), events.dropped(broken)) == (1, 5, 4)
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert "failed on Recovered(policy='orders', attempts=2, waited=0.1): it is tried again in 10 s" in caplog.text
+    assert "failed on Recovered(name='orders', attempts=2, waited=0.1): it is tried again in 10 s" in caplog.text
 
 
 def test_a_sink_that_has_failed_is_tried_again_in_growing_pauses(installed, timed, caplog):
@@ -226,7 +226,7 @@ def test_a_sink_that_holds_up_many_calls_a_little_is_left_alone(installed, timed
 
     def slow(event):
         entered.append(event)
-        timed.now += 0.4 * events.STUCK
+        timed.now += 0.4 * events.MAX_HOLD_UP
 
     installed(slow)
     for pause in (0.0, events.MINUTE + 1.0, 0.0):
@@ -347,7 +347,7 @@ def test_a_child_does_not_wait_for_what_its_parent_was_busy_with():
     assert entered.wait(30.0)
     child = os.fork()
     if child == 0:
-        os._exit(sum(len(standing.inside) for standing in events._standings.values()))
+        os._exit(sum(len(health.inside) for health in events._sink_health.values()))
     release.set()
     held.join(30.0)
     events.remove(busy)

@@ -39,20 +39,20 @@ class Kept:
 
 def test_parent_and_child_are_each_told():
     """Before the fork, after it in the parent, and after it in the child."""
-    kept = forks.keep(Kept())
+    kept = forks.register(Kept())
     assert in_child(lambda: kept.told) == "['before', 'child']"
     assert kept.told == ["before", "parent"]
 
 
 def test_a_child_of_a_child_is_told_again():
     """After a double fork, as daemons do it, the grandchild is told too."""
-    kept = forks.keep(Kept())
+    kept = forks.register(Kept())
     assert in_child(lambda: in_child(lambda: kept.told)) == repr("['before', 'child', 'before', 'child']")
 
 
 def test_what_is_gone_is_told_nothing():
     """Keeping is weak."""
-    kept = forks.keep(Kept())
+    kept = forks.register(Kept())
     told = kept.told
     del kept
     assert in_child(lambda: told) == "[]"

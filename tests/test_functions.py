@@ -8,7 +8,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from abate.functions import is_coroutine, is_generator, returned_coroutine
+from abate.functions import is_coroutine_function, is_coroutine_object, is_generator_function
 
 
 async def coroutine_function(): ...
@@ -47,35 +47,35 @@ PLAIN = [print, len, Callable, functools.partial(print), lambda: coroutine_funct
 @pytest.mark.parametrize("function", COROUTINES)
 def test_coroutine_functions_are_known(function):
     """Whatever stands in front of them."""
-    assert is_coroutine(function)
-    assert not is_generator(function)
+    assert is_coroutine_function(function)
+    assert not is_generator_function(function)
 
 
 @pytest.mark.parametrize("function", PLAIN)
 def test_anything_else_is_none(function):
     """A wrapper without a mark is a plain function."""
-    assert not is_coroutine(function)
-    assert not is_generator(function)
+    assert not is_coroutine_function(function)
+    assert not is_generator_function(function)
 
 
 @pytest.mark.parametrize("function", [generator_function, async_generator_function])
 def test_generator_functions_are_known(function):
     """Async ones too."""
-    assert is_generator(function)
-    assert is_generator(functools.partial(function))
-    assert not is_coroutine(function)
+    assert is_generator_function(function)
+    assert is_generator_function(functools.partial(function))
+    assert not is_coroutine_function(function)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="functions cannot be marked")
 def test_a_marked_function_is_a_coroutine_function():
     """As `inspect` says."""
-    assert is_coroutine(inspect.markcoroutinefunction(lambda: coroutine_function()))
+    assert is_coroutine_function(inspect.markcoroutinefunction(lambda: coroutine_function()))
 
 
 def test_nothing_is_imported_to_find_out(monkeypatch):
     """A function that nobody marked is plain."""
     monkeypatch.delitem(sys.modules, "inspect")
-    assert not is_coroutine(print)
+    assert not is_coroutine_function(print)
 
 
 def test_a_coroutine_is_told_from_what_runs_by_itself():
@@ -84,7 +84,7 @@ def test_a_coroutine_is_told_from_what_runs_by_itself():
     async def main():
         made = coroutine_function()
         task = asyncio.ensure_future(asyncio.sleep(0))
-        found = returned_coroutine(made), returned_coroutine(task), returned_coroutine(None)
+        found = is_coroutine_object(made), is_coroutine_object(task), is_coroutine_object(None)
         await made
         await task
         return found
@@ -95,5 +95,5 @@ def test_a_coroutine_is_told_from_what_runs_by_itself():
 def test_coroutines_of_other_compilers_are_known():
     """Cython has a type of its own, by the same name."""
     other = type("coroutine", (), {"__await__": lambda self: iter(())})
-    assert returned_coroutine(other())
-    assert not returned_coroutine(type("coroutine", (), {})())
+    assert is_coroutine_object(other())
+    assert not is_coroutine_object(type("coroutine", (), {})())

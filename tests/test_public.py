@@ -15,28 +15,39 @@ MODULES = sorted(
     module.name for module in pkgutil.walk_packages(abate.__path__, "abate.") if "__main__" not in module.name
 )
 
+
+def find(name):
+    """A public module: ``abate.http`` is one by its everyday name."""
+    return abate.http if name == "abate.http" else importlib.import_module(name)
+
+
 NAMES = {
     "abate": """
-        AbateError Again AsyncWorkQueue AttemptTimeout Backoff Budget DeadlineExceeded Fuse Gate Hedge
-        LayeredRetryWarning LeaseLost Outcome PermanentFailure Permits Policy QueueFull Recoverable Refused Report
-        RetryExhausted Ruling Shelter ShutDown SilentSuccess StoreError Throttle Timeouts TokenBucket WorkQueue
+        AbateError Again AsyncWorkQueue AttemptTimeout Backoff Budget DeadlineExceeded CircuitBreaker ConcurrencyLimit
+        Gate Hedge LayeredRetryWarning LeaseLost Outcome PermanentFailure Policy QueueFull Recoverable Refused Report
+        RetryExhausted Ruling Shelter ShutDown SilentSuccess StoreError AdaptiveThrottle Timeouts TokenBucket WorkQueue
         carry_deadline clients consistent_jitter consumer controller deadline events http load_policies observe
-        on_error on_result open_store remaining report retry retry_on_db_conflict sim testing ticks widen
+        on_error on_result open_store remaining report retry retry_on_db_conflict sim stores testing ticks widen work
     """,
+    "abate.events": """
+        BreakerOpened BudgetRefused Buried Event FirstFailure GaveUp LayeredRetry LeaseLost Recovered Retry
+        ShelterChanged Sink SourceFailed StoreDegraded Waited WorkerCrashed Worked dropped
+    """,
+    "abate.http": "judge repeatable status transient transient_result",
     "abate.decide": "Outcome Rule Rules Ruling http on_error on_result widen",
     "abate.schedule": """
         Backoff Jitter Schedule Tick carry_deadline consistent_jitter deadline pushback remaining retry_after schedule
         ticks
     """,
-    "abate.admit": "All Budget Gate Permits Shelter Throttle TokenBucket",
+    "abate.admit": "All Budget CircuitBreaker Gate ConcurrencyLimit Shelter AdaptiveThrottle TokenBucket",
     "abate.call": "Attempt Attempts Call Policy Send Stop Wait WorstCase load_policies report",
     "abate.work": """
-        Again AsyncWorkQueue Back Bury Done Fuse KeyQueue LeaseLost Message PermanentFailure QueueFull Recoverable
+        Again AsyncWorkQueue Back Bury Done KeyQueue LeaseLost Message PermanentFailure QueueFull Recoverable
         ShutDown SilentSuccess Source WorkQueue
     """,
-    "abate.stores": "DeadLetter Depth Queue Store StoreBudget StoreError StoreUnreachable Terms open_store",
+    "abate.stores": "BudgetTerms DeadLetter Depth Queue Store StoreBudget StoreError StoreUnreachable open_store",
     "abate.observe": """
-        Detached LoggingSink OpenTelemetrySink PrometheusSink Sink Snapshot StructlogSink install remove snapshot
+        Detached LoggingSink OpenTelemetrySink PrometheusSink Sink Snapshot StructlogSink install page remove snapshot
     """,
     "abate.observe.page": "app serving",
     "abate.sim": """
@@ -45,20 +56,69 @@ NAMES = {
     """,
     "abate.sim.report": "Hysteresis RecoveryMap hysteresis recovery_map write_picture write_report",
     "abate.testing": "Recorder Script VirtualClock after off",
+    "abate.clients": """
+        aiohttp asgi aws_lambda botocore databases grpc grpc_server httpx redis requests sqlalchemy sqs trust urllib3
+        warm wsgi
+    """,
+    "abate.clients.aiohttp": "middleware",
+    "abate.clients.asgi": "Middleware",
+    "abate.clients.aws_lambda": "consumer",
+    "abate.clients.botocore": "config transient",
+    "abate.clients.databases": "conflict connection_lost retry_on_db_conflict",
+    "abate.clients.grpc": "aio_interceptors channel_options interceptors transient",
+    "abate.clients.grpc_server": "aio_interceptors attempt interceptors",
+    "abate.clients.httpx": "AsyncTransport Transport",
+    "abate.clients.redis": "aclient aquiet client quiet transient",
+    "abate.clients.requests": "Adapter",
+    "abate.clients.sqlalchemy": "transaction",
+    "abate.clients.sqs": "Queue",
+    "abate.clients.trust": "Secret",
+    "abate.clients.urllib3": "PoolManager",
+    "abate.clients.warm": "awarm awarm_httpx awarm_sqlalchemy warm warm_httpx warm_sqlalchemy",
+    "abate.clients.wsgi": "Middleware",
 }
+PACKAGES = [name for name in NAMES if hasattr(find(name), "__path__")]
 
 
 @pytest.mark.parametrize("module", NAMES)
 def test_exported_names_are_pinned(module):
     """A name is added to or taken from the public surface on purpose only."""
-    assert sorted(importlib.import_module(module).__all__) == sorted(NAMES[module].split())
+    assert sorted(find(module).__all__) == sorted(NAMES[module].split())
+
+
+@pytest.mark.parametrize("module", PACKAGES)
+def test_a_package_shows_what_is_public_and_nothing_else(module):
+    """`dir` of each public package is its `__all__`."""
+    assert dir(find(module)) == sorted(NAMES[module].split())
+
+
+def test_every_package_is_public_or_private():
+    """Private are the command line, and the engines of stores and of the simulator."""
+    packages = {module.name for module in pkgutil.walk_packages(abate.__path__, "abate.") if module.ispkg}
+    assert packages - set(NAMES) <= {
+        "abate.cli",
+        "abate.cli.demo",
+        "abate.sim.fleet",
+        "abate.sim.live",
+        "abate.stores.fleet",
+        "abate.stores.postgres",
+        "abate.stores.redis",
+        "abate.stores.sqlite",
+    }
+
+
+@pytest.mark.parametrize("module", ["abate", "abate.observe", "abate.clients"])
+def test_a_name_that_is_not_there_is_an_error(module):
+    """Though some are imported on first use."""
+    with pytest.raises(AttributeError, match=f"module '{module}' has no attribute 'nonsense'"):
+        _ = find(module).nonsense
 
 
 @pytest.mark.parametrize("module", NAMES)
 def test_every_exported_name_is_there_and_explained(module):
     """Each exported class and function has a docstring."""
-    for name in importlib.import_module(module).__all__:
-        thing = getattr(importlib.import_module(module), name)
+    for name in find(module).__all__:
+        thing = getattr(find(module), name)
         if inspect.isclass(thing) or inspect.isfunction(thing):
             assert thing.__doc__, name
 
@@ -101,5 +161,3 @@ def test_parts_are_imported_when_asked_for():
     assert fresh("import abate; print(abate.testing.VirtualClock.__name__, abate.observe.install.__name__)") == (
         "VirtualClock install"
     )
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        _ = abate.nonsense

@@ -16,20 +16,20 @@ from prometheus_client import CollectorRegistry
 
 import abate
 from abate import events
-from abate.admit.bells import ThreadBell
-from abate.call.tally import Roll, Tally, Watch
-from abate.observe.carried import Carried
-from abate.observe.lines import Lines
-from abate.observe.otel import Look, OpenTelemetrySink
-from abate.observe.page.recent import Recent
+from abate.call.counters import CallCounter, TotalsByName, WrapperVersions
+from abate.observe.lasting_totals import LastingTotals
+from abate.observe.log_writer import LogWriter
+from abate.observe.otel import OpenTelemetrySink, SharedSnapshot
+from abate.observe.page.recent_activity import RecentActivity
 from abate.observe.prometheus import PrometheusSink
 from abate.stores import StoreError
-from abate.stores.bells import Bells
-from abate.stores.postgres import bells as postgres_bells
+from abate.stores.postgres import listener as postgres_bells
 from abate.stores.postgres import pool as postgres_pool
-from abate.stores.redis.server import Server
-from abate.stores.sqlite.file import File
+from abate.stores.redis.connection import RedisConnection
+from abate.stores.sqlite.database import Database
+from abate.stores.wakeups import Wakeups
 from abate.testing import VirtualClock
+from abate.wakeups import ThreadWakeup
 from tests.reentry import MOST_STEPS, at_every_bytecode
 
 SOURCE = pathlib.Path(abate.__file__).parent
@@ -39,35 +39,36 @@ TESTED = "tested"
 PRIVATE = "private to one call or one wait"
 ELSEWHERE = "tested where the rest of it is"
 LOCKS = {
-    ("admit/bells.py", "ThreadBell"): PRIVATE,
-    ("admit/bucket.py", "Level"): TESTED,
-    ("admit/budget.py", "Ledger"): TESTED,
-    ("admit/door.py", "Door"): ELSEWHERE,
-    ("admit/throttle.py", "Tally"): TESTED,
-    ("call/tally.py", "Roll"): TESTED,
-    ("call/tally.py", "Watch"): TESTED,
+    ("wakeups.py", "ThreadWakeup"): PRIVATE,
+    ("admit/breaker.py", "Circuit"): TESTED,
+    ("admit/bucket.py", "BucketState"): TESTED,
+    ("admit/budget.py", "BudgetState"): TESTED,
+    ("admit/dispatcher.py", "Dispatcher"): ELSEWHERE,
+    ("admit/throttle.py", "ThrottleState"): TESTED,
+    ("call/counters.py", "TotalsByName"): TESTED,
+    ("call/counters.py", "WrapperVersions"): TESTED,
     ("cli/page.py", "_run"): PRIVATE,
     ("clients/grpc.py", "_Stream"): ELSEWHERE,
-    ("clients/warm.py", "_open"): PRIVATE,
+    ("clients/warm.py", "_open_all"): PRIVATE,
     ("events.py", "_Changes"): TESTED,
-    ("locks.py", "Section"): ELSEWHERE,
-    ("observe/asking.py", "Answer"): PRIVATE,
-    ("observe/carried.py", "Carried"): TESTED,
+    ("reentrant_locks.py", "Section"): ELSEWHERE,
+    ("observe/queue_depths.py", "DepthReading"): PRIVATE,
+    ("observe/lasting_totals.py", "LastingTotals"): TESTED,
     ("observe/detached.py", "Detached"): TESTED,
-    ("observe/otel.py", "Look"): TESTED,
+    ("observe/otel.py", "SharedSnapshot"): TESTED,
     ("observe/otel.py", "OpenTelemetrySink"): TESTED,
-    ("observe/page/recent.py", "Recent"): TESTED,
+    ("observe/page/recent_activity.py", "RecentActivity"): TESTED,
     ("observe/prometheus.py", "PrometheusSink"): TESTED,
-    ("observe/transitions.py", "Transitions"): TESTED,
-    ("schedule/latency.py", "Latencies"): TESTED,
-    ("stores/bells.py", "Bells"): TESTED,
-    ("stores/fleet/courier.py", "Courier"): ELSEWHERE,
-    ("stores/postgres/bells.py", "Ears"): TESTED,
-    ("stores/sqlite/file.py", "File"): TESTED,
-    ("testing/virtual.py", "VirtualClock"): TESTED,
-    ("work/lines.py", "Lines"): TESTED,
+    ("observe/log_sampler.py", "LogSampler"): TESTED,
+    ("schedule/timeouts.py", "LatencyCounts"): TESTED,
+    ("stores/wakeups.py", "Wakeups"): TESTED,
+    ("stores/fleet/sync.py", "FleetSync"): ELSEWHERE,
+    ("stores/postgres/listener.py", "Listener"): TESTED,
+    ("stores/sqlite/database.py", "Database"): TESTED,
+    ("testing/virtual_clock.py", "VirtualClock"): TESTED,
+    ("work/queue_waiters.py", "QueueWaiters"): TESTED,
 }
-WITHOUT = ("admit/permits.py", "call/tally.py Tick", "stores/postgres/pool.py", "stores/redis/server.py")
+WITHOUT = ("admit/concurrency.py", "call/counters.py Tick", "stores/postgres/pool.py", "stores/redis/connection.py")
 """What has no lock, and is tried in the same way."""
 
 KINDS = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "Barrier", "Section"}
@@ -76,11 +77,13 @@ KINDS = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Event",
 def constructed(path):
     """The classes and functions of a file that make, or are, a lock."""
     text = path.read_text()
-    tree = ast.parse(text if "threading" in text or "abate.locks" in text or path.name == "locks.py" else "")
+    tree = ast.parse(
+        text if "threading" in text or "abate.reentrant_locks" in text or path.name == "reentrant_locks.py" else ""
+    )
     names = {
         alias.asname or alias.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module in ("threading", "abate.locks")
+        if isinstance(node, ast.ImportFrom) and node.module in ("threading", "abate.reentrant_locks")
         for alias in node.names
         if alias.name in KINDS
     }
@@ -168,7 +171,7 @@ class Case:
 def quiet(section):
     """Nobody is inside, and nothing is left to do."""
     assert section.busy is False
-    assert section.left == []
+    assert section.deferred == []
     with pytest.raises(RuntimeError):
         section.lock.release()
 
@@ -176,7 +179,7 @@ def quiet(section):
 class OfBudget(Case):
     """Nothing is overspent, wrongly refused, lost or counted twice."""
 
-    locks = (("admit/budget.py", "Ledger"),)
+    locks = (("admit/budget.py", "BudgetState"),)
     interrupting = ("do_withdraw", "do_refund", "do_deposit")
     every = 7
     left = 4
@@ -199,7 +202,7 @@ class OfBudget(Case):
         self.budget.deposit()
 
     def do_look(self):
-        self.budget.look()
+        self.budget.deposit_and_start_batch()
 
     def do_read(self):
         assert self.budget.balance() >= 0
@@ -210,7 +213,7 @@ class OfBudget(Case):
         assert all(withdrawn)
         deposits = len(self.noted("deposit", "look"))
         assert self.budget.balance() == self.left - len(withdrawn) + len(self.noted("refund")) + deposits / 2
-        quiet(self.budget.timeline.main.section)
+        quiet(self.budget.states.main.section)
 
 
 class OfTheLastRetry(OfBudget):
@@ -229,17 +232,17 @@ class OfTheLastRetry(OfBudget):
         # who interrupts is refused where it is not sure, and then the other one gets it
         assert sorted(self.noted("withdraw")) == [False, True]
         assert self.budget.balance() == 0.0
-        quiet(self.budget.timeline.main.section)
+        quiet(self.budget.states.main.section)
 
 
 class OfBucket(Case):
     """Tokens are conserved, and there are enough for all."""
 
-    locks = (("admit/bucket.py", "Level"),)
+    locks = (("admit/bucket.py", "BucketState"),)
 
     def make(self):
         self.bucket = abate.TokenBucket(rate=1.0, burst=20, clock=VirtualClock())
-        self.level = self.bucket._levels.main
+        self.level = self.bucket._states.main
         self.level.tokens = 15.0
 
     def do_take(self):
@@ -249,7 +252,7 @@ class OfBucket(Case):
         self.bucket.refund()
 
     def do_claim(self):
-        return self.bucket._claim(self.level, 2, None).due == 0.0
+        return self.bucket._reserve(self.level, 2, None).due == 0.0
 
     def check(self):
         self.level.settle()
@@ -267,20 +270,20 @@ class OfEmptyBucket(Case):
 
     def make(self):
         self.bucket = abate.TokenBucket(rate=1.0, burst=2, clock=VirtualClock())
-        self.level = self.bucket._levels.main
+        self.level = self.bucket._states.main
         self.level.tokens = 0.0
-        self.claims = [self.bucket._claim(self.level, 1, None) for _ in range(2)]
+        self.reservations = [self.bucket._reserve(self.level, 1, None) for _ in range(2)]
 
     def do_take(self):
         return self.bucket.try_acquire()
 
     def do_claim(self):
-        claim = self.bucket._claim(self.level, 1, None)
-        self.claims.append(claim)
+        claim = self.bucket._reserve(self.level, 1, None)
+        self.reservations.append(claim)
         return claim.due
 
     def do_break_off(self):
-        self.bucket._break_off(self.level, self.claims.pop())
+        self.bucket._abandon(self.level, self.reservations.pop())
 
     def do_refund(self):
         self.bucket.refund()
@@ -290,9 +293,9 @@ class OfEmptyBucket(Case):
         assert not any(self.noted("take"))
         assert all(due >= 1.0 for due in self.noted("claim"))
         made, broken = len(self.noted("claim")), len(self.noted("break_off"))
-        for claim in self.claims:
-            self.bucket._break_off(self.level, claim)  # nobody waits any more: all of it comes back
-        assert not self.level.claims
+        for claim in self.reservations:
+            self.bucket._abandon(self.level, claim)  # nobody waits any more: all of it comes back
+        assert not self.level.reservations
         assert self.level.tokens == min(2.0, len(self.noted("refund"))) + 0.0 * (made + broken)
         quiet(self.level.section)
 
@@ -301,7 +304,7 @@ class OfPermits(Case):
     """No more are held than there are, and none gets lost."""
 
     def make(self):
-        self.permits = abate.Permits(3)
+        self.permits = abate.ConcurrencyLimit(3)
         assert self.permits.try_acquire()
 
     def do_take(self):
@@ -323,10 +326,10 @@ class OfPermits(Case):
 class OfThrottle(Case):
     """Everything is counted once."""
 
-    locks = (("admit/throttle.py", "Tally"),)
+    locks = (("admit/throttle.py", "ThrottleState"),)
 
     def make(self):
-        self.throttle = abate.Throttle(clock=VirtualClock())
+        self.throttle = abate.AdaptiveThrottle(clock=VirtualClock())
         for _ in range(3):
             self.throttle.enter(retry=False)
             self.throttle.leave(accepted=True)
@@ -344,17 +347,134 @@ class OfThrottle(Case):
         assert 0 <= self.throttle.probability() <= 1
 
     def check(self):
-        tally = self.throttle._tallies.main
+        tally = self.throttle._states.main
         assert self.noted("enter") == [None] * len(self.noted("enter"))
         assert tally.requests.total == 3 + len(self.noted("enter")) - len(self.noted("refund"))
         assert tally.accepts.total == 3 + len(self.noted("leave"))
         quiet(tally.section)
 
 
+class OfBreaker(Case):
+    """Everything is counted once; what enters while it is closed is admitted."""
+
+    locks = (("admit/breaker.py", "Circuit"),)
+    every = 2
+    failures = 2
+
+    def make(self):
+        now = [0.5]
+        self.breaker = abate.CircuitBreaker(min_calls=5, window=50.0, pause=10.0, clock=lambda: now[0])
+        for _ in range(4):
+            self.breaker.enter(retry=False)
+        for _ in range(self.failures):
+            self.breaker.failed(accepted=False)
+        now[0] = 1.5  # in the next slot, so that the next outcome rolls the window
+
+    def do_enter(self):
+        return self.breaker.enter(retry=False) is not None
+
+    def do_succeed(self):
+        self.breaker.leave(accepted=True)
+
+    def do_fail(self):
+        self.breaker.failed(accepted=False)
+
+    def do_err(self):
+        self.breaker.failed(accepted=True)
+
+    def do_void(self):
+        self.breaker.leave(accepted=None)
+
+    def do_read(self):
+        return self.breaker.allowed() > 0 or self.breaker.seconds_until_half_open() > 0
+
+    def do_record(self):
+        return self.breaker.record(True)
+
+    def check(self):
+        circuit = self.breaker._circuits.main
+        assert not any(self.noted("enter"))
+        ended = self.noted("succeed", "fail", "err", "void")
+        assert circuit._in_flight == max(0, 4 - self.failures - len(ended)) + len(self.noted("enter"))
+        good, failed, erred = circuit._counts
+        assert good.total == len(self.noted("succeed", "record"))
+        assert (failed.total, erred.total) == (self.failures + len(self.noted("fail")), len(self.noted("err")))
+        assert (circuit.tripped, circuit.trips, circuit.untold) == (False, 0, 0.0)
+        quiet(circuit.section)
+
+
+class Told:
+    """A sink that is called on the spot."""
+
+    inline = True
+
+    def __init__(self):
+        self.events = []
+
+    def __call__(self, event):
+        self.events.append(event)
+
+
+class OfTrippingBreaker(OfBreaker):
+    """It trips once, and tells so once."""
+
+    locks = ()
+    every = 3
+    failures = 3
+
+    def make(self):
+        super().make()
+        self.breaker.failed(accepted=False)
+        assert self.breaker.enter(retry=False) is None
+        self.told = Told()
+        events.install(self.told)
+
+    def do_record(self):
+        return self.breaker.record(False, taken=0)
+
+    def check(self):
+        events.remove(self.told)
+        circuit = self.breaker._circuits.main
+        trips = bool(self.noted("fail", "err", "record"))
+        assert (circuit.tripped, circuit.trips, circuit.untold) == (trips, int(trips), 0.0)
+        assert len(self.told.events) + sum(seconds > 0 for seconds in self.noted("record")) == trips
+        assert circuit._older <= circuit._in_flight
+        quiet(circuit.section)
+
+
+class OfHalfOpenBreaker(Case):
+    """Of two that enter at most one is on trial, and its place comes back."""
+
+    locks = ()
+
+    def make(self):
+        now = [0.5]
+        self.breaker = abate.CircuitBreaker(min_calls=1, pause=10.0, clock=lambda: now[0])
+        self.breaker.record(False)
+        now[0] = 100.0
+
+    def do_enter(self):
+        return self.breaker.enter(retry=False) is None
+
+    def do_read(self):
+        assert self.breaker.allowed() == 1
+        assert self.breaker.seconds_until_half_open() == 0.0
+
+    def check(self):
+        circuit = self.breaker._circuits.main
+        assert circuit._in_flight == sum(self.noted("enter")) <= 1
+        if circuit._in_flight:
+            self.breaker.refund()
+        assert self.breaker.enter(retry=False) is None
+        assert self.breaker.enter(retry=False) is self.breaker
+        assert circuit._in_flight == 1
+        quiet(circuit.section)
+
+
 class OfTimeouts(Case):
     """No observation is lost, and a timeout is never below what is known."""
 
-    locks = (("schedule/latency.py", "Latencies"),)
+    locks = (("schedule/timeouts.py", "LatencyCounts"),)
     every = 4
 
     def make(self):
@@ -389,33 +509,33 @@ class OfTimeouts(Case):
 class OfRoll(Case):
     """Counts of policies that come and go are all there."""
 
-    locks = (("call/tally.py", "Roll"),)
+    locks = (("call/counters.py", "TotalsByName"),)
 
     def make(self):
-        self.roll, self.kept = Roll(), []
+        self.call_totals, self.kept = TotalsByName(), []
         self.do_come_and_go()
 
     def do_come_and_go(self):
-        tally = Tally("orders")
-        self.roll.note(tally)
+        tally = CallCounter("orders")
+        self.call_totals.track(tally)
         tally.begun.add()
         tally.good.add()
 
     def do_come(self):
-        tally = Tally("orders")
+        tally = CallCounter("orders")
         self.kept.append(tally)
-        self.roll.note(tally)
+        self.call_totals.track(tally)
         tally.begun.add()
         tally.bad.add()
 
     def do_read(self):
-        return self.roll.totals()["orders"]
+        return self.call_totals.totals()["orders"]
 
     def check(self):
-        total = self.roll.totals()["orders"]
+        total = self.call_totals.totals()["orders"]
         assert (total.good, total.bad) == (1 + len(self.noted("come_and_go")), len(self.noted("come")))
         assert total.begun == total.good + total.bad
-        quiet(self.roll._section)
+        quiet(self.call_totals._section)
 
 
 class OfTick(Case):
@@ -428,34 +548,34 @@ class OfTick(Case):
         return ["do_read"]  # to count is one operation of an iterator
 
     def make(self):
-        self.tally = Tally()
+        self.counter = CallCounter()
 
     def do_count(self):
-        self.tally.begun.add()
+        self.counter.begun.add()
 
     def do_read(self):
-        return self.tally.begun.read(), self.tally.in_flight
+        return self.counter.begun.read(), self.counter.in_flight
 
     def check(self):
-        assert self.tally.begun.read() == len(self.noted("count"))
+        assert self.counter.begun.read() == len(self.noted("count"))
         assert all(0 <= seen <= flying <= 2 for seen, flying in self.noted("read"))
 
 
 class OfWatch(Case):
     """Who watches is counted, and every stand-in runs the code of that."""
 
-    locks = (("call/tally.py", "Watch"),)
+    locks = (("call/counters.py", "WrapperVersions"),)
 
     def make(self):
-        self.watch, self.stand_ins = Watch(), []
-        self.watch.come()
+        self.watch, self.stand_ins = WrapperVersions(), []
+        self.watch.start_counting()
         self.do_keep()
 
     def do_come(self):
-        self.watch.come()
+        self.watch.start_counting()
 
     def do_go(self):
-        self.watch.go()
+        self.watch.stop_counting()
 
     def do_keep(self):
         plain, counted = (lambda: "plain").__code__, (lambda: "counted").__code__
@@ -506,7 +626,7 @@ class OfEvents(Case):
 class OfWorkQueue(Case):
     """No key is lost, none is handed out twice, and all are counted."""
 
-    locks = (("work/lines.py", "Lines"),)
+    locks = (("work/queue_waiters.py", "QueueWaiters"),)
     where = str(SOURCE / "work")
     interrupting = ("do_add", "do_add_again", "do_add_rate_limited", "do_break_off", "do_done", "do_look", "do_take")
     every = 11
@@ -520,8 +640,8 @@ class OfWorkQueue(Case):
         self.queue.add_after("later", -1.0)
         self.queue.add_after("much later", 1000.0)
         self.taken = [self.queue.get(0.0), self.queue.get(0.0)]
-        self.bell = ThreadBell()
-        self.queue._waiting.append(self.bell)  # somebody waits, and is to be told
+        self.bell = ThreadWakeup()
+        self.queue._getters.append(self.bell)  # somebody waits, and is to be told
         self.added = 4
 
     def _added(self):
@@ -556,7 +676,7 @@ class OfWorkQueue(Case):
             self.queue.done(self.taken.pop(0))
 
     def do_break_off(self):
-        self.queue._gone(self.bell)
+        self.queue._abandon_get(self.bell)
 
     def do_look(self):
         self.queue.next_due(), self.queue.age(), self.queue.plans(), self.queue.forget("one"), self.queue.adds
@@ -641,49 +761,49 @@ class OfFullQueue(Case):
 class OfBells(Case):
     """Whoever is rung for is woken; nobody is left in line."""
 
-    locks = (("stores/bells.py", "Bells"),)
+    locks = (("stores/wakeups.py", "Wakeups"),)
 
     def make(self):
-        self.bells = Bells(lambda: False)
-        self.standing = self.bells.line("orders")
-        self.line = self.standing.__enter__()
-        self.asleep = ThreadBell()
-        self.bells._lie_down(self.line, self.line.rung, self.asleep)
+        self.wakeups = Wakeups(lambda: False)
+        self.standing = self.wakeups.waiting("orders")
+        self.waiters = self.standing.__enter__()
+        self.asleep = ThreadWakeup()
+        self.wakeups._start_waiting(self.waiters, self.waiters.generation, self.asleep)
 
     def do_ring(self):
-        self.bells.ring("orders")
+        self.wakeups.wake_queue("orders")
 
     def do_ring_all(self):
-        self.bells.ring_all()
+        self.wakeups.wake_all()
 
     def do_wait(self):
-        self.bells.wait(self.line, self.line.rung, 0.0)
+        self.wakeups.wait(self.waiters, self.waiters.generation, 0.0)
 
     def do_stand(self):
-        with self.bells.line("orders"), self.bells.line("mails"):
+        with self.wakeups.waiting("orders"), self.wakeups.waiting("mails"):
             pass
 
     def check(self):
-        quiet(self.bells._section)
+        quiet(self.wakeups._section)
         rung = len(self.noted("ring", "ring_all"))
-        assert self.line.rung == rung
+        assert self.waiters.generation == rung
         assert self.asleep.wait(abate.clock.MACHINE, 0.0) == (rung > 0 or bool(self.noted("stand")))
-        self.bells._get_up(self.line, self.asleep)
-        assert self.line.asleep == []
-        assert self.bells._looker is None
-        assert list(self.bells._lines) == ["orders"]
+        self.wakeups._stop_waiting(self.waiters, self.asleep)
+        assert self.waiters.asleep == []
+        assert self.wakeups._poller is None
+        assert list(self.wakeups._wait_lists) == ["orders"]
         self.standing.__exit__(None, None, None)
-        assert self.bells._lines == {}
+        assert self.wakeups._wait_lists == {}
 
 
 class OfFile(Case):
     """What interrupts a transaction is refused, and what was accepted is there."""
 
-    locks = (("stores/sqlite/file.py", "File"),)
-    where = str(SOURCE / "stores" / "sqlite" / "file.py")
+    locks = (("stores/sqlite/database.py", "Database"),)
+    where = str(SOURCE / "stores" / "sqlite" / "database.py")
 
     def make(self):
-        self.file = File(None, "NORMAL", 5.0)
+        self.file = Database(None, "NORMAL", 5.0)
         self.file.transaction(lambda db: db.execute("CREATE TABLE noted (number)"))
 
     def do_write(self):
@@ -790,7 +910,7 @@ class OfPool(Case):
             assert "is closed" in str(error)
 
     def check(self):
-        assert self.pool._free.qsize() == postgres_pool.MOST
+        assert self.pool._free.qsize() == postgres_pool.MAX_CONNECTIONS
         still = [session for session in self.sessions if session.open]
         assert set(still) == (set() if self.noted("close") else set(self.pool._idle))
         if not self.noted("close"):
@@ -813,21 +933,23 @@ class FakeThread:
 class OfEars(Case):
     """One thread listens at most, and is told to end once the store is closed."""
 
-    locks = (("stores/postgres/bells.py", "Ears"),)
-    where = str(SOURCE / "stores" / "postgres" / "bells.py")
+    locks = (("stores/postgres/listener.py", "Listener"),)
+    where = str(SOURCE / "stores" / "postgres" / "listener.py")
 
     def make(self):
-        self.ears = postgres_bells.Ears(types.SimpleNamespace(address=types.SimpleNamespace(timeout=1.0)), Bells(None))
+        self.listener = postgres_bells.Listener(
+            types.SimpleNamespace(address=types.SimpleNamespace(timeout=1.0)), Wakeups(None)
+        )
 
     def do_attend(self):
-        self.ears.attend("orders")
+        self.listener.announce("orders")
 
     def do_close(self):
-        self.ears.close()
+        self.listener.close()
 
     def check(self):
-        quiet(self.ears._section)
-        thread = self.ears._thread
+        quiet(self.listener._section)
+        thread = self.listener._thread
         if thread is not None:
             assert thread.started
             (reading,) = thread.args
@@ -836,22 +958,22 @@ class OfEars(Case):
 
                 os.set_blocking(reading, False)
                 assert os.read(reading, 10)
-            self.ears._end(reading)
-        elif self.noted("attend"):
+            self.listener._end(reading)
+        elif self.noted("announce"):
             assert self.noted("close")
 
 
 class OfServer(Case):
     """There is one client for each use, and none is left open."""
 
-    where = str(SOURCE / "stores" / "redis" / "server.py")
+    where = str(SOURCE / "stores" / "redis" / "connection.py")
 
     def make(self):
-        self.server = Server.__new__(Server)
+        self.server = RedisConnection.__new__(RedisConnection)
         self.server.address = types.SimpleNamespace(name="redis://")
         self.server._closed, self.server._clients = False, {}
         self.made = []
-        self.server._made = self._made
+        self.server._make_client = self._made
 
     def _made(self, use):
         self.made.append(FakeSession())
@@ -886,19 +1008,23 @@ class OfSink(Case):
 
 
 class OfRecent(OfSink):
-    locks = (("observe/page/recent.py", "Recent"),)
+    locks = (("observe/page/recent_activity.py", "RecentActivity"),)
 
     def make(self):
-        self.sink = Recent(VirtualClock())
+        self.sink = RecentActivity(VirtualClock())
         self.sink(events.Retry("orders", 1, 0.5, "blip", None, OSError()))
 
     def do_read(self):
-        return self.sink.read_calls("orders", lambda calls: calls.retries), self.sink.happenings(), self.sink.layers()
+        return (
+            self.sink.with_policy_activity("orders", lambda calls: calls.retries),
+            self.sink.notices(),
+            self.sink.layers(),
+        )
 
     def check(self):
-        given_up = self.sink.read_calls("orders", lambda calls: calls.given_up.counts(0.0))
+        given_up = self.sink.with_policy_activity("orders", lambda calls: calls.given_up.counts(0.0))
         assert given_up == ({"attempts": len(self.noted("tell"))} if self.noted("tell") else {})
-        assert self.sink.read_calls("orders", lambda calls: calls.retries) == 1 + len(self.noted("retry"))
+        assert self.sink.with_policy_activity("orders", lambda calls: calls.retries) == 1 + len(self.noted("retry"))
         quiet(self.sink._section)
 
 
@@ -918,7 +1044,7 @@ class OfPrometheus(OfSink):
 
 
 class OfOpenTelemetry(OfSink):
-    locks = (("observe/otel.py", "OpenTelemetrySink"), ("observe/otel.py", "Look"))
+    locks = (("observe/otel.py", "OpenTelemetrySink"), ("observe/otel.py", "SharedSnapshot"))
     where = str(SOURCE / "observe" / "otel.py")
     every = 4
 
@@ -926,7 +1052,7 @@ class OfOpenTelemetry(OfSink):
         self.reader = InMemoryMetricReader()
         self.provider = MeterProvider([self.reader], shutdown_on_exit=False)
         self.sink = OpenTelemetrySink(self.provider)
-        self.look = Look()
+        self.look = SharedSnapshot()
 
     def do_abandon(self):
         def abandoned():
@@ -970,12 +1096,12 @@ class OfOpenTelemetry(OfSink):
 class OfLines(OfSink):
     """Every line is written once."""
 
-    locks = (("observe/transitions.py", "Transitions"),)
+    locks = (("observe/log_sampler.py", "LogSampler"),)
     every = 5
 
     def make(self):
         self.written = []
-        self.sink = Lines(self.written.append, burst=10, clock=VirtualClock())
+        self.sink = LogWriter(self.written.append, burst=10, clock=VirtualClock())
 
     def do_retry(self):
         self.sink(events.Worked("orders", "key", "retry", 0.1, 1, OSError()))
@@ -986,21 +1112,21 @@ class OfLines(OfSink):
     def check(self):
         kinds = sorted(line.kind for line in self.written)
         assert kinds == ["gave_up"] * len(self.noted("tell")) + ["key_failing"] * min(1, len(self.noted("retry")))
-        transitions = self.sink._desks.main.transitions
-        assert sum(failures for failures, _ in transitions._keys.values()) == len(self.noted("retry"))
-        quiet(transitions._section)
+        sampler = self.sink._by_clock.main.sampler
+        assert sum(sampler._keys.values()) == len(self.noted("retry"))
+        quiet(sampler._section)
 
 
 class OfCarried(Case):
     """Counts of things that are gone are carried on, once."""
 
-    locks = (("observe/carried.py", "Carried"),)
+    locks = (("observe/lasting_totals.py", "LastingTotals"),)
 
     class Thing:
         counted = 1, 1
 
     def make(self):
-        self.carried = Carried(self._reading)
+        self.carried = LastingTotals(self._reading)
         self.kept = [self.Thing()]
         self.seen = 1
         self.do_read()
@@ -1042,7 +1168,7 @@ class OfDetached(OfSink):
 class OfClock(Case):
     """All the time that was waited for has passed."""
 
-    locks = (("testing/virtual.py", "VirtualClock"),)
+    locks = (("testing/virtual_clock.py", "VirtualClock"),)
 
     def make(self):
         self.clock = VirtualClock()
@@ -1065,6 +1191,9 @@ CASES = [
     OfEmptyBucket,
     OfPermits,
     OfThrottle,
+    OfBreaker,
+    OfTrippingBreaker,
+    OfHalfOpenBreaker,
     OfTimeouts,
     OfRoll,
     OfTick,

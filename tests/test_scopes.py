@@ -15,13 +15,13 @@ import abate
 from abate import clock as clocks
 from abate import scopes
 from abate.call import machine
-from abate.call.giveup import tell_watch, watching
+from abate.call.layers import flag_exhausted, watch_for_exhausted
 from abate.scopes import Scope, Scopes
 from abate.testing import VirtualClock, off
 
 BLOCKS = {
     "deadline": (lambda: abate.deadline(60.0), lambda: abate.remaining() is not None),
-    "clock": (VirtualClock, lambda: clocks.entered() is not None),
+    "clock": (VirtualClock, lambda: clocks.entered_clock() is not None),
     "off": (off, machine.is_off),
 }
 each_block = pytest.mark.parametrize(("block", "holds"), BLOCKS.values(), ids=BLOCKS)
@@ -147,7 +147,7 @@ def test_an_event_loop_in_a_thread_that_is_started_inside_is_not_bound(block, ho
 @each_block
 def test_where_threads_inherit_they_start_outside(block, holds, monkeypatch):
     """A context that a thread inherits has no blocks in it; one that it is given, or runs in besides, has."""
-    monkeypatch.setattr(Inheriting, "start", scopes.outside(Inheriting.start))
+    monkeypatch.setattr(Inheriting, "start", scopes.without_scopes(Inheriting.start))
     kept = contextvars.ContextVar("kept")
     look, seen = seen_by(lambda: (kept.get(), holds()))
     kept.set("theirs")
@@ -216,11 +216,11 @@ def test_a_block_that_is_left_in_another_context_is_over_where_it_was_entered(bl
 
 def test_a_watch_that_ends_in_another_context_raises_nothing():
     """As that of a response whose body is closed by another thread, which has a watch of its own."""
-    watch = watching()
+    watch = watch_for_exhausted()
     contextvars.copy_context().run(watch.__enter__)
-    with watching() as own:
+    with watch_for_exhausted() as own:
         watch.__exit__(None, None, None)
-        tell_watch()
+        flag_exhausted()
     assert own.exhausted
 
 
@@ -251,7 +251,7 @@ def test_one_clock_in_many_tasks_is_left_by_each():
         async def first():
             with clock:
                 await both.wait()
-            seen.append(clocks.entered())
+            seen.append(clocks.entered_clock())
             left.set()
 
         async def second():
@@ -259,8 +259,8 @@ def test_one_clock_in_many_tasks_is_left_by_each():
             with clock:
                 both.set()
                 await left.wait()
-                seen.append(clocks.entered())
-            seen.append(clocks.entered())
+                seen.append(clocks.entered_clock())
+            seen.append(clocks.entered_clock())
 
         await asyncio.gather(first(), second())
 

@@ -25,7 +25,7 @@ Decorator = Callable[[Fetch], Fetch]
 
 @dataclass(frozen=True)
 class Settings:
-    attempts: int = 6
+    max_attempts: int = 6
     base: float = 0.1
     cap: float = 2.0
     jitter: float = 1.0
@@ -36,7 +36,7 @@ class Settings:
     @property
     def patience(self) -> float:
         """What tenacity and stamina may wait in all: everybody's bound."""
-        waits = (min(self.cap, self.base * 2**retry + self.jitter) for retry in range(self.attempts - 1))
+        waits = (min(self.cap, self.base * 2**retry + self.jitter) for retry in range(self.max_attempts - 1))
         return max(1.0, sum(waits))
 
 
@@ -65,7 +65,7 @@ def no_retry(settings: Settings) -> Decorator:
 def naive(settings: Settings) -> Decorator:
     def decorate(fetch: Fetch) -> Fetch:
         async def call(request: Any) -> Any:
-            for retry in range(settings.attempts - 1):
+            for retry in range(settings.max_attempts - 1):
                 try:
                     return await fetch(request)
                 except ERRORS:
@@ -85,7 +85,7 @@ def tenacity_retry(settings: Settings, wait: Any) -> Decorator:
 
     return tenacity.retry(
         retry=tenacity.retry_if_exception_type(ERRORS),
-        stop=tenacity.stop_after_attempt(settings.attempts),
+        stop=tenacity.stop_after_attempt(settings.max_attempts),
         wait=wait,
         reraise=True,
     )
@@ -112,7 +112,7 @@ def stamina(settings: Settings) -> Decorator:
 
     return stamina.retry(
         on=ERRORS,
-        attempts=settings.attempts,
+        max_attempts=settings.max_attempts,
         timeout=None,
         wait_initial=settings.base,
         wait_max=settings.cap,
@@ -125,7 +125,7 @@ def backoff(settings: Settings) -> Decorator:
     import backoff
 
     return backoff.on_exception(
-        backoff.expo, ERRORS, max_tries=settings.attempts, factor=settings.base, max_value=settings.cap
+        backoff.expo, ERRORS, max_tries=settings.max_attempts, factor=settings.base, max_value=settings.cap
     )
 
 
@@ -133,7 +133,7 @@ def nopanic_retry(settings: Settings, budget: Any) -> Decorator:
     import nopanic
 
     waits = nopanic.backoff.full_jitter(settings.base, 2.0, settings.cap)
-    return nopanic.retry(attempts=settings.attempts, on=ERRORS, backoff=waits, budget=budget)
+    return nopanic.retry(max_attempts=settings.max_attempts, on=ERRORS, backoff=waits, budget=budget)
 
 
 @candidate("nopanic", "full jitter, minds Retry-After")
@@ -157,7 +157,7 @@ def redress_retry(settings: Settings, budget: Any) -> Decorator:
         retry=redress.AsyncRetry(
             classifier=http_retry_after_classifier,
             strategy=retry_after_or(decorrelated_jitter(settings.base, settings.cap)),
-            max_attempts=settings.attempts,
+            max_attempts=settings.max_attempts,
             budget=budget,
         )
     )
@@ -185,7 +185,7 @@ def aiohttp_retry(settings: Settings) -> Decorator:
     from aiohttp_retry import ExponentialRetry, RetryClient
 
     options = ExponentialRetry(
-        attempts=settings.attempts,
+        max_attempts=settings.max_attempts,
         start_timeout=settings.base / 2,  # it doubles before the first wait
         max_timeout=settings.cap,
         exceptions={TimeoutError, ConnectionError},
@@ -217,7 +217,7 @@ def abate_policy(settings: Settings, jitter: Any = "full", **changes: Any) -> ab
     given = {
         "name": "storm",
         "on": (abate.http.transient, *ERRORS),
-        "attempts": settings.attempts,
+        "max_attempts": settings.max_attempts,
         "timeout": settings.patience,
         "backoff": abate.Backoff(base=settings.base, cap=settings.cap, jitter=jitter),
         "shelter": abate.Shelter(patience=settings.patience),

@@ -15,7 +15,7 @@ def storm(c, errors):
     return abate.Policy(
         name="storm",
         on=(abate.http.transient, *errors),
-        attempts=c.attempts,
+        max_attempts=c.attempts,
         timeout=patience,
         backoff=abate.Backoff(base=c.base, cap=c.cap),
         shelter=abate.Shelter(patience=patience),

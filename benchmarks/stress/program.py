@@ -69,12 +69,12 @@ class Program:
         self.in_memory = url == "memory:"
         store = open_store(url)
         self.queue: Queue = store.queue("work", lease=LEASE)
-        self.permits = abate.Permits(40)
+        self.permits = abate.ConcurrencyLimit(40)
         self.bucket = store.bucket("rate", rate=5000.0, burst=50)
         self.paid = abate.Policy(
             name="paid",
             on=ConnectionError,
-            attempts=3,
+            max_attempts=3,
             backoff=abate.Backoff(0.0005, 0.005),
             budget=store.budget("calls", ratio=RATIO, reserve=RESERVE),
             gate=self.permits & self.bucket,
@@ -82,7 +82,7 @@ class Program:
         self.sheltered = abate.Policy(
             name="sheltered",
             on=ConnectionError,
-            attempts=3,
+            max_attempts=3,
             timeout=2.0,
             backoff=abate.Backoff(0.0005, 0.005),
             shelter=store.shelter("dependency", patience=1.0),

@@ -8,7 +8,7 @@
 """
 
 import abate
-from abate.schedule.backoff import Uniform
+from abate.schedule.backoff import RandomSource
 from examples.etcd_reconciler.client import Conflict, Etcd, NoAnswer
 from examples.etcd_reconciler.state import Services, reconcile
 
@@ -21,10 +21,10 @@ SLOW = 5.0
 """Seconds until a service comes back whose retry the budget refused."""
 
 
-async def abated(etcd: Etcd, services: Services, backoff: abate.Backoff, *, rng: Uniform | None = None) -> None:
+async def abated(etcd: Etcd, services: Services, backoff: abate.Backoff, *, rng: RandomSource | None = None) -> None:
     """Reconcile what changes, until cancelled."""
     shelter = abate.Shelter(name="etcd", patience=PATIENCE, rng=rng)
-    sheltered = etcd.through(abate.Policy(name="etcd", on=NoAnswer, attempts=1, shelter=shelter))
+    sheltered = etcd.through(abate.Policy(name="etcd", on=NoAnswer, max_attempts=1, shelter=shelter))
     pace = abate.TokenBucket(rate=RATE)
 
     @abate.controller(workers=WORKERS, on=(Conflict, NoAnswer), backoff=backoff, slow=SLOW, rng=rng)

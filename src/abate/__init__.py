@@ -19,7 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from abate import events
-from abate.admit import Budget, Gate, Permits, Shelter, Throttle, TokenBucket
+from abate.admit import AdaptiveThrottle, Budget, CircuitBreaker, ConcurrencyLimit, Gate, Shelter, TokenBucket
 from abate.call import Policy, load_policies, report
 from abate.decide import Outcome, Ruling, http, on_error, on_result, widen
 from abate.errors import (
@@ -34,15 +34,14 @@ from abate.errors import (
 from abate.schedule import Backoff, carry_deadline, consistent_jitter, deadline, remaining, ticks
 
 if TYPE_CHECKING:
-    from abate import clients, observe, sim, testing
+    from abate import clients, observe, sim, stores, testing, work
     from abate.call.hedge import Hedge
     from abate.clients.databases import retry_on_db_conflict
-    from abate.schedule.latency import Timeouts
+    from abate.schedule.timeouts import Timeouts
     from abate.stores import StoreError, open_store
     from abate.work import (
         Again,
         AsyncWorkQueue,
-        Fuse,
         LeaseLost,
         PermanentFailure,
         QueueFull,
@@ -54,27 +53,28 @@ if TYPE_CHECKING:
     from abate.work.consumer import consumer
     from abate.work.controller import controller
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 retry = Policy
 """`Policy` by its everyday name: ``@abate.retry(on=ConnectionError)``."""
 
 __all__ = [
     "AbateError",
+    "AdaptiveThrottle",
     "Again",
     "AsyncWorkQueue",
     "AttemptTimeout",
     "Backoff",
     "Budget",
+    "CircuitBreaker",
+    "ConcurrencyLimit",
     "DeadlineExceeded",
-    "Fuse",
     "Gate",
     "Hedge",
     "LayeredRetryWarning",
     "LeaseLost",
     "Outcome",
     "PermanentFailure",
-    "Permits",
     "Policy",
     "QueueFull",
     "Recoverable",
@@ -86,7 +86,6 @@ __all__ = [
     "ShutDown",
     "SilentSuccess",
     "StoreError",
-    "Throttle",
     "Timeouts",
     "TokenBucket",
     "WorkQueue",
@@ -108,16 +107,17 @@ __all__ = [
     "retry",
     "retry_on_db_conflict",
     "sim",
+    "stores",
     "testing",
     "ticks",
     "widen",
+    "work",
 ]
 
-_PARTS = ("clients", "observe", "sim", "testing")
+_PARTS = ("clients", "observe", "sim", "stores", "testing", "work")
 _ELSEWHERE = {
     "Again": "abate.work",
     "AsyncWorkQueue": "abate.work",
-    "Fuse": "abate.work",
     "Hedge": "abate.call.hedge",
     "LeaseLost": "abate.work",
     "PermanentFailure": "abate.work",
@@ -126,7 +126,7 @@ _ELSEWHERE = {
     "ShutDown": "abate.work",
     "SilentSuccess": "abate.work",
     "StoreError": "abate.stores",
-    "Timeouts": "abate.schedule.latency",
+    "Timeouts": "abate.schedule.timeouts",
     "WorkQueue": "abate.work",
     "consumer": "abate.work.consumer",
     "controller": "abate.work.controller",
@@ -135,10 +135,16 @@ _ELSEWHERE = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import what calls don't need when somebody asks for it."""
-    if name in _PARTS:
-        return importlib.import_module(f"abate.{name}")
-    if name in _ELSEWHERE:
-        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
-    raise AttributeError(f"module 'abate' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker that sees `__getattr__` takes every name for Any
+
+    def __getattr__(name: str) -> Any:
+        """Import what calls don't need on first use."""
+        if name in _PARTS:
+            return importlib.import_module(f"abate.{name}")
+        if name in _ELSEWHERE:
+            return getattr(importlib.import_module(_ELSEWHERE[name]), name)
+        raise AttributeError(f"module 'abate' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

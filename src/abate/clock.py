@@ -1,7 +1,7 @@
-"""Where time comes from: the machine's clock, or the virtual clock that the context has entered.
+"""Clocks: the machine's, or the virtual clock that the context has entered.
 
-Time is per context. `current()` answers with the clock that rules here; whatever waits or reads the time asks
-it, so that a virtual clock moves deadlines, budgets and waits together.
+Time is per context. `current()` returns its clock; everything that waits or reads the time uses it, so that a virtual
+clock moves deadlines, budgets and waits together.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ from abate.redact import shown
 from abate.scopes import Scope, Scopes
 
 
-class Cut(Protocol):
-    """What a block that is to be cut short is entered as (`Clock.within`)."""
+class TimeoutScope(Protocol):
+    """The block of `Clock.within`."""
 
     def lift(self) -> bool:
-        """Let the block take as long as it likes from now on; False if it has been cut short already."""
+        """Remove the time limit; return False if the block was cut short already."""
         ...
 
     def expired(self) -> bool:
-        """Has the block been cut short?"""
+        """Return whether the block was cut short."""
         ...
 
 
 class Clock(Protocol):
-    """Something that tells the time and can wait."""
+    """Tells the time and can wait."""
 
     def now(self) -> float:
-        """Seconds since some fixed instant; never goes back."""
+        """Return seconds since some fixed instant; never goes back."""
         ...
 
     def wall(self) -> float:
-        """Seconds since 1970, as far as this clock knows."""
+        """Return seconds since 1970, as far as this clock knows."""
         ...
 
     def sleep(self, seconds: float) -> None:
         """Wait in this thread."""
 
     def asleep(self, seconds: float) -> Awaitable[None]:
-        """Wait in this task, under asyncio or trio; let others run even when there is nothing to wait for."""
+        """Wait in this task, under asyncio or trio; let other tasks run even if there is nothing to wait for."""
         ...
 
-    def within(self, seconds: float) -> AbstractAsyncContextManager[Cut]:
-        """Cut the block short with `AttemptTimeout` when it takes longer than this.
+    def within(self, seconds: float) -> AbstractAsyncContextManager[TimeoutScope]:
+        """Cut the block short with `AttemptTimeout` if it takes longer than this.
 
-        Neither entering nor leaving it waits for anything. Keep it in a variable: it holds the task, and Python 3.11
+        Neither entering nor leaving it waits. Keep it in a variable: it holds the task, and Python 3.11
         crashes if the stack of a coroutine that is being closed holds the last reference to the coroutine's own task.
         """
         ...
 
 
 class ContextClock(Clock, Protocol):
-    """A clock that a context can enter. It carries what others keep for it, so that this ends with it."""
+    """A clock that a context can enter. It holds the state that others keep for it."""
 
     states: MutableMapping[Any, Any]
 
@@ -76,16 +76,16 @@ class MachineClock:
         time.sleep(seconds)
 
     def asleep(self, seconds: float) -> Awaitable[None]:
-        # whoever runs this has imported its event loop; the core imports none
+        # the caller has imported its event loop; the core imports none
         loop: Any = sys.modules["trio" if "trio" in sys.modules and in_trio() else "asyncio"]
         pause: Awaitable[None] = loop.sleep(seconds if seconds > 0.0 else 0.0)
         return pause
 
-    def within(self, seconds: float) -> AbstractAsyncContextManager[Cut]:
-        return Within(seconds)
+    def within(self, seconds: float) -> AbstractAsyncContextManager[TimeoutScope]:
+        return MachineTimeout(seconds)
 
 
-class Within:
+class MachineTimeout:
     """Cuts a block of async code short, under asyncio or trio, on the machine's clock."""
 
     __slots__ = ("_scope", "_seconds")
@@ -93,7 +93,7 @@ class Within:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
-    async def __aenter__(self) -> Cut:
+    async def __aenter__(self) -> TimeoutScope:
         if in_trio():
             self._scope: Any = TrioScope(sys.modules["trio"].CancelScope(deadline=_trio_due(self._seconds)))
         else:
@@ -104,7 +104,7 @@ class Within:
         return self
 
     def lift(self) -> bool:
-        return lifted(self._scope)
+        return lift_scope(self._scope)
 
     def expired(self) -> bool:
         return bool(self._scope.expired())
@@ -112,25 +112,25 @@ class Within:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await cut(self._scope, self._seconds, kind, error, trace)
+        await leave_scope(self._scope, self._seconds, kind, error, trace)
 
 
-async def cut(
+async def leave_scope(
     scope: Any,
     seconds: float,
     kind: type[BaseException] | None,
     error: BaseException | None,
     trace: TracebackType | None,
 ) -> None:
-    """Leave a scope of `asyncio.timeout` or trio; where it was what ended the block, say so by `AttemptTimeout`."""
+    """Leave a scope of `asyncio.timeout` or trio; raise `AttemptTimeout` if the scope ended the block."""
     try:
         await scope.__aexit__(kind, error, trace)
-    except TimeoutError:  # the scope's own: one that was raised in the block is not raised again by leaving it
+    except TimeoutError:  # the scope's own: one raised in the block is not raised again here
         raise AttemptTimeout(seconds) from None
 
 
-def lifted(scope: Any) -> bool:
-    """Take the bound off a scope of `asyncio.timeout` or trio; False if its block has been cut short already."""
+def lift_scope(scope: Any) -> bool:
+    """Remove the limit of a scope of `asyncio.timeout` or trio; return False if its block was cut short already."""
     if scope.expired():
         return False
     scope.reschedule(None)
@@ -138,7 +138,7 @@ def lifted(scope: Any) -> bool:
 
 
 class TrioScope:
-    """trio's cancel scope, with the manners of `asyncio.timeout`."""
+    """trio's cancel scope with the interface of `asyncio.timeout`."""
 
     __slots__ = ("scope",)
 
@@ -166,8 +166,8 @@ def _trio_due(seconds: float) -> float:
     return float(sys.modules["trio"].current_time()) + seconds
 
 
-class _Reading(MachineClock):
-    """A plain function that tells the time, for tests and benchmarks; it waits on the machine's clock."""
+class _FunctionClock(MachineClock):
+    """A plain function that returns the time, for tests and benchmarks; waits on the machine's clock."""
 
     __slots__ = ("now",)
 
@@ -175,11 +175,11 @@ class _Reading(MachineClock):
         self.now = now
 
 
-class Switch:
-    """What hot paths read before they look into the context: has any context of this process ever entered a
-    virtual clock (`virtual`), switched retries off (`off`) or set a deadline (`deadline`)?
+class EverUsed:
+    """Flags that hot paths read before they look into the context: whether any context of this process has ever entered
+    a virtual clock (`virtual`), switched retries off (`off`) or set a deadline (`deadline`).
 
-    None of them is turned back: other contexts may be in such a block.
+    They are never reset: other contexts may be in such a block.
     """
 
     __slots__ = ("deadline", "off", "virtual")
@@ -191,12 +191,12 @@ class Switch:
 
 
 MACHINE = MachineClock()
-switch = Switch()
-before_virtual: list[Callable[[], None]] = []
-"""Called once, when the first virtual clock is entered: for those who spare themselves the look at the switch."""
+ever_used = EverUsed()
+before_first_virtual_clock: list[Callable[[], None]] = []
+"""Called once, when the first virtual clock is entered: for fast paths that don't read the flag."""
 
 
-class Entered(Scope):
+class ClockScope(Scope):
     """A virtual clock that a context has entered."""
 
     __slots__ = ("clock",)
@@ -206,55 +206,55 @@ class Entered(Scope):
         self.clock = clock
 
 
-_scopes: Scopes[Entered] = Scopes("abate_clock")
+_scopes: Scopes[ClockScope] = Scopes("abate_clock")
 
 
 def current() -> Clock:
-    """The clock of this context."""
-    return (entered() or MACHINE) if switch.virtual else MACHINE
+    """Return the clock of this context."""
+    return (entered_clock() or MACHINE) if ever_used.virtual else MACHINE
 
 
-def entered() -> ContextClock | None:
-    """The clock that this context has entered; None where the machine's rules."""
-    scope = _scopes.nearest() if switch.virtual else None
+def entered_clock() -> ContextClock | None:
+    """Return the clock that this context has entered; None for the machine's."""
+    scope = _scopes.nearest() if ever_used.virtual else None
     return None if scope is None else scope.clock
 
 
-def enter(clock: ContextClock) -> Entered:
+def enter(clock: ContextClock) -> ClockScope:
     """Make `clock` the clock of this context, and of the tasks started in it, until `leave`."""
-    if not switch.virtual:
-        switch.virtual = True
-        for prepare in before_virtual:
+    if not ever_used.virtual:
+        ever_used.virtual = True
+        for prepare in before_first_virtual_clock:
             prepare()
-    return _scopes.enter(Entered(clock))
+    return _scopes.enter(ClockScope(clock))
 
 
-def leave(scope: Entered) -> None:
-    """Undo `enter`, for all who have copied the context since."""
+def leave(scope: ClockScope) -> None:
+    """Undo `enter`, also in copies of the context."""
     _scopes.leave(scope)
 
 
-def entered_by(clock: ContextClock) -> Entered | None:
-    """The innermost block here in which `clock` rules."""
+def entered_by(clock: ContextClock) -> ClockScope | None:
+    """Return the innermost open scope of `clock`."""
     return _scopes.entered_by(clock)
 
 
-def given(clock: Clock | Callable[[], float] | None) -> Clock | None:
-    """What a ``clock=`` argument means: a clock, a function that tells the time, or the context's clock."""
+def as_clock(clock: Clock | Callable[[], float] | None) -> Clock | None:
+    """Return the clock that a ``clock=`` argument means: a clock, a function that returns the time, or None."""
     if clock is None or (hasattr(clock, "now") and hasattr(clock, "sleep") and not isinstance(clock, type)):
         return cast("Clock | None", clock)
     if callable(clock) and not isinstance(clock, type):
-        return cast("Clock", _Reading(clock))
-    raise TypeError(f"clock must have now() and sleep(), or be a function that tells the time, not {shown(clock)}")
+        return cast("Clock", _FunctionClock(clock))
+    raise TypeError(f"clock must have now() and sleep(), or be a function that returns the time, not {shown(clock)}")
 
 
 def in_trio() -> bool:
-    """Is this code running under trio (and not under asyncio)?"""
+    """Return whether this code runs under trio (and not under asyncio)."""
     trio = sys.modules.get("trio")
     return trio is not None and trio.lowlevel.in_trio_run()
 
 
 def in_loop() -> bool:
-    """Is this code running in an event loop, trio's or asyncio's?"""
+    """Return whether this code runs in an event loop, trio's or asyncio's."""
     asyncio = sys.modules.get("asyncio")
     return in_trio() or (asyncio is not None and asyncio._get_running_loop() is not None)

@@ -1,4 +1,4 @@
-"""How long something that has failed is left alone, before it is tried again. Without clock or lock.
+"""Growing pauses before something that has failed is tried again. No clock, no lock.
 
 The pauses grow: 10 s, 20 s, 40 s, … up to five minutes. What has worked for five minutes begins at 10 s again. Nothing
 here has a lock: one thread at a time calls `claim`, `begin` and `end`; any may look at `on` and `until`.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from math import inf
 
-FIRST = 10.0
-"""Seconds of the first pause."""
-LONGEST = 300.0
-"""Seconds of the longest; and of work without a failure after which the first is the next."""
+FIRST_PAUSE = 10.0
+"""The first pause, in seconds."""
+MAX_PAUSE = 300.0
+"""The longest pause, in seconds; after this long without a failure, pauses start over."""
 
 
 class Cooldown:
-    """Whether something is left alone, and until when.
+    """Whether something pauses, and until when.
 
     >>> cooldown = Cooldown()
     >>> cooldown.begin(now=0.0, trial=False), cooldown.claim(now=9.0), cooldown.claim(now=10.0)
@@ -30,32 +30,32 @@ class Cooldown:
         self.on = False
         self.until = -inf
         self.pause = 0.0
-        """Seconds of the last pause."""
+        """The last pause, in seconds."""
         self._worked = -inf
-        """Since when it has worked."""
+        """The instant since which it has worked."""
 
     def begin(self, now: float, trial: bool) -> float | None:
-        """Leave it alone, as it has failed; return for how long, or None if it is left alone already.
+        """Start a pause after a failure; return its seconds, or None if it is paused already.
 
         A `trial` is a failure of the one that has claimed to try it.
         """
         if self.on and not trial:
             return None
-        if not self.on and now >= self._worked + LONGEST:
-            self.pause = FIRST  # otherwise as long as the last trial made it
+        if not self.on and now >= self._worked + MAX_PAUSE:
+            self.pause = FIRST_PAUSE  # otherwise the pause that the last trial set
         self.on = True
         self.until = now + self.pause
         return self.pause
 
     def claim(self, now: float) -> bool:
-        """May the caller try it? One may when a pause is over; if it does not come back, another after a longer one."""
+        """Return whether the caller may try it: one may after a pause; if it hangs, another after a longer one."""
         if not self.on or now < self.until:
             return False
-        self.pause = min(2.0 * self.pause, LONGEST)
+        self.pause = min(2.0 * self.pause, MAX_PAUSE)
         self.until = now + self.pause
         return True
 
     def end(self, now: float) -> None:
-        """It works again."""
+        """End the pauses: it works again."""
         self.on = False
         self._worked = now

@@ -1,4 +1,4 @@
-"""What abate itself raises, and how it names the values it refuses.
+"""Errors that abate raises, and checks of arguments.
 
 The error of the call that failed is re-raised as it was; these are for what has no error of its own.
 """
@@ -6,14 +6,18 @@ The error of the call that failed is re-raised as it was; these are for what has
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, TypeVar
 
+from abate.frozen import Frozen
 from abate.redact import line, shown
-from abate.values import Value
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class AbateError(Exception):
-    """The base of every error that abate makes itself.
+    """The base class of abate's own errors.
 
     >>> issubclass(Refused, AbateError), issubclass(RetryExhausted, AbateError)
     (True, True)
@@ -25,7 +29,7 @@ class Refused(AbateError):
 
     >>> import abate
     >>> try:
-    ...     with abate.Permits(1, name="db") as permits, permits:
+    ...     with abate.ConcurrencyLimit(1, name="db") as permits, permits:
     ...         pass
     ... except abate.Refused as refused:
     ...     print(refused.gate, "-", refused)
@@ -41,7 +45,7 @@ class Refused(AbateError):
         return type(self), (self.gate, self.why), self.__dict__
 
 
-class Report(Value):
+class Report(Frozen):
     """Why a call ended without success, and what it had tried.
 
     The reason is one of ``fatal``, ``unsafe``, ``attempts``, ``deadline``, ``hint``, ``budget``, ``shelter``,
@@ -72,7 +76,7 @@ class RetryExhausted(AbateError):
     The original error is its ``__cause__``; a result that was never good enough is in ``result``.
 
     >>> import abate
-    >>> policy = abate.Policy(on=ConnectionError, attempts=1, raises="exhausted", name="orders")
+    >>> policy = abate.Policy(on=ConnectionError, max_attempts=1, raises="exhausted", name="orders")
     >>> try:
     ...     policy.call(abate.testing.Script(ConnectionError("gone")))
     ... except abate.RetryExhausted as error:
@@ -93,7 +97,7 @@ class AttemptTimeout(AbateError, TimeoutError):
     """An attempt was cut off by the policy's own ``attempt_timeout``, or by the deadline of its call.
 
     >>> import abate, asyncio
-    >>> policy = abate.Policy(on=ConnectionError, attempts=1, attempt_timeout=0.001)
+    >>> policy = abate.Policy(on=ConnectionError, max_attempts=1, attempt_timeout=0.001)
     >>> try:
     ...     asyncio.run(policy.acall(asyncio.sleep, 60.0))
     ... except TimeoutError as error:
@@ -131,7 +135,7 @@ class DeadlineExceeded(AttemptTimeout):
 
 
 class LayeredRetryWarning(UserWarning):
-    """Two policies stand around one call; only the inner one retries."""
+    """Two nested policies handle one call; only the inner one retries."""
 
 
 def number(
@@ -195,3 +199,78 @@ def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {shown(value)}")
     return value
+
+
+_ATTEMPTS = ("max_attempts", "max_receives", "max_requeues")
+SYNONYMS = {
+    **dict.fromkeys(("attempts", "retries", "max_retries", "tries", "max_tries", "stop"), _ATTEMPTS),
+    "max_attempts": _ATTEMPTS[1:],
+    **dict.fromkeys(("exceptions", "exception", "retry_on", "retry", "errors"), ("on",)),
+    **dict.fromkeys(("wait", "delay", "jitter"), ("backoff",)),
+    **dict.fromkeys(("limit", "throttle", "bucket", "circuit_breaker"), ("gate", "breaker")),
+    "breaker": ("gate",),
+    "fuse": ("breaker",),
+}
+"""Settings by the words that other libraries use for them."""
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """Say that `what` has no such name, and which one was probably meant; without a likely one, list all.
+
+    >>> unknown("Policy has no setting", "max_attemps", ["max_attempts", "timeout"])
+    "Policy has no setting 'max_attemps': did you mean 'max_attempts'?"
+    >>> unknown("Policy has no setting", "zeal", ["max_attempts", "timeout"])
+    "Policy has no setting 'zeal'; known are max_attempts, timeout"
+    """
+    from difflib import get_close_matches
+
+    names = list(known)
+    # a word of another library first: 'retries' is spelt more like 'raises' than like what it means
+    likely = [meant for meant in SYNONYMS.get(name, ()) if meant in names] or get_close_matches(name, names, 1)
+    if likely:
+        return f"{what} {name!r}: did you mean {likely[0]!r}?"
+    return f"{what} {name!r}; known are {', '.join(names)}"
+
+
+def bare(name: str, use: str) -> TypeError:
+    """Return the error for a decorator without parentheses, or for settings that are given by position.
+
+    >>> bare("abate.controller", "@abate.controller()")
+    TypeError('abate.controller takes its settings by keyword: write @abate.controller()')
+    """
+    return TypeError(f"{name} takes its settings by keyword: write {use}")
+
+
+def by_keyword(name: str, use: str) -> Callable[[F], F]:
+    """Make a function that takes all settings by keyword explain a bare decorator and a misspelt setting.
+
+    >>> @by_keyword("abate.controller", "@abate.controller()")
+    ... def controller(*, workers=4): ...
+    >>> controller(print)
+    Traceback (most recent call last):
+    TypeError: abate.controller takes its settings by keyword: write @abate.controller()
+    >>> controller(worker=4)
+    Traceback (most recent call last):
+    TypeError: abate.controller has no setting 'worker': did you mean 'workers'?
+    """
+
+    def decorate(function: F) -> F:
+        code = function.__code__
+        own = code.co_argcount  # `self`, of a method
+        known = code.co_varnames[own : own + code.co_kwonlyargcount]
+        needed = set(known) - set(function.__kwdefaults__ or ())
+
+        @wraps(function)
+        def explained(*args: Any, **settings: Any) -> Any:
+            if len(args) > own:
+                raise bare(name, use)
+            for setting in settings:
+                if setting not in known:
+                    raise TypeError(unknown(f"{name} has no setting", setting, known))
+            if not needed <= settings.keys():
+                raise TypeError(f"{name} needs {', '.join(sorted(needed - settings.keys()))}: write {use}")
+            return function(*args, **settings)
+
+        return explained  # type: ignore[return-value]
+
+    return decorate

@@ -1,8 +1,8 @@
-"""Facts about calls and about work, and the sinks that receive them.
+"""Events about calls and work, and the sinks that receive them.
 
-An event is a frozen value; a sink is a function of one event. Sinks belong to the process. One that raises, or that
-holds calls up for more than `STUCK` seconds of a minute, is logged and left alone for a while, and then given one event
-to see whether it works again: observing never breaks a call, and no incident ends it.
+An event is a frozen value; a sink is a function of one event. Sinks belong to the process. A sink that raises, or that
+delays calls for more than `MAX_HOLD_UP` seconds of a minute, is logged and paused, and later gets one event to see
+whether it works again: observing never breaks a call, and no failure ends it for good.
 """
 
 from __future__ import annotations
@@ -10,21 +10,59 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from time import monotonic
-from typing import TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 from abate import forks
+from abate.atomic_counter import AtomicCounter
 from abate.cooldown import Cooldown
-from abate.counts import Tick
-from abate.locks import Section
+from abate.frozen import Frozen
 from abate.logs import Log
 from abate.redact import shown
-from abate.values import Value
+from abate.reentrant_locks import Section
+
+__all__ = [
+    "BreakerOpened",
+    "BudgetRefused",
+    "Buried",
+    "Event",
+    "FirstFailure",
+    "GaveUp",
+    "LayeredRetry",
+    "LeaseLost",
+    "Recovered",
+    "Retry",
+    "ShelterChanged",
+    "Sink",
+    "SourceFailed",
+    "StoreDegraded",
+    "Waited",
+    "Worked",
+    "WorkerCrashed",
+    "dropped",
+]
+
+FailureKind = Literal["blip", "overload"]
+"""What a failure that is retried is taken for: `Retry.reason`."""
+GiveUpReason = Literal["fatal", "unsafe", "attempts", "deadline", "hint", "budget", "shelter", "layer", "cancelled"]
+"""Why a call ended without success: `GaveUp.reason`."""
+ShelterState = Literal["calm", "storm", "probing", "recovering"]
+"""`ShelterChanged.state`."""
+Ending = Literal["done", "again", "silent", "retry", "slow", "buried"]
+"""How a piece of work has ended: `Worked.ending`."""
+DeadLetterReason = Literal["permanent", "fatal", "receives", "unreadable"]
+"""Why a key was parked or a message became a dead letter: `Buried.kind`."""
+
+FAILURE_KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
+GIVE_UP_REASONS: tuple[GiveUpReason, ...] = get_args(GiveUpReason)
+SHELTER_STATES: tuple[ShelterState, ...] = get_args(ShelterState)
+ENDINGS: tuple[Ending, ...] = get_args(Ending)
+DEAD_LETTER_REASONS: tuple[DeadLetterReason, ...] = get_args(DeadLetterReason)
 
 
-class Event(Value):
-    """Something that happened to a call of `policy`, or to the work of the controller or consumer of that name."""
+class Event(Frozen):
+    """Something that happened to what has this `name`: a policy, a controller, a consumer, a bucket or a store."""
 
-    policy: str
+    name: str
 
 
 class FirstFailure(Event):
@@ -68,13 +106,13 @@ class Recovered(Event):
 
 
 class LayeredRetry(Event):
-    """`policy` saw an error that the policy `inner` had already given up on."""
+    """The policy saw an error that the policy `inner` had already given up on."""
 
     inner: str
 
 
 class ShelterChanged(Event):
-    """The outcome of a call of `policy` has changed the state of a shelter: calm, storm, probing or recovering."""
+    """A call of the policy has changed the state of a shelter: calm, storm, probing or recovering."""
 
     shelter: str
     state: str
@@ -83,7 +121,7 @@ class ShelterChanged(Event):
 
 
 class Waited(Event):
-    """Somebody has waited for `seconds` until a bucket had its tokens. The `policy` is the bucket's name."""
+    """A call waited `seconds` for the tokens of a bucket, which has this `name`."""
 
     seconds: float
 
@@ -107,20 +145,20 @@ class Buried(Event):
 
 
 class LeaseLost(Event):
-    """The lease of a message ran out while it was in hand: what was done about it does not count."""
+    """The lease of a message expired while it was being processed: its outcome does not count."""
 
     key: object
 
 
 class WorkerCrashed(Event):
-    """A worker ended by something that is no answer; another has taken its place, and the key comes back."""
+    """A worker was ended by an exit or a crash; it was replaced, and the key is processed again."""
 
     key: object
     error: BaseException
 
 
-class FuseBlown(Event):
-    """Most messages fail: none are taken for `pause` seconds."""
+class BreakerOpened(Event):
+    """Most messages or attempts fail: the circuit breaker admits none for `pause` seconds."""
 
     pause: float
 
@@ -134,9 +172,9 @@ class SourceFailed(Event):
 
 
 class StoreDegraded(Event):
-    """A store doesn't answer, so that each process goes by limits of its own; or (`degraded` is false) it does again.
+    """A store doesn't answer, so that each process uses its own limits; or (`degraded` is false) it answers again.
 
-    The `policy` is the store's name.
+    The `name` is the store's.
     """
 
     degraded: bool
@@ -145,65 +183,64 @@ class StoreDegraded(Event):
 
 Sink: TypeAlias = Callable[[Event], object]
 
-STUCK = 1.0
-"""Seconds for which a sink may hold calls up, at once or in a minute, before it is taken to be stuck."""
+MAX_HOLD_UP = 1.0
+"""Seconds for which a sink may delay calls, at once or in a minute, before it is paused."""
 SLOW = 0.05
-"""Seconds from which on an event held its call up."""
+"""An event that takes longer than this many seconds has delayed its call."""
 MINUTE = 60.0
 
-LONGEST = 1000
-"""Characters of an event in the log."""
+MAX_EVENT_TEXT = 1000
+"""The most characters of an event in the log."""
 
 
-class _Standing:
-    """How an installed sink has done lately."""
+class _SinkHealth:
+    """The recent behaviour of an installed sink."""
 
-    __slots__ = ("cooldown", "dropped", "held", "inside", "since", "told")
+    __slots__ = ("cooldown", "dropped", "held", "inside", "reported", "since")
 
     def __init__(self) -> None:
         self.cooldown = Cooldown()
         self.inside: dict[object, float] = {}
-        """The events that it has not returned from, each with the instant at which it was called."""
+        """Calls that have not returned, with the instant at which each began."""
         self.since, self.held = -inf, 0.0
-        """Since when, and for how many seconds, it has held calls up in this minute."""
-        self.dropped = Tick()
-        """Events that it was not given."""
-        self.told = 0
-        """How many of them the log has told."""
+        """The start of the current minute, and the seconds for which it delayed calls since."""
+        self.dropped = AtomicCounter()
+        """Events that it did not get."""
+        self.reported = 0
+        """The number of dropped events that was logged last."""
 
     def stuck(self, now: float) -> bool:
-        """Has a call waited for it for too long?"""
-        return any(now - since > STUCK for since in list(self.inside.values()))
+        """Return whether a call has waited for it for too long."""
+        return any(now - since > MAX_HOLD_UP for since in list(self.inside.values()))
 
-    def holds_up(self, now: float, took: float) -> bool:
-        """Is it too much, with what it took in this minute?"""
+    def exceeds_hold_up(self, now: float, took: float) -> bool:
+        """Add a delay; return whether this minute's delays are too long."""
         if now - self.since > MINUTE:
             self.since, self.held = now, 0.0
         self.held += took
-        return self.held > STUCK
+        return self.held > MAX_HOLD_UP
 
 
-_standings: dict[int, _Standing] = {}
-"""One for each sink that is installed, by its id: none that is removed is called again, nor leaves its standing to
-another one that gets its id."""
+_sink_health: dict[int, _SinkHealth] = {}
+"""The health of each installed sink, by its id; removed together with the sink, before the id can be reused."""
 
 
 class _Changes(Section):
-    """Of the list of sinks, and of the standing of each."""
+    """The lock of the list of sinks and their health."""
 
     __slots__ = ()
 
     def after_fork(self) -> None:
         super().after_fork()
-        for standing in list(_standings.values()):
-            standing.inside.clear()  # threads that were busy with an event do not exist in the child
+        for health in list(_sink_health.values()):
+            health.inside.clear()  # threads that were busy with an event do not exist in the child
 
 
-_changes = forks.keep(_Changes())
-removing: list[Callable[[Sink], object]] = []
+_changes = forks.register(_Changes())
+on_remove: list[Callable[[Sink], object]] = []
 """Called with each sink that is removed."""
 sinks: tuple[Sink, ...] = ()
-"""The installed sinks. Whoever makes events looks here first, so that nobody listening costs nothing."""
+"""The installed sinks. Emitting code checks this first, so that no sink costs nothing."""
 
 
 def install(sink: Sink) -> Sink:
@@ -213,25 +250,25 @@ def install(sink: Sink) -> Sink:
     >>> sink = install(seen.append)
     >>> emit(Recovered("orders", attempts=2, waited=0.1)); remove(sink); emit(Recovered("orders", 2, 0.1))
     >>> seen
-    [Recovered(policy='orders', attempts=2, waited=0.1)]
+    [Recovered(name='orders', attempts=2, waited=0.1)]
     """
-    checked(sink)
-    _changes.run(_add, sink)
+    check_sink(sink)
+    _changes.run_or_defer(_add, sink)
     return sink
 
 
 def _add(sink: Sink) -> None:
     global sinks
     if sink not in sinks:
-        _standings[id(sink)] = _Standing()
+        _sink_health[id(sink)] = _SinkHealth()
         sinks = (*sinks, sink)
 
 
 S = TypeVar("S", bound=Sink)
 
 
-def checked(sink: S) -> S:
-    """The sink, if it is one."""
+def check_sink(sink: S) -> S:
+    """Return the sink if it is valid; raise TypeError otherwise."""
     if isinstance(sink, type):
         raise TypeError(f"a sink must be a function of one event, not a class: {sink.__name__}() instead of {sink!r}?")
     if not callable(sink):
@@ -241,18 +278,18 @@ def checked(sink: S) -> S:
 
 def remove(sink: Sink) -> None:
     """Stop sending events to `sink`; nothing happens if it is not installed."""
-    _changes.run(_take_out, sink)
+    _changes.run_or_defer(_remove, sink)
 
 
-def _take_out(sink: Sink) -> None:
+def _remove(sink: Sink) -> None:
     global sinks
     # equality, not identity: a bound method is a new object each time it is looked up
     gone = [other for other in sinks if other == sink]
     sinks = tuple(other for other in sinks if other != sink)
     for other in gone:
-        _standings.pop(id(other), None)
+        _sink_health.pop(id(other), None)
     if gone:
-        for tell in removing:
+        for tell in on_remove:
             tell(sink)
 
 
@@ -266,74 +303,74 @@ def dropped(sink: Sink) -> int:
     """
     for other in sinks:
         if other == sink:
-            standing = _standings.get(id(other))
+            health = _sink_health.get(id(other))
             own = getattr(other, "dropped", 0)
-            return (0 if standing is None else standing.dropped.read()) + (own if isinstance(own, int) else 0)
+            return (0 if health is None else health.dropped.read()) + (own if isinstance(own, int) else 0)
     return 0
 
 
 def emit(event: Event) -> None:
-    """Hand an event to every sink, but those that have failed lately."""
+    """Give an event to every sink, except those that are paused."""
     for sink in sinks:
-        standing = _standings.get(id(sink))
-        if standing is None:
-            continue  # it was removed after this loop had begun
+        health = _sink_health.get(id(sink))
+        if health is None:
+            continue  # removed since this loop began
         now = monotonic()
-        trial = standing.cooldown.on
-        if (trial or standing.inside) and not _may_enter(sink, standing, now):
-            standing.dropped.add()
+        trial = health.cooldown.on
+        if (trial or health.inside) and not _may_enter(sink, health, now):
+            health.dropped.add()
             continue
         call, error = object(), None
-        standing.inside[call] = now
+        health.inside[call] = now
         try:
             sink(event)
         except Exception as raised:
             error = raised
         finally:
-            standing.inside.pop(call, None)
+            health.inside.pop(call, None)
         took = monotonic() - now
         if error is not None:
-            _pause(sink, standing, f"failed on {event!r}"[:LONGEST], trial, error)
-        elif took > SLOW and standing.holds_up(now, took):
-            _pause(sink, standing, "holds calls up (put it behind abate.observe.Detached)", trial)
+            _pause(sink, health, f"failed on {event!r}"[:MAX_EVENT_TEXT], trial, error)
+        elif took > SLOW and health.exceeds_hold_up(now, took):
+            _pause(sink, health, "holds calls up (put it behind abate.observe.Detached)", trial)
         elif trial:
-            _resume(sink, standing)
-        error = None  # it leads to this frame
+            _resume(sink, health)
+        error = None  # its traceback refers to this frame
 
 
-def _may_enter(sink: Sink, standing: _Standing, now: float) -> bool:
-    """May this call give an event to a sink that has failed, or that another call is busy with?
+def _may_enter(sink: Sink, health: _SinkHealth, now: float) -> bool:
+    """Return whether this call may use a sink that has failed, or that another call is inside.
 
-    Once a pause is over, one call tries: but not as long as an earlier one is stuck, as it would be stuck as well.
+    After a pause one call tries, unless an earlier one is still stuck: it would be stuck as well.
     """
-    if not standing.cooldown.on:
-        if standing.stuck(now):  # another call waits for it already: one is enough
-            _pause(sink, standing, "has not returned", False)
+    if not health.cooldown.on:
+        if health.stuck(now):  # one stuck call is enough
+            _pause(sink, health, "has not returned", False)
             return False
         return True
-    if now < standing.cooldown.until or not _changes.ask(standing.cooldown.claim, now, otherwise=_no):
+    if now < health.cooldown.until or not _changes.call(health.cooldown.claim, now, otherwise=_no):
         return False
-    if standing.inside:
+    if health.inside:
         text = "the sink %r has still not returned: it is tried again in %.3g s; %d events were dropped so far"
-        Log("abate").warning(text, sink, standing.cooldown.pause, standing.dropped.read())
+        Log("abate").warning(text, sink, health.cooldown.pause, health.dropped.read())
         return False
     return True
 
 
-def _pause(sink: Sink, standing: _Standing, why: str, trial: bool, error: BaseException | None = None) -> None:
-    """Send nothing to a sink for a while, and log it, once."""
-    pause = _changes.ask(standing.cooldown.begin, monotonic(), trial, otherwise=_nothing)
+def _pause(sink: Sink, health: _SinkHealth, why: str, trial: bool, error: BaseException | None = None) -> None:
+    """Pause a sink, and log that once."""
+    pause = _changes.call(health.cooldown.begin, monotonic(), trial, otherwise=_nothing)
     if pause is not None:
         Log("abate").error("the sink %r %s: it is tried again in %.3g s", sink, why, pause, exc_info=error)
 
 
-def _resume(sink: Sink, standing: _Standing) -> None:
-    """Send every event to a sink again, and log it."""
-    _changes.run(standing.cooldown.end, monotonic())
-    now, told = standing.dropped.read(), standing.told
-    standing.told = now
-    standing.since, standing.held = -inf, 0.0
-    Log("abate").warning("the sink %r takes events again; %d were dropped meanwhile", sink, now - told)
+def _resume(sink: Sink, health: _SinkHealth) -> None:
+    """Resume a sink, and log that."""
+    _changes.run_or_defer(health.cooldown.end, monotonic())
+    now, reported = health.dropped.read(), health.reported
+    health.reported = now
+    health.since, health.held = -inf, 0.0
+    Log("abate").warning("the sink %r takes events again; %d were dropped meanwhile", sink, now - reported)
 
 
 def _no(now: float) -> bool:

@@ -1,9 +1,8 @@
-"""What happens to this package's objects when the process forks.
+"""Hooks for objects that must be repaired when the process forks.
 
-Threads other than the one that forks do not exist in the child. Locks that they held, connections that they used and
-counts that they had half changed are there as they were. So an object with such state is kept here, weakly, and is
-told: `after_fork()` in every child; and, if it has them, `before_fork()` before the fork and `after_fork_in_parent()`
-after it, in the parent.
+Only the forking thread exists in the child. Locks that other threads held, connections that they used and counts that
+they had half changed stay as they were. Objects with such state are registered here, weakly: `after_fork()` is called
+in every child; `before_fork()` and `after_fork_in_parent()`, if they exist, in the parent.
 """
 
 from __future__ import annotations
@@ -14,50 +13,50 @@ from typing import Any, Protocol, TypeVar
 from abate.registry import Registry
 
 
-class Forked(Protocol):
-    """An object that must be mended in a child."""
+class ForkAware(Protocol):
+    """An object that must be repaired in a child."""
 
     def after_fork(self) -> None:
-        """In the child: replace locks, and forget what other threads had in hand."""
+        """In the child: replace locks, and forget what other threads were doing."""
         ...
 
 
-K = TypeVar("K", bound=Forked)
-_kept: Registry[Forked] = Registry()
-_held: Registry[Any] = Registry()
-"""Those of them that have a `before_fork`."""
+K = TypeVar("K", bound=ForkAware)
+_registered: Registry[ForkAware] = Registry()
+_with_before_fork: Registry[Any] = Registry()
+"""Those that have a `before_fork`."""
 
 
-def keep(thing: K) -> K:
+def register(thing: K) -> K:
     """Call `thing.after_fork()` in every child that this process forks, as long as `thing` lives.
 
     >>> class Counter:
     ...     def after_fork(self): self.total = 0
-    >>> counter = keep(Counter())
+    >>> counter = register(Counter())
     """
-    _kept.add(thing)
+    _registered.add(thing)
     if hasattr(thing, "before_fork"):
-        _held.add(thing)
+        _with_before_fork.add(thing)
     return thing
 
 
-def kept() -> list[Forked]:
-    """Return everything that is kept here now."""
-    return _kept.alive()
+def registered() -> list[ForkAware]:
+    """Return all registered objects."""
+    return _registered.alive()
 
 
 def _before() -> None:
-    for thing in reversed(_held.alive()):
+    for thing in reversed(_with_before_fork.alive()):
         thing.before_fork()
 
 
 def _in_parent() -> None:
-    for thing in _held.alive():
+    for thing in _with_before_fork.alive():
         thing.after_fork_in_parent()
 
 
 def _in_child() -> None:
-    for thing in kept():
+    for thing in registered():
         thing.after_fork()
 
 

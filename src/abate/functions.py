@@ -1,4 +1,4 @@
-"""What kind of function something is, without the import time of `inspect`."""
+"""The kind of a function, without importing `inspect`."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ import sys
 from types import CoroutineType
 from typing import Any
 
-# as in `inspect`, which takes longer to import than all of abate
+# as in `inspect`, which takes longer to import than abate
 CO_VARARGS, CO_VARKEYWORDS, CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR = 0x4, 0x8, 0x20, 0x80, 0x200
 
 
-def is_generator(function: Any) -> bool:
-    """Is it a generator function, async ones included?
+def is_generator_function(function: Any) -> bool:
+    """Return whether this is a generator function, async ones included.
 
     >>> def numbers(): yield 1
-    >>> is_generator(functools.partial(numbers)), is_generator(print)
+    >>> is_generator_function(functools.partial(numbers)), is_generator_function(print)
     (True, False)
     """
     return bool(_flags(function) & (CO_GENERATOR | CO_ASYNC_GENERATOR))
 
 
-def is_coroutine(function: Any) -> bool:
-    """Is it a coroutine function, or marked as one? Partials, methods and callable objects are looked through.
+def is_coroutine_function(function: Any) -> bool:
+    """Return whether this is, or is marked as, a coroutine function; also for partials, methods and callable objects.
 
     >>> async def load(): ...
-    >>> is_coroutine(functools.partial(load)), is_coroutine(print)
+    >>> is_coroutine_function(functools.partial(load)), is_coroutine_function(print)
     (True, False)
     """
     if _flags(function) & CO_COROUTINE:
         return True
-    inspect = sys.modules.get("inspect")  # whoever marked a function has imported it
+    inspect = sys.modules.get("inspect")  # functions are marked by `inspect`
     return inspect is not None and inspect.iscoroutinefunction(function)
 
 
-def returned_coroutine(value: object) -> bool:
-    """Is it a coroutine, which has done nothing until it is awaited? Futures and tasks run by themselves.
+def is_coroutine_object(value: object) -> bool:
+    """Return whether this is a coroutine, which does nothing until it is awaited, unlike futures and tasks.
 
     >>> async def load(): ...
     >>> made = load()
-    >>> returned_coroutine(made), returned_coroutine(42)
+    >>> is_coroutine_object(made), is_coroutine_object(42)
     (True, False)
     >>> made.close()
     """
@@ -48,7 +48,7 @@ def returned_coroutine(value: object) -> bool:
 
 
 def _flags(function: Any) -> int:
-    """The code flags of what runs when `function` is called; none for what is not written in Python."""
+    """Return the code flags of what runs when `function` is called; 0 if it is not written in Python."""
     while isinstance(function, functools.partial):
         function = function.func
     for called in (function, type(function).__call__):

@@ -1,16 +1,15 @@
-"""A small HTTP server for pages and probes: the live page, health and the demo's page are served by it.
+"""A small HTTP server for pages and probes: it serves the live page and the health endpoints.
 
-It answers one request per connection, and closes it. Bodies are read of POST alone, and only where a server has said
-how long they may be (`bodies`). It is meant for programs whose main job is another one, so strangers can take little
-from them:
+It answers one request per connection and closes it. It reads bodies of POST only, and only up to `max_body`. It runs
+beside a program's main job, so strangers must not be able to take much from that:
 
-* A request that is not there whole within `PATIENCE` is closed, however slowly its bytes come.
-* `connections` at most are open. A new one takes the place of the one that has been silent for longest; where all are
-  being answered, it is closed at once.
-* An answer that the other end does not read within `UNREAD` is broken off.
-* A request's head is bounded, in bytes and in headers, and so is its body; what is no HTTP is answered 400.
-* `hosts` says under which names the server answers. A foreign web page can have its own name resolve to this machine
-  (DNS rebinding); its requests carry that name, and are answered 421.
+* A request that is not complete within `request_timeout` is closed, however slowly its bytes come.
+* At most `max_connections` are open (and `ACCEPT_BATCH` more for an instant). A new one replaces the connection that
+  has been idle for longest; if all are being answered, the new one is closed.
+* A response that the client does not read within `WRITE_TIMEOUT` is broken off.
+* The head of a request is bounded in bytes and in headers, and so is its body; anything but HTTP is answered 400.
+* `allows_host` limits the names under which the server answers. A foreign web page can make its own name resolve to
+  this machine (DNS rebinding); its requests carry that name, and are answered 421.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from typing import Any, NamedTuple, TypeAlias
 
 from abate.logs import Log
 
-PATIENCE = 5.0
-"""Seconds for a request to be there."""
-UNREAD = 20.0
-"""Seconds for the other end to take what it is sent."""
-LINGER = 1.0
-"""Seconds for the other end to close, after its answer: closing before it has read would take the answer away."""
-CONNECTIONS = 100
-"""Connections that are open at a time."""
-LONGEST = 16384
-"""Bytes of a request."""
-MOST_HEADERS = 100
-AT_ONCE = 32
-"""Connections that are accepted in one go, and so may be there above the bound for an instant."""
+REQUEST_TIMEOUT = 5.0
+"""Seconds for a complete request."""
+WRITE_TIMEOUT = 20.0
+"""Seconds for the client to read what it is sent."""
+CLOSE_TIMEOUT = 1.0
+"""Seconds for the client to close after the response: closing earlier could lose the response."""
+MAX_CONNECTIONS = 100
+"""Connections open at a time."""
+MAX_HEAD_BYTES = 16384
+"""Bytes of the head of a request."""
+MAX_HEADERS = 100
+ACCEPT_BATCH = 32
+"""Connections accepted at once, which may exceed the bound for an instant."""
 BACKLOG = 256
-"""Connections that the system keeps until they are accepted; they take no descriptor of the program's."""
+"""Connections that the system keeps until they are accepted; they use no file descriptor."""
 END = b"\r\n\r\n"
 
 _LINE = re.compile(rb"([A-Za-z]{1,20}) (/[!-~]*) HTTP/(1\.[01])")
@@ -50,7 +49,7 @@ log = Log("abate.http")
 
 
 class BadRequest(ValueError):
-    """Bytes that are no request; the status says why."""
+    """Bytes that are not a valid request; `status` is the answer."""
 
     def __init__(self, text: str, status: int = 400) -> None:
         super().__init__(text)
@@ -58,7 +57,7 @@ class BadRequest(ValueError):
 
 
 class Request(NamedTuple):
-    """A request. Names of headers are in small letters; the path is as it was sent."""
+    """A request. Header names are in lower case; the path is as it was sent."""
 
     method: str
     path: str
@@ -73,16 +72,16 @@ class Request(NamedTuple):
         return next((value.decode("latin-1") for known, value in self.headers if known == wanted), None)
 
 
-NO_REQUEST = Request("GET", "/", b"", "1.1", ())
+PLACEHOLDER_REQUEST = Request("GET", "/", b"", "1.1", ())
 PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
-def parsed(head: bytes) -> Request:
-    r"""Return the request that these bytes are, without the empty line at their end, or raise `BadRequest`.
+def parse_request(head: bytes) -> Request:
+    r"""Parse the head of a request, without the empty line at its end, or raise `BadRequest`.
 
-    >>> parsed(b"GET /healthz?now HTTP/1.1\r\nHost: localhost").path
+    >>> parse_request(b"GET /healthz?now HTTP/1.1\r\nHost: localhost").path
     '/healthz'
-    >>> parsed(b"GET /healthz HTTP/1.1")
+    >>> parse_request(b"GET /healthz HTTP/1.1")
     Traceback (most recent call last):
     abate.http_server.BadRequest: expected one Host header, not 0
     """
@@ -90,8 +89,8 @@ def parsed(head: bytes) -> Request:
     found = _LINE.fullmatch(first)
     if found is None:
         raise BadRequest("expected a request such as GET / HTTP/1.1")
-    if len(lines) > MOST_HEADERS:
-        raise BadRequest(f"expected at most {MOST_HEADERS} headers", 431)
+    if len(lines) > MAX_HEADERS:
+        raise BadRequest(f"expected at most {MAX_HEADERS} headers", 431)
     headers = tuple(map(_header, lines))
     method, target, version = found.groups()
     hosts = sum(name == b"host" for name, _ in headers)
@@ -109,26 +108,26 @@ def _header(line: bytes) -> tuple[bytes, bytes]:
 
 
 def body_length(request: Request, most: int) -> int:
-    r"""Return how many bytes the body of a request has, or raise `BadRequest`.
+    r"""Return the length of a request's body, or raise `BadRequest`.
 
-    >>> body_length(parsed(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 7"), most=100)
+    >>> body_length(parse_request(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 7"), most=100)
     7
     """
-    told = [value for name, value in request.headers if name == b"content-length"]
-    if len(told) != 1 or request.header("transfer-encoding") is not None:
+    lengths = [value for name, value in request.headers if name == b"content-length"]
+    if len(lengths) != 1 or request.header("transfer-encoding") is not None:
         raise BadRequest("expected a body with one Content-Length", 411)
-    if not told[0].isdigit() or len(told[0]) > 10:
+    if not lengths[0].isdigit() or len(lengths[0]) > 10:
         raise BadRequest("expected the length of the body as a number")
-    if int(told[0]) > most:
+    if int(lengths[0]) > most:
         raise BadRequest(f"expected a body of at most {most} bytes", 413)
-    return int(told[0])
+    return int(lengths[0])
 
 
 # -- names
 
 
 def host_name(field: str) -> str:
-    """Return the name or address in a Host header, without its port; empty where the header is none.
+    """Return the name or address in a Host header, without its port; empty if the header is invalid.
 
     >>> host_name("localhost:8321"), host_name("[::1]:8321"), host_name("localhost:1:2")
     ('localhost', '::1', '')
@@ -138,7 +137,7 @@ def host_name(field: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Is this a name or an address that only this machine can reach?
+    """Return whether only this machine can reach this name or address.
 
     >>> [is_loopback(host) for host in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "example.com")]
     [True, True, True, False, False]
@@ -151,7 +150,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_address(host: str) -> bool:
-    """Is this localhost or an IP address, and so no name that a stranger's DNS could point here?
+    """Return whether this is localhost or an IP address, and so not a name that a stranger's DNS could point here.
 
     >>> [is_address(host) for host in ("10.0.0.7", "localhost", "pod.example")]
     [True, True, False]
@@ -166,10 +165,10 @@ def _address(host: str) -> object:
         return None
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens there, or raise the OSError that says why not.
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens there, or raise OSError with the reason.
 
-    An empty host, and ``::``, is every address of this machine, IPv4 and IPv6.
+    An empty host, and ``::``, mean every address of this machine, IPv4 and IPv6.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(
         host or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0"), port, type=socket.SOCK_STREAM
@@ -180,7 +179,7 @@ def listening(host: str, port: int) -> socket.socket:
         if family == socket.AF_INET6:
             server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address[0] != "::"))
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; accepted connections inherit it
-            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD * 1000))
+            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(WRITE_TIMEOUT * 1000))
         server.bind(address)
         server.listen(BACKLOG)
     except OSError as error:
@@ -200,14 +199,14 @@ def url(host: str, server: socket.socket) -> str:
 # -- serving
 
 
-class Gone(Exception):
-    """The other end closed the connection, or does not take what it is sent."""
+class ClientGone(Exception):
+    """The client closed the connection, or does not read what it is sent."""
 
 
 class Connection:
-    """One request that is being answered: `send` answers it at once, `begin` and `write` in parts.
+    """One request that is being answered: by `send` at once, or by `begin` and `write` in parts.
 
-    They raise `Gone` where the other end is not there any more; a handler lets that pass.
+    They raise `ClientGone` if the client is gone; a handler lets that pass.
     """
 
     def __init__(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -218,36 +217,36 @@ class Connection:
         self.begun = False
 
     async def send(self, status: int, kind: str, body: bytes, headers: Iterable[tuple[str, str]] = ()) -> None:
-        """Send a whole answer; `kind` is its type."""
+        """Send a whole response; `kind` is its content type."""
         length = ("Content-Length", str(len(body)))
         fields = [(name.encode(), value.encode()) for name, value in (("Content-Type", kind), length, *headers)]
         await self.begin(status, fields)
         await self.write(body)
 
     async def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Send the head of an answer."""
+        """Send the head of a response."""
         self.begun = True
         fields = b"".join(b"%b: %b\r\n" % header for header in headers)
         first = f"HTTP/1.1 {status} {PHRASES.get(status, 'Unknown')}\r\n".encode()
         await self._write(first + fields + b"Connection: close\r\n\r\n")
 
     async def write(self, data: bytes) -> None:
-        """Send a part of the body, and wait until it is taken."""
+        """Send a part of the body, and wait until the client has taken it."""
         if data and self.request.method != "HEAD":
             await self._write(data)
 
     async def _write(self, data: bytes) -> None:
         try:
             self._writer.write(data)
-            async with asyncio.timeout(UNREAD):
+            async with asyncio.timeout(WRITE_TIMEOUT):
                 await self._writer.drain()
-        except OSError as error:  # TimeoutError is one
-            raise Gone from error
+        except OSError as error:  # includes TimeoutError
+            raise ClientGone from error
 
-    async def left(self) -> None:
-        """Wait until the other end is gone, or sends no more."""
+    async def wait_closed(self) -> None:
+        """Wait until the client has closed its side."""
         with suppress(OSError):
-            while await self._reader.read(LONGEST):
+            while await self._reader.read(MAX_HEAD_BYTES):
                 pass
 
 
@@ -257,105 +256,106 @@ Handler: TypeAlias = Callable[[Connection], Awaitable[None]]
 class HttpServer:
     """Answers requests by `handler`, in this event loop.
 
-    * `hosts`: is this a name that the server answers to? Without it, the handler checks. HTTP/1.0 without a Host header
-      passes: no browser sends that.
-    * `bodies`: the longest body of a POST, in bytes; 0 for a server that reads none.
-    * `connections`, `patience`: as in the module's docstring.
+    * `allows_host`: returns whether the server answers to this name. Without it, the handler checks. HTTP/1.0 without a
+      Host header passes: browsers always send one.
+    * `max_body`: bytes of a POST body; 0 for a server that reads none.
+    * `max_connections`, `request_timeout`: see the module's docstring.
     """
 
     def __init__(
         self,
         handler: Handler,
         *,
-        hosts: Callable[[str], bool] | None = None,
-        bodies: int = 0,
-        connections: int = CONNECTIONS,
-        patience: float = PATIENCE,
+        allows_host: Callable[[str], bool] | None = None,
+        max_body: int = 0,
+        max_connections: int = MAX_CONNECTIONS,
+        request_timeout: float = REQUEST_TIMEOUT,
     ) -> None:
         self._handler = handler
-        self._hosts = hosts
-        self._bodies = bodies
-        self._most = connections
-        self._patience = patience
+        self._allows_host = allows_host
+        self._max_body = max_body
+        self._max_connections = max_connections
+        self._request_timeout = request_timeout
         self._server: asyncio.Server | None = None
-        self._open: set[asyncio.Task[None]] = set()
-        self._silent: dict[asyncio.Task[None], asyncio.StreamWriter] = {}  # no request yet, or answered; oldest first
+        self._connections: set[asyncio.Task[None]] = set()
+        # before the request or after the response; oldest first
+        self._idle: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     @property
     def open(self) -> int:
-        """How many connections there are."""
-        return len(self._open)
+        """The number of open connections."""
+        return len(self._connections)
 
     async def start(self, server: socket.socket) -> None:
         """Begin to serve."""
-        self._server = await asyncio.start_server(self._accepted, sock=server, limit=LONGEST, backlog=AT_ONCE)
+        self._server = await asyncio.start_server(self._accept, sock=server, limit=MAX_HEAD_BYTES, backlog=ACCEPT_BATCH)
         server.listen(BACKLOG)  # asyncio takes one number for both
 
     async def close(self, grace: float) -> None:
-        """Accept no more, wait so many seconds for answers to end, and break off the others."""
+        """Stop accepting, wait `grace` seconds for responses to end, and break off the others."""
         if self._server is not None:
             self._server.close()
-        while self._drop_silent():
+        while self._drop_oldest_idle():
             pass
-        if self._open:
-            await asyncio.wait(self._open, timeout=grace)
-        rest = list(self._open)
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=grace)
+        rest = list(self._connections)
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
 
-    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= self._most and not self._drop_silent():
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= self._max_connections and not self._drop_oldest_idle():
             writer.transport.abort()
             return
-        writer.transport.set_write_buffer_limits(0)  # so `drain` waits until all is taken
+        writer.transport.set_write_buffer_limits(0)  # `drain` then waits until everything is taken
         task = asyncio.ensure_future(self._serve(reader, writer))
-        self._open.add(task)
-        self._silent[task] = writer
+        self._connections.add(task)
+        self._idle[task] = writer
         task.add_done_callback(self._ended)
 
-    def _drop_silent(self) -> bool:
-        """Close the connection that has been silent for longest, if one is."""
-        for task, writer in self._silent.items():
-            writer.transport.abort()  # here, as a task that is cancelled before it began closes nothing
+    def _drop_oldest_idle(self) -> bool:
+        """Close the connection that has been idle for longest; return False if none is idle."""
+        for task, writer in self._idle.items():
+            writer.transport.abort()  # here, because a task that is cancelled before it began closes nothing
             self._ended(task)
             task.cancel()
             return True
         return False
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._open.discard(task)
-        self._silent.pop(task, None)
+        self._connections.discard(task)
+        self._idle.pop(task, None)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        with suppress(TimeoutError, OSError, EOFError, Gone):  # slow, gone, or gone before it had asked
+        with suppress(TimeoutError, OSError, EOFError, ClientGone):  # slow, gone, or gone before it sent a request
             try:
-                async with asyncio.timeout(self._patience):
-                    request = await _received(reader, self._bodies)
-                self._silent.pop(task, None)
+                async with asyncio.timeout(self._request_timeout):
+                    request = await _read_request(reader, self._max_body)
+                self._idle.pop(task, None)
                 if isinstance(request, BadRequest):
-                    connection = Connection(NO_REQUEST, reader, writer)
+                    connection = Connection(PLACEHOLDER_REQUEST, reader, writer)
                     await _refuse(connection, request.status, str(request))
                 else:
                     connection = Connection(request, reader, writer)
                     await self._answer(connection)
-                self._silent[task] = writer
-                async with asyncio.timeout(LINGER):
+                self._idle[task] = writer
+                async with asyncio.timeout(CLOSE_TIMEOUT):
                     writer.write_eof()
-                    await connection.left()
+                    await connection.wait_closed()
             finally:
                 writer.transport.abort()
 
     async def _answer(self, connection: Connection) -> None:
         host = connection.request.header("host")
-        if self._hosts is not None and host is not None and not self._hosts(host_name(host)):
+        if self._allows_host is not None and host is not None and not self._allows_host(host_name(host)):
             await _refuse(connection, 421, "this server does not answer to that name")
             return
         try:
             await self._handler(connection)
-        except Gone:
+        except ClientGone:
             raise
         except Exception:
             log.exception("a request could not be answered")
@@ -363,14 +363,14 @@ class HttpServer:
                 await _refuse(connection, 500, "this could not be answered")
 
 
-async def _received(reader: asyncio.StreamReader, bodies: int) -> Request | BadRequest:
+async def _read_request(reader: asyncio.StreamReader, max_body: int) -> Request | BadRequest:
     try:
-        request = parsed((await reader.readuntil(END)).removesuffix(END))
-        if not bodies or request.method != "POST":
+        request = parse_request((await reader.readuntil(END)).removesuffix(END))
+        if not max_body or request.method != "POST":
             return request
-        return request._replace(body=await reader.readexactly(body_length(request, bodies)))
+        return request._replace(body=await reader.readexactly(body_length(request, max_body)))
     except asyncio.LimitOverrunError:
-        return BadRequest(f"expected at most {LONGEST} bytes", 431)
+        return BadRequest(f"expected at most {MAX_HEAD_BYTES} bytes", 431)
     except BadRequest as error:
         return error
 

@@ -1,11 +1,11 @@
-"""Logging that can't break what logs, and whose lines nobody else can write.
+"""Logging that never raises into the code that logs, and whose messages cannot be forged by logged values.
 
-The standard library's handlers report their own errors and go on. A handler or filter of somebody else's may raise
-instead, into the code that logs. Here such an error goes to stderr, as the standard library does with its own.
+The standard library's handlers report their own errors and go on. Other handlers and filters may raise into the code
+that logs. Here such an error goes to stderr, as with the standard library's handlers.
 
 Every argument passes through `abate.redact`: one call is one line, without control characters and without the secrets
-that stand in errors. A traceback follows in lines that are indented, so that none of them looks like a line of the log;
-the error itself is in the record's `exc_info`, as it is.
+in error messages. A traceback follows in indented lines, so that none of them looks like a log message; the error
+itself is in the record's `exc_info`, unchanged.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
 """Levels, as `logging` numbers them."""
-LONGEST = 2000
-"""Characters of one argument."""
+MAX_ARGUMENT = 2000
+"""The most characters of one argument."""
 INDENT = "  "
 
 
 class Log:
-    r"""The logger of that name; none of the methods raises an `Exception`.
+    r"""A logger whose methods never raise an `Exception`.
 
     >>> import logging, sys
     >>> handler = logging.StreamHandler(sys.stdout)
@@ -66,20 +66,20 @@ class Log:
         self._log(level, text, args, exc_info)
 
     def _log(self, level: int, text: str, args: tuple[object, ...], error: BaseException | None = None) -> None:
-        import logging  # when there is something to say: importing it takes longer than importing the core
+        import logging  # on first use: importing it takes longer than importing the core
 
-        given = tuple(arg if type(arg) in (int, float, bool) else Shown(arg) for arg in args)
+        given = tuple(arg if type(arg) in (int, float, bool) else LazyText(arg) for arg in args)
         try:
             logger = logging.getLogger(self.name)
             if logger.isEnabledFor(level):
                 _write(logger, level, text, given, error)
         except Exception:
             if logging.raiseExceptions:
-                _complain(text, given)
+                _write_to_stderr(text, given)
 
 
-class Shown:
-    """A thing in a line of the log; its text is made when a handler asks for it."""
+class LazyText:
+    """A logged argument; its text is computed when a handler needs it."""
 
     __slots__ = ("_thing",)
 
@@ -88,16 +88,16 @@ class Shown:
 
     def __str__(self) -> str:
         try:
-            return line(str(self._thing), LONGEST)
+            return line(str(self._thing), MAX_ARGUMENT)
         except Exception:
-            return shown(self._thing, LONGEST)
+            return shown(self._thing, MAX_ARGUMENT)
 
     def __repr__(self) -> str:
-        return shown(self._thing, LONGEST)
+        return shown(self._thing, MAX_ARGUMENT)
 
 
 def _write(logger: Logger, level: int, text: str, args: tuple[object, ...], error: BaseException | None) -> None:
-    """Hand over a record that has its traceback as text: formatters take that before they make one of their own."""
+    """Pass on a record with its traceback as text, which formatters use instead of formatting their own."""
     file, number, function, _ = logger.findCaller(stacklevel=4)
     exc_info = None if error is None else (type(error), error, error.__traceback__)
     record = logger.makeRecord(logger.name, level, file, number, text, args, exc_info, function)
@@ -106,8 +106,8 @@ def _write(logger: Logger, level: int, text: str, args: tuple[object, ...], erro
     logger.handle(record)
 
 
-def _complain(text: str, args: tuple[Any, ...]) -> None:
-    """Show on stderr what could not be logged, and why."""
+def _write_to_stderr(text: str, args: tuple[Any, ...]) -> None:
+    """Print to stderr what could not be logged, and why."""
     error = sys.exc_info()[1]
     try:
         why = "" if error is None else trace(error, INDENT)

@@ -1,19 +1,19 @@
-r"""Text that is safe to write: secrets are hidden, control characters are escaped, the length is bounded.
+r"""Makes text safe to write: hides secrets, escapes control characters, and limits the length.
 
-Error texts, keys and names come from peers, and error texts repeat URLs and connection strings. Everything that abate
-writes passes through here: log lines, events as text, the page, labels of metrics, dead letters, what commands print.
+Error texts, keys and names come from peers, and error texts repeat URLs and connection strings. All text that abate
+writes passes through here: log lines, events as text, the page, metric labels, dead letters and command output.
 Exception objects are never changed.
 
-What is hidden, each as ``***``:
+The following is replaced by ``***``:
 
-* the user info of a URL, and everything behind its ``?``; a fragment that has a ``=`` or a ``?``;
+* the user info of a URL, and everything after its ``?``; a fragment that has a ``=`` or a ``?``;
 * the query of a path without a host (``/search?key=value``), if it has a ``=``;
 * the value of a name that ends in one of `NAMES`, as ``name=value``, ``name: "value"``, ``"name": "value"``,
   ``"name": 5`` or ``("name", "value")``, with quotes of either kind, and as ``'--name', 'value'`` in a command line;
 * the value of a header of `HEADERS`, as ``Name: value``, to the end of its line;
-* what follows ``Bearer`` or ``Basic``, if it looks like a token; AWS access key IDs.
+* the word after ``Bearer`` or ``Basic``, if it looks like a token; AWS access key IDs.
 
-Nothing else is: a secret in the path of a URL, or one that stands alone, is not recognised.
+All other text is kept: a secret in the path of a URL, or one without a name, is not recognised.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ NAMES = (
     r"password|passwd|passphrase|(?<![a-z])pass|pwd|secret|token|credentials?|signature|authorization|cookie"
     r"|(?:api|access|secret|private|account|shared|signing|encryption)[_-]?key"
 )
-"""What the name of a value ends in that is hidden."""
+"""A value is hidden if its name ends in one of these."""
 HEADERS = (
     r"(?:proxy-)?authorization|(?:set-)?cookie|(?:[a-z0-9]{1,32}-){1,4}(?:token|secret|password|(?:api|access)-?key)"
 )
 SCHEMES = r"(?:basic|bearer|digest|negotiate|token)[ \t]{1,3}"
-"""What stands before the secret in a value of ``Authorization``."""
-LONGEST = 500
-"""Characters of a text in one line, unless told otherwise."""
-DEEPEST = 100
-"""Errors that a traceback follows, from one to the one that it was raised from or after."""
-LOOKED_AT = 65_536
-"""Characters of a text that are looked at: nobody waits for a megabyte of error text."""
-UNFINISHED = 256
-"""Characters behind a word in which the end of its user info is looked for."""
-LONGEST_WORD = 2048
-"""Characters before a ``?`` in which the beginning of its URL is looked for."""
+"""The schemes that precede the secret in an ``Authorization`` value."""
+MAX_LINE = 500
+"""The default maximum length of a line, in characters."""
+MAX_CAUSES = 100
+"""The maximum length of a chain of causes and contexts that a traceback includes."""
+MAX_SCANNED = 65_536
+"""Characters of a text that are scanned, which limits the time for a huge error text."""
+MAX_USER_INFO_GAP = 256
+"""Characters after a word in which to search for the end of its user info."""
+MAX_URL = 2048
+"""Characters before a ``?`` in which to search for the beginning of its URL."""
 CLOSING = ")]}'`,.;:!"
-"""What may follow a URL or a value without being part of it."""
+"""Characters that may follow a URL or a value without being part of it."""
 
 
 class _Patterns(NamedTuple):
@@ -62,13 +62,14 @@ class _Patterns(NamedTuple):
 
 _compiled: list[_Patterns] = []
 _compiling: set[int] = set()
-"""The threads that compile the patterns."""
+"""The threads that are compiling the patterns."""
 
 
 def _compile() -> bool:
-    """Compile the patterns when there is something to write, as it takes longer than importing the core.
+    """Compile the patterns at the first use, as this takes longer than importing the core.
 
-    Return False in a signal handler that has interrupted that: if each one began anew, none would ever end.
+    Return False in a signal handler that has interrupted the compilation: if each handler started it again, frequent
+    signals would keep it from ever finishing.
     """
     me = get_ident()
     if me in _compiling:
@@ -83,13 +84,13 @@ def _compile() -> bool:
 
 def _patterns() -> _Patterns:
     """Return the patterns. None of them backtracks over more than a bounded number of characters."""
-    # a quote that is doubled is part of the value, as in SQL and ODBC
+    # a doubled quote is part of the value, as in SQL and ODBC
     single, double = (rf"(?:{quote}(?:[^{quote}\\]|\\.)*+(?:{quote}|\\?\Z))++" for quote in ("'", '"'))
     quoted = rf"[bu]?\\{{0,8}}(?:{single}|{double})"
-    gap = r"(?:\s|\\{1,8}[nrt]){0,16}"  # of JSON, or of its `repr`
+    gap = r"(?:\s|\\{1,8}[nrt]){0,16}"  # in JSON, or in its `repr`
     begins = r"[bu]?\\{0,8}[\"']"
     return _Patterns(
-        scheme=re.compile(r":(?://|\\/\\/)"),  # some write JSON with \/
+        scheme=re.compile(r":(?://|\\/\\/)"),  # some JSON encoders write \/
         authority=re.compile(r'[^\s"<>/?#]*'),
         word=re.compile(r'[^\s"<>]*'),
         host=re.compile(r"(?:\[[^\]@]*\]|[^:@\[\]]*)(?::\d*)?"),
@@ -111,7 +112,7 @@ def _patterns() -> _Patterns:
 
 
 def redacted(text: str) -> str:
-    """Return the text with its secrets hidden; what has none is returned as it is.
+    """Return the text with its secrets hidden; a text without secrets is returned unchanged.
 
     >>> redacted("503 for https://bot:hunter2@api.example/x?token=abc")
     '503 for https://***@api.example/x?***'
@@ -136,10 +137,9 @@ def redacted(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    r"""Return the text on one line: what is not printable is written as an escape sequence of Python's.
+    r"""Return the text on one line, with characters that are not printable as Python escape sequences.
 
-    Line ends of every kind, terminal control sequences and the marks that change the direction of text are not
-    printable.
+    All line ends, terminal control sequences and marks that change the direction of text are not printable.
 
     >>> quoted("two\nlines\x1b[2J")
     'two\\nlines\\x1b[2J'
@@ -152,20 +152,20 @@ def quoted(text: str) -> str:
     )
 
 
-def line(text: str, longest: int = LONGEST) -> str:
+def line(text: str, longest: int = MAX_LINE) -> str:
     r"""Return a text without secrets, on one line, of at most `longest` characters.
 
     >>> line("GET http://me:secret@cache/\nfailed", 30)
     'GET http://***@cache/\\nfailed'
     """
-    if len(text) > LOOKED_AT:
-        text = _beginning(text)
+    if len(text) > MAX_SCANNED:
+        text = _truncate(text)
     text = quoted(redacted(text))
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-def shown(thing: object, longest: int = LONGEST) -> str:
-    """Return the `repr` of a thing as a `line`, also of one whose `repr` fails.
+def shown(thing: object, longest: int = MAX_LINE) -> str:
+    """Return the `repr` of an object as a `line`, or a substitute if the `repr` fails.
 
     >>> shown(OSError("down"))
     "OSError('down')"
@@ -182,22 +182,22 @@ def described(error: BaseException, longest: int = 200) -> str:
     >>> described(TimeoutError("slow"))
     'TimeoutError: slow'
     """
-    return line(f"{type(error).__name__}: {_said(error)}", longest)
+    return line(f"{type(error).__name__}: {_text_of(error)}", longest)
 
 
 def trace(error: BaseException, indent: str = "") -> str:
-    """Return the traceback of an error: without secrets, without control characters, each line behind the indent.
+    """Return the traceback of an error without secrets and control characters, each line after the indent.
 
-    With an indent, no line of an error's text can be taken for a line of the log. Of an error that is nested too
-    deeply, the causes are left out.
+    With an indent, a line of an error's text can't be mistaken for a line of the log. If an error is nested too deeply,
+    its causes are left out.
 
     >>> trace(OSError("down\\x1b[2J\\n2026-01-01 ERROR forged"), "  ").splitlines()
     ['  OSError: down\\\\x1b[2J', '  2026-01-01 ERROR forged']
     """
     from traceback import format_exception, format_tb
 
-    lines = [*format_tb(error.__traceback__), f"{type(error).__name__}: {_said(error)}"]
-    if not _deep(error):
+    lines = [*format_tb(error.__traceback__), f"{type(error).__name__}: {_text_of(error)}"]
+    if not _has_many_causes(error):
         try:
             lines = format_exception(error)
         except Exception:  # groups within groups, or an error that can't be formatted
@@ -206,9 +206,9 @@ def trace(error: BaseException, indent: str = "") -> str:
     return "\n".join(f"{indent}{quoted(row)}" for row in text.removesuffix("\n").split("\n"))
 
 
-def _deep(error: BaseException) -> bool:
-    """Was this error raised from or after more others than a traceback should show?"""
-    for _ in range(DEEPEST):
+def _has_many_causes(error: BaseException) -> bool:
+    """Return whether the chain of causes and contexts is longer than a traceback should show."""
+    for _ in range(MAX_CAUSES):
         before = error.__cause__ or error.__context__
         if before is None:
             return False
@@ -216,16 +216,16 @@ def _deep(error: BaseException) -> bool:
     return True
 
 
-def _said(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:
         return "(it can't be told)"
 
 
-def _beginning(text: str) -> str:
-    """Return the beginning of a text. A URL through which it was cut may have lost the end of its user info."""
-    text = text[:LOOKED_AT]
+def _truncate(text: str) -> str:
+    """Return the beginning of a text. If it ends inside a URL, hide that URL: its user info may be cut off."""
+    text = text[:MAX_SCANNED]
     before, scheme, after = text.rpartition("://")
     return f"{before}{scheme}{HIDDEN}" if scheme and "@" not in after and " " not in after else text
 
@@ -236,7 +236,7 @@ def _without_user_info(text: str, patterns: _Patterns) -> str:
     for match in patterns.scheme.finditer(text):
         begin = match.end()
         if begin < done:
-            continue  # inside of what was hidden
+            continue  # inside hidden text
         end = _end_of_user_info(text, begin, patterns)
         if end > begin:
             pieces += (text[done:begin], HIDDEN)
@@ -245,10 +245,10 @@ def _without_user_info(text: str, patterns: _Patterns) -> str:
 
 
 def _end_of_user_info(text: str, begin: int, patterns: _Patterns) -> int:
-    """Return where the user info ends that begins there, before its @; `begin` if there is none.
+    """Return the position of the @ that ends the user info that starts at `begin`; `begin` if there is none.
 
-    A password in which characters were not escaped as URLs require is hidden as well: if what follows a colon is no
-    port, the user info goes to the last @ of the word; if the word has none, to the next @ on the line, or else to the
+    A password with characters that URLs require to be escaped is hidden as well. If the text after a colon is not a
+    port, the user info ends at the last @ of the word; if the word has none, at the next @ on the line, or else at the
     end of the word.
     """
     authority = _matched(patterns.authority, text, begin).rstrip("\\")
@@ -262,8 +262,8 @@ def _end_of_user_info(text: str, begin: int, patterns: _Patterns) -> int:
     if "@" in word:
         return begin + word.rindex("@")
     end = begin + len(word)
-    stop = text.find("\n", end, end + UNFINISHED)
-    at = text.find("@", end, end + UNFINISHED if stop < 0 else stop)
+    stop = text.find("\n", end, end + MAX_USER_INFO_GAP)
+    at = text.find("@", end, end + MAX_USER_INFO_GAP if stop < 0 else stop)
     return end if at < 0 else at
 
 
@@ -285,8 +285,8 @@ def _query(match: re.Match[str]) -> str:
 
 
 def _in_url(text: str, position: int) -> bool:
-    """Does the word around this position have a scheme before it?"""
-    first = max(0, position - LONGEST_WORD)
+    """Return whether the word around this position starts with the scheme of a URL."""
+    first = max(0, position - MAX_URL)
     scheme = max(text.rfind("://", first, position), text.rfind(r":\/\/", first, position))
     return scheme >= 0 and scheme + len(_matched(_compiled[0].word, text, scheme)) >= position
 

@@ -1,4 +1,4 @@
-"""Weak lists of live objects: the policies, services and stores of this process, for reports that look at them.
+"""Weak lists of live objects: the policies, services and stores of this process, for reports.
 
 An object is registered once, when it is made, so what it does later costs nothing here. There is no lock: every
 change is one atomic operation of a dict, because the collector, a signal handler or another thread may register or
@@ -14,11 +14,11 @@ from weakref import ref
 T = TypeVar("T")
 
 SWEEP = 256
-"""Dead references are dropped each time that this many objects have been added."""
+"""Dead references are removed whenever this many objects were added."""
 
 
 class Registry(Generic[T]):
-    """The objects that are alive, in the order in which they were added.
+    """Live objects, in the order in which they were added.
 
     >>> class Thing: ...
     >>> things, first = Registry(), Thing()
@@ -35,7 +35,7 @@ class Registry(Generic[T]):
 
     def add(self, thing: T) -> None:
         """Register an object, weakly."""
-        # a number is never used again, unlike an id, so that a sweep can't drop an object that has just come
+        # unlike an id, a number is never reused, so that cleaning up can't remove a new object
         number = next(self._numbers)
         self._known[number] = ref(thing)
         if number % SWEEP == 0:
@@ -44,7 +44,7 @@ class Registry(Generic[T]):
     def alive(self) -> list[T]:
         """Return the objects that are alive now."""
         found: list[T] = []
-        # copied at once: making a list of pairs may run the collector, and with it code that adds an object
+        # copied atomically: building a list may run the collector, and with it code that adds an object
         for number, known in self._known.copy().items():
             thing = known()
             if thing is None:

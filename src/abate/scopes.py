@@ -1,14 +1,14 @@
-"""Blocks that hold in a context, and end for every copy of it when their ``with`` statement ends.
+"""Scopes of a context, which end in every copy of it when their ``with`` statement ends.
 
 A task copies the context it is started in, and may outlive the block; so may a thread that was given a copy. A plain
-context variable would hold there for ever. What the variable holds here is a `Scope`: leaving the block closes it, and
-a closed scope is seen through to the nearest open one around it.
+context variable would stay set there forever. Here the variable holds a `Scope`: leaving the block closes it, and
+lookups skip closed scopes.
 
 A thread does not inherit scopes by being started, on any build: where Python starts threads with a copy of the context
 (``sys.flags.thread_inherit_context``, as free-threaded builds do), a pool's threads would keep those of whichever call
 started them, and so would the tasks of an event loop in such a thread. A copy does not tell how it was made, so the
-scopes are taken out when the thread is started (`outside`). A context that is carried there on purpose counts, as
-`asyncio.to_thread` and ``Thread(context=...)`` do.
+scopes are taken out when the thread is started (`without_scopes`). A context that is carried there on purpose counts,
+as `asyncio.to_thread` and ``Thread(context=...)`` do.
 """
 
 from __future__ import annotations
@@ -23,52 +23,51 @@ from typing import Any, Generic, TypeVar
 _variables: list[ContextVar[Any]] = []
 
 
-def outside(start: Callable[[Any], None]) -> Callable[[Any], None]:
+def without_scopes(start: Callable[[Any], None]) -> Callable[[Any], None]:
     """Return a version of ``Thread.start`` whose threads inherit the context of the caller without its scopes."""
 
     @functools.wraps(start)
-    def start_outside(self: Any) -> None:
+    def start_without_scopes(self: Any) -> None:
         if getattr(self, "_context", self) is None:  # else it was given one on purpose
             self._context = copy_context()
-            self._context.run(_shed)
+            self._context.run(_clear_scopes)
         start(self)
 
-    return start_outside
+    return start_without_scopes
 
 
-def _shed() -> None:
+def _clear_scopes() -> None:
     for variable in _variables:
         if variable.get() is not None:
             variable.set(None)
 
 
 class _Threads:
-    """Whether threads may still inherit scopes: until the first one is opened there are none."""
+    """Whether started threads may inherit scopes: not checked until the first scope is opened."""
 
     __slots__ = ("inherit",)
 
     def __init__(self) -> None:
         self.inherit = bool(getattr(sys.flags, "thread_inherit_context", 0))
 
-    def start_outside(self) -> None:
+    def start_without_scopes(self) -> None:
         self.inherit = False
-        threading.Thread.start = outside(threading.Thread.start)  # type: ignore[method-assign, assignment]
+        threading.Thread.start = without_scopes(threading.Thread.start)  # type: ignore[method-assign, assignment]
 
 
 _threads = _Threads()
 
 
-COLLECTS_ANYWHERE = sys.version_info < (3, 12)
-"""Does the collector run in the middle of functions of C?
+GC_RUNS_IN_C_CODE = sys.version_info < (3, 12)
+"""Whether the collector may run inside functions of C.
 
-Then it may run in `ContextVar.set`, which reads the variables of the context while it makes new ones, without holding
-on to them: where a finalizer sets a variable as well, which drops the old ones, the interpreter crashes. A copy of the
-context holds on to them.
+Then it may run in `ContextVar.set`, which holds no reference to the old variables while it makes new ones: a finalizer
+that sets a variable drops the old ones, and the interpreter crashes. A copy of the context keeps them alive.
 """
 
 
 class Scope:
-    """One passage through a block. `owner` is what was entered, which may be entered many times."""
+    """One pass through a block. `owner` is the object that was entered; it may be entered many times."""
 
     __slots__ = ("open", "outer", "owner")
 
@@ -83,49 +82,49 @@ S = TypeVar("S", bound=Scope)
 
 
 class Scopes(Generic[S]):
-    """The open blocks of one kind around the code that asks."""
+    """The open scopes of one kind around the calling code."""
 
-    __slots__ = ("_here", "around")
+    __slots__ = ("_here", "peek")
 
     def __init__(self, name: str) -> None:
         self._here: ContextVar[S | None] = ContextVar(name, default=None)
         _variables.append(self._here)
-        self.around = self._here.get
-        """None where no block can be open; what costs least to ask."""
+        self.peek = self._here.get
+        """Return None if no scope can be open: the cheapest check."""
 
     def enter(self, scope: S) -> S:
-        """Open a block here."""
+        """Open a scope here."""
         if _threads.inherit:
-            _threads.start_outside()
-        scope.outer = self.nearest()  # closed ones are left out, so that chains of tasks don't gather them
-        _kept = copy_context() if COLLECTS_ANYWHERE else None
+            _threads.start_without_scopes()
+        scope.outer = self.nearest()  # without closed ones, so that chains of tasks don't accumulate them
+        _kept = copy_context() if GC_RUNS_IN_C_CODE else None
         try:
             self._here.set(scope)
-        except BaseException:  # a signal handler has raised: the block will not be entered
+        except BaseException:  # a signal handler raised: the block is not entered
             self.leave(scope)
             raise
         return scope
 
     def leave(self, scope: S) -> None:
-        """Close a block, in whichever context this is: a generator may be closed in another than it was begun in."""
+        """Close a scope, in any context: a generator may be closed in another context than it was started in."""
         scope.open = False
         if self._here.get() is scope:
-            _kept = copy_context() if COLLECTS_ANYWHERE else None
+            _kept = copy_context() if GC_RUNS_IN_C_CODE else None
             self._here.set(self.nearest())
 
     def entered_by(self, owner: object) -> S | None:
-        """The innermost open block here that `owner` was entered for."""
+        """Return the innermost open scope of `owner`."""
         scope = self.nearest()
         while scope is not None and scope.owner is not owner:
-            scope = self.beyond(scope)
+            scope = self.open_parent(scope)
         return scope
 
     def nearest(self) -> S | None:
-        """The innermost open block."""
+        """Return the innermost open scope."""
         return self._open(self._here.get())
 
-    def beyond(self, scope: S) -> S | None:
-        """The next open block around `scope`."""
+    def open_parent(self, scope: S) -> S | None:
+        """Return the next open scope around `scope`."""
         return self._open(scope.outer)  # type: ignore[arg-type]
 
     def _open(self, scope: S | None) -> S | None:

@@ -229,7 +229,7 @@ def test_a_child_is_free_of_a_lock_that_was_held(in_child):
     """A fork while the lock is taken: the child has the tokens that there were."""
     bucket = TokenBucket(rate=1.0, burst=2, clock=VirtualClock())
     assert bucket.try_acquire()
-    with held_elsewhere(bucket._levels.main.section):
+    with held_elsewhere(bucket._states.main.section):
         assert in_child(lambda: (bucket.try_acquire(), bucket.try_acquire())) == (True, False)
     assert bucket.try_acquire()
 
@@ -237,11 +237,11 @@ def test_a_child_is_free_of_a_lock_that_was_held(in_child):
 def test_what_a_child_does_first_mends_a_level():
     """A new lock, nobody in line and nothing owed: those who waited are not in the child."""
     bucket = TokenBucket(rate=1.0, clock=VirtualClock())
-    level = bucket._levels.main
-    claims = [bucket._claim(level, 1, None) for _ in range(3)]
+    level = bucket._states.main
+    reservations = [bucket._reserve(level, 1, None) for _ in range(3)]
     with held_elsewhere(level.section):
         forks._in_child()
-        bucket._break_off(level, claims[-1])
+        bucket._abandon(level, reservations[-1])
         assert level.tokens == 0.0
         bucket.refund()
         assert level.tokens == 1.0

@@ -256,16 +256,16 @@ def test_a_refund_is_not_given_to_a_newcomer_while_others_wait(burst):
     """Two would be served at one instant, above the bound; it comes back when nobody waits any more, as one token."""
     clock = VirtualClock()
     bucket = TokenBucket(rate=1.0, burst=burst, clock=clock)
-    level = bucket._levels.main
+    level = bucket._states.main
     for _ in range(burst):
         assert bucket.enter(retry=False) is None
-    waiter = bucket._claim(level, 1, None)
+    waiter = bucket._reserve(level, 1, None)
     bucket.refund()
-    newcomer = bucket._claim(level, 1, None)
+    newcomer = bucket._reserve(level, 1, None)
     assert (waiter.due, newcomer.due) == (1.0, 2.0)
-    bucket._break_off(level, waiter)
+    bucket._abandon(level, waiter)
     assert not bucket.try_acquire()
-    bucket._break_off(level, newcomer)
+    bucket._abandon(level, newcomer)
     assert bucket.try_acquire()
     assert not bucket.try_acquire()
 
@@ -274,12 +274,12 @@ def test_one_who_is_broken_off_too_late_gives_nothing_back():
     """Its token was there and has been passed over: what came after it has been granted on that ground."""
     clock = VirtualClock()
     bucket = TokenBucket(rate=1.0, clock=clock)
-    level = bucket._levels.main
+    level = bucket._states.main
     bucket.acquire()
-    slow = bucket._claim(level, 1, None)
+    slow = bucket._reserve(level, 1, None)
     clock.advance(2.0)
     assert bucket.try_acquire()
-    bucket._break_off(level, slow)
+    bucket._abandon(level, slow)
     assert not bucket.try_acquire()
 
 
@@ -288,10 +288,10 @@ def test_the_line_is_no_longer_than_those_who_wait():
     clock = VirtualClock()
     bucket = TokenBucket(rate=1.0, clock=clock)
     bucket.acquire()
-    assert len(bucket._levels.main.claims) == 0
+    assert len(bucket._states.main.reservations) == 0
     for _ in range(100):
         bucket.acquire()
-    assert len(bucket._levels.main.claims) == 1
+    assert len(bucket._states.main.reservations) == 1
 
 
 @LOOPS

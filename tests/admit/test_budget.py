@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from abate import Budget, Policy
-from abate.admit.budget import Terms
-from abate.admit.window import SLOTS
+from abate.admit.budget import Units
+from abate.admit.sliding_window import SLOTS
 from abate.testing import Script, VirtualClock
 
 FINEST = 10**6
@@ -124,7 +124,7 @@ def test_a_ratio_is_exact_however_many_deposits(percent, deposits):
 @given(numerator=st.integers(0, 10**7), denominator=st.integers(1, FINEST))
 def test_a_fraction_is_taken_for_what_it_was_written_as(numerator, denominator):
     """Up to a denominator of a million, the float next to a fraction stands for the fraction."""
-    terms = Terms.of(numerator / denominator, denominator / FINEST)
+    terms = Units.of(numerator / denominator, denominator / FINEST)
     assert Fraction(terms.per_deposit, terms.one) == Fraction(numerator, denominator)
     assert Fraction(terms.reserved, terms.one) == Fraction(denominator, FINEST)
 
@@ -133,7 +133,7 @@ def test_a_fraction_is_taken_for_what_it_was_written_as(numerator, denominator):
 @given(ratio=st.floats(0, 1000))
 def test_any_other_number_is_taken_as_nearly_as_makes_no_difference(ratio):
     """Within one in a million of one retry per deposit, and with a denominator that keeps the numbers small."""
-    terms = Terms.of(ratio, 0.0)
+    terms = Units.of(ratio, 0.0)
     assert terms.one <= FINEST
     assert abs(Fraction(terms.per_deposit, terms.one) - Fraction(ratio)) <= Fraction(1, FINEST)
 

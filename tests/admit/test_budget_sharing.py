@@ -8,7 +8,7 @@ import pytest
 
 from abate import Budget, forks
 from abate.admit.budget import NOTHING
-from abate.admit.window import Window
+from abate.admit.sliding_window import SlidingWindow
 from abate.testing import VirtualClock
 from tests.reentry import held_elsewhere
 
@@ -21,9 +21,9 @@ def frozen():
 def deposit(budget, hot):
     """Deposit by the method, or as decorated functions do."""
     if hot:
-        for _ in budget.timeline.main.run:
+        for _ in budget.states.main.batch:
             return
-        budget.timeline.main.look()
+        budget.states.main.deposit_and_start_batch()
     else:
         budget.deposit()
 
@@ -39,7 +39,7 @@ def drain(budget):
 def test_no_deposit_is_lost(together):
     """Eight threads deposit by both ways, and others look in between: all of it counts."""
     budget = Budget(ratio=1, reserve=0, clock=frozen)
-    budget.timeline.main._skip = 20  # as after a busy slot
+    budget.states.main._batch_target = 20  # as after a busy slot
 
     def work(place):
         for n in range(300):
@@ -123,13 +123,13 @@ def test_refunds_give_back_what_was_taken(together):
 def test_a_number_that_a_fold_has_paid_for_is_not_paid_for_again(folds):
     """Who drew a prepaid number and was overtaken before it looked is let through at no further cost."""
     budget = Budget(ratio=0, reserve=9, window=1, clock=frozen)
-    ledger = budget.timeline.main
-    number = next(ledger.draw)
-    for fold in range(folds):
-        assert budget.balance() == 8.0 - fold
+    state = budget.states.main
+    number = next(state.next_withdrawal)
+    for settle_counts in range(folds):
+        assert budget.balance() == 8.0 - settle_counts
         assert budget.try_withdraw()
-    assert number not in ledger.prepaid
-    assert ledger.withdraw(number)
+    assert number not in state.free_numbers
+    assert state.withdraw(number)
     assert budget.balance() == 8.0 - folds
 
 
@@ -148,48 +148,48 @@ class Overtaken:
 def test_nothing_is_prepaid_while_a_fold_is_under_way():
     """Who draws just then has to ask, and is counted once."""
     budget = Budget(ratio=0, reserve=5, window=1, clock=frozen)
-    ledger = budget.timeline.main
-    numbers, drawn = ledger.draw, []
+    state = budget.states.main
+    numbers, drawn = state.next_withdrawal, []
 
-    def draw():
+    def next_withdrawal():
         drawn.append(next(numbers))
-        assert drawn[-1] not in ledger.prepaid
+        assert drawn[-1] not in state.free_numbers
 
-    ledger.draw = Overtaken(numbers, draw)
+    state.next_withdrawal = Overtaken(numbers, next_withdrawal)
     assert budget.balance() == 5.0
-    ledger.draw = numbers
-    assert ledger.withdraw(drawn[0])
+    state.next_withdrawal = numbers
+    assert state.withdraw(drawn[0])
     assert budget.balance() == 4.0
 
 
 def test_nothing_is_prepaid_before_a_fold_has_drawn_its_number():
     """Who draws in between, though it is the very first, has to ask; the fold has paid for it then."""
     budget = Budget(ratio=0, reserve=5, window=1, clock=frozen)
-    ledger = budget.timeline.main
-    ticks, drawn = ledger.tick, []
+    state = budget.states.main
+    ticks, drawn = state.timed_deposits, []
 
-    def draw():
-        drawn.append(next(ledger.draw))
-        assert drawn[-1] not in ledger.prepaid
+    def next_withdrawal():
+        drawn.append(next(state.next_withdrawal))
+        assert drawn[-1] not in state.free_numbers
 
-    ledger.tick = Overtaken(ticks, draw)
+    state.timed_deposits = Overtaken(ticks, next_withdrawal)
     assert budget.balance() == 4.0
-    ledger.tick = ticks
-    assert ledger.withdraw(drawn[0])
+    state.timed_deposits = ticks
+    assert state.withdraw(drawn[0])
     assert budget.balance() == 4.0
 
 
 def test_who_drew_the_last_number_that_was_prepaid_has_paid_for_it():
     """The balance was spent to the last and nobody was refused: a new deposit is not taken from who slept meanwhile."""
     budget = Budget(ratio=1, reserve=1, window=1, clock=frozen)
-    ledger = budget.timeline.main
-    number = next(ledger.draw)
+    state = budget.states.main
+    number = next(state.next_withdrawal)
     assert budget.balance() == 0.0
     budget.deposit()
     assert budget.balance() == 1.0
     assert budget.try_withdraw()
     assert budget.balance() == 0.0
-    assert ledger.withdraw(number)
+    assert state.withdraw(number)
 
 
 def test_a_fold_that_is_broken_off_counts_nothing_twice(monkeypatch):
@@ -203,7 +203,7 @@ def test_a_fold_that_is_broken_off_counts_nothing_twice(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Window, "roll", broken)
+        patch.setattr(SlidingWindow, "roll", broken)
         with pytest.raises(KeyboardInterrupt):
             budget.balance()
     assert budget.balance() == 4.0
@@ -214,12 +214,12 @@ def test_who_slept_while_the_balance_was_spent_and_earned_again_is_no_burden_to_
     """At worst it pays twice: it is never let through unpaid."""
     clock = VirtualClock()
     budget = Budget(ratio=0, reserve=2, window=1, clock=clock)
-    ledger = budget.timeline.main
-    number = next(ledger.draw)
+    state = budget.states.main
+    number = next(state.next_withdrawal)
     for _ in range(3):
         drain(budget)
         clock.advance(1.0)
-    assert ledger.withdraw(number)
+    assert state.withdraw(number)
     assert drain(budget) == 1
 
 
@@ -266,10 +266,10 @@ def test_a_ledger_goes_with_its_clock():
     budget = Budget()
     with VirtualClock() as clock:
         budget.deposit()
-        ledger = weakref.ref(budget.timeline.here())
+        state = weakref.ref(budget.states.here())
     del clock
     gc.collect()
-    assert ledger() is None
+    assert state() is None
 
 
 def test_a_child_is_free_of_a_lock_that_was_held(in_child):
@@ -282,7 +282,7 @@ def test_a_child_is_free_of_a_lock_that_was_held(in_child):
         budget.deposit()
         return before, drain(budget), budget.balance()
 
-    with held_elsewhere(budget.timeline.main.section):
+    with held_elsewhere(budget.states.main.section):
         assert in_child(child) == (3.0, 4, 0.0)
     assert budget.balance() == 3.0
 
@@ -290,7 +290,7 @@ def test_a_child_is_free_of_a_lock_that_was_held(in_child):
 def test_children_of_a_fork_in_mid_use_count_on(in_child, beside):
     """While a thread hammers the budget: in each child the balance is that of a recount, and goes on from there."""
     budget = Budget(ratio=1, reserve=0, clock=frozen)
-    ledger = budget.timeline.main
+    state = budget.states.main
     made, parent = [0, 0], os.getpid()
 
     def hammer():
@@ -304,7 +304,7 @@ def test_children_of_a_fork_in_mid_use_count_on(in_child, beside):
     def child():
         assert os.getpid() != parent
         before = budget.balance()
-        recount = sum(ledger.deposits._ring) - sum(ledger.withdrawals._ring)
+        recount = sum(state.deposits._ring) - sum(state.withdrawals._ring)
         for _ in range(5):
             budget.deposit()
         budget.try_withdraw()
@@ -324,9 +324,9 @@ def test_what_a_child_does_first_mends_a_ledger():
     budget = Budget(ratio=1, reserve=2, window=1, clock=frozen)
     budget.deposit()
     assert budget.try_withdraw()
-    ledger = budget.timeline.main
-    with held_elsewhere(ledger.section):
-        ledger.deposits.total = ledger.withdrawals.total = 77  # as if a thread had been stopped half-way
-        ledger.prepaid = NOTHING
+    state = budget.states.main
+    with held_elsewhere(state.section):
+        state.deposits.total = state.withdrawals.total = 77  # as if a thread had been stopped half-way
+        state.free_numbers = NOTHING
         forks._in_child()
         assert budget.balance() == 2.0

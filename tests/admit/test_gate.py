@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import abate
-from abate import Budget, Permits, Throttle, TokenBucket
+from abate import AdaptiveThrottle, Budget, ConcurrencyLimit, TokenBucket
 from abate.admit import All, Gate
 from abate.call.hedge import Race
 from abate.testing import VirtualClock
@@ -33,8 +33,8 @@ def gates(clock):
     """Lists of gates of every kind, each with room for a few attempts."""
     room = st.integers(1, 4)
     kinds = st.one_of(
-        st.builds(Counted, st.just(Permits), room),
-        st.builds(Counted, st.just(lambda burst: TokenBucket(1.0, burst, clock)), room),
+        st.builds(Counted, st.just(ConcurrencyLimit), room),
+        st.builds(Counted, st.just(lambda burst: TokenBucket(1.0, burst, clock=clock)), room),
         st.builds(Counted, st.just(lambda reserve: Budget(0.0, reserve, 1.0, clock=clock)), room, st.just(False)),
     )
     return st.lists(kinds, min_size=2, max_size=5)
@@ -73,7 +73,7 @@ def test_a_row_admits_what_all_admit_and_keeps_nothing_of_what_it_refuses(data, 
 
 def test_a_throttle_in_a_row_is_refunded_too():
     """An attempt that a later gate refused does not count as requested; one that the throttle refused does."""
-    throttle, permits = Throttle(clock=VirtualClock()), Permits(1)
+    throttle, permits = AdaptiveThrottle(clock=VirtualClock()), ConcurrencyLimit(1)
     row = throttle & permits
     with permits:
         assert row.enter(retry=False) is permits
@@ -84,7 +84,7 @@ def test_a_throttle_in_a_row_is_refunded_too():
 
 def test_a_refused_first_attempt_does_not_return_somebody_elses_retry():
     """A budget in a row gives nothing back for a first attempt, which was free, when a later gate refuses it."""
-    budget, permits = Budget(0, 2, 1, clock=VirtualClock()), Permits(1)
+    budget, permits = Budget(0, 2, 1, clock=VirtualClock()), ConcurrencyLimit(1)
     row = budget & permits
     assert row.enter(retry=True) is None
     assert row.enter(retry=False) is permits
@@ -137,7 +137,7 @@ def test_those_before_the_one_that_refuses_are_refunded_in_reverse():
 @given(names=st.lists(st.text("abc", min_size=1), min_size=2, max_size=6), data=st.data())
 def test_rows_are_flat_however_they_are_joined(names, data):
     """`a & (b & c)` and `(a & b) & c` are the same three gates, and their names are joined."""
-    singles = [Permits(1, name=name) for name in names]
+    singles = [ConcurrencyLimit(1, name=name) for name in names]
     rows = list(singles)
     while len(rows) > 1:
         place = data.draw(st.integers(0, len(rows) - 2))
@@ -147,14 +147,14 @@ def test_rows_are_flat_however_they_are_joined(names, data):
     assert rows[0].name == " & ".join(names)
 
 
-@pytest.mark.parametrize("other", [None, 3, "gate", Permits])
+@pytest.mark.parametrize("other", [None, 3, "gate", ConcurrencyLimit])
 def test_a_gate_joins_with_gates_only(other):
     """Anything else may have its own idea of `&`, and is a TypeError if it has none."""
-    assert Permits(1).__and__(other) is NotImplemented
+    assert ConcurrencyLimit(1).__and__(other) is NotImplemented
     with pytest.raises(TypeError):
-        Permits(1) & other
+        ConcurrencyLimit(1) & other
     with pytest.raises(TypeError):
-        other & Permits(1)
+        other & ConcurrencyLimit(1)
 
 
 def test_what_is_no_gate_may_answer_for_itself():
@@ -164,7 +164,7 @@ def test_what_is_no_gate_may_answer_for_itself():
         def __rand__(self, gate):
             return gate, "mine"
 
-    permits = Permits(1)
+    permits = ConcurrencyLimit(1)
     assert permits & Willing() == (permits, "mine")
 
 
@@ -177,7 +177,7 @@ def test_a_gate_of_ones_own_needs_no_more_than_enter():
         def enter(self, retry):
             return self
 
-    gate, permits = Closed(), Permits(1)
+    gate, permits = Closed(), ConcurrencyLimit(1)
     row = permits & gate
     assert row.enter(retry=False) is gate
     assert permits.held == 0
@@ -197,7 +197,7 @@ def test_a_gate_must_say_what_it_admits():
 def test_a_policy_uses_a_row_as_one_gate():
     """Its attempts hold a permit each and take a token each; the permits are all back in the end."""
     with VirtualClock():
-        permits, bucket = Permits(1), TokenBucket(1.0, burst=2)
+        permits, bucket = ConcurrencyLimit(1), TokenBucket(1.0, burst=2)
         policy = abate.Policy(on=OSError, gate=permits & bucket, backoff=[0.1])
         assert policy.call(abate.testing.Script(OSError(), "fine")) == "fine"
         assert permits.held == 0
@@ -239,7 +239,7 @@ METHODS = {
 @given(st.sampled_from(sorted(METHODS)), st.integers(0, 3), st.sampled_from([RuntimeError, KeyboardInterrupt]))
 def test_a_gate_that_raises_keeps_nothing_of_the_others(method, place, error):
     """Wherever it stands: what those before it gave is given back, those after it are told as well, and it raises."""
-    permits = [Permits(1, name=f"permits {number}") for number in range(3)]
+    permits = [ConcurrencyLimit(1, name=f"permits {number}") for number in range(3)]
     gates = [*permits[:place], Broken("refund" if method == "undo" else method, error), *permits[place:]]
     with pytest.raises(error):
         METHODS[method](All(tuple(gates)))
@@ -250,7 +250,7 @@ def test_a_row_that_is_undone_charges_first_attempts_nothing():
     """A budget takes nothing for a first attempt, and gives nothing back for it."""
     clock = VirtualClock()
     budget = Budget(0.0, 1.0, 10.0, clock=clock)
-    row = Permits(1) & budget
+    row = ConcurrencyLimit(1) & budget
     row.enter(False)
     before = budget.balance()
     row.undo(False)
@@ -262,8 +262,8 @@ def test_a_row_that_is_undone_charges_first_attempts_nothing():
 @pytest.mark.parametrize("form", ["call", "decorated", "block"])
 @pytest.mark.parametrize("outcome", ["fine", OSError])
 def test_a_call_with_a_gate_that_raises_leaves_nothing_behind(method, form, outcome):
-    """Permits before it are free, the shelter's ticket is back, the error of the gate comes out."""
-    permits = Permits(1)
+    """ConcurrencyLimit before it are free, the shelter's ticket is back, the error of the gate comes out."""
+    permits = ConcurrencyLimit(1)
     with VirtualClock():
         policy = abate.Policy(
             on=OSError, backoff=[0.0], gate=permits & Broken(method), shelter=abate.Shelter(), budget=Budget()
@@ -280,13 +280,13 @@ def test_a_call_with_a_gate_that_raises_leaves_nothing_behind(method, form, outc
                     with attempt:
                         script()
         assert permits.held == 0
-        assert policy.shelter.door().weather.in_flight == 0
+        assert policy.shelter.dispatcher().limiter.in_flight == 0
         assert policy.budget.balance() == before
 
 
 def test_a_gate_that_raises_does_not_stop_a_cancellation(caplog):
     """Who is cancelled ends cancelled; what the gate raised is logged, and the others are left."""
-    permits = Permits(1)
+    permits = ConcurrencyLimit(1)
     policy = abate.Policy(on=OSError, name="orders", gate=permits & Broken("leave"))
 
     async def main():
@@ -299,7 +299,7 @@ def test_a_gate_that_raises_does_not_stop_a_cancellation(caplog):
 
     asyncio.run(main())
     assert permits.held == 0
-    assert "the gate of orders failed when a call was broken off" in caplog.text
+    assert "the gate of orders failed when a call was interrupted" in caplog.text
 
 
 def test_a_hedge_that_a_gate_breaks_is_refunded():
@@ -319,7 +319,7 @@ def test_a_gate_and_a_predicate_that_raise_both_come_out():
     def broken(error):
         raise ValueError("a bug")
 
-    permits = Permits(1)
+    permits = ConcurrencyLimit(1)
     with pytest.raises(RuntimeError, match="leave") as caught:
         abate.Policy(on=broken, gate=permits & Broken("leave")).call(abate.testing.Script(OSError()))
     assert isinstance(caught.value.__context__, ValueError)

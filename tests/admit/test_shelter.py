@@ -8,9 +8,8 @@ import pytest
 import trio
 
 import abate
-from abate import Backoff, Policy, Shelter
-from abate.admit import bells
-from abate.admit.door import Door
+from abate import Backoff, Policy, Shelter, wakeups
+from abate.admit.dispatcher import Dispatcher
 from tests.reentry import inside
 
 QUICK = Backoff(0.001, 0.002)
@@ -47,7 +46,7 @@ class Server:
 
 
 def sheltered(shelter=None, **settings):
-    given = {"on": Down, "attempts": 100, "backoff": QUICK, "shelter": shelter or Shelter(patience=60.0)}
+    given = {"on": Down, "max_attempts": 100, "backoff": QUICK, "shelter": shelter or Shelter(patience=60.0)}
     return Policy(**{**given, **settings})
 
 
@@ -57,23 +56,23 @@ def test_threads_take_turns(together):
     answers = [answer for part in together(lambda _: [policy.call(server) for _ in range(40)]) for answer in part]
     assert sorted(answers) == list(range(1, 321))
     assert policy.shelter.waiters == 0
-    assert policy.shelter.door().weather.in_flight == 0
+    assert policy.shelter.dispatcher().limiter.in_flight == 0
 
 
 def test_the_limit_holds_across_threads(together):
     """However many threads come, no more are inside than may be in flight."""
     policy, server = sheltered(), Server(takes=0.001)
-    door = policy.shelter.door()
+    dispatcher = policy.shelter.dispatcher()
     seen = []
-    send = door.weather.__class__.send
+    send = dispatcher.limiter.__class__.send
 
-    def spied(weather, now):
-        ticket = send(weather, now)
-        seen.append(weather.in_flight <= weather.limit)
-        return ticket
+    def spied(limiter, now):
+        permit = send(limiter, now)
+        seen.append(limiter.in_flight <= limiter.limit)
+        return permit
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(door.weather.__class__, "send", spied)
+        patch.setattr(dispatcher.limiter.__class__, "send", spied)
         together(lambda _: [policy.call(server) for _ in range(20)])
     assert all(seen)
     assert len(seen) >= 8
@@ -110,9 +109,9 @@ def test_a_thread_wakes_a_task_and_a_task_a_thread():
 def test_a_waiter_is_woken_by_who_leaves(kind):
     """A call that waits for a place goes as soon as another thread gives one back."""
     policy = sheltered()
-    door = policy.shelter.door()
-    door.weather.limit = 1.0
-    held = door.knock(door.clock.now(), door.clock.now(), None, True)
+    dispatcher = policy.shelter.dispatcher()
+    dispatcher.limiter.limit = 1.0
+    held = dispatcher.try_enter(dispatcher.clock.now(), dispatcher.clock.now(), None, True)
     results = []
 
     def work():
@@ -128,7 +127,7 @@ def test_a_waiter_is_woken_by_who_leaves(kind):
     while not policy.shelter.waiters:
         time.sleep(0.001)
     assert results == []
-    door.answered(held, door.clock.now(), "")
+    dispatcher.answered(held, dispatcher.clock.now(), "")
     thread.join()
     assert results == [1]
 
@@ -138,28 +137,28 @@ def test_a_bell_that_nobody_hears_any_more_is_silent():
     kept = []
 
     async def main():
-        kept.append(bells.TrioBell() if abate.clock.in_trio() else bells.AsyncioBell())
+        kept.append(wakeups.TrioWakeup() if abate.clock.in_trio() else wakeups.AsyncioWakeup())
 
     asyncio.run(main())
     trio.run(main)
-    thread = bells.ThreadBell()
+    thread = wakeups.ThreadWakeup()
     for bell in (*kept, thread):
-        threading.Thread(target=bell.ring).start()
-    thread.ring()
+        threading.Thread(target=bell.notify).start()
+    thread.notify()
     thread.wait(abate.clock.MACHINE, 60.0)
     thread.wait(abate.clock.MACHINE, 0.0)
 
 
 def test_a_fork_keeps_nobody_waiting(in_child, beside):
     """In the child nobody is in flight and nobody waits, whatever the parent's threads are doing."""
-    policy = sheltered(attempts=1)
+    policy = sheltered(max_attempts=1)
     server = Server()
     beside(lambda: policy.call(server))
-    door = policy.shelter.door()
-    door.weather.limit = 3.0
+    dispatcher = policy.shelter.dispatcher()
+    dispatcher.limiter.limit = 3.0
 
     def child():
-        before = (policy.shelter.waiters, door.weather.in_flight)
+        before = (policy.shelter.waiters, dispatcher.limiter.in_flight)
         return before, policy.call(lambda: "fine")
 
     for _ in range(5):
@@ -169,49 +168,49 @@ def test_a_fork_keeps_nobody_waiting(in_child, beside):
 def test_a_waiter_in_the_parent_is_none_in_the_child(in_child):
     """Who waits in another thread is not in the child, and its place is free there."""
     policy = sheltered()
-    door = policy.shelter.door()
-    door.weather.limit = 1.0
-    held = door.knock(door.clock.now(), door.clock.now(), None, True)
+    dispatcher = policy.shelter.dispatcher()
+    dispatcher.limiter.limit = 1.0
+    held = dispatcher.try_enter(dispatcher.clock.now(), dispatcher.clock.now(), None, True)
     thread = threading.Thread(target=policy.call, args=(Server(),))
     thread.start()
     while not policy.shelter.waiters:
         time.sleep(0.001)
     assert in_child(lambda: policy.call(lambda: "fine")) == "fine"
-    door.answered(held, door.clock.now(), "")
+    dispatcher.answered(held, dispatcher.clock.now(), "")
     thread.join()
 
 
 def test_a_waiter_that_ends_in_the_child_leaves_the_parents_room(in_child):
     """The child collects the task of a call that waited when it was forked: nobody in the child counts it."""
     policy = sheltered()
-    door = policy.shelter.door()
-    door.weather.limit = 1.0
-    now = door.clock.now()
-    held = door.knock(now, now, None, True)
-    waiter = door.knock(now, now, None, True)
+    dispatcher = policy.shelter.dispatcher()
+    dispatcher.limiter.limit = 1.0
+    now = dispatcher.clock.now()
+    held = dispatcher.try_enter(now, now, None, True)
+    waiter = dispatcher.try_enter(now, now, None, True)
 
     def child():
-        door.leave(waiter, door.clock.now())
+        dispatcher.leave(waiter, dispatcher.clock.now())
         waiting = policy.shelter.waiters
-        door.void(door.knock(now, now, None, True), door.clock.now())
+        dispatcher.abandoned(dispatcher.try_enter(now, now, None, True), dispatcher.clock.now())
         return waiting, policy.call(lambda: "fine")
 
     assert in_child(child) == (0, "fine")
     assert policy.shelter.waiters == 1
-    door.leave(waiter, now)
-    door.answered(held, now, "")
+    dispatcher.leave(waiter, now)
+    dispatcher.answered(held, now, "")
 
 
 def test_what_a_child_does_first_turns_the_parents_waiters_away():
     """They are in the room of the parent: leaving the child's changes nothing there."""
     with abate.testing.VirtualClock():
-        door = Shelter().door()
-        door.weather.limit = 1.0
-        door.knock(0.0, 0.0, None, True)
-        waiter = door.knock(0.0, 0.0, None, True)
-        door.after_fork()
-        door.leave(waiter, 0.0)
-        assert (door.waiters, door.weather.in_flight) == (0, 0)
+        dispatcher = Shelter().dispatcher()
+        dispatcher.limiter.limit = 1.0
+        dispatcher.try_enter(0.0, 0.0, None, True)
+        waiter = dispatcher.try_enter(0.0, 0.0, None, True)
+        dispatcher.after_fork()
+        dispatcher.leave(waiter, 0.0)
+        assert (dispatcher.waiters, dispatcher.limiter.in_flight) == (0, 0)
 
 
 def test_what_a_virtual_clock_keeps_does_not_keep_the_shelter():
@@ -221,14 +220,14 @@ def test_what_a_virtual_clock_keeps_does_not_keep_the_shelter():
 
     with abate.testing.VirtualClock():
         shelter = Shelter()
-        shelter.door()
+        shelter.dispatcher()
         gone = weakref.ref(shelter)
-        door = weakref.ref(shelter.door())
+        dispatcher = weakref.ref(shelter.dispatcher())
         del shelter
         gc.collect()
         gc.collect()  # first the shelter, then what the clock has kept for it
         assert gone() is None
-        assert door() is None
+        assert dispatcher() is None
 
 
 def test_the_last_error_is_not_held_in_calm():
@@ -236,58 +235,58 @@ def test_the_last_error_is_not_held_in_calm():
     with abate.testing.VirtualClock() as clock:
         policy = sheltered()
         policy.call(Server(failures=2))
-        door = policy.shelter.door()
-        assert isinstance(door.last_error, Down)
+        dispatcher = policy.shelter.dispatcher()
+        assert isinstance(dispatcher.last_error, Down)
         for _ in range(300):
             policy.call(Server())
             clock.advance(0.01)
-        assert door.weather.calm
-        assert door.last_error is None
+        assert dispatcher.limiter.calm
+        assert dispatcher.last_error is None
 
 
 def test_a_waiter_who_left_already_may_leave_again():
     """To break off what was turned away changes nothing."""
     with abate.testing.VirtualClock() as clock:
-        door: Door = Shelter(patience=5.0).door()
-        door.weather.limit, door.weather.state, door.weather.failed = 1.0, "storm", 0.0
-        ticket = door.knock(0.0, 0.0, None, True)
-        waiter = door.knock(0.0, 0.0, None, True)
+        dispatcher: Dispatcher = Shelter(patience=5.0).dispatcher()
+        dispatcher.limiter.limit, dispatcher.limiter.state, dispatcher.limiter.last_failure = 1.0, "storm", 0.0
+        permit = dispatcher.try_enter(0.0, 0.0, None, True)
+        waiter = dispatcher.try_enter(0.0, 0.0, None, True)
         clock.advance(5.0)
-        door.look(waiter, 5.0)
+        dispatcher.on_timer(waiter, 5.0)
         assert waiter.answer == "late"
-        door.leave(waiter, 5.0)
-        assert (door.waiters, door.weather.in_flight) == (0, 1)
-        door.void(ticket, 5.0)
-        door.void(None, 5.0)
-        assert door.weather.in_flight == 0
+        dispatcher.leave(waiter, 5.0)
+        assert (dispatcher.waiters, dispatcher.limiter.in_flight) == (0, 1)
+        dispatcher.abandoned(permit, 5.0)
+        dispatcher.abandoned(None, 5.0)
+        assert dispatcher.limiter.in_flight == 0
 
 
 def test_what_is_returned_from_within_waits_for_the_lock():
     """Garbage may be collected anywhere, and with it a call that was left half-way: it must not wait for itself."""
     with abate.testing.VirtualClock():
-        door = Shelter().door()
-        door.weather.limit = 1.0
-        ticket, waiter = door.knock(0.0, 0.0, None, True), door.knock(0.0, 0.0, None, True)
-        with inside(door._section):
-            door.void(ticket, 0.0)
-            door.leave(waiter, 0.0)
-            assert (door.weather.in_flight, door.waiters) == (1, 1)
-        assert (door.weather.in_flight, door.waiters) == (0, 0)
+        dispatcher = Shelter().dispatcher()
+        dispatcher.limiter.limit = 1.0
+        permit, waiter = dispatcher.try_enter(0.0, 0.0, None, True), dispatcher.try_enter(0.0, 0.0, None, True)
+        with inside(dispatcher._section):
+            dispatcher.abandoned(permit, 0.0)
+            dispatcher.leave(waiter, 0.0)
+            assert (dispatcher.limiter.in_flight, dispatcher.waiters) == (1, 1)
+        assert (dispatcher.limiter.in_flight, dispatcher.waiters) == (0, 0)
 
 
 def test_a_waiter_whose_loop_is_closed_gives_its_turn_to_the_next():
     """A task that will never run again takes nobody's place, and harms nobody who leaves."""
     policy = sheltered()
-    door = policy.shelter.door()
-    door.weather.limit = 1.0
-    held = door.knock(door.clock.now(), door.clock.now(), None, True)
+    dispatcher = policy.shelter.dispatcher()
+    dispatcher.limiter.limit = 1.0
+    held = dispatcher.try_enter(dispatcher.clock.now(), dispatcher.clock.now(), None, True)
     loop = asyncio.new_event_loop()
     task = loop.create_task(policy.acall(Server().acall))
     loop.run_until_complete(asyncio.sleep(0.01, None))
     assert policy.shelter.waiters == 1
     loop.close()
-    door.answered(held, door.clock.now(), "")
-    assert (policy.shelter.waiters, door.weather.in_flight) == (0, 0)
+    dispatcher.answered(held, dispatcher.clock.now(), "")
+    assert (policy.shelter.waiters, dispatcher.limiter.in_flight) == (0, 0)
     task._log_destroy_pending = False
 
 
@@ -296,7 +295,7 @@ def test_a_fork_within_an_attempt_counts_nothing_twice(in_child):
     policy = sheltered()
 
     def child():
-        return policy.shelter.door().weather.in_flight
+        return policy.shelter.dispatcher().limiter.in_flight
 
     def attempt():
         return in_child(lambda: policy.call(lambda: "fine") and child())
@@ -306,9 +305,9 @@ def test_a_fork_within_an_attempt_counts_nothing_twice(in_child):
 
 def test_a_thread_does_not_depend_on_a_loop_that_stands_still():
     """The one who looks after the time there may never run again: one of the threads looks as well."""
-    policy = sheltered(attempts=1)
-    door = policy.shelter.door()
-    door.weather.state, door.weather.opens = "probing", door.clock.now() + 0.05
+    policy = sheltered(max_attempts=1)
+    dispatcher = policy.shelter.dispatcher()
+    dispatcher.limiter.state, dispatcher.limiter.prober.pause_until = "probing", dispatcher.clock.now() + 0.05
     loop = asyncio.new_event_loop()
     task = loop.create_task(policy.acall(Server().acall))
     loop.run_until_complete(asyncio.sleep(0.01, None))
@@ -322,12 +321,12 @@ def test_a_thread_does_not_depend_on_a_loop_that_stands_still():
 
 def test_an_attempt_from_before_the_fork_ends_unnoticed_in_the_child(in_child):
     """It was the parent's: its end in the child takes nothing away from what is in flight there."""
-    door = Shelter().door()
-    ticket = door.knock(door.clock.now(), door.clock.now(), None, True)
+    dispatcher = Shelter().dispatcher()
+    permit = dispatcher.try_enter(dispatcher.clock.now(), dispatcher.clock.now(), None, True)
 
     def child():
-        door.answered(ticket, door.clock.now(), "")
-        return door.weather.in_flight
+        dispatcher.answered(permit, dispatcher.clock.now(), "")
+        return dispatcher.limiter.in_flight
 
     assert in_child(child) == 0
 
@@ -335,13 +334,13 @@ def test_an_attempt_from_before_the_fork_ends_unnoticed_in_the_child(in_child):
 def test_nobody_is_sent_who_could_not_wait_for_the_answer():
     """Where answers take 2 s, a call with one second left is turned away when its turn comes, and the next one goes."""
     with abate.testing.VirtualClock() as clock:
-        door = Shelter(patience=60.0).door()
-        door.weather.limit, door.weather.state, door.weather.latency = 1.0, "storm", 2.0
-        door.weather.failed = 0.0
-        ticket = door.knock(0.0, 0.0, None, True)
-        hurried, patient = door.knock(0.0, 0.0, 3.0, True), door.knock(0.0, 0.0, 30.0, True)
+        dispatcher = Shelter(patience=60.0).dispatcher()
+        dispatcher.limiter.limit, dispatcher.limiter.state, dispatcher.limiter.latencies.latency = 1.0, "storm", 2.0
+        dispatcher.limiter.last_failure = 0.0
+        permit = dispatcher.try_enter(0.0, 0.0, None, True)
+        hurried, patient = dispatcher.try_enter(0.0, 0.0, 3.0, True), dispatcher.try_enter(0.0, 0.0, 30.0, True)
         clock.advance(2.0)
-        door.void(ticket, 2.0)
+        dispatcher.abandoned(permit, 2.0)
         assert hurried.answer == "late"
         assert patient.answer is not None
         assert patient.answer != "late"
@@ -352,15 +351,15 @@ def test_news_from_others_wait_for_who_is_at_the_door():
     told, go_on, listening = threading.Event(), threading.Event(), []
 
     def now():
-        if threading.current_thread() in listening:  # inside `heed`
+        if threading.current_thread() in listening:  # inside `apply_remote`
             told.set()
             assert go_on.wait(30.0)
         return 100.0
 
-    door = Shelter(clock=now).door()
+    dispatcher = Shelter(clock=now).dispatcher()
     answers = []
-    hearing = threading.Thread(target=door.heed, args=(False, 200.0, 1.0))
-    asking = threading.Thread(target=lambda: answers.append(door.knock(100.0, 100.0, None, True)))
+    hearing = threading.Thread(target=dispatcher.apply_remote, args=(False, 200.0, 1.0))
+    asking = threading.Thread(target=lambda: answers.append(dispatcher.try_enter(100.0, 100.0, None, True)))
     listening.append(hearing)
     hearing.start()
     assert told.wait(30.0)

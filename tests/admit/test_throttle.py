@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from abate import Throttle, forks
-from abate.admit.window import SLOTS
+from abate import AdaptiveThrottle, forks
+from abate.admit.sliding_window import SLOTS
 from abate.testing import VirtualClock
 from tests.reentry import held_elsewhere
 
@@ -22,7 +22,7 @@ class AgainstTheFormula(RuleBasedStateMachine):
     )
     def begin(self, k, window, seed):
         self.k, self.window, self.clock = k, window, VirtualClock()
-        self.throttle = Throttle(k, window, clock=self.clock, rng=random.Random(seed))
+        self.throttle = AdaptiveThrottle(k, window, clock=self.clock, rng=random.Random(seed))
         self.rng = random.Random(seed)
         self.requests, self.accepts = [], []
 
@@ -92,7 +92,7 @@ def attempts(throttle, times, served):
 
 def test_a_healthy_server_sees_everything():
     """While at least one in k is accepted, nothing is held back."""
-    throttle = Throttle(k=2.0, clock=VirtualClock())
+    throttle = AdaptiveThrottle(k=2.0, clock=VirtualClock())
     assert attempts(throttle, 500, served=True) == 500
     for _ in range(500):  # as many refused by the server as accepted: still one in two
         assert throttle.enter(retry=False) is None
@@ -102,7 +102,7 @@ def test_a_healthy_server_sees_everything():
 
 def test_what_is_refused_here_counts_as_requested():
     """Without a single answer, each attempt raises the probability, whether it got through or not."""
-    throttle = Throttle(clock=VirtualClock(), rng=random.Random(1))
+    throttle = AdaptiveThrottle(clock=VirtualClock(), rng=random.Random(1))
     for requested in range(100):
         assert throttle.probability() == requested / (requested + 1)
         throttle.enter(retry=True)
@@ -110,7 +110,7 @@ def test_what_is_refused_here_counts_as_requested():
 
 def test_a_server_that_is_down_sees_the_expected_share():
     """The refusals are as many as the probabilities together say, within what chance allows."""
-    throttle = Throttle(k=2.0, clock=VirtualClock(), rng=random.Random(7))
+    throttle = AdaptiveThrottle(k=2.0, clock=VirtualClock(), rng=random.Random(7))
     attempts(throttle, 400, served=True)
     expected = variance = 0.0
     refused = 0
@@ -126,7 +126,7 @@ def test_a_server_that_is_down_sees_the_expected_share():
 def test_it_forgets_after_its_window_of_two_minutes():
     """What was requested counts for two minutes, and then it is as if nothing had been."""
     clock = VirtualClock()
-    throttle = Throttle(clock=clock)
+    throttle = AdaptiveThrottle(clock=clock)
     attempts(throttle, 50, served=False)
     clock.advance(118.0)
     assert throttle.probability() == 50 / 51
@@ -137,7 +137,7 @@ def test_it_forgets_after_its_window_of_two_minutes():
 def test_it_opens_again_when_the_server_is_back():
     """A share always gets through; once that is served, more gets through, and in ten windows everything."""
     clock = VirtualClock()
-    throttle = Throttle(clock=clock, rng=random.Random(3))
+    throttle = AdaptiveThrottle(clock=clock, rng=random.Random(3))
     attempts(throttle, 300, served=False)
     assert throttle.probability() > 0.99
     for _ in range(1200):
@@ -149,7 +149,7 @@ def test_it_opens_again_when_the_server_is_back():
 
 def test_a_refund_takes_the_request_back():
     """An attempt that was not sent after all leaves the probability as it was; a refund of nothing does nothing."""
-    throttle = Throttle(clock=VirtualClock())
+    throttle = AdaptiveThrottle(clock=VirtualClock())
     throttle.refund()
     assert throttle.probability() == 0.0
     throttle.enter(retry=False)
@@ -160,7 +160,7 @@ def test_a_refund_takes_the_request_back():
 def test_a_draw_below_the_probability_is_refused_and_one_at_it_gets_through():
     """A draw lies in [0, 1), so that just the share that the formula says is refused."""
     for draw, refused in ((math.nextafter(0.5, 0.0), True), (0.5, False)):
-        throttle = Throttle(clock=VirtualClock(), rng=Drawn(draw))
+        throttle = AdaptiveThrottle(clock=VirtualClock(), rng=Drawn(draw))
         throttle.enter(retry=False)
         assert throttle.probability() == 0.5
         assert (throttle.enter(retry=False) is throttle) is refused
@@ -168,13 +168,13 @@ def test_a_draw_below_the_probability_is_refused_and_one_at_it_gets_through():
 
 def test_its_defaults_are_those_of_the_book():
     """At least one in two accepted holds nothing back; two minutes are remembered."""
-    throttle = Throttle()
+    throttle = AdaptiveThrottle()
     assert (throttle.k, throttle.window) == (2.0, 120.0)
 
 
 def test_chance_is_drawn_from_the_machine_unless_given():
     """Without an rng it still refuses some and lets some through."""
-    throttle = Throttle(k=1.0, clock=VirtualClock())
+    throttle = AdaptiveThrottle(k=1.0, clock=VirtualClock())
     for _ in range(10):
         throttle.leave(accepted=True)
     entered = attempts(throttle, 1000, served=False)
@@ -183,7 +183,7 @@ def test_chance_is_drawn_from_the_machine_unless_given():
 
 def test_virtual_time_has_a_tally_of_its_own():
     """What is refused in virtual time holds nothing back in real time."""
-    throttle = Throttle()
+    throttle = AdaptiveThrottle()
     with VirtualClock():
         attempts(throttle, 50, served=False)
         assert throttle.probability() > 0.9
@@ -192,11 +192,11 @@ def test_virtual_time_has_a_tally_of_its_own():
 
 def test_it_says_what_it_is_and_why_it_refuses():
     """Its text and the reason of a refusal."""
-    throttle = Throttle(k=1.5, clock=VirtualClock(), name="mine")
+    throttle = AdaptiveThrottle(k=1.5, clock=VirtualClock(), name="mine")
     for _ in range(3):
         throttle.enter(retry=False)
     assert throttle.refusal() == "the server refuses so much that 75% are held back here"
-    assert repr(throttle) == "Throttle(k=1.5, window=120)"
+    assert repr(throttle) == "AdaptiveThrottle(k=1.5, window=120)"
     assert throttle.name == "mine"
 
 
@@ -204,12 +204,12 @@ def test_it_says_what_it_is_and_why_it_refuses():
 def test_numbers_out_of_range_are_refused_by_name(wrong):
     """A k below one would hold back from a server that accepts everything."""
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be a number at least"):
-        Throttle(**wrong)
+        AdaptiveThrottle(**wrong)
 
 
 def test_no_count_is_lost_between_threads(together):
     """Eight threads of attempts that are all served: as many requests as accepts."""
-    throttle = Throttle(k=1.0, clock=lambda: 5.0)
+    throttle = AdaptiveThrottle(k=1.0, clock=lambda: 5.0)
 
     def work(place):
         for _ in range(100):
@@ -217,30 +217,30 @@ def test_no_count_is_lost_between_threads(together):
             throttle.leave(accepted=True)
 
     together(work)
-    tally = throttle._tallies.main
-    assert tally.requests.total == tally.accepts.total == 800
+    state = throttle._states.main
+    assert state.requests.total == state.accepts.total == 800
 
 
 def test_a_child_is_free_of_a_lock_that_was_held(in_child):
     """A fork while the lock is taken: the child goes on counting."""
-    throttle = Throttle(clock=VirtualClock())
+    throttle = AdaptiveThrottle(clock=VirtualClock())
     throttle.enter(retry=False)
 
     def child():
         throttle.enter(retry=False)
         return throttle.probability()
 
-    with held_elsewhere(throttle._tallies.main.section):
+    with held_elsewhere(throttle._states.main.section):
         assert in_child(child) == 2 / 3
     assert throttle.probability() == 1 / 2
 
 
 def test_what_a_child_does_first_mends_a_tally():
     """A new lock, and the totals counted anew."""
-    throttle = Throttle(clock=VirtualClock())
+    throttle = AdaptiveThrottle(clock=VirtualClock())
     throttle.enter(retry=False)
-    tally = throttle._tallies.main
-    with held_elsewhere(tally.section):
-        tally.requests.total = tally.accepts.total = 77
+    state = throttle._states.main
+    with held_elsewhere(state.section):
+        state.requests.total = state.accepts.total = 77
         forks._in_child()
         assert throttle.probability() == 1 / 2

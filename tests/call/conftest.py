@@ -117,10 +117,10 @@ class CountingBudget(Budget):
         super().deposit()
 
 
-class Door(Gate):
+class ScriptedGate(Gate):
     """A gate that answers as it is told (and admits when it has been told nothing), and keeps count."""
 
-    def __init__(self, *answers, name="door"):
+    def __init__(self, *answers, name="scripted_gate"):
         self.name = name
         self.answers = list(answers)
         self.entered = []
@@ -161,8 +161,8 @@ def counting_budget():
 
 
 @pytest.fixture(scope="session")
-def door():
-    return Door
+def scripted_gate():
+    return ScriptedGate
 
 
 @pytest.fixture(scope="session")

@@ -119,9 +119,9 @@ def test_a_loop_that_an_error_leaves_between_attempts_refunds(block, policy, bud
     assert (budget.granted, budget.refunded) == (1, 1)
 
 
-def test_a_loop_that_is_left_before_its_attempt_leaves_the_gate(block, policy, door):
+def test_a_loop_that_is_left_before_its_attempt_leaves_the_gate(block, policy, scripted_gate):
     """An attempt that was admitted and not used gives its place back."""
-    gate = door()
+    gate = scripted_gate()
     loop(block, policy.replace(gate=gate), lambda attempt: True)
     assert (gate.entered, gate.left) == ([False], [None])
 
@@ -231,9 +231,9 @@ def test_a_loop_that_is_dropped_within_its_attempt_makes_no_other(policy, budget
         raise KeyboardInterrupt
 
 
-def test_an_attempt_that_is_not_used_is_an_error(block, policy, door):
+def test_an_attempt_that_is_not_used_is_an_error(block, policy, scripted_gate):
     """A loop whose body stands outside of `with attempt:` would spin, unseen; it is told, and the gate is left."""
-    gate, runs = door(), []
+    gate, runs = scripted_gate(), []
     with pytest.raises(RuntimeError, match="put the body of the loop into `with attempt:`"):
         loop(block, policy.replace(gate=gate), lambda attempt: runs.append(attempt.number))
     assert runs == [1]
@@ -283,14 +283,14 @@ def test_attempts_of_no_policy_are_an_error_and_no_more():
     gc.collect()  # a complaint from a finalizer would fail this test
 
 
-def test_refused_on_the_first_attempt(block, policy, door, budget):
+def test_refused_on_the_first_attempt(block, policy, scripted_gate, budget):
     """A gate that admits nothing raises its own error, and the body never runs."""
-    with pytest.raises(Refused, match="door"):
-        loop(block, policy.replace(gate=door(False)), pytest.fail)
+    with pytest.raises(Refused, match="scripted_gate"):
+        loop(block, policy.replace(gate=scripted_gate(False)), pytest.fail)
     assert (budget.asked, budget.refunded) == (0, 0)
 
 
-def test_a_gate_that_refuses_a_retry_raises_the_last_error(block, policy, door, budget):
+def test_a_gate_that_refuses_a_retry_raises_the_last_error(block, policy, scripted_gate, budget):
     """Out of the loop itself, as there is no attempt to raise it from."""
     gone = Gone()
 
@@ -299,15 +299,15 @@ def test_a_gate_that_refuses_a_retry_raises_the_last_error(block, policy, door, 
             raise gone
 
     with pytest.raises(Gone) as caught:
-        loop(block, policy.replace(gate=door(True, False)), body)
+        loop(block, policy.replace(gate=scripted_gate(True, False)), body)
     assert caught.value is gone
     assert abate.report(gone).reason == "budget"
     assert (budget.granted, budget.refunded) == (1, 1)
 
 
-def test_what_asks_the_program_to_end_passes_through_the_block(block, policy, door, budget, abate_events):
+def test_what_asks_the_program_to_end_passes_through_the_block(block, policy, scripted_gate, budget, abate_events):
     """It is not caught; the gate is left, and what was withdrawn for this attempt is spent."""
-    gate, end = door(), Exit()
+    gate, end = scripted_gate(), Exit()
 
     def body(attempt):
         with attempt:
@@ -425,7 +425,7 @@ class Breaks(abate.Gate):
 
 def test_an_exception_that_comes_as_a_success_is_told_ends_the_loop():
     """What the attempt held is free, whoever goes on."""
-    permits = abate.Permits(1)
+    permits = abate.ConcurrencyLimit(1)
     attempts = Policy(on=OSError, gate=permits & Breaks()).attempts()
     with pytest.raises(KeyboardInterrupt):
         for attempt in attempts:
@@ -437,7 +437,7 @@ def test_an_exception_that_comes_as_a_success_is_told_ends_the_loop():
 
 def test_an_exception_that_comes_as_a_failure_is_told_ends_the_loop():
     """What the attempt held is free, whoever goes on."""
-    permits = abate.Permits(1)
+    permits = abate.ConcurrencyLimit(1)
 
     def asked(error):
         raise KeyboardInterrupt

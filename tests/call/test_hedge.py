@@ -9,7 +9,7 @@ import trio
 import abate
 from abate import Policy
 from abate.call.hedge import Hedge
-from abate.schedule.latency import Timeouts
+from abate.schedule.timeouts import Timeouts
 from abate.testing import Script, VirtualClock, after
 
 RUNNERS = {"asyncio": lambda main: asyncio.run(main()), "trio": trio.run}
@@ -36,7 +36,7 @@ def learned(seconds=1.0, **settings):
 
 
 def make(policy=None, timeouts=None):
-    return Hedge(policy or Policy(on=OSError, attempts=1), timeouts or learned())
+    return Hedge(policy or Policy(on=OSError, max_attempts=1), timeouts or learned())
 
 
 async def sleep(seconds):
@@ -206,7 +206,7 @@ def test_when_both_fail_the_error_that_came_first_is_raised(run, late, quick):
 
 def test_a_result_that_the_policy_would_retry_is_no_answer(run):
     """The good one wins, though it comes later; where both are bad, the first of them is what the policy sees."""
-    policy = Policy(on=abate.on_result(lambda status: status == 503), attempts=1)
+    policy = Policy(on=abate.on_result(lambda status: status == 503), max_attempts=1)
     better = Script(after(2.0, 503), after(4.0, 200))
     worse = Script(after(2.0, 503), after(4.0, 503))
 
@@ -226,7 +226,7 @@ def test_a_rule_that_raises_is_the_callers_to_see(run):
 
     async def main():
         with pytest.raises(LookupError, match="rule"):
-            await make(Policy(on=abate.on_result(broken), attempts=1)).acall(Script("fine").acall)
+            await make(Policy(on=abate.on_result(broken), max_attempts=1)).acall(Script("fine").acall)
 
     run(main)
 

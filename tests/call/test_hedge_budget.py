@@ -8,7 +8,7 @@ import trio
 import abate
 from abate import Policy
 from abate.call.hedge import Hedge
-from abate.schedule.latency import Timeouts
+from abate.schedule.timeouts import Timeouts
 from abate.testing import Script, VirtualClock, after, off
 
 RUNNERS = {"asyncio": lambda main: asyncio.run(main()), "trio": trio.run}
@@ -45,9 +45,9 @@ def test_without_budget_there_is_no_hedge(run, counting_budget):
     assert (budget.asked, budget.granted, budget.refunded) == (1, 0, 0)
 
 
-def test_a_hedge_that_the_gate_refuses_is_refunded(run, counting_budget, door):
+def test_a_hedge_that_the_gate_refuses_is_refunded(run, counting_budget, scripted_gate):
     """The gate admits every attempt, the second one too."""
-    budget, gate = counting_budget(), door(True, False)
+    budget, gate = counting_budget(), scripted_gate(True, False)
     script = Script(after(60.0, "slow"))
 
     async def main():
@@ -67,9 +67,9 @@ def test_a_hedge_that_the_gate_refuses_is_refunded(run, counting_budget, door):
         (after(600.0, "never"), None),
     ],
 )
-def test_a_hedge_leaves_the_gate_with_what_became_of_it(run, door, second, accepted):
+def test_a_hedge_leaves_the_gate_with_what_became_of_it(run, scripted_gate, second, accepted):
     """Taken by the server: an answer, an error that is nobody's to retry; being cut off says nothing about it."""
-    gate = door()
+    gate = scripted_gate()
     script = Script(after(60.0, "slow"), second)
 
     async def main():
@@ -83,7 +83,7 @@ def test_a_hedge_leaves_the_gate_with_what_became_of_it(run, door, second, accep
 def test_no_hedge_after_the_deadline_or_when_switched_off(run, counting_budget):
     """Nothing is asked for."""
     budget = counting_budget()
-    hedge = make(Policy(on=OSError, budget=budget, attempts=1))
+    hedge = make(Policy(on=OSError, budget=budget, max_attempts=1))
 
     async def main():
         with abate.deadline(0.5):

@@ -7,7 +7,7 @@ import pytest
 import abate
 from abate import Budget, Policy
 from abate.call.hedge import Hedge
-from abate.schedule.latency import Timeouts
+from abate.schedule.timeouts import Timeouts
 from abate.testing import Script
 
 
@@ -89,7 +89,7 @@ def learned(seconds, **settings):
 
 
 def make(policy=None, timeouts=None):
-    return Hedge(policy or Policy(on=OSError, attempts=1), timeouts or learned(10.0))
+    return Hedge(policy or Policy(on=OSError, max_attempts=1), timeouts or learned(10.0))
 
 
 def test_an_answer_is_passed_on(counting_budget):
@@ -166,7 +166,7 @@ def test_no_budget_means_no_hedge(bench):
 
 
 @pytest.mark.parametrize("gated", [True, False])
-def test_a_hedge_for_which_there_is_no_thread_is_refunded(bench, counting_budget, door, gated):
+def test_a_hedge_for_which_there_is_no_thread_is_refunded(bench, counting_budget, scripted_gate, gated):
     """A thread whose stack does not fit into memory cannot be started; the first attempt is waited for."""
     asked = threading.Event()
 
@@ -178,7 +178,7 @@ def test_a_hedge_for_which_there_is_no_thread_is_refunded(bench, counting_budget
             asked.set()
             return super().try_withdraw(now)
 
-    class Refunded(door):
+    class Refunded(scripted_gate):
         """Keeps count of refunds among those that leave."""
 
         def refund(self):

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import abate
-from abate import Budget, Permits, Policy, Shelter, Throttle, TokenBucket, registry
-from abate.call.keyed import IDLE, MOST, MOST_COPIES, SPARE, Apart, _forget
+from abate import AdaptiveThrottle, Budget, CircuitBreaker, ConcurrencyLimit, Policy, Shelter, TokenBucket, registry
+from abate.call.keyed import IDLE_SECONDS, MAX_COPIES, MAX_KEYS, SPARE_DIVISOR, KeyState, _forget
 from abate.testing import Script, VirtualClock
 from tests.reentry import at_every_bytecode
 
@@ -35,8 +35,10 @@ def kept(policy):
 
 def test_a_key_has_what_the_policy_has_begun_anew():
     """Budget, gate and shelter, with the same settings; everything else is the same."""
-    gate = Throttle(k=3.0) & Permits(4) & TokenBucket(5.0, burst=6)
-    policy = make(gate=gate, budget=Budget(0.5, 2.0, 7.0, "request"), shelter=Shelter(30, 4.0, name="api"), attempts=7)
+    gate = AdaptiveThrottle(k=3.0) & CircuitBreaker(0.3, 7, 9.0, 3.0) & ConcurrencyLimit(4) & TokenBucket(5.0, burst=6)
+    policy = make(
+        gate=gate, budget=Budget(0.5, 2.0, 7.0, "request"), shelter=Shelter(30, 4.0, name="api"), max_attempts=7
+    )
     one, other = policy.keyed("one"), policy.keyed("other")
     assert one is policy.keyed("one") is not other
     for name in ("budget", "gate", "shelter"):
@@ -45,7 +47,7 @@ def test_a_key_has_what_the_policy_has_begun_anew():
         if name != "gate":
             assert repr(mine) == repr(theirs)
     assert [repr(part) for part in one.gate.gates] == [repr(part) for part in policy.gate.gates]
-    assert (one.max_attempts, one.name, one.rules, one.tally) == (7, "hooks", policy.rules, policy.tally)
+    assert (one.max_attempts, one.name, one.rules, one.counter) == (7, "hooks", policy.rules, policy.counter)
 
 
 def test_what_has_a_clock_keeps_it(fixed):
@@ -54,14 +56,14 @@ def test_what_has_a_clock_keeps_it(fixed):
         pass
     policy = make(
         clock=own,
-        gate=Throttle(clock=own) & TokenBucket(1.0, clock=own),
+        gate=AdaptiveThrottle(clock=own) & TokenBucket(1.0, clock=own) & CircuitBreaker(clock=own),
         shelter=Shelter(clock=own, rng=fixed(0.5)),
     )
     key = policy.keyed("a")
     assert key.clock is own
-    throttle, bucket = key.gate.gates
-    for timeline in (key.budget.timeline, key.shelter._doors, throttle._tallies, bucket._levels):
-        assert timeline.clock is own
+    throttle, bucket, breaker = key.gate.gates
+    for states in (key.budget.states, key.shelter._dispatchers, throttle._states, bucket._states, breaker._circuits):
+        assert states.clock is own
     assert key.shelter.rng is policy.shelter.rng
 
 
@@ -76,13 +78,15 @@ def test_what_is_not_abates_own_is_one_for_all_keys():
 
     class Counting(Budget): ...
 
-    class Bound(Permits): ...
+    class Bound(ConcurrencyLimit): ...
 
     class Slow(TokenBucket): ...
 
-    class Dice(Throttle): ...
+    class Dice(AdaptiveThrottle): ...
 
-    for gate in (Own(), Bound(1), Slow(1.0), Dice()):
+    class Wary(CircuitBreaker): ...
+
+    for gate in (Own(), Bound(1), Slow(1.0), Dice(), Wary()):
         assert make(gate=gate).keyed("a").gate is gate
     budget = Counting()
     assert make(budget=budget).keyed("a").budget is budget
@@ -103,7 +107,7 @@ def test_what_a_store_shares_stays_shared_but_for_the_shelter():
 def test_the_trouble_of_one_key_is_not_that_of_another():
     """A key whose calls all fail has an empty budget and a closed shelter; the other one has neither."""
     with VirtualClock():
-        policy = make(shelter=Shelter(), budget=Budget(reserve=0.5, window=10.0), attempts=2)
+        policy = make(shelter=Shelter(), budget=Budget(reserve=0.5, window=10.0), max_attempts=2)
         for _ in range(20):
             with pytest.raises((ConnectionError, abate.Refused)), abate.deadline(0.5):
                 policy.keyed("down").call(Script(*[ConnectionError()] * 2))
@@ -122,13 +126,13 @@ def test_a_keyed_policy_is_used_like_any_other(way):
 def test_policies_made_from_one_another_share_their_keys():
     """As long as they share what a key has for itself."""
     read = make(shelter=Shelter())
-    write = read.replace(attempts=1)
+    write = read.replace(max_attempts=1)
     assert read.keyed("a").shelter is write.keyed("a").shelter
     assert read.keyed("a") is not write.keyed("a")
     assert (read.keyed("a").max_attempts, write.keyed("a").max_attempts) == (3, 1)
     assert read.also(KeyError).keyed("a").budget is read.keyed("a").budget
-    assert read.keyed("a").replace(attempts=9).shelter is read.keyed("a").shelter
-    for other in ({"shelter": Shelter()}, {"budget": Budget()}, {"gate": Permits(1)}, {"keys": 3}):
+    assert read.keyed("a").replace(max_attempts=9).shelter is read.keyed("a").shelter
+    for other in ({"shelter": Shelter()}, {"budget": Budget()}, {"gate": ConcurrencyLimit(1)}, {"keys": 3}):
         assert read.replace(**other).keyed("a").budget is not read.keyed("a").budget
 
 
@@ -145,7 +149,7 @@ def test_a_keyed_policy_is_pickled_by_its_settings():
     """As any other; elsewhere it begins anew."""
     key = make(shelter=Shelter(name="api")).keyed("a")
     other = pickle.loads(pickle.dumps(key))
-    assert (other.name, other.shelter.name, other.keys) == ("hooks", "api", MOST)
+    assert (other.name, other.shelter.name, other.keys) == ("hooks", "api", MAX_KEYS)
 
 
 def test_keys_are_not_listed_with_the_policies():
@@ -154,7 +158,7 @@ def test_keys_are_not_listed_with_the_policies():
     before = len(registry.policies.alive())
     keys = [policy.keyed(number) for number in range(2000)]
     assert len(registry.policies.alive()) <= before
-    assert {id(key.tally) for key in keys} == {id(policy.tally)}
+    assert {id(key.counter) for key in keys} == {id(policy.counter)}
 
 
 @pytest.mark.parametrize("keys", [0, -1, True, 2.0, "many"])
@@ -192,7 +196,7 @@ def test_whatever_keys_come_there_are_never_too_many(most, steps):
             assert found is held.get(key, found)
             if number % 3 == 0:
                 held[key] = found
-            assert len(policy._keys) <= most + max(1, most // SPARE)
+            assert len(policy._keys) <= most + max(1, most // SPARE_DIVISOR)
             clock.advance(seconds)
         found = None
         held.clear()
@@ -214,7 +218,7 @@ def test_a_flood_of_new_keys_pushes_out_new_keys():
         for number in range(10_000):
             policy.keyed(number)
         assert {victim: policy.keyed(victim).budget for victim in victims} == budgets
-        assert len(policy._keys) <= 100 + 100 // SPARE
+        assert len(policy._keys) <= 100 + 100 // SPARE_DIVISOR
 
 
 @pytest.mark.parametrize("most", [1, 7, 100])
@@ -257,11 +261,11 @@ def test_where_all_are_new_those_go_that_were_not_used_for_the_longest_time():
     """Some at once, so that not each new key has to look at all."""
     with VirtualClock() as clock:
         policy = make(keys=16)
-        for number in range(16 + 16 // SPARE):
+        for number in range(16 + 16 // SPARE_DIVISOR):
             policy.keyed(number)
             clock.advance(0.01)
         policy.keyed("last")
-        assert kept(policy) == {*range(1 + 16 // SPARE, 16 + 16 // SPARE), "last"}
+        assert kept(policy) == {*range(1 + 16 // SPARE_DIVISOR, 16 + 16 // SPARE_DIVISOR), "last"}
 
 
 def test_a_key_that_is_not_used_is_forgotten():
@@ -270,7 +274,7 @@ def test_a_key_that_is_not_used_is_forgotten():
         policy = make()
         policy.keyed("idle"), policy.keyed("used")
         for _ in range(5):
-            clock.advance(IDLE / 4)
+            clock.advance(IDLE_SECONDS / 4)
             policy.keyed("used")
         assert kept(policy) == {"used"}
 
@@ -303,7 +307,7 @@ def test_what_another_thread_has_dropped_already_is_left_alone():
         policy = make()
         policy.keyed("idle")
         policy._keys._entries = Emptied(policy._keys._entries)
-        clock.advance(2 * IDLE)
+        clock.advance(2 * IDLE_SECONDS)
         policy.keyed("used")
         assert not policy._keys._held
 
@@ -311,7 +315,7 @@ def test_what_another_thread_has_dropped_already_is_left_alone():
 def test_a_key_that_has_come_back_is_not_forgotten_with_what_it_had_before():
     """The collector may tell late that something is gone."""
     budget = Budget()
-    before, after = Apart(budget, None, None), Apart(budget, None, None)
+    before, after = KeyState(budget, None, None), KeyState(budget, None, None)
     held = {("a",): ref(after)}
     _forget(held, ("a",), ref(before))
     assert held[("a",)]() is after
@@ -320,10 +324,10 @@ def test_a_key_that_has_come_back_is_not_forgotten_with_what_it_had_before():
 def test_copies_of_a_key_are_bounded():
     """A handler may make a policy for each request: what the key has for itself stays the same."""
     policy = make(shelter=Shelter())
-    shelters = {id(policy.replace(attempts=number).keyed("a").shelter) for number in range(2, 100)}
+    shelters = {id(policy.replace(max_attempts=number).keyed("a").shelter) for number in range(2, 100)}
     assert shelters == {id(policy.keyed("a").shelter)}
     (entry,) = policy._keys._entries.values()
-    assert len(entry.copies) <= MOST_COPIES
+    assert len(entry.copies) <= MAX_COPIES
 
 
 # -- whoever asks, and whenever
@@ -404,7 +408,7 @@ def test_the_shelters_of_keys_are_shown_as_one():
     from abate.observe.snapshot import snapshot
 
     with VirtualClock():
-        policy = make(shelter=Shelter(name="of keys"), attempts=1)
+        policy = make(shelter=Shelter(name="of keys"), max_attempts=1)
         policy.keyed("up").call(Script("fine"))
         with pytest.raises(ConnectionError):
             policy.keyed("down").call(Script(ConnectionError()))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import abate
 from abate import Policy
 from abate import clock as clocks
-from abate.schedule.latency import Timeouts
+from abate.schedule.timeouts import Timeouts
 
 pytestmark = pytest.mark.filterwarnings("ignore::abate.LayeredRetryWarning")
 
@@ -27,7 +27,7 @@ class Wrapped(Exception):
 
 
 def policy(attempts=3, name="own", **settings):
-    return SHARED.replace(attempts=attempts, name=name, **settings)
+    return SHARED.replace(max_attempts=attempts, name=name, **settings)
 
 
 def run(function, *args):
@@ -299,7 +299,7 @@ def test_threads_that_share_one_error_object_make_all_their_attempts(calls, clea
                 together.wait(60)  # every first attempt begins before any call retries
             raise gone.with_traceback(None) if clean else gone
 
-        form(fails, policy(attempts) if own else SHARED.replace(attempts=attempts))()
+        form(fails, policy(attempts) if own else SHARED.replace(max_attempts=attempts))()
 
     with ThreadPoolExecutor(len(calls)) as pool:
         ended = [pool.submit(start, number, *call) for number, call in enumerate(calls)]
@@ -326,7 +326,7 @@ def test_tasks_that_share_a_failed_task_make_all_their_attempts(calls, same):
             return await asyncio.shield(rounds[turn])
 
         def call(number, form, attempts):
-            own = SHARED.replace(attempts=attempts) if same else policy(attempts)
+            own = SHARED.replace(max_attempts=attempts) if same else policy(attempts)
             attempt = functools.partial(fails, number)
             return own(attempt)() if form is decorated_coroutine else own.acall(attempt)
 

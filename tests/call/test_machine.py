@@ -29,7 +29,7 @@ def test_begin_answers_send():
 
 def test_attempts_count_the_first_one():
     """Three attempts are one call and two retries."""
-    call = Call(policy(attempts=3))
+    call = Call(policy(max_attempts=3))
     answers = [call.failed(ERROR, now=100.0) for _ in range(3)]
     assert answers == [Wait(101.0), Wait(102.0), Stop("attempts")]
     assert (call.attempts, call.waited) == (3, 3.0)
@@ -48,14 +48,14 @@ def test_an_error_no_rule_knows_is_fatal():
 def test_results_are_good_unless_a_rule_speaks_against_them():
     """A result is judged by the rules that read results."""
     call = Call(policy(on=abate.on_result(lambda result: result is None)))
-    assert call.good(42)
-    assert not call.good(None)
+    assert call.is_good(42)
+    assert not call.is_good(None)
     assert call.failed(Outcome(result=None), 0.0) == Wait(1.0)
 
 
 def test_elapsed_counts_from_the_first_outcome():
     """Rules that widen for some seconds count them from the call's first failure."""
-    call = Call(policy(on=abate.widen(ConnectionError, by=KeyError, seconds=5.0), attempts=9))
+    call = Call(policy(on=abate.widen(ConnectionError, by=KeyError, seconds=5.0), max_attempts=9))
     answers = [call.failed(KeyError(), now) for now in (100.0, 104.9, 105.0)]
     assert answers == [Wait(101.0), Wait(106.9), Stop("fatal")]
 
@@ -90,7 +90,7 @@ def test_an_attempt_is_allowed_the_nearer_of_deadline_and_timeout(now, deadline,
 )
 def test_overload_starts_from_a_second_and_blips_from_the_base(fixed, base, cap, blips, overloads):
     """After an overload the backoff starts from at least 1 s, as far as the cap allows; a blip keeps the base."""
-    orders = policy(on=(TimeoutError, ConnectionError), backoff=Backoff(base, cap), attempts=4, rng=fixed(1.0))
+    orders = policy(on=(TimeoutError, ConnectionError), backoff=Backoff(base, cap), max_attempts=4, rng=fixed(1.0))
     for error, expected in ((ConnectionError(), blips), (TimeoutError(), overloads)):
         call = Call(orders)
         assert [call.failed(error, 0.0).until for _ in range(3)] == pytest.approx(expected)
@@ -108,7 +108,7 @@ def test_decorrelated_delays_grow_from_the_delay_before(fixed):
     orders = policy(
         on=lambda error: error.args[0],
         backoff=Backoff(1.0, 100.0, jitter="decorrelated"),
-        attempts=9,
+        max_attempts=9,
         rng=fixed(1.0),
     )
     call = Call(orders)
@@ -180,7 +180,7 @@ def test_a_call_that_succeeds_at_once_makes_no_event(abate_events):
 
 def test_the_events_of_a_call_that_gives_up(abate_events):
     """The last event names the reason, the attempts and the seconds waited."""
-    call = Call(policy(attempts=2))
+    call = Call(policy(max_attempts=2))
     call.failed(ERROR, 0.0)
     call.give_up(call.failed(ERROR, 1.0), ERROR)
     assert abate_events == [
@@ -211,7 +211,7 @@ def test_the_events_of_a_retry_that_the_budget_refuses(abate_events):
 
 def test_the_events_of_a_bad_result(abate_events):
     """A result that is not good has no error to show."""
-    call = Call(policy(on=abate.on_result(lambda result: not result), attempts=1))
+    call = Call(policy(on=abate.on_result(lambda result: not result), max_attempts=1))
     outcome = Outcome(result="")
     assert call.give_up(call.failed(outcome, 0.0), outcome) is None
     assert abate_events == [FirstFailure("orders", "blip", None), GaveUp("orders", "attempts", 1, 0.0, None)]
@@ -233,7 +233,7 @@ def test_the_events_of_a_call_that_is_broken_off(abate_events):
 @pytest.mark.filterwarnings("ignore::abate.LayeredRetryWarning")
 def test_the_events_of_a_layer(abate_events):
     """The layer is counted before the call gives up, and names the policy inside."""
-    inner, outer = Call(policy(name="inner", attempts=2)), Call(policy(name="outer"))
+    inner, outer = Call(policy(name="inner", max_attempts=2)), Call(policy(name="outer"))
     exhaust(inner, ERROR)
     outer.give_up(outer.failed(ERROR, 0.0), ERROR)
     assert abate_events[3:] == [
@@ -247,15 +247,15 @@ def test_the_events_of_a_layer(abate_events):
 
 
 def test_a_pair_of_layers_is_warned_about_once(no_warnings_yet):
-    """The first time that one policy stands around another, a warning says so."""
+    """The first time that one policy wraps another, a warning says so."""
 
     def layered(inner_name):
-        inner, outer = Call(policy(name=inner_name, attempts=2)), Call(policy(name="outer"))
+        inner, outer = Call(policy(name=inner_name, max_attempts=2)), Call(policy(name="outer"))
         exhaust(inner, ERROR)
         return outer.failed(ERROR, 0.0)
 
     for inner_name in ("inner", "other"):
-        with pytest.warns(abate.LayeredRetryWarning, match=f"outer stands around {inner_name}"):
+        with pytest.warns(abate.LayeredRetryWarning, match=f"outer wraps {inner_name}"):
             assert layered(inner_name) == Stop("layer")
         assert layered(inner_name) == Stop("layer")  # a second warning would be an error here
     assert no_warnings_yet == {("outer", "inner"), ("outer", "other")}
@@ -264,7 +264,7 @@ def test_a_pair_of_layers_is_warned_about_once(no_warnings_yet):
 def test_the_pairs_that_were_warned_about_are_bounded(no_warnings_yet):
     """A process with ever new policy names does not keep them all."""
     no_warnings_yet.update((str(number), "inner") for number in range(1000))
-    inner, outer = Call(policy(name="inner", attempts=2)), Call(policy(name="outer"))
+    inner, outer = Call(policy(name="inner", max_attempts=2)), Call(policy(name="outer"))
     exhaust(inner, ERROR)
     assert outer.failed(ERROR, 0.0) == Stop("layer")
     assert len(no_warnings_yet) == 1000
@@ -272,7 +272,7 @@ def test_the_pairs_that_were_warned_about_are_bounded(no_warnings_yet):
 
 def test_a_bad_result_is_no_layer():
     """An attempt may give up on something inside, get over it, and return a result that is worth another attempt."""
-    inner, outer = Call(policy(attempts=2)), Call(policy(on=abate.on_result(lambda result: result is None)))
+    inner, outer = Call(policy(max_attempts=2)), Call(policy(on=abate.on_result(lambda result: result is None)))
     outer.begin()
     exhaust(inner, ERROR)
     assert outer.failed(Outcome(result=None), 0.0) == Wait(1.0)
@@ -282,7 +282,7 @@ def test_a_bad_result_is_no_layer():
 def test_every_attempt_looks_for_layers_of_its_own():
     """What a policy gave up on before an attempt began is not held against that attempt."""
     error = ConnectionError()
-    inner, outer = policy(name="inner", attempts=2), Call(policy(name="outer"))
+    inner, outer = policy(name="inner", max_attempts=2), Call(policy(name="outer"))
     exhaust(Call(inner), error)
     outer.begin()
     assert outer.failed(error, 0.0) == Wait(1.0)
@@ -297,7 +297,7 @@ def test_every_attempt_looks_for_layers_of_its_own():
 def test_what_was_tried_once_is_no_layer(reason):
     """Nothing multiplies where a policy inside made one attempt."""
     error = ConnectionError()
-    inner, outer = Call(policy(name="inner", attempts=1)), Call(policy(name="outer"))
+    inner, outer = Call(policy(name="inner", max_attempts=1)), Call(policy(name="outer"))
     inner.failed(error, 0.0)
     inner.give_up(Stop(reason), error)
     assert outer.failed(error, 0.0) == Wait(1.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from abate import Backoff, Outcome, Permits, Policy, Refused, on_result
+from abate import Backoff, ConcurrencyLimit, Outcome, Policy, Refused, on_result
 from abate.call import Call, Send, Stop, Wait
 from abate.events import BudgetRefused, FirstFailure, GaveUp, Retry
 
@@ -35,9 +35,9 @@ def make(budget):
     return make
 
 
-def test_every_attempt_enters_and_leaves(make, door):
+def test_every_attempt_enters_and_leaves(make, scripted_gate):
     """The gate is told whether an attempt is a retry, and how it ended: retryable errors were not accepted."""
-    gate = door()
+    gate = scripted_gate()
     call = make(gate)
     for _ in range(2):
         assert call.begin() == Send()
@@ -48,37 +48,38 @@ def test_every_attempt_enters_and_leaves(make, door):
     assert gate.left == [False, False, True]
 
 
-def test_a_fatal_error_was_accepted_by_the_server(make, door):
+def test_a_fatal_error_was_accepted_by_the_server(make, scripted_gate):
     """A server that answers with an error of the caller's has taken the request."""
-    gate = door()
+    gate = scripted_gate()
     call = make(gate)
     call.begin()
     assert call.failed(KeyError(), 0.0) == Stop("fatal")
     assert gate.left == [True]
 
 
-def test_a_result_that_is_not_good_was_accepted(make, door):
+def test_a_result_that_is_not_good_was_accepted(make, scripted_gate):
     """A result that is worth another attempt is an answer of the server, which took the request."""
-    gate = door()
+    gate = scripted_gate()
     call = make(gate, on=on_result(lambda result: result is None))
     call.begin()
     assert call.failed(Outcome(result=None), 0.0) == Wait(1.0)
     assert gate.left == [True]
 
 
-def test_a_refused_first_attempt_raises_refused(make, door, budget, abate_events):
+def test_a_refused_first_attempt_raises_refused(make, scripted_gate, budget, abate_events):
     """Nothing was sent, so there is no error to raise but the gate's own."""
-    call = make(door(False, name="front"))
-    with pytest.raises(Refused, match=r"^front refused: it is shut$") as caught:
+    call = make(scripted_gate(False, name="front"))
+    with pytest.raises(Refused) as caught:
         call.begin()
-    assert caught.value.gate == "front"
+    assert (str(caught.value), caught.value.gate) == ("front refused: it is shut", "front")
+    assert caught.value.__notes__ == ["abate: orders gave up after 0 attempts: budget"]
     assert abate_events == [BudgetRefused("orders", "front", 0)]
     assert (budget.asked, budget.refunded) == (0, 0)
 
 
-def test_a_call_whose_first_attempt_was_refused_is_over(make, door, abate_events):
+def test_a_call_whose_first_attempt_was_refused_is_over(make, scripted_gate, abate_events):
     """Breaking it off afterwards tells nobody anything new."""
-    gate = door(False)
+    gate = scripted_gate(False)
     call = make(gate)
     with pytest.raises(Refused) as caught:
         call.begin()
@@ -87,18 +88,18 @@ def test_a_call_whose_first_attempt_was_refused_is_over(make, door, abate_events
     assert gate.left == []
 
 
-def test_of_combined_gates_the_one_that_refused_is_named(make, door):
+def test_of_combined_gates_the_one_that_refused_is_named(make, scripted_gate):
     """What the gates before it had given goes back."""
-    permits = Permits(1)
-    call = make(permits & door(False, name="back"))
+    permits = ConcurrencyLimit(1)
+    call = make(permits & scripted_gate(False, name="back"))
     with pytest.raises(Refused, match=r"^back refused"):
         call.begin()
     assert permits.held == 0
 
 
-def test_a_refused_retry_stops_the_call_and_refunds_it(make, door, budget, abate_events):
+def test_a_refused_retry_stops_the_call_and_refunds_it(make, scripted_gate, budget, abate_events):
     """The withdrawal was for an attempt that is not made."""
-    gate = door(True, False, name="front")
+    gate = scripted_gate(True, False, name="front")
     call = make(gate)
     call.begin()
     call.failed(ERROR, 0.0)
@@ -115,9 +116,9 @@ def test_a_refused_retry_stops_the_call_and_refunds_it(make, door, budget, abate
     ]
 
 
-def test_an_attempt_that_is_broken_off_leaves_the_gate_without_a_verdict(make, door, budget):
+def test_an_attempt_that_is_broken_off_leaves_the_gate_without_a_verdict(make, scripted_gate, budget):
     """The attempt was made, so its withdrawal is spent; whether the server took it is not known."""
-    gate = door()
+    gate = scripted_gate()
     call = make(gate)
     call.begin()
     call.failed(ERROR, 0.0)
@@ -127,9 +128,9 @@ def test_an_attempt_that_is_broken_off_leaves_the_gate_without_a_verdict(make, d
     assert (budget.granted, budget.refunded) == (1, 0)
 
 
-def test_a_wait_that_is_broken_off_refunds_its_withdrawal(make, door, budget):
+def test_a_wait_that_is_broken_off_refunds_its_withdrawal(make, scripted_gate, budget):
     """The retry that was paid for is not made."""
-    gate = door()
+    gate = scripted_gate()
     call = make(gate)
     call.begin()
     call.failed(ERROR, 0.0)
@@ -148,10 +149,10 @@ def test_breaking_off_twice_refunds_once(make, budget, abate_events):
     assert abate_events.of(GaveUp) == []
 
 
-def test_breaking_off_after_giving_up_changes_nothing(make, door, budget, abate_events):
+def test_breaking_off_after_giving_up_changes_nothing(make, scripted_gate, budget, abate_events):
     """The error that a call gave up with passes through drivers that break off whatever is raised."""
-    gate = door()
-    call = make(gate, attempts=1)
+    gate = scripted_gate()
+    call = make(gate, max_attempts=1)
     call.begin()
     call.give_up(call.failed(ERROR, 0.0), ERROR)
     call.broken_off(ERROR)
@@ -189,9 +190,9 @@ def test_funded_by_requests_a_call_deposits_once_when_it_begins(make, counting_b
     assert budget.deposited == 1
 
 
-def test_funded_by_requests_a_refused_call_deposits_nothing(make, door, counting_budget):
+def test_funded_by_requests_a_refused_call_deposits_nothing(make, scripted_gate, counting_budget):
     """A request that was not sent funds no retry."""
     budget = counting_budget(funded_by="request")
     with pytest.raises(Refused):
-        make(door(False), budget=budget).begin()
+        make(scripted_gate(False), budget=budget).begin()
     assert budget.deposited == 0

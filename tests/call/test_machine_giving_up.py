@@ -15,7 +15,7 @@ def give_up(policy, outcome, reason=None, attempts=1):
     return call.give_up(Stop(reason) if reason else stop, outcome)
 
 
-ORDERS = Policy(on=ConnectionError, name="orders", attempts=2, backoff=[1.5])
+ORDERS = Policy(on=ConnectionError, name="orders", max_attempts=2, backoff=[1.5])
 WRAPPING = ORDERS.replace(raises="exhausted")
 
 

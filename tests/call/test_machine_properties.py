@@ -95,12 +95,12 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def play(counting_budget, door):
+def play(counting_budget, scripted_gate):
     """Play a call; its story, its budget and its gate."""
 
     def play(script, *, timeout=None, funds=10.0, funded_by="success", seed=0, **changes):
         budget = counting_budget(ratio=0.0, reserve=funds, window=1.0, funded_by=funded_by)
-        gate = door(*(step.admitted for step in script))
+        gate = scripted_gate(*(step.admitted for step in script))
         policy = Policy(
             on=lambda error: error.args[0],
             name="orders",
@@ -120,7 +120,7 @@ def play(counting_budget, door):
 calls = given(
     script=st.lists(steps, max_size=8),
     timeout=st.none() | st.floats(0.0, 120.0),
-    attempts=st.integers(1, 6),
+    max_attempts=st.integers(1, 6),
     backoff=backoffs(),
     idempotent=st.sampled_from([None, True, False]),
     max_hint=st.floats(0.0, 300.0),
@@ -132,12 +132,12 @@ calls = given(
 
 @calls
 @settings(deadline=None, max_examples=200)
-def test_what_every_call_can_rely_on(play, script, attempts, timeout, backoff, max_hint, **rest):
+def test_what_every_call_can_rely_on(play, script, max_attempts, timeout, backoff, max_hint, **rest):
     """Attempts, deadline, hints, delays: no call oversteps any of its bounds."""
-    story, _, _ = play(script, attempts=attempts, timeout=timeout, backoff=backoff, max_hint=max_hint, **rest)
+    story, _, _ = play(script, max_attempts=max_attempts, timeout=timeout, backoff=backoff, max_hint=max_hint, **rest)
     call = story.call
-    assert story.attempts <= attempts
-    assert call.attempts <= attempts
+    assert story.attempts <= max_attempts
+    assert call.attempts <= max_attempts
     for failed_at, ruling, retry, until in story.waits:
         assert call.deadline is None or until < call.deadline
         hint = ruling.hint or 0.0
@@ -167,19 +167,19 @@ def test_what_is_withdrawn_and_not_refunded_was_used(play, script, funded_by, fu
 
 @calls
 @settings(deadline=None, max_examples=200)
-def test_every_ending_is_one_that_the_last_step_explains(play, script, idempotent, attempts, max_hint, **rest):
+def test_every_ending_is_one_that_the_last_step_explains(play, script, idempotent, max_attempts, max_hint, **rest):
     """A call stops for a reason that holds, and goes on only where none does."""
-    story, budget, _ = play(script, idempotent=idempotent, attempts=attempts, max_hint=max_hint, **rest)
+    story, budget, _ = play(script, idempotent=idempotent, max_attempts=max_attempts, max_hint=max_hint, **rest)
     for _, ruling, retry, _ in story.waits:
         assert ruling.retry
-        assert retry < attempts
+        assert retry < max_attempts
         assert not ruling.reached or idempotent or (idempotent is None and ruling.safe is not False)
     last = script[min(story.attempts, len(script)) - 1].ruling if story.attempts else None
     match story.ending:
         case "fatal":
             assert not last.retry
         case "attempts":
-            assert story.attempts == attempts
+            assert story.attempts == max_attempts
         case "unsafe":
             assert last.reached
             assert idempotent is False or last.safe is False

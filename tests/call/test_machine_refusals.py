@@ -28,7 +28,7 @@ def refuse(counting_budget):
         policy = Policy(
             on=lambda error: ruling,
             name="outer",
-            attempts=1 if "attempts" in reasons else 2,
+            max_attempts=1 if "attempts" in reasons else 2,
             backoff=Backoff(1.0, jitter="none"),
             budget=budget,
         )

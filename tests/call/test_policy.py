@@ -2,15 +2,18 @@
 
 import asyncio
 import copy
+import inspect
 import math
 import random
+import re
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import abate
-from abate import Backoff, Budget, Permits, Policy, Shelter
+from abate import Backoff, Budget, ConcurrencyLimit, Policy, Shelter
 from abate.call.policy import SETTINGS
 from abate.testing import Script, VirtualClock
 
@@ -40,7 +43,7 @@ def test_the_defaults():
     assert policy.budget.settings() == (0.2, 10.0, 10.0, "success")
     assert (policy.timeout, policy.attempt_timeout, policy.gate, policy.idempotent) == (None, None, None, None)
     assert (policy.max_hint, policy.raises, policy.name) == (300.0, "original", "")
-    assert policy.chance is random
+    assert policy.random_source is random
 
 
 def test_every_policy_has_a_budget_of_its_own():
@@ -54,15 +57,15 @@ NOT_A_COUNT = [0, -1, True, False, 2.0, 1.5, math.nan, "3", None]
 NOT_SECONDS = [0, -1.0, math.nan, math.inf, True, "30", 10**400]
 
 BAD = [
-    *[("attempts", value) for value in NOT_A_COUNT],
+    *[("max_attempts", value) for value in NOT_A_COUNT],
     *[("timeout", value) for value in NOT_SECONDS],
     *[("attempt_timeout", value) for value in NOT_SECONDS],
     *[("max_hint", value) for value in [-1, math.nan, math.inf, True, "30", None]],
     *[("on", value) for value in ["ConnectionError", b"x", OSError("gone"), int, KeyboardInterrupt, 42, None]],
     *[("on", value) for value in [(), [], ["OSError"], [OSError, "TimeoutError"], (OSError, OSError())]],
     *[("unless", value) for value in ["ConnectionError", OSError("gone"), str, SystemExit, 42, None, [OSError, 1]]],
-    *[("budget", value) for value in [0.2, "unlimited", Budget, Permits(1), {"ratio": 0.2}]],
-    *[("gate", value) for value in [5, "door", Permits, lambda retry: True]],
+    *[("budget", value) for value in [0.2, "unlimited", Budget, ConcurrencyLimit(1), {"ratio": 0.2}]],
+    *[("gate", value) for value in [5, "door", ConcurrencyLimit, lambda retry: True]],
     *[("idempotent", value) for value in [1, 0, "yes", []]],
     *[("raises", value) for value in ["error", "Original", None, True, ConnectionError]],
     *[("name", value) for value in [None, 5, b"orders"]],
@@ -97,7 +100,7 @@ def test_what_may_be_given_for_on():
     """A type, a predicate, a rule, or several of them in any iterable, which is read once."""
     for on in (OSError, (OSError,), [OSError], {OSError}, (kind for kind in (OSError,))):
         policy = Policy(on=on, backoff=[0.0])
-        for same in (policy, policy.replace(attempts=2)):
+        for same in (policy, policy.replace(max_attempts=2)):
             assert same.call(Script(OSError(), "fine")) == "fine"
     for on in (lambda error: True, abate.on_error(lambda error: True), [KeyError, lambda error: True]):
         assert Policy(on=on, backoff=[0.0]).call(Script(OSError(), "fine")) == "fine"
@@ -106,7 +109,7 @@ def test_what_may_be_given_for_on():
 def test_unless_is_asked_before_on():
     """What `unless` names is fatal, though `on` names it too."""
     policy = Policy(on=OSError, unless=(kind for kind in (FileNotFoundError,)), backoff=[0.0])
-    for same in (policy, policy.replace(attempts=2)):
+    for same in (policy, policy.replace(max_attempts=2)):
         assert same.call(Script(OSError(), "fine")) == "fine"
         with pytest.raises(FileNotFoundError):
             same.call(Script(FileNotFoundError(), "never"))
@@ -115,7 +118,7 @@ def test_unless_is_asked_before_on():
 # -- frozen
 
 
-@pytest.mark.parametrize("setting", [*SETTINGS, "max_attempts", "anything"])
+@pytest.mark.parametrize("setting", [*SETTINGS, "anything"])
 def test_a_policy_is_frozen(setting):
     """Nothing can be set or deleted; the error says how to make a changed one."""
     policy = Policy(on=OSError)
@@ -128,13 +131,13 @@ def test_a_policy_is_frozen(setting):
 
 # -- equality
 
-RNG, GATE, SHELTER, CLOCK = random.Random(1), Permits(1), Shelter(), VirtualClock()
+RNG, GATE, SHELTER, CLOCK = random.Random(1), ConcurrencyLimit(1), Shelter(), VirtualClock()
 
 CHANGES = {
     "on": KeyError,
     "unless": FileNotFoundError,
     "name": "orders",
-    "attempts": 4,
+    "max_attempts": 4,
     "timeout": 30.0,
     "attempt_timeout": 3.0,
     "backoff": Backoff(0.1),
@@ -205,12 +208,39 @@ def test_replace_keeps_what_is_not_changed():
     assert after.replace(name="orders") == before
 
 
-@pytest.mark.parametrize("changes", [{"attempt": 5}, {"max_attempts": 5}, {"attempts": 5, "rules": None, "zeal": 1}])
-def test_replace_refuses_unknown_settings(changes):
-    """A misspelt setting is named, beside those there are."""
-    unknown = sorted(changes.keys() - {"attempts"})
-    with pytest.raises(TypeError, match=f"a Policy has no setting {', '.join(map(repr, unknown))}; it has on, unless"):
-        Policy(on=OSError).replace(**changes)
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"attempts": 5}, "Policy has no setting 'attempts': did you mean 'max_attempts'?"),
+        ({"max_attempts": 5, "bakcoff": [1.0]}, "Policy has no setting 'bakcoff': did you mean 'backoff'?"),
+        ({"zeal": 1}, "Policy has no setting 'zeal'; known are on, unless, name, max_attempts, timeout"),
+    ],
+)
+@pytest.mark.parametrize("make", [Policy(on=OSError).replace, partial(Policy, on=OSError)], ids=["replace", "Policy"])
+def test_unknown_settings_are_refused(make, changes, said):
+    """The error names the setting that was probably meant; without one, it lists them all."""
+    with pytest.raises(TypeError, match=re.escape(said)):
+        make(**changes)
+
+
+def test_a_bare_decorator_says_what_to_write():
+    """So does a setting that is given by position."""
+    said = r"^Policy takes its settings by keyword: write @abate\.retry\(on=\.\.\.\), with the errors to retry$"
+    with pytest.raises(TypeError, match=said):
+
+        @abate.retry
+        def load(): ...
+
+    with pytest.raises(TypeError, match=said):
+        Policy(OSError)
+
+
+def test_the_signature_is_the_true_one():
+    """`inspect` and `help` show every setting, though they are checked by a wrapper."""
+    parameters = inspect.signature(abate.Policy).parameters
+    assert list(parameters)[:4] == ["on", "unless", "name", "max_attempts"]
+    assert {parameter.kind for parameter in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
+    assert set(parameters) == set(SETTINGS)
 
 
 def test_also_adds_to_what_is_retried():
@@ -231,7 +261,7 @@ def test_a_repr_can_be_read_and_run():
     """What a policy shows is how it could be written; with plain settings it evaluates to an equal policy."""
     for policy in (
         Policy(on=ConnectionError),
-        Policy(on=(ConnectionError, TimeoutError), unless=BrokenPipeError, name="orders", attempts=4, timeout=30.0),
+        Policy(on=(ConnectionError, TimeoutError), unless=BrokenPipeError, name="orders", max_attempts=4, timeout=30.0),
         Policy(on=OSError, backoff=Backoff(0.1, jitter="none"), budget=Budget(0.5), raises="exhausted"),
         Policy(on=OSError, attempt_timeout=1.5, idempotent=False, max_hint=5.0),
     ):
@@ -242,12 +272,12 @@ def test_a_repr_leaves_out_what_was_not_given():
     """Settings that few policies have are shown only where they are set."""
     shown = repr(Policy(on=OSError))
     assert shown == (
-        "Policy(on=(OSError,), name='', attempts=3, timeout=None, attempt_timeout=None,"
+        "Policy(on=(OSError,), name='', max_attempts=3, timeout=None, attempt_timeout=None,"
         " backoff=Backoff(base=0.2, cap=30.0, factor=2.0, jitter='full'),"
         " budget=Budget(ratio=0.2, reserve=10, window=10, funded_by='success'), max_hint=300.0, raises='original')"
     )
     full = repr(Policy(**CHANGES))
-    for part in ("unless=(FileNotFoundError,)", "gate=Permits(1", "idempotent=True", "clock=", "rng="):
+    for part in ("unless=(FileNotFoundError,)", "gate=ConcurrencyLimit(1", "idempotent=True", "clock=", "rng="):
         assert part in full
         assert part.partition("=")[0] + "=" not in shown
 
@@ -286,3 +316,29 @@ def test_a_functions_arguments_may_have_any_name(way):
         script(**names)
         asyncio.run(script.acall(**names))
         assert script.calls == [((), names)] * 2
+
+
+@pytest.mark.parametrize("form", ["call", "acall", "block"])
+def test_a_rule_that_raises_shows_the_error_it_was_asked_about(form):
+    """A mistake in a predicate must not hide what has failed."""
+    policy = Policy(on=lambda error: error.no_such_attribute)
+    failing = Script(ConnectionError("the real error"))
+    with pytest.raises(AttributeError) as raised:
+        if form == "call":
+            policy.call(failing)
+        elif form == "acall":
+            asyncio.run(policy.acall(failing.acall))
+        else:
+            for attempt in policy.attempts():
+                with attempt:
+                    failing()
+    assert str(raised.value.__context__) == "the real error"
+
+
+def test_a_refused_first_attempt_has_a_report():
+    """As every other call that ends without success has; it names the policy, and that nothing was sent."""
+    policy = Policy(name="orders", on=OSError, gate=abate.TokenBucket(rate=0.001, burst=1, name="rate"))
+    policy.call(Script("fine"))
+    with pytest.raises(abate.Refused, match="rate refused") as raised:
+        policy.call(Script("fine"))
+    assert abate.report(raised.value) == abate.errors.Report("orders", 0, 0.0, "budget")

@@ -12,7 +12,7 @@ import trio
 
 import abate
 from abate import Backoff, Budget, Policy, Refused, Shelter
-from abate.call.machine import _Held, _held, _holds
+from abate.call.shelter_visit import _permit_scopes, _PermitScope, holds_permit
 from abate.testing import Recorder, Script, VirtualClock
 from abate.testing.script import after
 
@@ -73,7 +73,7 @@ def sheltered(**settings):
     given = {
         "name": "orders",
         "on": (Down, busy),
-        "attempts": 10,
+        "max_attempts": 10,
         "backoff": Backoff(0.1, 2.0),
         "rng": random.Random(1),
         "shelter": Shelter(capacity=1000, patience=60.0, name="shop", rng=random.Random(2)),
@@ -193,7 +193,7 @@ def test_the_block_form_waits_too(loop):
 def test_the_time_in_the_room_is_told(loop):
     """A report's `waited` holds the time that a call spent waiting for its turn."""
     with VirtualClock() as clock:
-        policy, server = sheltered(attempts=2), Server(clock, down_until=100.0)
+        policy, server = sheltered(max_attempts=2), Server(clock, down_until=100.0)
         with pytest.raises(Down) as caught:
             run(lambda: policy.acall(server.acall), loop)
         assert abate.report(caught.value).waited == pytest.approx(server.arrivals[1] - server.arrivals[0] - 0.01)
@@ -209,7 +209,7 @@ def test_a_call_that_cannot_make_its_deadline_leaves_at_once(loop):
 
         async def main():
             with pytest.raises(Busy):
-                await policy.replace(timeout=None, attempts=1).acall(Script(Busy(60.0)).acall)
+                await policy.replace(timeout=None, max_attempts=1).acall(Script(Busy(60.0)).acall)
             began = clock.now()
             with pytest.raises(Refused) as caught:
                 await policy.acall(Script().acall)
@@ -232,7 +232,7 @@ def test_who_waits_already_leaves_when_it_becomes_hopeless(loop):
             impatient = policy.replace(timeout=30.0)
             return await together(
                 loop,
-                lambda: policy.replace(attempts=2).acall(first.acall),
+                lambda: policy.replace(max_attempts=2).acall(first.acall),
                 at(clock, 0.5, lambda: impatient.acall(Script().acall)),
             )
 
@@ -262,7 +262,7 @@ def test_a_retry_that_gets_no_turn_raises_its_own_error(loop):
 def test_patience_bounds_each_wait(loop):
     """Without a deadline, a call waits no longer than the shelter's patience."""
     with VirtualClock() as clock:
-        policy = sheltered(shelter=Shelter(patience=7.0), attempts=1)
+        policy = sheltered(shelter=Shelter(patience=7.0), max_attempts=1)
         server = Server(clock, down_until=1000.0)
         load = policy(server.acall)
 
@@ -291,7 +291,7 @@ def test_a_full_room_refuses(loop):
     lost = [result for result in results if result != "fine"]
     assert 1 <= len(lost) <= 4  # probes are not in the room
     assert {abate.report(error).reason for error in lost} == {"shelter"}  # a retry raises its own error
-    assert "5 calls wait already" in str(refused[0])
+    assert "5 calls are waiting already" in str(refused[0])
     assert isinstance(refused[0].__cause__, Down)
 
 
@@ -332,7 +332,7 @@ def test_a_cancelled_waiter_leaves_no_trace(loop):
         assert results.count("fine") == 25
         assert seen[0] <= 25
         assert policy.shelter.waiters == 0
-        assert policy.shelter.door().weather.in_flight == 0
+        assert policy.shelter.dispatcher().limiter.in_flight == 0
 
 
 def test_a_waiter_that_is_cancelled_with_its_ticket_in_hand_gives_it_back():
@@ -341,17 +341,17 @@ def test_a_waiter_that_is_cancelled_with_its_ticket_in_hand_gives_it_back():
     async def main():
         with VirtualClock() as clock:
             policy = sheltered()
-            door = policy.shelter.door()
-            door.weather.limit = 1.0
-            held = door.knock(clock.now(), clock.now(), None, True)
+            dispatcher = policy.shelter.dispatcher()
+            dispatcher.limiter.limit = 1.0
+            held = dispatcher.try_enter(clock.now(), clock.now(), None, True)
             task = asyncio.create_task(policy.acall(Script().acall))
             await asyncio.sleep(0)
             assert policy.shelter.waiters == 1
-            door.answered(held, clock.now(), "orders")
+            dispatcher.answered(held, clock.now(), "orders")
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert door.weather.in_flight == 0
+            assert dispatcher.limiter.in_flight == 0
             assert await policy.acall(Script("fine").acall) == "fine"
 
     asyncio.run(main())
@@ -417,7 +417,7 @@ def test_fatal_errors_say_that_the_server_is_up():
             with pytest.raises(Missing):
                 policy.call(Script(Missing()))
         assert policy.shelter.state == "calm"
-        assert policy.shelter.door().weather.failing == 0.0
+        assert policy.shelter.dispatcher().limiter.failure_ratio == 0.0
 
 
 def test_what_an_inner_policy_gave_up_on_tells_nothing():
@@ -426,8 +426,8 @@ def test_what_an_inner_policy_gave_up_on_tells_nothing():
         outer = sheltered(on=(Down, abate.on_error(lambda error: abate.decide.outcome.LAYER)))
         with pytest.raises(Missing):
             outer.call(Script(Missing()))
-        weather = outer.shelter.door().weather
-        assert (weather.in_flight, weather.failing) == (0, 0.0)
+        limiter = outer.shelter.dispatcher().limiter
+        assert (limiter.in_flight, limiter.failure_ratio) == (0, 0.0)
 
 
 def test_a_third_of_errors_loses_nothing_where_the_budget_alone_would(loop):
@@ -435,7 +435,7 @@ def test_a_third_of_errors_loses_nothing_where_the_budget_alone_would(loop):
 
     def lost(shelter):
         with VirtualClock() as clock:
-            policy = sheltered(shelter=shelter, attempts=12, budget=Budget(ratio=0.2, reserve=0.0))
+            policy = sheltered(shelter=shelter, max_attempts=12, budget=Budget(ratio=0.2, reserve=0.0))
             chance = random.Random(3)
 
             async def load():
@@ -472,9 +472,9 @@ def test_a_result_that_is_not_good_counts_as_well():
     """A dependency may be down without raising anything."""
     with VirtualClock():
         policy = sheltered(on=abate.on_result(lambda result: result == "busy"))
-        assert policy.replace(attempts=1).call(Script("busy")) == "busy"
+        assert policy.replace(max_attempts=1).call(Script("busy")) == "busy"
         assert policy.shelter.state == "probing"
-        assert policy.shelter.door().last_error is None
+        assert policy.shelter.dispatcher().last_error is None
         assert policy.call(Script("busy", "fine")) == "fine"
 
 
@@ -489,24 +489,24 @@ def test_in_calm_nothing_is_counted():
         for _ in range(200):
             load()
             clock.advance(0.01)
-        weather = policy.shelter.door().weather
-        assert (policy.shelter.state, weather.calm, policy.shelter.limit) == ("calm", True, float("inf"))
-        samples = weather._samples
+        limiter = policy.shelter.dispatcher().limiter
+        assert (policy.shelter.state, limiter.calm, policy.shelter.limit) == ("calm", True, float("inf"))
+        samples = limiter.latencies._samples
         for _ in range(100):
             load()
             clock.advance(0.0001)
-        assert weather._samples <= samples + 1
-        assert weather.in_flight == 0
+        assert limiter.latencies._samples <= samples + 1
+        assert limiter.in_flight == 0
 
 
 def test_calm_ends_with_failures():
     """A call with a deadline is counted from the first failure on, and seven in a row close the door."""
     with VirtualClock() as clock:
-        policy = sheltered(attempts=1, timeout=60.0)
+        policy = sheltered(max_attempts=1, timeout=60.0)
         for _ in range(1500):
             policy.call(Script("fine"))
             clock.advance(0.001)
-        assert policy.shelter.door().weather.calm
+        assert policy.shelter.dispatcher().limiter.calm
         for _ in range(7):
             with pytest.raises((Down, Refused)):
                 policy.replace(timeout=0.001).call(Script(Down()))
@@ -521,7 +521,7 @@ def test_a_retry_in_calm_waits_for_its_backoff(timeout):
         for _ in range(1500):
             policy.call(Script("fine"))
             clock.advance(0.001)
-        assert policy.shelter.door().weather.calm
+        assert policy.shelter.dispatcher().limiter.calm
         for load in (policy.call, lambda script: policy(script)()):
             clock.waits.clear()
             assert load(Script(Down(), "fine")) == "fine"
@@ -534,7 +534,7 @@ now = [0.0]
 shelter = abate.Shelter(clock=lambda: now[0], name="shop")
 outcomes = []
 
-@abate.Policy(on=OSError, attempts=1, shelter=shelter)
+@abate.Policy(on=OSError, max_attempts=1, shelter=shelter)
 def load():
     now[0] += 0.001
     if outcomes:
@@ -543,23 +543,24 @@ def load():
 
 for _ in range(1200):
     load()
-weather = shelter.door().weather
-assert shelter.calm and weather.calm and shelter.state == "calm", "not calm after a quiet second"
-while now[0] >= weather.look:
+limiter = shelter.dispatcher().limiter
+assert shelter.calm and limiter.calm and shelter.state == "calm", "not calm after a quiet second"
+while now[0] >= limiter.latencies.next_sample:
     load()
-look, asked = weather.look, []
-knock, shelter.door().__class__.knock = shelter.door().__class__.knock, lambda *_: asked.append(1)
+look, asked = limiter.latencies.next_sample, []
+dispatcher = shelter.dispatcher().__class__
+try_enter, dispatcher.try_enter = dispatcher.try_enter, lambda *_: asked.append(1)
 while now[0] < look - 0.002:
     load()
 assert not asked, "a stand-in in calm asked the shelter"
-shelter.door().__class__.knock = knock
+dispatcher.try_enter = try_enter
 shelter.sample()
 assert shelter.calm, "measured before it was due"
 now[0] = look
 shelter.sample()
 assert not shelter.calm
 load()
-assert shelter.calm and weather.look > look, "not measured when it was due"
+assert shelter.calm and limiter.latencies.next_sample > look, "not measured when it was due"
 for _ in range(7):
     outcomes.append(OSError())
     try:
@@ -584,23 +585,23 @@ def test_a_stand_in_asks_nobody_in_calm():
 
 def test_a_stand_in_that_fails_in_calm_starts_the_counting():
     """What was sent unasked is hearsay: one failure wakes the shelter, and closes nothing."""
-    policy = sheltered(attempts=1, shelter=Shelter())
-    shelter, weather = policy.shelter, policy.shelter.door().weather
+    policy = sheltered(max_attempts=1, shelter=Shelter())
+    shelter, limiter = policy.shelter, policy.shelter.dispatcher().limiter
     for way in (policy(Script(Down())), lambda: policy.call(Script(Down()))):
-        shelter.calm = weather.calm = weather._answered = True
+        shelter.calm = limiter.calm = limiter._ever_answered = True
         with pytest.raises(Down):
             way()
-        assert (shelter.state, weather.calm, shelter.calm) == ("calm", False, False)
+        assert (shelter.state, limiter.calm, shelter.calm) == ("calm", False, False)
 
 
 def test_plain_calls_have_their_latency_measured_too():
     """A stand-in asks for it when the budget looks at the clock, `call` and `acall` for one of sixteen calls."""
     policy = sheltered(shelter=Shelter())
-    shelter, weather = policy.shelter, policy.shelter.door().weather
+    shelter, limiter = policy.shelter, policy.shelter.dispatcher().limiter
 
     def asked(way):
-        shelter.calm = weather.calm = True
-        weather.look = 0.0
+        shelter.calm = limiter.calm = True
+        limiter.latencies.next_sample = 0.0
         way()
         return not shelter.calm
 
@@ -609,7 +610,7 @@ def test_plain_calls_have_their_latency_measured_too():
     script = Script(*["fine"] * 100)
     assert sum(asked(lambda: policy.call(script)) for _ in range(32)) == 2
     assert sum(asked(lambda: asyncio.run(policy.acall(script.acall))) for _ in range(32)) == 2
-    shelter.calm, weather.look = True, float("inf")
+    shelter.calm, limiter.latencies.next_sample = True, float("inf")
     shelter.sample()
     assert shelter.calm
 
@@ -621,22 +622,22 @@ def test_a_fatal_error_in_calm_is_nobodys_business():
         for _ in range(1500):
             policy.call(Script("fine"))
             clock.advance(0.001)
-        weather = policy.shelter.door().weather
-        weather.look = clock.now() + 1.0
-        outcomes = weather._outcomes
+        limiter = policy.shelter.dispatcher().limiter
+        limiter.latencies.next_sample = clock.now() + 1.0
+        outcomes = limiter._counted_outcomes
         with pytest.raises(Missing):
             policy.call(Script(Missing()))
-        assert weather.calm
-        assert weather._outcomes == outcomes
+        assert limiter.calm
+        assert limiter._counted_outcomes == outcomes
 
 
 def test_a_first_attempt_whose_turn_does_not_come_is_refused():
     """After its patience, with words that say why; something has failed meanwhile."""
     with VirtualClock() as clock:
         policy = sheltered(shelter=Shelter(patience=5.0))
-        door = policy.shelter.door()
-        door.weather.limit, door.weather.state, door.weather.failed = 1.0, "storm", 0.0
-        door.knock(0.0, 0.0, None, True)
+        dispatcher = policy.shelter.dispatcher()
+        dispatcher.limiter.limit, dispatcher.limiter.state, dispatcher.limiter.last_failure = 1.0, "storm", 0.0
+        dispatcher.try_enter(0.0, 0.0, None, True)
         with pytest.raises(Refused, match="the call's turn did not come in time"):
             policy.call(Script())
         assert clock.now() == 5.0
@@ -646,11 +647,11 @@ def test_a_virtual_clock_ends_the_shortcut_of_stand_ins():
     """From then on they ask, as each clock has its own storm; the doors of virtual clocks tell nobody."""
     shelter = Shelter()
     shelter.calm = True
-    shelter.door().guard()
+    shelter.dispatcher().disable_fast_path()
     assert not shelter.calm
     with VirtualClock():
         shelter.calm = True
-        shelter.door().guard()
+        shelter.dispatcher().disable_fast_path()
         assert shelter.calm
 
 
@@ -660,10 +661,10 @@ def test_a_virtual_clock_ends_the_shortcut_of_stand_ins():
 def test_a_call_within_a_call_does_not_wait_for_itself(loop):
     """Two policies share a shelter, one around the other: the inner one goes with the outer one's ticket."""
     with VirtualClock() as clock:
-        inner = sheltered(attempts=1)
-        outer = sheltered(shelter=inner.shelter, attempts=3)
+        inner = sheltered(max_attempts=1)
+        outer = sheltered(shelter=inner.shelter, max_attempts=3)
         server = Server(clock)
-        inner.shelter.door().weather.limit = 1.0
+        inner.shelter.dispatcher().limiter.limit = 1.0
 
         async def main():
             async def outside():
@@ -673,7 +674,7 @@ def test_a_call_within_a_call_does_not_wait_for_itself(loop):
 
         assert run(main, loop) == "fine"
         assert clock.now() == pytest.approx(0.01)
-    assert _held.around() is None
+    assert _permit_scopes.peek() is None
 
 
 def test_not_even_in_a_task_of_its_own():
@@ -681,9 +682,9 @@ def test_not_even_in_a_task_of_its_own():
 
     async def main():
         with VirtualClock() as clock:
-            inner = sheltered(attempts=1)
+            inner = sheltered(max_attempts=1)
             outer = sheltered(shelter=inner.shelter)
-            inner.shelter.door().weather.limit = 1.0
+            inner.shelter.dispatcher().limiter.limit = 1.0
             server = Server(clock)
 
             async def outside():
@@ -701,7 +702,7 @@ def test_a_task_that_outlives_the_attempt_takes_its_own_turn():
     async def main():
         with VirtualClock() as clock:
             policy = sheltered()
-            door = policy.shelter.door()
+            dispatcher = policy.shelter.dispatcher()
             started = []
 
             async def attempt():
@@ -713,11 +714,11 @@ def test_a_task_that_outlives_the_attempt_takes_its_own_turn():
                 return "fine"
 
             await policy.acall(attempt)
-            door.weather.limit = 1.0
-            held = door.knock(clock.now(), clock.now(), None, True)
+            dispatcher.limiter.limit = 1.0
+            held = dispatcher.try_enter(clock.now(), clock.now(), None, True)
             await clock.asleep(1.5)
             assert policy.shelter.waiters == 1
-            door.answered(held, clock.now(), "orders")
+            dispatcher.answered(held, clock.now(), "orders")
             assert await started[0] == "fine"
 
     asyncio.run(main())
@@ -747,11 +748,11 @@ def test_two_shelters_know_nothing_of_each_other(loop):
 def test_a_gate_that_refuses_gives_the_turn_back():
     """What a gate does not admit was not sent."""
     with VirtualClock():
-        policy = sheltered(gate=abate.Permits(1))
+        policy = sheltered(gate=abate.ConcurrencyLimit(1))
         policy.gate.enter(False)
         with pytest.raises(Refused):
             policy.call(Script())
-        assert policy.shelter.door().weather.in_flight == 0
+        assert policy.shelter.dispatcher().limiter.in_flight == 0
 
 
 def test_no_hedge_in_a_storm():
@@ -779,14 +780,14 @@ def test_switched_off_nobody_waits():
             with pytest.raises(Down):
                 policy.call(Script(Down()))
         assert clock.now() == 0.0
-        assert policy.shelter.door().weather.failing == 0.0
+        assert policy.shelter.dispatcher().limiter.failure_ratio == 0.0
 
 
 def test_a_call_within_a_call_keeps_its_backoff():
     """Where the outer attempt holds the ticket, the inner retries wait by themselves, and are paid for."""
     with VirtualClock() as clock:
-        inner = sheltered(attempts=4, backoff=[1.0])
-        outer = sheltered(shelter=inner.shelter, attempts=1)
+        inner = sheltered(max_attempts=4, backoff=[1.0])
+        outer = sheltered(shelter=inner.shelter, max_attempts=1)
         with pytest.raises(Down), pytest.warns(abate.LayeredRetryWarning):
             outer.replace(name="outer").call(inner.call, Script(*[Down()] * 4))
         assert clock.waits[:3] == [1.0, 1.0, 1.0]
@@ -806,14 +807,14 @@ def test_a_gate_that_raises_leaves_no_ticket_behind():
         policy = sheltered()
         with pytest.raises(RuntimeError, match="a bug"):
             policy.replace(gate=Broken()).call(Script())
-        assert policy.shelter.door().weather.in_flight == 0
-        assert _held.around() is None
+        assert policy.shelter.dispatcher().limiter.in_flight == 0
+        assert _permit_scopes.peek() is None
 
 
 def test_a_schedule_of_the_users_own_is_asked_for_no_more_than_its_retries():
     """A function that knows two delays is not asked for the tenth, however many probes have failed."""
     with VirtualClock():
-        policy = sheltered(attempts=3, backoff=lambda retry: [0.1, 0.2][retry - 1])
+        policy = sheltered(max_attempts=3, backoff=lambda retry: [0.1, 0.2][retry - 1])
         for _ in range(5):
             with pytest.raises((Down, Refused)):
                 policy.call(Script(*[Down()] * 3))
@@ -863,17 +864,20 @@ def test_an_answer_from_before_does_not_let_the_hinted_back_early(loop):
 
 def test_a_ticket_is_found_behind_those_of_other_doors():
     """A call within a call within a call: the outermost attempt holds the ticket, as long as it is out."""
-    first, second, third = (Shelter().door() for _ in range(3))
-    ticket = SimpleNamespace(out=True)
-    outer, inner = _held.enter(_Held(first, ticket)), _held.enter(_Held(second, SimpleNamespace(out=True)))
+    first, second, third = (Shelter().dispatcher() for _ in range(3))
+    permit = SimpleNamespace(out=True)
+    outer, inner = (
+        _permit_scopes.enter(_PermitScope(first, permit)),
+        _permit_scopes.enter(_PermitScope(second, SimpleNamespace(out=True))),
+    )
     try:
-        assert (_holds(first), _holds(second), _holds(third)) == (True, True, False)
-        ticket.out = False
-        assert not _holds(first)
+        assert (holds_permit(first), holds_permit(second), holds_permit(third)) == (True, True, False)
+        permit.out = False
+        assert not holds_permit(first)
     finally:
-        _held.leave(inner)
-        _held.leave(outer)
-    assert not _holds(second)
+        _permit_scopes.leave(inner)
+        _permit_scopes.leave(outer)
+    assert not holds_permit(second)
 
 
 def test_the_context_of_an_attempt_that_has_ended_holds_nothing():
@@ -885,7 +889,7 @@ def test_the_context_of_an_attempt_that_has_ended_holds_nothing():
             tasks = []
 
             def depth():
-                held, deep = _held.around(), 0
+                held, deep = _permit_scopes.peek(), 0
                 while held is not None:
                     held, deep = held.outer, deep + 1
                 return deep
@@ -913,7 +917,7 @@ def test_the_context_of_an_attempt_that_has_ended_holds_nothing():
 def test_a_server_that_hangs_is_told_of(loop):
     """Ten attempts without a word change the state, and sinks hear of it before any timeout."""
     with VirtualClock() as clock, Recorder() as seen:
-        policy, server = sheltered(attempts=1, timeout=30.0), Server(clock, takes=100.0)
+        policy, server = sheltered(max_attempts=1, timeout=30.0), Server(clock, takes=100.0)
         load = policy(server.acall)
 
         async def main():
@@ -950,7 +954,7 @@ def test_changes_of_state_are_told(loop):
     changes = seen.of(abate.events.ShelterChanged)
     assert [change.state for change in changes][:2] == ["probing", "recovering"]
     assert changes[-1].state == "calm"
-    assert {(change.policy, change.shelter) for change in changes} == {("orders", "shop")}
+    assert {(change.name, change.shelter) for change in changes} == {("orders", "shop")}
     assert changes[1].waiters > 100
 
 
@@ -959,7 +963,7 @@ def test_a_refused_first_attempt_is_told_as_given_up():
     with VirtualClock(), Recorder() as seen:
         policy = sheltered(timeout=5.0)
         with pytest.raises(Busy):
-            policy.replace(timeout=None, attempts=1).call(Script(Busy(60.0)))
+            policy.replace(timeout=None, max_attempts=1).call(Script(Busy(60.0)))
         with pytest.raises(Refused):
             policy.call(Script())
     gave_up = seen.of(abate.events.GaveUp)[-1]
@@ -971,7 +975,7 @@ def test_a_refused_first_attempt_is_told_as_given_up():
 
 def test_each_clock_has_a_door_of_its_own():
     """A storm in virtual time is nobody else's."""
-    policy = sheltered(attempts=1)
+    policy = sheltered(max_attempts=1)
     with VirtualClock(), pytest.raises(Down):
         policy.call(Script(Down()))
     assert policy.shelter.state == "calm"
@@ -982,7 +986,7 @@ def test_each_clock_has_a_door_of_its_own():
 def test_a_policy_and_its_shelter_may_have_two_clocks():
     """Deadlines are the policy's, turns are the shelter's: only durations pass between them."""
     own, other = VirtualClock(1000.0), VirtualClock(5.0)
-    policy = sheltered(clock=own, timeout=50.0, shelter=Shelter(clock=other, patience=60.0), attempts=3)
+    policy = sheltered(clock=own, timeout=50.0, shelter=Shelter(clock=other, patience=60.0), max_attempts=3)
     assert policy.call(Script(Down(), "fine")) == "fine"
     assert own.now() >= 1000.0
     assert other.now() > 5.0

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import abate
-from abate.cli import child, main
-from abate.cli.exec import FINAL, OVERLOADED, rule
+from abate.cli import command_process, main
+from abate.cli.exec import FINAL, OVERLOADED, exit_code_rule
 from abate.errors import AttemptTimeout
 from tests.cli.commands import GUARD, abate_command, line, lines, running, started, until
 
@@ -47,7 +47,7 @@ def test_a_command_is_run_again_until_it_succeeds():
 
 def test_the_last_exit_code_is_the_commands_own():
     """When all attempts have failed, we end as the last one did."""
-    done = abate_command("exec", "--attempts", 4, *AT_ONCE, *script("echo; exit $((10 + ABATE_ATTEMPT))"))
+    done = abate_command("exec", "--max-attempts", 4, *AT_ONCE, *script("echo; exit $((10 + ABATE_ATTEMPT))"))
     assert (done.returncode, done.stdout.count(b"\n")) == (14, 4)
     assert b"gave up after 4 attempts" in done.stderr
 
@@ -88,14 +88,14 @@ def test_a_command_that_is_not_there_is_127_and_one_that_cannot_be_run_126(tmp_p
 def test_on_restricts_what_is_retried_to_these_codes():
     """--on 75,3 retries 75 and 3, and nothing else."""
     for code, attempts in ((75, 2), (3, 2), (1, 1)):
-        done = abate_command("exec", "--attempts", 2, "--on", "75,3", *AT_ONCE, *script(f"echo; exit {code}"))
+        done = abate_command("exec", "--max-attempts", 2, "--on", "75,3", *AT_ONCE, *script(f"echo; exit {code}"))
         assert (done.returncode, done.stdout) == (code, b"\n" * attempts)
 
 
 @given(code=st.integers(1, 255), only=st.none() | st.frozensets(st.integers(1, 255), min_size=1))
 def test_every_exit_code_has_a_ruling(code, only):
     """Without --on all but the final ones are retried, with it those alone; 69 and 75 are an overload."""
-    ruling = rule(only)(child.CommandFailed.ended(code))
+    ruling = exit_code_rule(only)(command_process.CommandFailed.ended(code))
     assert (ruling is not None) == (code not in FINAL if only is None else code in only)
     if ruling is not None:
         assert ruling.overloaded == (code in OVERLOADED)
@@ -103,15 +103,17 @@ def test_every_exit_code_has_a_ruling(code, only):
 
 def test_a_machine_out_of_processes_is_worth_another_attempt():
     """A child that can't be started for want of memory or processes is an overload; a missing one is final."""
-    assert rule(frozenset({3}))(child.CommandFailed.not_started(BlockingIOError(11, "no process"))).overloaded
-    assert rule(None)(child.CommandFailed.not_started(FileNotFoundError(2, "no file"))) is None
+    assert exit_code_rule(frozenset({3}))(
+        command_process.CommandFailed.not_started(BlockingIOError(11, "no process"))
+    ).overloaded
+    assert exit_code_rule(None)(command_process.CommandFailed.not_started(FileNotFoundError(2, "no file"))) is None
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--attempts", "0"], "not 0"),
-        (["--attempts", "x"], "'x'"),
+        (["--max-attempts", "0"], "not 0"),
+        (["--max-attempts", "x"], "'x'"),
         (["--timeout", "soon"], "'soon'"),
         (["--timeout", "-1"], "not -1.0"),
         (["--base", "5", "--cap", "1"], "not 1.0"),
@@ -135,14 +137,14 @@ def test_a_wrong_option_is_named_and_nothing_runs(words, named, tmp_path, capsys
 
 def test_without_a_command_it_asks_for_one():
     """`abate exec` alone is a wrong use."""
-    done = abate_command("exec", "--attempts", 2)
-    assert (done.returncode, b"what is to be run?" in done.stderr) == (2, True)
+    done = abate_command("exec", "--max-attempts", 2)
+    assert (done.returncode, b"no command: write it after --" in done.stderr) == (2, True)
 
 
 def test_the_words_of_the_command_are_its_own():
     """Options behind the command, and a second --, are passed on."""
-    done = abate_command("exec", "--", "echo", "--attempts", "7", "--", "-x")
-    assert done.stdout == b"--attempts 7 -- -x\n"
+    done = abate_command("exec", "--", "echo", "--max-attempts", "7", "--", "-x")
+    assert done.stdout == b"--max-attempts 7 -- -x\n"
     assert abate_command("exec", "printf", "%s", "-x").stdout == b"-x"
 
 
@@ -158,7 +160,7 @@ def test_a_command_whose_time_is_up_is_ended_with_124():
 
 def test_an_attempt_that_takes_too_long_is_followed_by_another():
     """--attempt-timeout bounds one attempt, and is retried, whatever --on says."""
-    words = ("--attempts", 2, "--attempt-timeout", "0.2", "--on", "75", *AT_ONCE)
+    words = ("--max-attempts", 2, "--attempt-timeout", "0.2", "--on", "75", *AT_ONCE)
     done = abate_command("exec", *words, *script("echo; exec sleep 60"))
     assert (done.returncode, done.stdout) == (124, b"\n\n")
 
@@ -224,7 +226,7 @@ def test_what_the_command_has_started_ends_with_it(tmp_path):
 
 def test_a_command_that_does_not_end_when_asked_is_killed(monkeypatch, tmp_path):
     """SIGTERM first, SIGKILL after the grace, for all of the group."""
-    monkeypatch.setattr(child, "GRACE", 0.2)
+    monkeypatch.setattr(command_process, "GRACE", 0.2)
     stubborn = f"trap 'echo asked >> {tmp_path}/log' TERM; sh -c 'trap \"\" TERM; sleep 60' & echo $! > {tmp_path}/pid"
     code = main(["exec", "--timeout", "0.5", *script(f"{stubborn}; while :; do wait; done")])
     assert (code, lines(tmp_path / "log")) == (124, ["asked"])
@@ -233,13 +235,13 @@ def test_a_command_that_does_not_end_when_asked_is_killed(monkeypatch, tmp_path)
 
 def test_the_group_may_clear_up_after_its_leader_has_gone(monkeypatch, tmp_path):
     """Whoever of the group is still busy with its end is given the grace."""
-    monkeypatch.setattr(child, "GRACE", 10.0)
+    monkeypatch.setattr(command_process, "GRACE", 10.0)
     busy = (
         f"trap 'sleep 0.3; echo clean > {tmp_path}/log; exit' TERM; echo > {tmp_path}/up; while :; do sleep 0.1; done"
     )
-    with pytest.raises(AttemptTimeout), child.Signals() as signals:
+    with pytest.raises(AttemptTimeout), command_process.SignalClock() as signals:
         leader = f"({busy}) & while test ! -e {tmp_path}/up; do sleep 0.01; done; exec sleep 60"
-        child.run(["sh", "-c", leader], os.environ, signals, timeout=1.0)
+        command_process.run(["sh", "-c", leader], os.environ, signals, timeout=1.0)
     assert lines(tmp_path / "log") == ["clean"]
 
 
@@ -345,8 +347,8 @@ def test_a_file_is_wound_back_to_where_it_stood(tmp_path):
 
 def test_a_pipe_with_more_than_can_be_kept_is_refused_before_the_first_attempt(monkeypatch, capfd, tmp_path):
     """The error says how much it may be; where nothing is repeated it passes through."""
-    monkeypatch.setattr("abate.cli.stdin.MOST", 1 << 20)
-    for words, code in (((), 125), (("--attempts", "1"), 0)):
+    monkeypatch.setattr("abate.cli.replayed_stdin.MAX_SIZE", 1 << 20)
+    for words, code in (((), 125), (("--max-attempts", "1"), 0)):
         with piped(b"x" * ((1 << 20) + 1)):
             assert main(["exec", *words, *script(f"wc -c; touch {tmp_path}/ran")]) == code
         assert (tmp_path / "ran").exists() == (code == 0)
@@ -426,12 +428,12 @@ def test_a_run_that_takes_longer_than_a_beat_is_never_overtaken(tmp_path):
         assert [process.stdout.readline() for _ in range(2)] == [b"one\n"] * 2
         process.terminate()
         assert process.wait(GUARD) == 0
-        assert b"beats left out" in process.stderr.read()
+        assert b"runs skipped, as the last one took too long" in process.stderr.read()
 
 
 def test_every_goes_on_after_a_run_that_failed_but_not_without_a_command():
     """A run that is given up on is followed by the next beat; a command that isn't there is refused at once."""
-    with started("exec", "--every", "0.2", "--attempts", "1", *script("echo; exit 3")) as process:
+    with started("exec", "--every", "0.2", "--max-attempts", "1", *script("echo; exit 3")) as process:
         assert process.stdout.readline() + process.stdout.readline() == b"\n\n"
     assert abate_command("exec", "--every", "1d", "--", "no-such-command").returncode == 127
 
@@ -443,7 +445,7 @@ def test_commands_that_name_a_budget_share_it():
     """Two processes together make no more retries than the budget of three."""
     words = (
         "exec",
-        "--attempts",
+        "--max-attempts",
         20,
         *AT_ONCE,
         "--budget",
@@ -492,7 +494,7 @@ def test_a_broken_store_never_stops_the_job(tmp_path):
     """Retries stay within a budget of the command's own then, and that is said once."""
     (tmp_path / "broken.db").write_bytes(b"this is no database" * 100)
     words = ("--budget", "api", "--store", f"sqlite:///{tmp_path}/broken.db", "--ratio", 0, "--reserve", 0.05)
-    done = abate_command("exec", "--attempts", 20, *AT_ONCE, *words, *script("echo; exit 5"))
+    done = abate_command("exec", "--max-attempts", 20, *AT_ONCE, *words, *script("echo; exit 5"))
     assert (done.returncode, done.stdout) == (5, b"\n" * (1 + 3))
     assert done.stderr.decode().count("is not shared for now") == 1
     assert abate_command("exec", *words, "--", "true").returncode == 0

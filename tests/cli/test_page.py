@@ -14,7 +14,7 @@ import pytest
 
 import abate
 from abate.cli import page as command
-from abate.cli.listening import TOKEN
+from abate.cli.listen_options import TOKEN
 
 HUSH = "hush, a long secret"
 GUARD = 30.0
@@ -113,7 +113,7 @@ def refused(capsys, *words):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["page_app", "--host", "0.0.0.0"], "0.0.0.0 can be reached from elsewhere: set ABATE_PAGE_TOKEN to"),
+        (["page_app", "--host", "0.0.0.0"], "0.0.0.0 can be reached from other machines: set ABATE_PAGE_TOKEN to"),
         (["page_app", "--token", "short"], "--token has 5: expected a token of 16 to 1000 characters"),
         (["page_app", "--port", "70000"], "port must be"),
         (["page_nothing", "--port", "0"], "there is no module 'page_nothing'"),

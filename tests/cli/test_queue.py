@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abate.cli import main
-from abate.cli.terminal import plain
+from abate.cli.terminal import escape
 from abate.stores import open_store
 from abate.testing import VirtualClock
 from tests.cli.commands import GUARD, abate_command, started, until
@@ -200,7 +200,7 @@ def test_errors_are_one_clear_line(url, tmp_path, capsys, words, said):
 @given(st.text())
 def test_plain_text_is_printable_and_on_one_line(text):
     """Whatever a peer sent; what is printable stays as it is."""
-    shown = plain(text)
+    shown = escape(text)
     assert shown.isprintable()
     if text.isprintable():
         assert shown == text

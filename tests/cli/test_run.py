@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 
 from abate.cli import main
-from abate.cli.health import HealthServer
+from abate.cli.health_server import HealthServer
 from abate.cli.run import summary
 from abate.stores import open_store
 from abate.work.service import Health
@@ -155,7 +155,7 @@ def test_no_work_is_taken_from_where_a_leader_is_elected(app, target):
         ("app.deeper:orders", "there is no module 'app.deeper'"),
         ("app:nothing", "app has no 'nothing'"),
         ("app:inner.nothing", "app has no 'inner.nothing'"),
-        ("app:plain", "app:plain is a function: expected what @abate.controller or @abate.consumer makes"),
+        ("app:plain", "app:plain is a function: expected a controller or consumer"),
         ("broken:thing", "broken:thing can't be imported"),
         ("needy:thing", "needy:thing can't be imported"),
     ],
@@ -235,7 +235,7 @@ def test_a_second_signal_breaks_it_off(app):
 
 
 def test_kill_9_loses_nothing_and_a_restart_finishes_the_work(app):
-    """What was in hand comes back when its lease has run out."""
+    """What was in flight comes back when its lease has run out."""
     keys = [str(number) for number in range(20)]
     fill("orders", *keys[:2], body="slow")
     fill("orders", *keys[2:])
@@ -267,7 +267,7 @@ def test_what_is_buried_is_logged_without_control_characters(app):
 
 
 def test_a_terminal_shows_one_line_of_progress(app):
-    """Done, failed, in hand, waiting and the oldest, redrawn in place; the summary stays."""
+    """Done, failed, in flight, waiting and the oldest, redrawn in place; the summary stays."""
     fill("orders", *map(str, range(5)), body="slow")
     spawn = f"import pty; pty.spawn({line('run', 'app:orders', '--store', URL)!r})"
     with subprocess.Popen([sys.executable, "-c", spawn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -280,10 +280,10 @@ def test_a_terminal_shows_one_line_of_progress(app):
                 assert piece, shown
                 shown += piece
 
-        until_shown(rb"0 done, 0 failed, 2 in hand, 3 waiting, oldest [\d.]+ s")
+        until_shown(rb"0 done, 0 failed, 2 in flight, 3 waiting, oldest [\d.]+ s")
         process.stdin.write(b"\x03")
         process.stdin.flush()
-        until_shown(rb"0 done, 0 failed, 2 in hand, 3 waiting, oldest [\d.]+ s, stopping")
+        until_shown(rb"0 done, 0 failed, 2 in flight, 3 waiting, oldest [\d.]+ s, stopping")
         (app / "gate").touch()  # not before the stop was seen, or another one may be taken
         shown += process.stdout.read()
         assert process.wait(GUARD) == 0

@@ -223,7 +223,7 @@ def test_one_middleware_serves_many_tasks():
     """Calls at the same time keep their attempts apart."""
 
     async def run(url):
-        async with aiohttp.ClientSession(middlewares=(middleware(policy(attempts=200)),)) as client:
+        async with aiohttp.ClientSession(middlewares=(middleware(policy(max_attempts=200)),)) as client:
 
             async def get():
                 async with client.get(url) as response:

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import abate
+from abate.admit.breaker import CircuitBreaker
 from abate.clients import aws_lambda
 from abate.testing import VirtualClock
-from abate.work.answers import Again, PermanentFailure, Recoverable, SilentSuccess
 from abate.work.consumer import consumer
-from abate.work.fuse import Fuse
+from abate.work.handler_results import Again, PermanentFailure, Recoverable, SilentSuccess
 from tests.clients.sqs_servers import KINDS, eventually, running
 
 ARN = "arn:aws:sqs:us-east-1:123456789012:orders"
@@ -162,7 +162,7 @@ def test_a_handler_that_crashes_fails_its_own_message_alone(crash, asynchronous)
     async def ahandle(message):
         handle(message)
 
-    handler = aws_lambda.consumer()(consumer(fuse=False)(ahandle if asynchronous else handle))
+    handler = aws_lambda.consumer()(consumer(breaker=False)(ahandle if asynchronous else handle))
     assert failed(handler({"Records": [record("done"), record("bad"), record("done")]}, None)) == ["bad"]
     handler.close()
 
@@ -221,16 +221,16 @@ def test_a_message_that_may_kill_the_function_passes_none_of_its_group():
     assert handled == ["a", "x", "s"]
 
 
-@pytest.mark.parametrize("why", ["fuse", "time", "group"])
+@pytest.mark.parametrize("why", ["breaker", "time", "group"])
 def test_what_was_never_touched_is_not_buried_for_its_receives(why):
-    """A blown fuse, too little time, a failure before it in its group: none of these was an attempt."""
+    """An open breaker, too little time, a failure before it in its group: none of these was an attempt."""
     handled, down = [], True
     fifo = ".fifo" * (why == "group")
     with VirtualClock() as clock:
-        fuse = Fuse(least=1, pause=1e6) if why == "fuse" else False
+        breaker = CircuitBreaker(min_calls=1, pause=1e6) if why == "breaker" else False
 
         @aws_lambda.consumer(hold="group")
-        @consumer(max_receives=3, fuse=fuse)
+        @consumer(max_receives=3, breaker=breaker)
         def handler(message):
             handled.append(message.key)
             if down:
@@ -373,11 +373,11 @@ def test_an_async_handler_keeps_its_event_loop():
     assert loops[0] is loops[1]
 
 
-# -- the fuse
+# -- the circuit breaker
 
 
-def test_a_blown_fuse_gives_everything_back_at_once():
-    """While it is blown nothing is touched; then one message is on trial, and mends it."""
+def test_an_open_breaker_gives_everything_back_at_once():
+    """While it is open nothing is touched; then one message is on trial, and closes it."""
     calls = Counter()
     down = True
 
@@ -387,7 +387,7 @@ def test_a_blown_fuse_gives_everything_back_at_once():
             raise ConnectionError
 
     with VirtualClock() as clock:
-        handler = aws_lambda.consumer()(consumer(fuse=Fuse(least=4, pause=30.0))(handle))
+        handler = aws_lambda.consumer()(consumer(breaker=CircuitBreaker(min_calls=4, pause=30.0))(handle))
         batch = {"Records": [record(str(place)) for place in range(10)]}
         assert len(failed(handler(batch, None))) == 10
         assert sum(calls.values()) == 4
@@ -402,27 +402,28 @@ def test_a_blown_fuse_gives_everything_back_at_once():
         assert sum(calls.values()) == 15
 
 
-def test_what_a_blown_fuse_held_back_is_not_overtaken():
+def test_what_an_open_breaker_held_back_is_not_overtaken():
     """It may be taken again before the batch is over: in a FIFO queue that would be out of order."""
     arn, touched = ARN + ".fifo", []
 
-    class Impatient(Fuse):
-        """Blown when the second message is to be taken, and not any more when the third is."""
+    class Impatient(CircuitBreaker):
+        """Open when the second message is to be taken, and not any more when the third is."""
 
-        def room(self, now):
+        def allowed(self):
+            now = clock.now()
             clock.advance(1.0)
             return 0 if now == 1.0 else 10
 
     with VirtualClock() as clock:
-        handler = aws_lambda.consumer()(consumer(fuse=Impatient())(lambda message: touched.append(message.body)))
+        handler = aws_lambda.consumer()(consumer(breaker=Impatient())(lambda message: touched.append(message.body)))
         records = [record(body, arn, "a") for body in "xyz"]
         assert failed(handler({"Records": records}, None)) == ["y", "z"]
     assert touched == ["x"]
 
 
-def test_messages_that_are_bad_themselves_do_not_blow_it():
+def test_messages_that_are_bad_themselves_do_not_trip_it():
     """Nothing says that a dependency is down."""
-    handler = aws_lambda.consumer()(consumer(fuse=Fuse(least=4))(obedient))
+    handler = aws_lambda.consumer()(consumer(breaker=CircuitBreaker(min_calls=4))(obedient))
     records = [record("permanent", key=str(place)) for place in range(10)] + [record("done")]
     assert "done" not in failed(handler({"Records": records}, None))
 
@@ -473,7 +474,7 @@ def test_it_works_without_boto3():
     code = (
         "import sys; sys.modules['boto3'] = sys.modules['botocore'] = None\n"
         "from abate.clients.aws_lambda import consumer\n"
-        "from abate.work.answers import PermanentFailure\n"
+        "from abate.work.handler_results import PermanentFailure\n"
         "def handle(message): raise PermanentFailure('x')\n"
         f"print(consumer()(handle)({{'Records': [{record('a')!r}]}}, None))"
     )

@@ -84,7 +84,7 @@ def test_a_stream_is_sent_before_it_is_read():
 
 def test_a_stream_asks_the_gate_before_it_is_sent():
     """A gate that is full keeps the first attempt back: the server sees nothing."""
-    permits = abate.Permits(1, name="streams")
+    permits = abate.ConcurrencyLimit(1, name="streams")
     with Service() as service, grpc.insecure_channel(service.target, channel_options()) as channel:
         with permits:
             stream = opened(orders(gate=permits), channel)
@@ -298,7 +298,7 @@ def test_the_channel_options_turn_the_library_s_retries_off(way):
     }
     config = ("grpc.service_config", json.dumps({"methodConfig": [retrying]}))
     with Service(*[UNAVAILABLE] * 9) as service:
-        failed(way.get, service.target, orders(attempts=2), options=[config])
+        failed(way.get, service.target, orders(max_attempts=2), options=[config])
         assert len(service.attempts) == 2
 
 

@@ -91,7 +91,7 @@ def test_a_service_that_has_retried_is_not_retried(driver):
 def test_an_exhausted_policy_carries_the_response(driver):
     """With raises="exhausted" the last response is in the error."""
     with Server(respond(503), respond(503)) as server, pytest.raises(abate.RetryExhausted) as caught:
-        driver.fetch(Ask(server.url), policy(attempts=2, raises="exhausted"))
+        driver.fetch(Ask(server.url), policy(max_attempts=2, raises="exhausted"))
     assert getattr(caught.value.result, "status", None) or caught.value.result.status_code == 503
     assert caught.value.report.reason == "attempts"
     caught.value.result.close()
@@ -99,7 +99,7 @@ def test_an_exhausted_policy_carries_the_response(driver):
 
 def test_a_closed_gate_sends_nothing(driver):
     """A first attempt that is not admitted raises `Refused`."""
-    with Server() as server, abate.Permits(1) as gate, pytest.raises(abate.Refused):
+    with Server() as server, abate.ConcurrencyLimit(1) as gate, pytest.raises(abate.Refused):
         driver.fetch(Ask(server.url), policy(gate=gate))
     assert server.requests == []
 
@@ -126,14 +126,14 @@ def test_a_policy_without_a_name_goes_by_the_library_s(driver):
 def test_a_name_that_does_not_resolve_is_retried_whatever_the_method(driver):
     """The same for a host that there is not."""
     with pytest.raises(driver.refused) as caught:
-        driver.fetch(Ask("http://nowhere.invalid/", method="POST"), policy(attempts=2))
+        driver.fetch(Ask("http://nowhere.invalid/", method="POST"), policy(max_attempts=2))
     assert abate.report(caught.value).attempts == 2
 
 
 def test_a_connect_timeout_is_overload_that_nobody_saw(driver):
     """A connection that is not made in time is retried for a POST too."""
     with unreachable() as url, Recorder() as events, pytest.raises(driver.connect_timeout) as caught:
-        driver.fetch(Ask(url, method="POST", timeout=(0.05, 10.0)), policy(attempts=2))
+        driver.fetch(Ask(url, method="POST", timeout=(0.05, 10.0)), policy(max_attempts=2))
     assert abate.report(caught.value).reason == "attempts"
     assert [event.reason for event in events if isinstance(event, abate.events.Retry)] == ["overload"]
 
@@ -143,7 +143,7 @@ def test_a_read_timeout_is_overload(driver):
     with Server() as server, Recorder() as events:
         server.script.extend([server.hang] * 2)
         with pytest.raises(driver.read_timeout) as caught:
-            driver.fetch(Ask(server.url, timeout=(10.0, 0.05)), policy(attempts=2))
+            driver.fetch(Ask(server.url, timeout=(10.0, 0.05)), policy(max_attempts=2))
     assert abate.report(caught.value) == abate.Report("shop", 2, 0.0, "attempts")
     assert [event.reason for event in events if isinstance(event, abate.events.Retry)] == ["overload"]
 

@@ -105,7 +105,7 @@ def test_a_server_that_drips_is_cut_off_at_the_deadline(driver, where):
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("settings", [{"timeout": 0.3}, {"attempt_timeout": 0.3, "attempts": 1}], ids=str)
+@pytest.mark.parametrize("settings", [{"timeout": 0.3}, {"attempt_timeout": 0.3, "max_attempts": 1}], ids=str)
 def test_a_server_that_drips_is_cut_off_by_the_policy_s_timeouts(driver, settings):
     """The same for the timeouts of the policy: what comes out is the library's own error."""
     with Server(DRIPS["in the head"]) as server, pytest.raises(driver.read_timeout) as caught:
@@ -118,9 +118,9 @@ def test_timeouts_are_bounded_further(driver):
     with Server() as server:
         server.script.append(server.hang)
         with pytest.raises(driver.read_timeout):
-            driver.fetch(Ask(server.url, built={"timeouts": Told(request=0.05)}), policy(attempts=1))
+            driver.fetch(Ask(server.url, built={"timeouts": Told(request=0.05)}), policy(max_attempts=1))
     with unreachable() as url, pytest.raises(driver.connect_timeout) as caught:
-        driver.fetch(Ask(url, method="POST", built={"timeouts": Told(connect=0.05)}), policy(attempts=2))
+        driver.fetch(Ask(url, method="POST", built={"timeouts": Told(connect=0.05)}), policy(max_attempts=2))
     assert abate.report(caught.value).attempts == 2
 
 
@@ -130,7 +130,7 @@ def test_the_library_s_own_timeout_counts_if_it_is_shorter(driver):
         server.script.append(server.hang)
         ask = Ask(server.url, timeout=(0.1, 0.1), built={"timeouts": Told(request=20.0, connect=20.0)})
         with pytest.raises(driver.read_timeout) as caught:
-            driver.fetch(ask, policy(attempts=1))
+            driver.fetch(ask, policy(max_attempts=1))
     assert abate.report(caught.value).reason == "attempts"
 
 

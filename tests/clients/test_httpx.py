@@ -235,7 +235,7 @@ def test_an_answer_that_makes_no_sense_is_a_blip(way, behave, name):
     with Server(behave) as server:
         assert way.fetch(policy(), server.url).status_code == 200
     with Server(behave, behave) as server:
-        error, report = way.fail(policy(attempts=2), server.url)
+        error, report = way.fail(policy(max_attempts=2), server.url)
     assert type(error) is getattr(way.library, name)
     assert report == abate.Report("orders", 2, 0.0, "attempts")
     with Server(behave) as server:
@@ -260,7 +260,7 @@ def test_a_connection_that_cannot_be_made_in_time_was_never_made(way):
             each.setblocking(False)
             each.connect_ex(full.getsockname())
         url = f"http://127.0.0.1:{full.getsockname()[1]}"
-        error, report = way.fail(policy(attempts=2), url, "POST", client={"timeout": 0.05})
+        error, report = way.fail(policy(max_attempts=2), url, "POST", client={"timeout": 0.05})
         for each in waiting:
             each.close()
     assert type(error) is way.library.ConnectTimeout
@@ -271,7 +271,7 @@ def test_a_full_pool_is_an_overload_that_the_server_did_not_see(way):
     """A POST that found no connection is sent again."""
     inner = way.inner(limits=way.library.Limits(max_connections=0))
     with Server() as server:
-        error, report = way.fail(policy(attempts=2), server.url, "POST", inner=inner, client={"timeout": 0.02})
+        error, report = way.fail(policy(max_attempts=2), server.url, "POST", inner=inner, client={"timeout": 0.02})
     assert type(error) is way.library.PoolTimeout
     assert (report.attempts, server.requests) == (2, [])
 
@@ -282,7 +282,7 @@ def test_a_server_that_accepts_and_never_answers_is_overloaded(way):
     settings = {"backoff": abate.Backoff(base=0.001, cap=8.0, jitter="none"), "clock": clock}
     with Server() as server:
         server.script.extend([server.hang, server.hang])
-        error, report = way.fail(policy(attempts=2, **settings), server.url, client=impatient(way))
+        error, report = way.fail(policy(max_attempts=2, **settings), server.url, client=impatient(way))
     assert type(error) is way.library.ReadTimeout
     assert (report.attempts, clock.waits) == (2, [1.0])
 
@@ -291,7 +291,7 @@ def test_a_server_that_drips_ends_in_a_timeout(way):
     """A byte a second is too slow for the read timeout."""
     with Server() as server:
         server.script.append(server.drip)
-        error, _ = way.fail(policy(attempts=1), server.url, client=impatient(way))
+        error, _ = way.fail(policy(max_attempts=1), server.url, client=impatient(way))
     assert type(error) is way.library.ReadTimeout
 
 

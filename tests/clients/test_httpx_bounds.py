@@ -41,7 +41,7 @@ class Steady:
 
 @every_way
 @pytest.mark.parametrize("behaviour", ["hang", "drip"])
-@pytest.mark.parametrize("bound", [{"timeout": 0.2}, {"attempt_timeout": 0.1, "attempts": 2}, {}], ids=str)
+@pytest.mark.parametrize("bound", [{"timeout": 0.2}, {"attempt_timeout": 0.1, "max_attempts": 2}, {}], ids=str)
 def test_a_deadline_ends_a_request_that_hangs(way, behaviour, bound):
     """It ends with the library's own error, however patient the client is."""
     with Server() as server:
@@ -49,7 +49,7 @@ def test_a_deadline_ends_a_request_that_hangs(way, behaviour, bound):
         with abate.deadline(30.0 if bound else 0.2):
             error, report = way.fail(policy(**bound), server.url, client={"timeout": None})
     assert isinstance(error, way.library.TimeoutException)
-    assert report.reason == ("attempts" if "attempts" in bound else "deadline")
+    assert report.reason == ("attempts" if "max_attempts" in bound else "deadline")
     assert all(int(each.headers["abate-deadline"]) <= 200 for each in server.requests)
 
 

@@ -102,7 +102,7 @@ def test_a_gate_that_refuses_the_retry_leaves_the_response_whole(way):
     assert len(response.content) == 100_000
     assert response.extensions["abate_report"].reason == "budget"
     with Server(LONG, BUSY) as server:
-        assert way.fetch(policy(gate=abate.Permits(1)), server.url).status_code == 200
+        assert way.fetch(policy(gate=abate.ConcurrencyLimit(1)), server.url).status_code == 200
     with pytest.raises(abate.Refused):
         way.fetch(policy(gate=gate), server.url)
 
@@ -125,7 +125,7 @@ def test_many_tasks_leave_no_more_connections_than_the_pool_has(way):
     inner = way.inner(limits=limits)
 
     async def main(server):
-        settings = policy(attempts=20, budget=abate.Budget.unlimited())
+        settings = policy(max_attempts=20, budget=abate.Budget.unlimited())
         async with way.library.AsyncClient(transport=AsyncTransport(settings, inner), timeout=30.0) as client:
             async with trio_or_asyncio(way) as start:
                 for _ in range(40):

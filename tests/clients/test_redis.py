@@ -53,7 +53,7 @@ class Async:
         return asyncio.run(main())
 
 
-ONCE = abate.Policy(name="once", on=transient, attempts=1)
+ONCE = abate.Policy(name="once", on=transient, max_attempts=1)
 
 
 @pytest.fixture(params=[Sync(), Async()], ids=["sync", "async"])
@@ -91,7 +91,7 @@ def test_a_name_that_does_not_resolve_was_never_reached(way):
 
 def test_a_command_that_reached_nobody_is_repeated_whatever_it_does(way, tmp_path):
     """A policy that is not idempotent retries a refused connection, and raises redis-py's own error in the end."""
-    policy = abate.Policy(name="incr", on=transient, idempotent=False, attempts=3, backoff=[0.0])
+    policy = abate.Policy(name="incr", on=transient, idempotent=False, max_attempts=3, backoff=[0.0])
     with pytest.raises(redis.ConnectionError) as caught:
         way.execute(Valkey(tmp_path).url, "INCR", "n", policy=policy)
     assert (abate.report(caught.value).attempts, abate.report(caught.value).reason) == (3, "attempts")

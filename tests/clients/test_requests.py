@@ -80,7 +80,7 @@ def test_timeouts_are_kept_in_every_form(timeout, seconds):
     """One number, two, or urllib3's own: each still ends an attempt, with a deadline or without."""
     with Server() as server, requests.Session() as session:
         server.script.append(server.hang)
-        session.mount("http://", Adapter(policy(attempts=1)))
+        session.mount("http://", Adapter(policy(max_attempts=1)))
         with abate.deadline(seconds) if seconds else VirtualClock(), pytest.raises(requests.ReadTimeout):
             session.get(server.url, timeout=timeout)
 
@@ -182,7 +182,7 @@ def test_deep_copies_share_the_budget_and_pickles_have_their_own():
     """Within a process a copy is no second budget."""
     own = policy(budget=abate.Budget())
     adapter = Adapter(own)
-    assert copy.deepcopy(adapter)._sender._plan.policy.budget is own.budget
-    assert pickle.loads(pickle.dumps(adapter))._sender._plan.policy.budget is not own.budget
+    assert copy.deepcopy(adapter)._sender._settings.policy.budget is own.budget
+    assert pickle.loads(pickle.dumps(adapter))._sender._settings.policy.budget is not own.budget
     with pytest.raises(TypeError, match="cannot be pickled: it has a clock of its own"):
         pickle.dumps(Adapter(policy(clock=VirtualClock())))

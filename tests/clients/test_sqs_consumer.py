@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from abate.clients.sqs import Queue
 from abate.testing import VirtualClock
-from abate.work.answers import PermanentFailure, Recoverable, SilentSuccess
 from abate.work.consumer import consumer
+from abate.work.handler_results import PermanentFailure, Recoverable, SilentSuccess
 from abate.work.source import Back
 from tests.clients.sqs_servers import KINDS, Front, eventually, garbage, refused, running, unavailable
 
@@ -82,7 +82,7 @@ def test_a_message_that_was_handed_out_too_often_is_a_dead_letter(sqs):
     """With what its last error said."""
     queue, dead = sqs.opened()
 
-    @consumer(backoff=[0.0], max_receives=3, fuse=False)
+    @consumer(backoff=[0.0], max_receives=3, breaker=False)
     def handle(message):
         raise ConnectionError("the ledger is down")
 
@@ -103,7 +103,7 @@ def test_what_other_processes_passed_over_is_handled_before_it_is_buried(sqs, en
         eventually(lambda: (taken := other.receive(1, 0)) and other.settle([(taken[0], Back(0.0, False))]) == [])
     handled = []
 
-    @consumer(max_receives=3, fuse=False)
+    @consumer(max_receives=3, breaker=False)
     def handle(message):
         handled.append(message.receives)
         if ends == "failed":
@@ -238,7 +238,7 @@ def test_groups_stay_in_order_over_failures(sqs, groups, workers, asynchronous):
         await asyncio.sleep(0.001)
         end(message)
 
-    handle = consumer(backoff=[0.0], workers=workers, fuse=False)(awork if asynchronous else work)
+    handle = consumer(backoff=[0.0], workers=workers, breaker=False)(awork if asynchronous else work)
     worked_off(handle, queue, sqs)
     assert together == []
     assert done == {group: list(range(len(plan))) for group, plan in enumerate(groups)}

@@ -78,7 +78,7 @@ def test_the_largest_message_fits_and_more_where_both_allow_it(sqs):
     """The bound is the smaller of the queue's and the one given."""
     queue = opened(sqs)
     queue.send("x" * 262_144)
-    small = Queue(sqs.create(MaximumMessageSize="1024"), client=sqs.client, dead_letters=False, largest=10**6)
+    small = Queue(sqs.create(MaximumMessageSize="1024"), client=sqs.client, dead_letters=False, max_body=10**6)
     with pytest.raises(ValueError, match="1024 bytes"):
         small.send("x" * 1_025)
 
@@ -127,7 +127,7 @@ def test_a_visibility_timeout_of_zero_needs_a_lease(sqs):
         ({"lease": 43_201}, ValueError, "not 43201"),
         ({"patience": 21}, ValueError, "patience must be a number above 0 and at most 20, not 21"),
         ({"patience": 0}, ValueError, "patience must be a number above 0 and at most 20, not 0"),
-        ({"largest": 0}, ValueError, "largest must be"),
+        ({"max_body": 0}, ValueError, "max_body must be"),
         ({"clock": 5}, TypeError, "clock must"),
         ({"client": "boto3"}, TypeError, "client must be a client of boto3 for SQS, not 'boto3'"),
     ],

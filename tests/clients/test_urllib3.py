@@ -162,7 +162,7 @@ def test_a_pool_that_is_taken_out_is_urllib3_s():
 
 def test_the_manager_s_own_timeout_counts():
     """A timeout that was given to the manager is the one that is cut."""
-    with Server() as server, PoolManager(policy(attempts=1), timeout=0.05) as manager:
+    with Server() as server, PoolManager(policy(max_attempts=1), timeout=0.05) as manager:
         server.script.append(server.hang)
         with pytest.raises(urllib3.exceptions.ReadTimeoutError):
             manager.request("GET", server.url)

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from abate.stores import Depth, open_store
 from abate.testing import VirtualClock
 from abate.work import QueueFull
-from abate.work.keys import TURNS
+from abate.work.key_queue import FAIRNESS_TURNS
 from abate.work.source import Back, Bury, Done
 
 LEASE = 4.0
@@ -207,7 +207,7 @@ class BesideTheModel(RuleBasedStateMachine):
             item = self.model.find(message.key)
             assert item in oldest or item in highest
             self.passed_over = 0 if item in oldest else self.passed_over + 1
-            assert self.passed_over < TURNS
+            assert self.passed_over < FAIRNESS_TURNS
             assert message.token > self.token
             self.token = message.token
             self.model.lease(item, message.token, self.now)

@@ -8,10 +8,10 @@ import pytest
 
 from abate.clock import MACHINE
 from abate.stores import open_store
-from abate.stores.sqlite import instants
+from abate.stores.sqlite import file_clock
 from abate.testing import VirtualClock
 from tests.conformance.conftest import STORES
-from tests.stores.sharing import keys
+from tests.stores.processes import keys
 
 HOUR = 3600.0
 
@@ -21,9 +21,9 @@ class Machine:
 
     def __init__(self, monkeypatch):
         self.seconds = self.step = 0.0
-        begun, date = instants.elapsed(), MACHINE.wall()
-        monkeypatch.setattr(instants, "elapsed", lambda: begun + self.seconds)
-        monkeypatch.setattr(instants.time, "time", lambda: date + self.seconds + self.step)
+        begun, date = file_clock.seconds_since_boot(), MACHINE.wall()
+        monkeypatch.setattr(file_clock, "seconds_since_boot", lambda: begun + self.seconds)
+        monkeypatch.setattr(file_clock.time, "time", lambda: date + self.seconds + self.step)
         self.given = None
 
     def advance(self, seconds):

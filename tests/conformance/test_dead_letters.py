@@ -12,7 +12,7 @@ from abate.testing import VirtualClock
 from abate.work import QueueFull
 from abate.work.source import Bury
 from tests.conformance.conftest import SHARED, STORES
-from tests.stores.sharing import GUARD, Thread
+from tests.stores.processes import GUARD, Thread
 
 MANY = 2 * BATCH + BATCH // 2
 
@@ -20,9 +20,11 @@ MANY = 2 * BATCH + BATCH // 2
 @pytest.fixture(autouse=True)
 def batches(monkeypatch):
     """Of one size on every store: that of Redis stands in its scripts."""
-    monkeypatch.setattr(postgres, "MOST", BATCH)
+    monkeypatch.setattr(postgres, "MAX_BATCH", BATCH)
     monkeypatch.setattr(postgres, "LETTERS_AT_ONCE", BATCH)
     monkeypatch.setattr(sqlite, "BATCH", BATCH)
+    monkeypatch.setattr(postgres.PostgresQueue, "_batch_size", BATCH)
+    monkeypatch.setattr(sqlite.SqliteQueue, "_batch_size", BATCH)
 
 
 def keys(several):

@@ -3,7 +3,7 @@
 import pytest
 
 from abate.stores import Depth, open_store
-from abate.stores.input import LONGEST_REASON
+from abate.stores.validation import MAX_REASON_BYTES
 from abate.testing import VirtualClock
 from abate.work import QueueFull
 
@@ -266,7 +266,7 @@ def test_what_a_dead_letter_says_is_cut_to_its_length(queue):
     queue.bury(one(queue), "ü" * 50_000 + "end", trace="first \udcff" + "x" * 50_000)
     (letter,) = queue.dead()
     for words in (letter.reason, letter.trace):
-        assert len(words.encode()) <= LONGEST_REASON
+        assert len(words.encode()) <= MAX_REASON_BYTES
         assert "(cut)" in words
     assert letter.reason.startswith("üü")
     assert letter.reason.endswith("üend")
@@ -312,7 +312,7 @@ def test_redriven_letters_are_ready_as_if_never_received(queue, clock):
         clock.advance(1.0)
         queue.bury(one(queue), "bad")
     assert [letter.key for letter in queue.dead()] == ["c", "b", "a"]
-    assert [letter.key for letter in queue.dead(limit=1)] == ["c"]
+    assert [letter.key for letter in queue.dead(max_messages=1)] == ["c"]
     assert queue.redrive(["a", "nobody"]) == 1
     message = one(queue)
     assert (message.key, message.body, message.receives) == ("a", "a", 1)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from abate.decide import Outcome, Ruling
 from abate.decide.http import header, judge, repeatable, status, transient, transient_result
 from abate.decide.outcome import FATAL
-from abate.decide.rules import rules
+from abate.decide.rules import build_rules
 from abate.testing import VirtualClock
 
 # the whole table, written down by hand; whatever is not in it is fatal from 400 on, and nothing to retry below
@@ -323,7 +323,7 @@ def test_chosen_statuses_do_not_touch_results_or_other_errors():
 
 def test_rules_on_statuses_stand_in_a_list():
     """The first that answers decides: what comes before the table overrules it."""
-    both = rules((status(404), transient), unless=status(503))
+    both = build_rules((status(404), transient), unless=status(503))
     assert [both.decide(Outcome(Carrier(code=code))).retry for code in (404, 410, 500, 503)] == [
         True,
         False,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from abate.decide import Outcome, Rule, Ruling, http, on_error, on_result, widen
 from abate.decide.outcome import BLIP, FATAL, OVERLOAD, UNREACHED
-from abate.decide.rules import matchers, rules
+from abate.decide.rules import build_rules, check_matchers
 
 
 class Odd(OSError):
@@ -52,7 +52,7 @@ errors = types.map(lambda kind: kind("it failed"))
 
 
 def decide(rule, error=None, result=None, elapsed=0.0, unless=()):
-    return rules(rule, unless).decide(Outcome(error, result, elapsed))
+    return build_rules(rule, unless).decide(Outcome(error, result, elapsed))
 
 
 # -- the nature of errors
@@ -80,7 +80,7 @@ def test_a_type_matches_itself_and_its_subclasses():
     assert decide(ConnectionError, ConnectionError()) == BLIP
     assert decide(ConnectionError, OSError()) == FATAL
     assert decide(ConnectionError, result="fine") == FATAL
-    assert rules(ConnectionError).judge(Outcome(result="fine")) is None
+    assert build_rules(ConnectionError).judge(Outcome(result="fine")) is None
 
 
 # -- predicates
@@ -156,14 +156,14 @@ def generator_function(error):
 @pytest.mark.parametrize("predicate", [coroutine_function, generator_function, functools.partial(coroutine_function)])
 def test_a_predicate_that_does_not_answer_at_once_is_refused(predicate):
     """A coroutine is true whatever it will find: on, unless, on_error and on_result say so when they are made."""
-    for make in (rules, lambda given: rules(OSError, given), on_error, on_result):
-        with pytest.raises(TypeError, match=r"a predicate must answer at once, .*coroutine or generator function: "):
+    for make in (build_rules, lambda given: build_rules(OSError, given), on_error, on_result):
+        with pytest.raises(TypeError, match=r"a predicate must return its answer, .*coroutine or generator function: "):
             make(predicate)
 
 
 def test_a_coroutine_that_hides_behind_a_predicate_is_an_error():
     """A plain function that returns one is found out by its first answer, and nothing is left to be awaited."""
-    with pytest.raises(TypeError, match=r"the predicate .*lambda.* must answer at once, and not with a coroutine"):
+    with pytest.raises(TypeError, match=r"the predicate .*lambda.* must return its answer, not a coroutine"):
         decide(lambda error: coroutine_function(error), KeyError())
 
 
@@ -207,7 +207,7 @@ def test_who_reads_results():
         (widen(reads, by=KeyError, seconds=1.0), True),
         (widen(KeyError, by=deaf, seconds=1.0), False),
     ]:
-        assert rules(rule).reads_results is expected, rule
+        assert build_rules(rule).reads_results is expected, rule
 
 
 def test_a_rule_of_ones_own():
@@ -244,18 +244,18 @@ def slow_model(on, unless, error):
     """What the rules promise, by looking at everything."""
 
     def answer(matcher):
-        nature = NATURES[type(error)]
+        classify = NATURES[type(error)]
         if isinstance(matcher, type):
-            return nature if isinstance(error, matcher) else None
+            return classify if isinstance(error, matcher) else None
         verdict = matcher.predicate(error)
         if isinstance(verdict, Ruling):
             return verdict
         if verdict is True or not isinstance(verdict, (int, float, timedelta)):
-            return nature if verdict else None
+            return classify if verdict else None
         if not verdict:
             return None
         seconds = verdict.total_seconds() if isinstance(verdict, timedelta) else verdict
-        return Ruling(True, nature.reason, max(0.0, seconds), nature.reached)
+        return Ruling(True, classify.reason, max(0.0, seconds), classify.reached)
 
     if any(ruling.retry for ruling in map(answer, unless) if ruling):
         return FATAL
@@ -271,13 +271,13 @@ def test_unless_is_asked_first_and_the_first_answer_decides(on, unless, error):
 
 def test_rules_within_rules_keep_their_unless():
     """What the inner rules call fatal is not left to the next rule."""
-    assert decide((rules(OSError, unless=FileNotFoundError), Exception), FileNotFoundError()) == FATAL
-    assert decide((rules(OSError, unless=FileNotFoundError), Exception), KeyError()) == BLIP
+    assert decide((build_rules(OSError, unless=FileNotFoundError), Exception), FileNotFoundError()) == FATAL
+    assert decide((build_rules(OSError, unless=FileNotFoundError), Exception), KeyError()) == BLIP
 
 
 def test_unless_may_speak_against_results():
     """A rule on results in `unless` makes a result fatal, before `on` is asked."""
-    either = rules(on_result(lambda result: result > 1), unless=on_result(lambda result: result > 5))
+    either = build_rules(on_result(lambda result: result > 1), unless=on_result(lambda result: result > 5))
     assert [either.decide(Outcome(result=result)) for result in (2, 6)] == [Ruling.blip(answered=True), FATAL]
 
 
@@ -309,7 +309,7 @@ def test_unless_may_speak_against_results():
 def test_what_is_no_matcher_is_refused(name, matcher, message):
     """The error says what was given and what may be."""
     with pytest.raises(TypeError) as caught:
-        rules(**{"on": OSError} | {name: matcher})
+        build_rules(**{"on": OSError} | {name: matcher})
     assert str(caught.value).startswith(f"{name} must be exception types, predicates or rules")
     assert str(caught.value).endswith(message)
 
@@ -318,8 +318,8 @@ def test_what_is_no_matcher_is_refused(name, matcher, message):
 def test_on_must_name_something(nothing):
     """Nobody retries nothing by accident; `unless` may be empty."""
     with pytest.raises(ValueError, match=r"^on must name at least one exception type, predicate or rule, not none$"):
-        rules(nothing)
-    assert rules(OSError, unless=nothing).unless == ()
+        build_rules(nothing)
+    assert build_rules(OSError, unless=nothing).unless == ()
 
 
 @pytest.mark.parametrize("make", [on_error, on_result])
@@ -332,7 +332,7 @@ def test_a_rule_on_a_predicate_needs_a_function(make, nonsense):
 
 def test_matchers_come_alone_or_in_any_iterable():
     """One, several, or what a generator gives."""
-    assert matchers("on", OSError) == (OSError,)
-    assert matchers("on", (kind for kind in (OSError, KeyError))) == (OSError, KeyError)
+    assert check_matchers("on", OSError) == (OSError,)
+    assert check_matchers("on", (kind for kind in (OSError, KeyError))) == (OSError, KeyError)
     rule = on_error(lambda error: True)
-    assert rules([rule, OSError]).on[0] is rule
+    assert build_rules([rule, OSError]).on[0] is rule

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from abate.decide import Outcome, Rule, Ruling, http, on_error, widen
 from abate.decide.outcome import BLIP, FATAL, LAYER, OVERLOAD, UNREACHED
-from abate.decide.rules import MOST_KNOWN, rules
+from abate.decide.rules import MAX_CACHED_TYPES, build_rules
 from abate.errors import AttemptTimeout
 
 types = st.sampled_from(
@@ -18,7 +18,7 @@ errors = types.map(lambda kind: kind("it failed"))
 
 
 def decide(rule, error, elapsed=0.0, unless=()):
-    return rules(rule, unless).decide(Outcome(error, elapsed=elapsed))
+    return build_rules(rule, unless).decide(Outcome(error, elapsed=elapsed))
 
 
 # -- groups
@@ -101,9 +101,9 @@ def test_members_of_a_group_are_judged_like_errors_alone():
 )
 def test_the_answer_never_depends_on_what_was_asked_before(on, unless, history):
     """Whoever looks into the known types first, as a call does, hears what fresh rules would say."""
-    seasoned = rules(on, unless)
+    seasoned = build_rules(on, unless)
     for error in history:
-        answer = seasoned.known.get(type(error)) or seasoned.decide(Outcome(error))
+        answer = seasoned.rulings_by_type.get(type(error)) or seasoned.decide(Outcome(error))
         assert answer == decide(on, error, unless=unless)
 
 
@@ -115,31 +115,31 @@ def test_only_types_alone_are_known():
         (http.transient, ()),
         (widen(KeyError, by=OSError, seconds=1.0), ()),
     ]:
-        seasoned = rules(on, unless)
+        seasoned = build_rules(on, unless)
         seasoned.decide(Outcome(KeyError()))
-        assert seasoned.known == {}
-    seasoned = rules(KeyError, unless=OSError)
+        assert seasoned.rulings_by_type == {}
+    seasoned = build_rules(KeyError, unless=OSError)
     seasoned.decide(Outcome(KeyError()))
-    assert seasoned.known == {KeyError: BLIP}
+    assert seasoned.rulings_by_type == {KeyError: BLIP}
 
 
 def test_the_known_types_are_bounded():
     """A program that makes types as it runs does not fill the memory, and is answered all the same."""
-    seasoned = rules(LookupError)
+    seasoned = build_rules(LookupError)
     kinds = [type(f"Lookup{number}", (LookupError if number % 2 else OSError,), {}) for number in range(300)]
     answers = [seasoned.decide(Outcome(kind())).retry for kind in kinds]
     assert answers == [bool(number % 2) for number in range(300)]
-    assert len(seasoned.known) == MOST_KNOWN
+    assert len(seasoned.rulings_by_type) == MAX_CACHED_TYPES
 
 
 def test_what_is_known_is_no_part_of_the_value():
     """Rules that have judged are equal to those that have not."""
-    seasoned = rules((KeyError, OSError))
+    seasoned = build_rules((KeyError, OSError))
     seasoned.decide(Outcome(KeyError()))
-    assert seasoned == rules((KeyError, OSError))
-    assert hash(seasoned) == hash(rules((KeyError, OSError)))
-    assert seasoned != rules((OSError, KeyError))
-    assert "known" not in repr(seasoned)
+    assert seasoned == build_rules((KeyError, OSError))
+    assert hash(seasoned) == hash(build_rules((KeyError, OSError)))
+    assert seasoned != build_rules((OSError, KeyError))
+    assert "rulings_by_type" not in repr(seasoned)
 
 
 def test_an_attempt_that_was_cut_off_is_an_overload():
@@ -208,7 +208,7 @@ NAMED = [
     lambda error: isinstance(error, Several) and len(error.exceptions) == 1,
     widen(KeyError, by=ExceptionGroup, seconds=5.0),
     widen(ExceptionGroup, by=KeyError, seconds=5.0),
-    rules((KeyError, ExceptionGroup)),
+    build_rules((KeyError, ExceptionGroup)),
 ]
 
 

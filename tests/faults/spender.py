@@ -25,5 +25,5 @@ for line in sys.stdin:
         began = time.perf_counter()
         spent += budget.try_withdraw()
         slowest = max(slowest, time.perf_counter() - began)
-    facts = {"spent": spent, "slowest": slowest, "told": told, "degraded": store.courier.degraded}
+    facts = {"spent": spent, "slowest": slowest, "told": told, "degraded": store.fleet_sync.degraded}
     print(json.dumps(facts), flush=True)

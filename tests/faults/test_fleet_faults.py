@@ -15,7 +15,7 @@ import pytest
 import redis as driver
 
 from tests.clients.valkey_server import Valkey
-from tests.faults.cutting import Proxy
+from tests.faults.proxy import Proxy
 
 MEMBERS = 3
 RESERVE, WINDOW = 1.0, 60.0

@@ -13,13 +13,13 @@ import time
 import pytest
 
 from abate.stores import Depth, StoreError, open_store
-from abate.stores.postgres import bells
+from abate.stores.postgres import listener
 from abate.work.source import LeaseLost
 from tests.conformance.postgres_server import empty_store, server
-from tests.faults.cutting import Proxy
-from tests.faults.killing import patiently
-from tests.stores.postgres_cluster import Cluster
-from tests.stores.sharing import GUARD, Thread, keys, until
+from tests.faults.killed_workers import patiently
+from tests.faults.proxy import Proxy
+from tests.stores.postgres.cluster import Cluster
+from tests.stores.processes import GUARD, Thread, keys, until
 
 LEASE = 1.0
 
@@ -144,10 +144,10 @@ def test_a_server_that_stands_still_holds_up_nobody(cluster):
         (message,) = queue.receive()
         budget = store.budget("calls", ratio=0.0, reserve=10.0)
         assert budget.try_withdraw()
-        until(lambda: store.courier.journeys > 0)
+        until(lambda: store.fleet_sync.rounds > 0)
         others = store.queue("others")
         waiting = Thread(patiently, others.receive, 1, GUARD)
-        until(lambda: store.ears.listening)
+        until(lambda: store.listener.listening)
         with cluster.frozen():
             for call in (
                 lambda: queue.add("b"),
@@ -156,15 +156,15 @@ def test_a_server_that_stands_still_holds_up_nobody(cluster):
                 lambda: queue.done(message),
                 queue.depth,
                 lambda: open_store(url),
-                lambda: store.trade("me", []),
+                lambda: store.sync_members("me", []),
             ):
                 with pytest.raises(StoreError, match=r"does not answer within 0\.3 s"):
                     call()
-            until(lambda: store.courier.degraded)
+            until(lambda: store.fleet_sync.degraded)
             assert budget.try_withdraw()
         with pytest.raises(LeaseLost):
             patiently(queue.done, message)
-        until(lambda: not store.courier.degraded)
+        until(lambda: not store.fleet_sync.degraded)
         others.add("c")
         assert keys(waiting.answer()) == ["c"]
         # those that got no answer may have been carried out
@@ -201,14 +201,14 @@ def test_a_cut_between_two_calls_is_not_noticed(proxy):
 
 def test_a_cut_while_one_waits_makes_nobody_miss_anything(proxy, monkeypatch):
     """Who waits listens again."""
-    monkeypatch.setattr(bells, "AGAIN", 0.1)
+    monkeypatch.setattr(listener, "RECONNECT", 0.1)
     url = empty_store()
     with open_store(through(proxy, url)) as store, open_store(url) as other:
         queue = store.queue("work")
         thread = Thread(patiently, queue.receive, 1, GUARD)
-        until(lambda: store.ears.listening)
+        until(lambda: store.listener.listening)
         proxy.cut()
-        until(lambda: not store.ears.listening)
+        until(lambda: not store.listener.listening)
         other.queue("work").add("a")
         assert keys(thread.answer()) == ["a"]
 

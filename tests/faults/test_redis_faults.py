@@ -9,9 +9,9 @@ import redis as driver
 from abate.stores import StoreError, open_store
 from abate.work.source import Back, Done
 from tests.clients.valkey_server import Valkey
-from tests.faults.cutting import Proxy
-from tests.faults.killing import patiently, stopped
-from tests.stores.sharing import GUARD, Thread, keys, until
+from tests.faults.killed_workers import patiently, stopped
+from tests.faults.proxy import Proxy
+from tests.stores.processes import GUARD, Thread, keys, until
 
 LEASE = 0.8
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
@@ -131,7 +131,7 @@ def test_a_flush_crashes_nobody(valkey):
         assert list(store.queues()) == ["work"]
         until(lambda: admin.exists("abate:{budget:y}:members"))
         assert budget.try_withdraw()
-        assert not store.courier.degraded
+        assert not store.fleet_sync.degraded
 
 
 # ── The way to it ────────────────────────────────────────────────────────────────────────────────────────
@@ -190,8 +190,8 @@ def test_a_fleet_that_is_cut_off_goes_by_itself_and_heals(valkey, proxy):
     with open_store(f"redis://127.0.0.1:{proxy.port}") as store:
         budget = store.budget("x", ratio=0.0, reserve=10.0)
         with stopped(valkey.process.pid):
-            until(lambda: store.courier.degraded)
+            until(lambda: store.fleet_sync.degraded)
             assert budget.try_withdraw()
         proxy.cut()
-        until(lambda: not store.courier.degraded)
+        until(lambda: not store.fleet_sync.degraded)
         assert budget.try_withdraw()

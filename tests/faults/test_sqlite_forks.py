@@ -7,7 +7,7 @@ import time
 import pytest
 
 from abate.stores import open_store
-from tests.stores.sharing import GUARD, Thread, python, until
+from tests.stores.processes import GUARD, Thread, python, until
 
 FORKING = """if True:
     import os, random, signal, sys, threading, time

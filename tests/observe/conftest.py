@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 import abate
-from abate.observe.page.recent import Recent
-from tests.observe.watching import Watched
+from abate.observe.page.recent_activity import RecentActivity
+from tests.observe.watched_sink import Watched
 
 numbers = itertools.count()
 
@@ -28,7 +28,7 @@ def name():
 def recent():
     """What the live page keeps, on a virtual clock."""
     with abate.testing.VirtualClock(start=1000.0) as clock:
-        sink = abate.observe.install(Recent(clock))
+        sink = abate.observe.install(RecentActivity(clock))
         sink.clock = clock
         yield sink
         abate.observe.remove(sink)

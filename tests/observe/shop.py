@@ -5,6 +5,7 @@ It prints its port, and works until its standard input is closed.
 
 import sys
 import threading
+from contextlib import suppress
 
 from prometheus_client import start_http_server
 
@@ -18,6 +19,9 @@ store = abate.open_store("memory:")
 orders = abate.Policy(name="orders", on=OSError, backoff=[0.0], shelter=abate.Shelter(name="shop"))
 outer = abate.Policy(name="outer", on=OSError)
 tiny = abate.Policy(name="tiny", on=OSError, backoff=[0.0], budget=abate.Budget(ratio=0.0, reserve=0.1, window=10.0))
+guarded = abate.Policy(
+    name="guarded", on=OSError, max_attempts=1, gate=abate.CircuitBreaker(min_calls=2, pause=0.05, name="payments")
+)
 bucket = abate.TokenBucket(rate=100.0, name="mail")
 
 
@@ -44,6 +48,9 @@ def work():
             call()
         except (OSError, ValueError) as error:
             assert abate.report(error).policy == policy.name
+    for _ in range(2):
+        with suppress(OSError, abate.Refused):
+            guarded.call(fails(times=1))
     for key in ("good", "good", "bad"):
         reconcile.add(key)
     reconcile.run(drain=True)

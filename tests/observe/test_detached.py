@@ -14,10 +14,10 @@ import pytest
 
 import abate
 from abate import events
-from abate.call.tally import watch
+from abate.call.counters import wrapper_versions
 from abate.observe import detached, install, remove
-from abate.observe.detached import Attended, Detached
-from tests.stores.sharing import forks
+from abate.observe.detached import Detached, TimeLimited
+from tests.stores.processes import forks
 
 EVENT = events.Recovered("orders", 2, 0.5)
 PATIENCE = 30.0
@@ -258,7 +258,7 @@ AT_EXIT = """
 import sys, threading
 from abate import events
 from abate.observe.detached import Detached
-from tests.stores.sharing import forks
+from tests.stores.processes import forks
 def sink(event):
     {body}
 detached = Detached(sink, grace={grace})
@@ -331,7 +331,7 @@ def sink_threads():
 
 def test_a_function_that_never_returns_holds_up_one_call_and_not_for_ever(orders, stuck, monkeypatch, caplog):
     """It is left behind; when a pause is over, no call waits for it as long as it has not returned."""
-    monkeypatch.setattr(events, "STUCK", 0.05)
+    monkeypatch.setattr(events, "MAX_HOLD_UP", 0.05)
     threads = sink_threads()
     abate.observe.install(stuck)
     try:
@@ -403,8 +403,8 @@ def test_a_sink_with_an_attribute_for_every_name_is_attended():
     sink = Mock()
     install(sink)
     try:
-        assert type(events.sinks[-1]) is Attended
-        assert not watch.on
+        assert type(events.sinks[-1]) is TimeLimited
+        assert not wrapper_versions.on
         assert Detached(sink).counts is False
     finally:
         remove(sink)
@@ -412,7 +412,7 @@ def test_a_sink_with_an_attribute_for_every_name_is_attended():
 
 def test_who_is_broken_off_as_it_starts_the_thread_leaves_one_thread_and_loses_nothing(monkeypatch):
     """Another one is started by the next event, and finds the first at work."""
-    seen, start = [], detached.Worker.start
+    seen, start = [], detached.SinkThread.start
     sink = Detached(lambda event: seen.append((event, threading.current_thread())))
 
     def broken_off(worker):
@@ -420,11 +420,11 @@ def test_who_is_broken_off_as_it_starts_the_thread_leaves_one_thread_and_loses_n
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(detached.Worker, "start", broken_off)
+        patched.setattr(detached.SinkThread, "start", broken_off)
         sink("one")
     sink("two")
     assert sink.flush(PATIENCE)
-    second = detached.Worker(sink.sink, sink._handed, sink._dropped, sink._at_work)
+    second = detached.SinkThread(sink.sink, sink._queue, sink._dropped, sink._threads)
     second.start()
     second.join(PATIENCE)
     assert not second.is_alive()
@@ -437,14 +437,14 @@ def test_who_is_broken_off_as_it_starts_the_thread_leaves_one_thread_and_loses_n
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_by_a_signal_handler_as_the_thread_is_started_keeps_the_child_s_own_lock(monkeypatch):
     """The child starts a thread of its own."""
-    sink, start = Detached([].append), detached.Worker.start
+    sink, start = Detached([].append), detached.SinkThread.start
 
     def forked(worker):
         sink.after_fork()  # what the child does first
         start(worker)
 
     with monkeypatch.context() as patched:
-        patched.setattr(detached.Worker, "start", forked)
+        patched.setattr(detached.SinkThread, "start", forked)
         sink("parent's")
     assert not sink._starting.locked()
     sink("own")

@@ -12,9 +12,9 @@ import pytest
 
 import abate
 from abate import events
-from abate.observe import LoggingSink, words
-from abate.observe.lines import Lines, flush_all
-from tests.stores.sharing import forks, in_child
+from abate.observe import LoggingSink, event_text
+from abate.observe.log_writer import LogWriter, flush_all
+from tests.stores.processes import forks, in_child
 
 ERROR = OSError("down")
 
@@ -53,7 +53,7 @@ LINES = [
         "DEBUG",
         "orders: '42' is done after 0.25 s (handed out 1 times)",
     ),
-    (events.Event("orders"), "INFO", "orders: Event(policy='orders')"),
+    (events.Event("orders"), "INFO", "orders: Event(name='orders')"),
 ]
 
 
@@ -64,7 +64,7 @@ def test_every_event_is_a_line(caplog, event, level, line):
         LoggingSink(every=True)(event)
     (record,) = caplog.records
     assert (record.levelname, record.getMessage()) == (level, line)
-    assert record.abate == {"event": words.name(event), **words.facts(event)}
+    assert record.abate == {"event": event_text.event_type(event), **event_text.facts(event)}
 
 
 @pytest.mark.parametrize("every", [False, True])
@@ -80,8 +80,8 @@ def test_a_refusal_and_its_facts_name_the_same_attempt(caplog, every, made):
 def test_facts_are_plain_values():
     """An event as a dictionary that any formatter can write: errors and keys as text, numbers as they are."""
     event = events.Worked("orders", ("a", 1), "retry", 0.25, 3, ERROR)
-    assert words.facts(event) == {
-        "policy": "orders",
+    assert event_text.facts(event) == {
+        "name": "orders",
         "key": "('a', 1)",
         "ending": "retry",
         "seconds": 0.25,
@@ -89,8 +89,8 @@ def test_facts_are_plain_values():
         "error_type": "OSError",
         "error": "OSError('down')",
     }
-    assert words.facts(events.StoreDegraded("redis", False, None)) == {
-        "policy": "redis",
+    assert event_text.facts(events.StoreDegraded("redis", False, None)) == {
+        "name": "redis",
         "degraded": False,
         "error": None,
     }
@@ -171,7 +171,7 @@ def test_with_every_each_attempt_is_a_line(caplog, installed):
 def test_a_storm_of_calls_is_a_few_lines(caplog, installed):
     """A thousand calls that fail in a minute of virtual time: a burst of each kind, and a summary of each."""
     installed(LoggingSink(burst=2, window=60.0))
-    policy = abate.Policy(name="orders", on=OSError, attempts=2, backoff=[0.0], budget=abate.Budget(0.0, 1_000.0))
+    policy = abate.Policy(name="orders", on=OSError, max_attempts=2, backoff=[0.0], budget=abate.Budget(0.0, 1_000.0))
     with caplog.at_level(logging.INFO, logger="abate"), abate.testing.VirtualClock() as clock:
         for _ in range(1_001):
             with pytest.raises(OSError):
@@ -196,7 +196,7 @@ def test_time_that_is_virtual_does_not_disturb_the_real_one(caplog):
 def test_a_summary_comes_by_itself():
     """When a storm ends and nothing else happens, the summary is written all the same."""
     written = SimpleQueue()
-    lines = Lines(written.put, burst=1, window=1.0)
+    lines = LogWriter(written.put, burst=1, window=1.0)
     for _ in range(5):
         lines(events.Recovered("orders", 2, 0.5))
     told = [written.get(timeout=30.0)]
@@ -221,7 +221,7 @@ def test_a_summary_that_cannot_be_written_is_logged():
     handler = Hands()
     logger.addHandler(handler)
     try:
-        lines = Lines(write, burst=1, window=1.0)
+        lines = LogWriter(write, burst=1, window=1.0)
         lines(events.Recovered("orders", 2, 0.5))
         lines(events.Recovered("orders", 2, 0.5))
         assert logged.get(timeout=30.0) == "a summary could not be written"
@@ -250,7 +250,7 @@ for _ in range(10):
 def test_a_child_tells_what_is_its_own():
     """After a fork the child begins anew: its first is a line, and its summaries come by themselves."""
     written = SimpleQueue()
-    lines = Lines(written.put, burst=1, window=1.0)
+    lines = LogWriter(written.put, burst=1, window=1.0)
     for _ in range(3):
         lines(events.Recovered("orders", 2, 0.5))
 
@@ -274,7 +274,7 @@ def test_a_failing_writer_does_not_keep_others_from_the_rest(caplog):
         if line.event is None:
             raise OSError("no disk")
 
-    lines = Lines(broken, burst=1)
+    lines = LogWriter(broken, burst=1)
     for _ in range(2):
         lines(events.Recovered("orders", 2, 0.5))
     flush_all()
@@ -293,7 +293,7 @@ def test_bad_settings_are_refused():
     "event",
     [
         events.Buried("orders", "42", "permanent", "no"),
-        events.FuseBlown("orders", 30.0),
+        events.BreakerOpened("orders", 30.0),
         events.LeaseLost("orders", "42"),
         events.SourceFailed("orders", "queue", ERROR, 1.0),
         events.StoreDegraded("redis", True, ERROR),

@@ -9,7 +9,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import abate
 from abate import events
-from abate.observe.otel import MOST_ERROR_TYPES, OpenTelemetrySink
+from abate.observe.otel import MAX_ERROR_TYPES, OpenTelemetrySink
 from abate.testing import Script, VirtualClock
 from tests.reentry import guarded, interrupted_at
 
@@ -54,7 +54,7 @@ def metrics():
 
 
 def policy(name="orders", **settings):
-    settings = {"on": OSError, "backoff": [1.0], "attempts": 3} | settings
+    settings = {"on": OSError, "backoff": [1.0], "max_attempts": 3} | settings
     return abate.Policy(name=name, **settings)
 
 
@@ -94,7 +94,7 @@ def test_what_is_refused(metrics):
     orders = policy("refused", budget=abate.Budget.empty())
     with pytest.raises(OSError):
         orders.call(Script(DOWN))
-    guarded = policy("guarded", gate=abate.Permits(1, name="door"))
+    guarded = policy("guarded", gate=abate.ConcurrencyLimit(1, name="door"))
     with guarded.gate, pytest.raises(abate.Refused):
         guarded.call(int)
     assert metrics.values("abate.refusals") == {("empty budget", "refused"): 1, ("door", "guarded"): 1}
@@ -102,7 +102,7 @@ def test_what_is_refused(metrics):
 
 
 def test_every_event_has_its_metric(metrics):
-    """Work, dead letters, leases, crashes, fuses, sources, buckets and layers are counted."""
+    """Work, dead letters, leases, crashes, breakers, sources, buckets and layers are counted."""
     for event in (
         events.LayeredRetry("outer", "inner"),
         events.Waited("bucket", 0.5),
@@ -112,7 +112,7 @@ def test_every_event_has_its_metric(metrics):
         events.Buried("mail", "42", "by hand", "no"),
         events.LeaseLost("mail", "42"),
         events.WorkerCrashed("mail", "42", DOWN),
-        events.FuseBlown("mail", 30.0),
+        events.BreakerOpened("mail", 30.0),
         events.SourceFailed("mail", "queue", DOWN, 1.0),
         events.StoreDegraded("redis", True, DOWN),
         events.ShelterChanged("orders", "shop", "storm", 1, 1.0),
@@ -125,8 +125,9 @@ def test_every_event_has_its_metric(metrics):
     assert metrics.values("abate.rate_limiter.wait") == {("bucket",): (1, 0.5)}
     assert metrics.values("abate.work.duration", queue="mail") == {("retry", "OSError"): (1, 0.25), ("done",): (1, 0.5)}
     assert metrics.values("abate.dead_letters", queue="mail") == {("permanent",): 1, ("other",): 1}
-    for name in ("abate.leases_lost", "abate.worker_crashes", "abate.fuse.blown"):
+    for name in ("abate.leases_lost", "abate.worker_crashes"):
         assert metrics.values(name, queue="mail") == {(): 1}
+    assert metrics.values("abate.breaker.opened") == {("mail",): 1}
     assert metrics.values("abate.source.failures", queue="mail") == {("OSError",): 1}
 
 
@@ -210,8 +211,8 @@ def test_attributes_are_bounded(metrics):
         metrics.sink(events.Retry("one", 1, 0.5, f"reason {number}", None, error))
         metrics.sink(events.LayeredRetry(f"p{number}" + "x" * 1_000_000, "inner"))
     retries = metrics.values("abate.retries", policy="one")
-    assert len(retries) == MOST_ERROR_TYPES + 1
-    assert retries["other", "_OTHER"] == 1_000 - MOST_ERROR_TYPES
+    assert len(retries) == MAX_ERROR_TYPES + 1
+    assert retries["other", "_OTHER"] == 1_000 - MAX_ERROR_TYPES
     layered = metrics.values("abate.layered_retries")
     assert len(layered) <= 501
     assert max(len(part) for labels in layered for part in labels) <= 120

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import abate
 from abate import events
-from abate.observe.otel import MOST_SPAN_EVENTS, OpenTelemetrySink
+from abate.observe.otel import MAX_SPAN_EVENTS, OpenTelemetrySink
 from abate.testing import Script, VirtualClock
 
 PATIENCE = 30.0
@@ -48,7 +48,7 @@ def spans():
 
 
 def policy(name="orders", **settings):
-    settings = {"on": OSError, "backoff": [1.0], "attempts": 3} | settings
+    settings = {"on": OSError, "backoff": [1.0], "max_attempts": 3} | settings
     return abate.Policy(name=name, **settings)
 
 
@@ -90,7 +90,7 @@ def test_a_retry_is_an_event_on_the_current_span(sink, spans):
 def test_a_call_that_gives_up_says_why_on_its_span(sink, spans):
     """Attempts and reason."""
     with VirtualClock(), spans.tracer.start_as_current_span("caller"), pytest.raises(OSError):
-        policy(attempts=2).call(Script(DOWN, DOWN))
+        policy(max_attempts=2).call(Script(DOWN, DOWN))
     (span,) = spans.ended("caller")
     assert (span.attributes["abate.attempts"], span.attributes["abate.reason"]) == (2, "attempts")
 
@@ -113,12 +113,12 @@ def test_a_call_that_succeeds_at_once_leaves_its_span_alone(sink, spans):
 
 def test_span_events_are_bounded(sink, spans):
     """A call of a thousand attempts does not push the caller's own events out of the span."""
-    boundless = policy(attempts=1_000, budget=abate.Budget(1.0, 1_000.0))
+    boundless = policy(max_attempts=1_000, budget=abate.Budget(1.0, 1_000.0))
     with VirtualClock(), spans.tracer.start_as_current_span("caller") as span:
         span.add_event("mine")
         boundless.call(Script(*[DOWN] * 999, "fine"))
     (span,) = spans.ended("caller")
-    assert [event.name for event in span.events] == ["mine"] + ["abate.retry"] * (MOST_SPAN_EVENTS - 1)
+    assert [event.name for event in span.events] == ["mine"] + ["abate.retry"] * (MAX_SPAN_EVENTS - 1)
     assert span.attributes["abate.attempts"] == 1_000
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import abate
-from abate.observe.outcomes import OUTCOMES
+from abate.observe.call_outcomes import OUTCOMES
 from abate.testing import Script, VirtualClock
-from tests.observe.watching import Watched
+from tests.observe.watched_sink import Watched
 
 numbers = itertools.count()
 
@@ -114,7 +114,7 @@ LEVELS = ("balance", "remaining_ratio", "exhausted_total")
 def test_the_budget_is_read_when_it_is_scraped(watched, name):
     """Its balance, its share, and the retries that it refused."""
     budget = abate.Budget(ratio=0.0, reserve=1.0, window=4.0)
-    policy = abate.Policy(name=name, on=OSError, attempts=3, backoff=[0.0], budget=budget)
+    policy = abate.Policy(name=name, on=OSError, max_attempts=3, backoff=[0.0], budget=budget)
     seen = []
     with VirtualClock() as clock:
         for _ in range(3):
@@ -152,7 +152,7 @@ def test_calls_in_flight(watched, name, way):
 
 def test_layers_of_retries(watched, name):
     """Who stood around whom."""
-    inner = abate.Policy(name=f"{name}-inner", on=OSError, attempts=2, backoff=[0.0])
+    inner = abate.Policy(name=f"{name}-inner", on=OSError, max_attempts=2, backoff=[0.0])
     outer = abate.Policy(name=name, on=OSError)
     with pytest.warns(abate.LayeredRetryWarning), pytest.raises(OSError):
         outer.call(inner.call, Script(OSError(), OSError()))

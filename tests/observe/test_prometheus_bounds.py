@@ -7,11 +7,11 @@ from prometheus_client import REGISTRY, generate_latest
 
 import abate
 from abate import events
+from abate.observe.metric_series import LabelValues
 from abate.observe.prometheus import METRICS, PrometheusSink
-from abate.observe.series import Names
-from abate.observe.snapshot import MOST
+from abate.observe.snapshot import MAX_NAMES
 from abate.testing import Script
-from tests.observe.watching import Watched
+from tests.observe.watched_sink import Watched
 
 
 def test_nothing_grows_with_keys_and_texts(watched, name):
@@ -51,7 +51,7 @@ def test_nothing_grows_with_keys_and_texts(watched, name):
 )
 def test_names_beyond_a_bound_are_other(watched, event):
     """Label values are bounded, whatever they are called; nothing that came later is lost."""
-    for number in range(3 * MOST):
+    for number in range(3 * MAX_NAMES):
         watched.sink(event(f"one-of-many-{number}"))
     names = {
         value
@@ -61,13 +61,13 @@ def test_names_beyond_a_bound_are_other(watched, event):
         if value.startswith("one-of-many-") or value == "other"
     }
     assert "other" in names
-    assert len(names) <= MOST + 1
+    assert len(names) <= MAX_NAMES + 1
 
 
 def test_names_that_others_counted_take_no_room(name):
     """What was called before this sink was there has no label in it."""
     with Watched():
-        for number in range(MOST):
+        for number in range(MAX_NAMES):
             abate.Policy(name=f"{name}-{number}", on=OSError).call(Script("fine"))
     with Watched() as watched:
         abate.Policy(name=name, on=OSError).call(Script("fine"))
@@ -85,7 +85,7 @@ def test_layers_beyond_a_bound_are_other(watched):
 @given(st.lists(st.text(max_size=200), max_size=50), st.integers(1, 5))
 def test_a_name_is_itself_or_other(names, most):
     """The first few keep their label for ever; what is not known by then is `other`. All can be exposed."""
-    labels = Names(most)
+    labels = LabelValues(most)
     shown = [labels.of(name) for name in names]
     assert len(set(shown) - {"other"}) <= most
     assert [labels.of(name) for name in names if labels.of(name) != "other"] == [

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 import abate
 from abate import observe
 from abate.clients.httpx import AsyncTransport, Transport
-from abate.observe.outcomes import OUTCOMES
+from abate.observe.call_outcomes import OUTCOMES
 from abate.observe.prometheus import PrometheusSink
 from abate.testing import Script
 from tests.clients.drivers import DRIVERS, Ask, nobody, policy
@@ -40,19 +40,19 @@ def ended(registry, name):
     return {outcome: count for outcome, count in found.items() if count}
 
 
-ALONE = "ABATE_TEST_ALONE"
+NO_LAYER = "ABATE_TEST_ALONE"
 
 
 def run_alone(test):
     """Run a test of this file in a process of its own, unmeasured: coverage has a lock that a fork may copy held."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::{test}"]
-    done = subprocess.run(words, env=os.environ | {ALONE: "1"}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, env=os.environ | {NO_LAYER: "1"}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout
 
 
 def test_children_of_a_fork_in_mid_use_count_on(registry):
     """While threads fail and retry: a child counts what it does, is scraped, and never waits for a lock of theirs."""
-    if ALONE not in os.environ:
+    if NO_LAYER not in os.environ:
         run_alone("test_children_of_a_fork_in_mid_use_count_on")
         return
     orders = abate.Policy(name="forked", on=OSError, backoff=[0.0], budget=abate.Budget.unlimited())
@@ -112,7 +112,7 @@ def test_a_sink_warns_where_processes_are_to_be_joined_by_files(monkeypatch, tmp
 @pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: type(driver).__name__)
 def test_requests_are_calls(registry, driver):
     """Answered at once, answered after a retry, given up on with a response or an error: each is one call."""
-    shop = policy(name=type(driver).__name__, attempts=2)
+    shop = policy(name=type(driver).__name__, max_attempts=2)
     with Server(respond(200), respond(503), respond(200), respond(503), respond(503), reset, reset) as server:
         driver.fetch(Ask(server.url, times=2), shop)
         assert driver.fetch(Ask(server.url), shop).status == 503
@@ -131,7 +131,7 @@ def test_requests_are_calls(registry, driver):
 def test_requests_of_httpx_are_calls(registry, asynchronous, bounded, raises):
     """In the quick way and in the long one; what is given up on is no success, though a response may be returned."""
     name = f"httpx {asynchronous} {bounded} {raises}"
-    shop = policy(name=name, attempts=2, timeout=30.0 if bounded else None, raises=raises)
+    shop = policy(name=name, max_attempts=2, timeout=30.0 if bounded else None, raises=raises)
 
     async def ask(url):
         async with httpx.AsyncClient(transport=AsyncTransport(shop), trust_env=False) as client:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 import abate
-from abate.observe.outcomes import OUTCOMES
-from abate.observe.prometheus import ENDINGS, KINDS, METRICS, NATURES, STATES
+from abate.events import DEAD_LETTER_REASONS, ENDINGS, FAILURE_KINDS, SHELTER_STATES
+from abate.observe.call_outcomes import OUTCOMES
+from abate.observe.prometheus import METRICS
 
 PAGE = Path(__file__).parents[2] / "docs" / "observe.md"
 ROW = re.compile(r"^\| (`abate_.*?) \| (.*) \|$", re.MULTILINE)
@@ -41,10 +42,10 @@ def test_the_table_says_which_are_histograms(watched):
 @pytest.mark.parametrize(
     ("metric", "values"),
     [
-        ("abate_retries_total", NATURES),
-        ("abate_shelter_state", STATES),
+        ("abate_retries_total", FAILURE_KINDS),
+        ("abate_shelter_state", SHELTER_STATES),
         ("abate_work_seconds", ENDINGS),
-        ("abate_dead_letters_total", KINDS),
+        ("abate_dead_letters_total", DEAD_LETTER_REASONS),
     ],
 )
 def test_the_table_has_every_value_of_a_closed_set(metric, values):

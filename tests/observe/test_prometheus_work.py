@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import generate_latest
 
 import abate
-from abate.observe import asking
-from abate.observe.prometheus import STATES
+from abate.events import SHELTER_STATES
+from abate.observe import queue_depths
 from abate.stores import Depth
 from abate.testing import Script, VirtualClock
 
@@ -67,8 +67,8 @@ def test_a_shelter_is_in_one_state(watched, name):
     seen = []
 
     def look(answer):
-        states = [state for state in STATES if watched.value("shelter_state", shelter=name, state=state) == 1]
-        others = [watched.value("shelter_state", shelter=name, state=state) for state in STATES]
+        states = [state for state in SHELTER_STATES if watched.value("shelter_state", shelter=name, state=state) == 1]
+        others = [watched.value("shelter_state", shelter=name, state=state) for state in SHELTER_STATES]
         assert sum(others) == 1
         assert watched.value("shelter_limit", shelter=name) == shelter.limit
         assert watched.value("shelter_waiters", shelter=name) == shelter.waiters
@@ -79,10 +79,10 @@ def test_a_shelter_is_in_one_state(watched, name):
         return answer
 
     with VirtualClock():
-        policy = abate.Policy(name=name, on=OSError, attempts=30, shelter=shelter, budget=abate.Budget.unlimited())
+        policy = abate.Policy(name=name, on=OSError, max_attempts=30, shelter=shelter, budget=abate.Budget.unlimited())
         for answer in (*[OSError()] * 5, "fine"):
             try:
-                policy.replace(attempts=1).call(look, answer)
+                policy.replace(max_attempts=1).call(look, answer)
             except OSError:
                 pass
     assert seen[0] == "calm"
@@ -133,7 +133,7 @@ class Slow:
 
 def test_a_store_that_does_not_tell_stalls_no_call(watched, name, monkeypatch):
     """While a scrape waits for a depth, calls fail, retry and are counted as ever."""
-    monkeypatch.setattr(asking, "PATIENCE", 30.0)
+    monkeypatch.setattr(queue_depths, "TOTAL_TIMEOUT", 30.0)
     source = Slow()
     consumer = abate.consumer(source=source, name=name)(lambda message: None)
     scrape = threading.Thread(target=generate_latest, args=(watched.registry,))
@@ -156,7 +156,7 @@ def test_a_store_that_does_not_tell_stalls_no_call(watched, name, monkeypatch):
 
 def test_stores_that_do_not_tell_are_left_out(watched, name, monkeypatch):
     """They have a second together, are asked once, and are waited for no more until they have told."""
-    monkeypatch.setattr(asking, "PATIENCE", 0.01)
+    monkeypatch.setattr(queue_depths, "TOTAL_TIMEOUT", 0.01)
     sources = [Slow() for _ in range(5)]
     consumers = [
         abate.consumer(source=source, name=f"{name}-{number}")(lambda message: None)
@@ -173,7 +173,7 @@ def test_stores_that_do_not_tell_are_left_out(watched, name, monkeypatch):
     finally:
         for source in sources:
             source.tells.set()
-    monkeypatch.setattr(asking, "PATIENCE", 30.0)
+    monkeypatch.setattr(queue_depths, "TOTAL_TIMEOUT", 30.0)
     for consumer in consumers:
         # the first question may be open for a moment yet
         while (found := watched.value("queue_depth", queue=consumer.name, state="ready")) is None:

@@ -26,12 +26,12 @@ def test_a_call_as_entries():
         {
             "event": "failing",
             "log_level": "warning",
-            "policy": "orders",
+            "name": "orders",
             "reason": "blip",
             "error_type": "OSError",
             "error": "OSError('down')",
         },
-        {"event": "recovered", "log_level": "info", "policy": "orders", "attempts": 2, "waited": 1.0},
+        {"event": "recovered", "log_level": "info", "name": "orders", "attempts": 2, "waited": 1.0},
     ]
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abate.schedule import Backoff, schedule
-from abate.schedule.backoff import JITTERS, LONGEST_LIST, total
+from abate.schedule.backoff import JITTERS, MAX_DELAYS, max_total_delay
 
 NAN, INF = float("nan"), float("inf")
 
@@ -291,7 +291,7 @@ def test_anything_that_can_be_read_again_will_do():
     """A range, or an iterable of the user's own; of one without end the first ten thousand count."""
     assert schedule(range(1, 4)).ceiling(9) == 3
     plan = schedule(Evens())
-    assert (plan.ceiling(2), plan.ceiling(LONGEST_LIST), plan.ceiling(LONGEST_LIST + 5)) == (2, 19_998, 19_998)
+    assert (plan.ceiling(2), plan.ceiling(MAX_DELAYS), plan.ceiling(MAX_DELAYS + 5)) == (2, 19_998, 19_998)
 
 
 @pytest.mark.parametrize(
@@ -352,29 +352,29 @@ def test_a_schedule_is_taken_as_it_is():
 @given(backoff=backoffs(), retries=st.integers(0, 300))
 def test_the_total_is_the_sum_of_the_ceilings(backoff, retries):
     """What so many retries may wait in all."""
-    assert total(backoff, retries) == math.fsum(backoff.ceiling(retry) for retry in range(1, retries + 1))
+    assert max_total_delay(backoff, retries) == math.fsum(backoff.ceiling(retry) for retry in range(1, retries + 1))
 
 
 @settings(max_examples=10)
 @given(st.integers(1, 10**6), st.sampled_from([Backoff(1.0, 8.0), schedule([1.0, 2.0, 8.0])]))
 def test_the_total_of_very_many_retries_goes_on_at_the_last_ceiling(further, plan):
     """Beyond ten thousand nothing is added up one by one."""
-    assert total(plan, LONGEST_LIST + further) == total(plan, LONGEST_LIST) + 8.0 * further
+    assert max_total_delay(plan, MAX_DELAYS + further) == max_total_delay(plan, MAX_DELAYS) + 8.0 * further
 
 
 def test_without_retries_no_delay_is_asked_for():
     """Nothing waits for nothing; retries count from 1, also for the user's function."""
-    assert total(schedule(lambda retry: 1.0 / retry), 0) == 0.0
+    assert max_total_delay(schedule(lambda retry: 1.0 / retry), 0) == 0.0
 
 
 def test_the_total_covers_a_backoff_that_grows_slowly():
     """Where the cap is not reached within ten thousand retries, the total is still no less than the waits."""
     backoff, retries = Backoff(1.0, 1e6, factor=1.001), 12_000
-    assert total(backoff, retries) >= math.fsum(backoff.ceiling(retry) for retry in range(1, retries + 1))
+    assert max_total_delay(backoff, retries) >= math.fsum(backoff.ceiling(retry) for retry in range(1, retries + 1))
 
 
 @pytest.mark.parametrize(("retries", "error"), [(-1, ValueError), (1.0, TypeError), (True, TypeError)])
 def test_a_bad_number_of_retries_is_refused(retries, error):
     """Retries are counted from nought."""
     with pytest.raises(error, match=f"^retries must be a whole number of at least 0, not {retries!r}$"):
-        total(Backoff(), retries)
+        max_total_delay(Backoff(), retries)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import abate
 from abate import clock as clocks
 from abate.schedule import carry_deadline, deadline, remaining
-from abate.schedule.deadlines import shorter
+from abate.schedule.deadlines import cut_to_deadline
 from abate.testing import Script, VirtualClock
 
 # quarters of seconds add up without rounding, so that what remains can be compared exactly
@@ -25,8 +25,8 @@ quarters = st.integers(0, 200).map(lambda count: count / 4)
 def test_without_one_nothing_is_bounded():
     """No deadline: nothing remains to be told, and a timeout stays what it is."""
     assert remaining() is None
-    assert shorter(None) is None
-    assert shorter(3.0) == 3.0
+    assert cut_to_deadline(None) is None
+    assert cut_to_deadline(3.0) == 3.0
 
 
 def test_it_counts_down_and_stays_at_nought():
@@ -42,11 +42,11 @@ def test_it_counts_down_and_stays_at_nought():
 def test_a_timeout_is_cut_to_what_remains():
     """The smaller of both; what remains where no timeout was given; nothing when it is over."""
     with VirtualClock() as clock, deadline(5.0):
-        assert (shorter(None), shorter(2.0), shorter(9.0)) == (5.0, 2.0, 5.0)
+        assert (cut_to_deadline(None), cut_to_deadline(2.0), cut_to_deadline(9.0)) == (5.0, 2.0, 5.0)
         clock.advance(4.0)
-        assert (shorter(None), shorter(2.0), shorter(0.5)) == (1.0, 1.0, 0.5)
+        assert (cut_to_deadline(None), cut_to_deadline(2.0), cut_to_deadline(0.5)) == (1.0, 1.0, 0.5)
         clock.advance(4.0)
-        assert (shorter(None), shorter(2.0)) == (0.0, 0.0)
+        assert (cut_to_deadline(None), cut_to_deadline(2.0)) == (0.0, 0.0)
 
 
 def test_the_nearest_wins():
@@ -254,7 +254,7 @@ def test_a_generator_closed_elsewhere_takes_no_other_deadline_away():
 def test_policies_keep_it():
     """A policy does not begin a wait that would pass the deadline."""
     with VirtualClock() as clock, deadline(2.5):
-        policy = abate.Policy(on=OSError, attempts=5, backoff=[1.0])
+        policy = abate.Policy(on=OSError, max_attempts=5, backoff=[1.0])
         with pytest.raises(OSError, match="third") as caught:
             policy.call(Script(OSError("first"), OSError("second"), OSError("third")))
     assert abate.report(caught.value).reason == "deadline"
@@ -327,7 +327,7 @@ def test_work_started_in_a_call_is_not_bound_by_its_timeout():
 def test_a_deadline_binds_in_the_time_of_its_own_clock():
     """Instants of two clocks are not compared: in virtual time a deadline of the machine's is none, and back."""
     with deadline(3600.0), VirtualClock(start=1e9) as clock:
-        assert (remaining(), shorter(None), shorter(5.0)) == (None, None, 5.0)
+        assert (remaining(), cut_to_deadline(None), cut_to_deadline(5.0)) == (None, None, 5.0)
         policy = abate.Policy(on=OSError, backoff=[7200.0])
         assert policy.call(Script(OSError(), "fine")) == "fine"
         with deadline(10.0):
@@ -349,7 +349,7 @@ def test_no_deadline_at_all():
     """`deadline(None)` sheds those around it, not those inside."""
     with VirtualClock(), deadline(5.0):
         with deadline(None) as shed:
-            assert (remaining(), shed.remaining(), shorter(9.0)) == (None, math.inf, 9.0)
+            assert (remaining(), shed.remaining(), cut_to_deadline(9.0)) == (None, math.inf, 9.0)
             with deadline(60.0) as inner:
                 assert (remaining(), inner.remaining()) == (60.0, 60.0)
                 with deadline(9.0):

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from abate.schedule import pushback, retry_after
-from abate.schedule.hints import LONGEST, STOP
+from abate.schedule.hints import MAX_HINT, NEVER
 from abate.testing import VirtualClock
 
 FULLWIDTH, ARABIC = "\uff11\uff12", "\u0663"  # digits to str.isdigit and int, not to HTTP
@@ -89,10 +89,10 @@ texts = st.text() | st.text("0123456789 ,.-+") | st.builds(str.join, st.sampled_
         ("007", 7.0),
         ("0000000000000005", 5.0),
         ("999999999", 999999999.0),
-        ("1000000001", LONGEST),
-        (str(10**18), LONGEST),
-        ("9" * 400, LONGEST),
-        ("9" * 5000, LONGEST),
+        ("1000000001", MAX_HINT),
+        (str(10**18), MAX_HINT),
+        ("9" * 400, MAX_HINT),
+        ("9" * 5000, MAX_HINT),
         ("0" * 5000 + "3", 3.0),
     ],
     ids=short,
@@ -154,7 +154,7 @@ instants = st.integers(0, 3_000_000_000)
 @given(asked=instants, now=instants, form=st.sampled_from(FORMS))
 def test_a_date_asks_for_the_time_until_then(asked, now, form):
     """The seconds from now to the date; none where it has passed."""
-    assert retry_after(form(asked), now=float(now)) == min(max(0.0, asked - now), LONGEST)
+    assert retry_after(form(asked), now=float(now)) == min(max(0.0, asked - now), MAX_HINT)
 
 
 @given(sent=instants, wait=st.integers(0, 10**6), now=instants, form=st.sampled_from(FORMS))
@@ -184,7 +184,7 @@ def test_now_is_the_wall_clock_of_the_context():
 
 def test_a_date_far_away_is_the_longest_hint():
     """Centuries are cut to thirty years."""
-    assert retry_after("Fri, 31 Dec 9999 23:59:59 GMT", now=0.0) == LONGEST
+    assert retry_after("Fri, 31 Dec 9999 23:59:59 GMT", now=0.0) == MAX_HINT
 
 
 # -- gRPC's pushback
@@ -198,12 +198,12 @@ def test_a_date_far_away_is_the_longest_hint():
         ("250", 0.25),
         (" 1500 ", 1.5),
         ("00000000000000250", 0.25),
-        (str(10**12), LONGEST),
-        (str(10**12 + 1), STOP),
-        (str(10**18), STOP),
-        ("9" * 400, STOP),
-        ("9" * 5000, STOP),
-        *((text, STOP) for text in ("", " ", "-1", "-0", "+5", "1.5", "soon", "3, 5", ARABIC, FULLWIDTH, "²", "1e3")),
+        (str(10**12), MAX_HINT),
+        (str(10**12 + 1), NEVER),
+        (str(10**18), NEVER),
+        ("9" * 400, NEVER),
+        ("9" * 5000, NEVER),
+        *((text, NEVER) for text in ("", " ", "-1", "-0", "+5", "1.5", "soon", "3, 5", ARABIC, FULLWIDTH, "²", "1e3")),
     ],
     ids=short,
 )
@@ -226,7 +226,7 @@ def test_every_number_of_milliseconds_is_read(milliseconds):
 def test_no_text_is_an_error(value, date, now):
     """Servers send anything: the answer is None or a wait from nought to the longest, and nothing is raised."""
     hint = retry_after(value, now=now, date=date)
-    assert hint is None or (type(hint) is float and 0.0 <= hint <= LONGEST)
+    assert hint is None or (type(hint) is float and 0.0 <= hint <= MAX_HINT)
 
 
 @given(texts)
@@ -234,4 +234,4 @@ def test_no_text_is_an_error_in_pushback(value):
     """The same for gRPC, where what cannot be read is a stop."""
     hint = pushback(value)
     assert type(hint) is float
-    assert hint == STOP or 0.0 <= hint <= LONGEST
+    assert hint == NEVER or 0.0 <= hint <= MAX_HINT

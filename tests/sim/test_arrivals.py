@@ -12,7 +12,7 @@ from abate import consistent_jitter
 from abate.sim import Clients, Service, Trigger, World
 from abate.sim.agenda import Agenda
 from abate.sim.arrivals import Arrivals
-from abate.sim.chance import Chance
+from abate.sim.random_streams import RandomStreams
 
 
 def arrived(clients, *triggers, horizon=60.0, seed=1, takes=None):
@@ -25,7 +25,7 @@ def arrived(clients, *triggers, horizon=60.0, seed=1, takes=None):
         if takes is not None:
             agenda.at(agenda.now() + takes, arrivals.finished, client)
 
-    arrivals = Arrivals(world, agenda, Chance(seed), begin)
+    arrivals = Arrivals(world, agenda, RandomStreams(seed), begin)
     agenda.run(horizon)
     return calls
 

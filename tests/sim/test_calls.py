@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import abate
-from abate import Backoff, Budget, Permits, Policy, Shelter, TokenBucket
+from abate import Backoff, Budget, ConcurrencyLimit, Policy, Shelter, TokenBucket
 from abate.clock import current
 from abate.sim import simulated
 from abate.sim.agenda import Agenda
-from abate.sim.answers import answer
-from abate.sim.binding import bound
+from abate.sim.binding import bind_policy
 from abate.sim.calls import Caller
+from abate.sim.error_responses import answer
 from abate.testing import VirtualClock
 
 FAILURES = {
@@ -58,7 +58,7 @@ class Scripted:
 def simulated_calls(policy, scripts, starts):
     """The calls by the callback driver."""
     agenda, seen = Agenda(), Seen()
-    here = bound(policy, agenda, Random(7), FAILURES.values())
+    here = bind_policy(policy, agenda, Random(7), FAILURES.values())
     caller = Caller(here, Scripted(agenda, scripts), agenda, seen.sent)
 
     def ended(journey, reason):
@@ -124,7 +124,7 @@ STATUSES = st.sampled_from([FINE, FINE, 503, 503, 503, 500, 429, 404, "layer"])
 SCRIPTS = st.lists(st.tuples(SECONDS, STATUSES), min_size=6, max_size=6)
 POLICIES = st.builds(
     lambda **settings: Policy(on=simulated, **settings),
-    attempts=st.integers(1, 6),
+    max_attempts=st.integers(1, 6),
     timeout=st.sampled_from([None, None, None, 2.5, 8.0]),
     attempt_timeout=st.sampled_from([None, None, None, 1.0]),
     backoff=st.builds(Backoff, st.sampled_from([0.1, 1.0]), jitter=st.sampled_from(["full", "decorrelated", "none"])),
@@ -170,7 +170,7 @@ def test_many_calls_that_share_a_shelter_go_as_in_production(policy, calls, capa
 
 # -- one by one, so that it is known what happens
 
-NO_CHANCE = Policy(on=simulated, attempts=3, backoff=Backoff(2.0, jitter="none"), budget=Budget.unlimited())
+NO_CHANCE = Policy(on=simulated, max_attempts=3, backoff=Backoff(2.0, jitter="none"), budget=Budget.unlimited())
 
 
 def test_retries_wait_for_their_backoff():
@@ -182,7 +182,7 @@ def test_retries_wait_for_their_backoff():
 @pytest.mark.parametrize(("funded_by", "balances"), [("success", (2.5, 1.0, 1.0)), ("request", (3.5, 1.5, 1.5))])
 def test_deposits_and_withdrawals_are_those_of_production(funded_by, balances):
     """A success at once, one after a retry, and none: each pays in when it should, and retries pay out."""
-    policy = NO_CHANCE.replace(attempts=2, budget=Budget(0.5, 0.2, funded_by=funded_by))
+    policy = NO_CHANCE.replace(max_attempts=2, budget=Budget(0.5, 0.2, funded_by=funded_by))
     scripts = [[(1.0, FINE)], [(1.0, 503), (1.0, FINE)], [(1.0, 503), (2.0, 503)]]
     seen = both(policy, scripts, [0.0, 0.25, 0.5])
     assert tuple(seen.balances.values()) == balances
@@ -231,7 +231,7 @@ def test_a_retry_that_a_gate_refuses_is_a_denial_too():
 
 def test_permits_are_held_while_an_attempt_is_under_way():
     """And returned however it ends."""
-    policy = NO_CHANCE.replace(gate=Permits(1), attempts=1)
+    policy = NO_CHANCE.replace(gate=ConcurrencyLimit(1), max_attempts=1)
     scripts = [[(1.0, 404)], [(1.0, FINE)], [(1.0, FINE)]]
     seen = simulated_calls(policy, scripts, [0.0, 0.5, 1.5])
     assert [event[1:] for event in seen if event[0] == "over"] == [
@@ -244,7 +244,7 @@ def test_permits_are_held_while_an_attempt_is_under_way():
 def test_who_finds_no_place_in_the_shelter_is_turned_away():
     """With the reason of a shelter, and without an attempt."""
     policy = NO_CHANCE.replace(
-        shelter=Shelter(capacity=1, patience=50.0), attempts=6, backoff=Backoff(20.0, jitter="none")
+        shelter=Shelter(capacity=1, patience=50.0), max_attempts=6, backoff=Backoff(20.0, jitter="none")
     )
     scripts = [[(1.0, 503)] * 6, [(1.0, FINE)] * 6, [(1.0, FINE)] * 6]
     seen = simulated_calls(policy, scripts, [0.0, 2.0, 3.0])
@@ -261,9 +261,9 @@ def test_an_answer_that_comes_too_late_changes_nothing():
 def test_production_objects_are_left_alone():
     """The budget, gate and shelter that a policy was given see nothing of a simulated world, nor do its rules."""
     budget, bucket, shelter = Budget(0.5, 1.0), TokenBucket(1.0, burst=5), Shelter()
-    policy = NO_CHANCE.replace(budget=budget, gate=bucket & Permits(1), shelter=shelter)
-    known = dict(policy.known)
+    policy = NO_CHANCE.replace(budget=budget, gate=bucket & ConcurrencyLimit(1), shelter=shelter)
+    known = dict(policy.rulings_by_type)
     simulated_calls(policy, [[(1.0, 503)] * 3 for _ in range(20)], [number / 7 for number in range(20)])
-    assert (budget.balance(), shelter.state, shelter.waiters, policy.known) == (10.0, "calm", 0, known)
+    assert (budget.balance(), shelter.state, shelter.waiters, policy.rulings_by_type) == (10.0, "calm", 0, known)
     assert [bucket.try_acquire() for _ in range(6)] == [True] * 5 + [False]
     assert current() is abate.clock.MACHINE

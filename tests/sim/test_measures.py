@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abate.sim import Clients, Load, Service, Trigger, World
-from abate.sim.measures import MOST_POINTS, Recorder, jain, percentile, ratio, recovery, slot
+from abate.sim.measures import MAX_POINTS, RunRecorder, jain, percentile, ratio, recovery, slot
 
 
 def world(*triggers, **settings):
@@ -41,7 +41,7 @@ def test_a_tenth_of_a_second_is_the_first_of_its_slot(number):
 
 def test_a_sum_of_tenths_falls_into_one_slot_after_the_other():
     """As the calls of clients do that come ten times a second, for an hour."""
-    recorder = Recorder(world(horizon=3600.0))
+    recorder = RunRecorder(world(horizon=3600.0))
     for now in accumulate([0.1] * 35_998, initial=0.0):
         recorder.attempt(0, now)
     assert set(recorder.attempts[:35_999]) == {1}
@@ -50,7 +50,7 @@ def test_a_sum_of_tenths_falls_into_one_slot_after_the_other():
 @given(instants=st.lists(st.floats(0.0, 20.0)))
 def test_everything_up_to_the_horizon_is_counted(instants):
     """The horizon's own instant too."""
-    recorder = Recorder(world())
+    recorder = RunRecorder(world())
     for now in [*instants, 20.0]:
         recorder.call(0, now)
     assert sum(recorder.calls) == len(instants) + 1
@@ -60,7 +60,7 @@ def test_everything_up_to_the_horizon_is_counted(instants):
 @given(horizon=st.floats(0.001, 1000.0))
 def test_any_horizon_has_room_for_its_last_instant(horizon):
     """Also one that is not a whole number of slots."""
-    recorder = Recorder(world(horizon=horizon))
+    recorder = RunRecorder(world(horizon=horizon))
     recorder.attempt(0, horizon)
     assert sum(recorder.attempts) == 1
 
@@ -70,7 +70,7 @@ def test_any_horizon_has_room_for_its_last_instant(horizon):
 
 def test_calls_attempts_and_what_became_of_them():
     """Five calls: three succeed, one of them with a retry; one fails after three attempts; one is still under way."""
-    recorder = Recorder(world())
+    recorder = RunRecorder(world())
     for client, began, attempts in [(0, 1.0, 1), (1, 1.0, 1), (2, 2.0, 2), (3, 3.0, 3), (0, 19.0, 1)]:
         recorder.call(client, began)
         for number in range(attempts):
@@ -95,7 +95,7 @@ def test_calls_attempts_and_what_became_of_them():
 
 def test_denials_are_what_budget_gates_and_shelter_refused():
     """Other reasons are none."""
-    recorder = Recorder(world())
+    recorder = RunRecorder(world())
     for reason, many in {"budget": 3, "shelter": 2, "attempts": 7, "fatal": 5, "deadline": 1}.items():
         for _ in range(many):
             recorder.call(0, 1.0)
@@ -106,7 +106,7 @@ def test_denials_are_what_budget_gates_and_shelter_refused():
 
 def test_what_happens_in_the_warm_up_counts_for_nothing():
     """A call belongs to the time in which it began; goodput is what succeeds after the warm-up."""
-    recorder = Recorder(world(warmup=10.0))
+    recorder = RunRecorder(world(warmup=10.0))
     steady(recorder, 0.0, 9.0, attempts=5)
     recorder.failure(3.0, 11.0, "attempts")
     recorder.call(0, 9.9)
@@ -120,7 +120,7 @@ def test_what_happens_in_the_warm_up_counts_for_nothing():
 
 def test_fairness_is_that_of_the_calls_after_the_warm_up():
     """Who fared badly in the warm-up alone fares like all others; who succeeded in it alone has not called."""
-    recorder = Recorder(world(warmup=10.0))
+    recorder = RunRecorder(world(warmup=10.0))
     for client, began, ended in [(1, 1.0, 2.0), (2, 9.0, 12.0), (0, 11.0, 12.0), (3, 11.0, 12.0)]:
         recorder.call(client, began)
         recorder.success(client, began, ended)
@@ -135,7 +135,7 @@ def test_fairness_is_that_of_the_calls_after_the_warm_up():
 
 def under_way(*began, took=(), **settings):
     """Calls that began then are under way; others took so many seconds."""
-    recorder = Recorder(world(**settings))
+    recorder = RunRecorder(world(**settings))
     for since in began:
         recorder.call(0, since)
     for seconds in took:
@@ -180,7 +180,7 @@ def test_a_world_of_less_than_a_second_has_no_late_calls():
 
 def test_a_run_without_anything_has_no_shares():
     """They are no numbers, and nothing is divided by 0."""
-    found = measured(Recorder(world()))
+    found = measured(RunRecorder(world()))
     for name in ("amplification", "success", "mean", "p50", "fairness", "wasted", "recovery", "peak_to_mean_1s"):
         assert isnan(found[name]), name
     assert (found["calls"], found["goodput"], found["peak_100ms"], found["peak_1s"]) == (0.0, 0.0, 0.0, 0.0)
@@ -191,7 +191,7 @@ def test_a_run_without_anything_has_no_shares():
 
 def test_peaks_are_the_fullest_tenth_and_the_fullest_second():
     """Over the mean up to the last attempt: what is not simulated is not calm."""
-    recorder = Recorder(world())
+    recorder = RunRecorder(world())
     for now, many in [(0.0, 2), (1.2, 6), (1.7, 4), (3.9, 8)]:
         for _ in range(many):
             recorder.attempt(0, now)
@@ -204,7 +204,7 @@ def test_peaks_are_the_fullest_tenth_and_the_fullest_second():
 @given(st.lists(st.floats(0.0, 20.0), min_size=1, max_size=50))
 def test_no_peak_is_below_the_mean(instants):
     """However short it is."""
-    recorder = Recorder(world())
+    recorder = RunRecorder(world())
     for now in instants:
         recorder.attempt(0, now)
     found = measured(recorder)
@@ -218,7 +218,7 @@ def test_no_peak_is_below_the_mean(instants):
 
 def test_amplification_during_the_trouble_and_after_it():
     """From the beginning of the first trigger to the end of the last."""
-    recorder = Recorder(world(Trigger("error", 5.0, 2.0), Trigger("stall", 6.0, 2.0)))
+    recorder = RunRecorder(world(Trigger("error", 5.0, 2.0), Trigger("stall", 6.0, 2.0)))
     steady(recorder, 0.0, 5.0)
     steady(recorder, 5.0, 8.0, attempts=3, successes=False)
     steady(recorder, 8.0, 9.0, attempts=2)
@@ -231,7 +231,7 @@ def test_amplification_during_the_trouble_and_after_it():
 
 def test_recovery_is_when_goodput_keeps_up_for_five_seconds():
     """Counted from the end of the trouble: here nothing succeeds for 4 s more."""
-    recorder = Recorder(world(Trigger("error", 2.0, 3.0)))
+    recorder = RunRecorder(world(Trigger("error", 2.0, 3.0)))
     steady(recorder, 0.0, 2.0)
     steady(recorder, 2.0, 9.0, successes=False)
     steady(recorder, 9.0, 20.0)
@@ -249,10 +249,10 @@ def test_what_recovers_too_late_to_be_sure_has_not(end, found):
 
 def test_where_nothing_goes_down_recovery_takes_no_time():
     """And where the trouble lasts beyond the horizon it never comes."""
-    recorder = Recorder(world(Trigger("slow", 5.0, 2.0)))
+    recorder = RunRecorder(world(Trigger("slow", 5.0, 2.0)))
     steady(recorder, 0.0, 20.0)
     assert measured(recorder)["recovery"] == 0.0
-    recorder = Recorder(world(Trigger("slow", 5.0, 200.0)))
+    recorder = RunRecorder(world(Trigger("slow", 5.0, 200.0)))
     steady(recorder, 0.0, 20.0)
     assert measured(recorder)["recovery"] == inf
 
@@ -281,7 +281,7 @@ def test_wasted_is_the_share_of_all_workers_time():
         "a": Load(requests=10, served=8, full=2, busy=6.0, wasted=1.0),
         "b": Load(requests=5, served=5, busy=2.0, wasted=1.0),
     }
-    found = measured(Recorder(world()), **loads)
+    found = measured(RunRecorder(world()), **loads)
     assert found["wasted"] == 0.25
     assert (found["requests.a"], found["blocking.a"], found["requests.b"], found["blocking.b"]) == (10.0, 0.2, 5.0, 0.0)
 
@@ -341,18 +341,18 @@ def test_a_share_of_nothing_is_no_number():
 
 def test_a_raster_keeps_who_sent_attempts_and_when():
     """Where it was asked for."""
-    recorder = Recorder(world(), raster=True)
+    recorder = RunRecorder(world(), raster=True)
     recorder.attempt(3, 0.25)
     recorder.attempt(1, 0.75)
     assert recorder.run("exact", 1, {}).points == [(0.25, 3), (0.75, 1)]
-    assert Recorder(world()).run("exact", 1, {}).points == ()
+    assert RunRecorder(world()).run("exact", 1, {}).points == ()
 
 
 def test_a_raster_is_bounded(monkeypatch):
     """The first ones are kept."""
-    assert MOST_POINTS == 200_000
-    monkeypatch.setattr("abate.sim.measures.MOST_POINTS", 3)
-    recorder = Recorder(world(), raster=True)
+    assert MAX_POINTS == 200_000
+    monkeypatch.setattr("abate.sim.measures.MAX_POINTS", 3)
+    recorder = RunRecorder(world(), raster=True)
     for number in range(9):
         recorder.attempt(0, float(number))
     assert [at for at, _ in recorder.points] == [0.0, 1.0, 2.0]

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from abate.sim import Clients, Duration, Limit, Row, Service, Trigger, World
 from abate.sim.agenda import Agenda
-from abate.sim.chance import Chance
+from abate.sim.random_streams import RandomStreams
 from abate.sim.server import Request, RowServer, Server
-from abate.sim.stage import Stage
+from abate.sim.simulation import Simulation
 
 HORIZON = 1000.0
 
@@ -19,7 +19,7 @@ class Desk:
     def __init__(self, service, *triggers, seed=1):
         world = World(Clients(count=1), [service], triggers=triggers, horizon=HORIZON)
         self.agenda = Agenda()
-        self.server = Server(service, world, self.agenda, Chance(seed))
+        self.server = Server(service, world, self.agenda, RandomStreams(seed))
         self.answers = {}
         self.hints = {}
 
@@ -228,7 +228,7 @@ def test_a_share_of_the_requests_fail(service, triggers):
 def test_another_services_trouble_is_its_own():
     """A trigger names where."""
     world = World(Clients(1), [Service("a"), Service("b")], triggers=Trigger("error", 0.0, 9.0, service="b"))
-    stage = Stage(world, 1, False)
+    stage = Simulation(world, 1, False)
     answers = {}
     for name, server in stage.servers.items():
         server.submit(Request(lambda request, failure: answers.update({request.owner: failure}), name, None))
@@ -344,7 +344,7 @@ def test_every_request_is_answered_once_or_dropped(instants, service, triggers, 
 def test_of_those_who_have_read_the_same_one_writes():
     """The others have lost the race; who reads what was written may write again."""
     agenda, answers = Agenda(), {}
-    row = RowServer(Row("row", network=1.0), agenda, Chance(1))
+    row = RowServer(Row("row", network=1.0), agenda, RandomStreams(1))
     for name, at in [("a", 0.0), ("b", 0.5), ("c", 3.5)]:
         request = Request(lambda request, failure: answers.update({request.owner: (agenda.now(), failure)}), name, None)
         agenda.at(at, row.submit, request)
@@ -359,7 +359,7 @@ def test_of_those_who_have_read_the_same_one_writes():
 def test_a_row_is_written_as_often_as_somebody_was_told_so(starts, seed):
     """At least once, and nobody waits forever."""
     agenda, failures = Agenda(), []
-    row = RowServer(Row("row", network=Duration(0.1, "normal", spread=0.02)), agenda, Chance(seed))
+    row = RowServer(Row("row", network=Duration(0.1, "normal", spread=0.02)), agenda, RandomStreams(seed))
     for at in starts:
         agenda.at(at, row.submit, Request(lambda _, failure: failures.append(failure), None, None))
     agenda.run(20.0)

@@ -11,7 +11,7 @@ from abate.sim import Clients, Service, World
 def policy(attempts=3, **settings):
     """Retries at once, as often as it may."""
     settings = {"backoff": [0.0], "budget": abate.Budget.unlimited(), **settings}
-    return abate.Policy(on=abate.sim.simulated, attempts=attempts, **settings)
+    return abate.Policy(on=abate.sim.simulated, max_attempts=attempts, **settings)
 
 
 def once(*services, **settings):

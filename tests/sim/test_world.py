@@ -48,14 +48,14 @@ REFUSED = [
     (lambda: Controllers(count=1, rate=1.0, workers=0), "workers must be a whole number of at least 1, not 0"),
     (lambda: Controllers(count=1, rate=1.0, slow=0), "slow must be a number above 0, not 0"),
     (lambda: Controllers(count=2, rate=1.0, processes=3), "processes must be at most the 2 controllers, not 3"),
-    (lambda: Controllers(count=1), "controllers need something to do: a rate, a relist or a resync"),
+    (lambda: Controllers(count=1), "controllers need a rate, a relist or a resync: without one nothing is reconciled"),
     # -- limits
     (lambda: Limit(0), "rate must be a number above 0, not 0"),
     (lambda: Limit(1.0, per=0), "per must be a number above 0, not 0"),
     (lambda: Limit(1.0, kind="leaky"), "kind must be one of 'bucket', 'window', not 'leaky'"),
     (lambda: Limit(1.0, retry_after=-1), "retry_after must be a number at least 0, not -1"),
     (lambda: Limit(1.0, retry_after=0.5), "retry_after must be whole seconds, as the header has them, not 0.5"),
-    (lambda: Limit(0.5), "per must let at least one request pass at a rate of 0.5, not 1.0"),
+    (lambda: Limit(0.5), "per must admit at least one request at a rate of 0.5, not 1.0"),
     # -- services
     (lambda: Service(""), "a service's name must be a word, not ''"),
     (lambda: Service(7), "a service's name must be a word, not 7"),
@@ -75,7 +75,7 @@ REFUSED = [
     (lambda: Service("a", cold_capacity=0), "cold_capacity must be a number above 0 and at most 1, not 0"),
     (lambda: Service("a", limit=5.0), "limit must be a Limit, not 5.0"),
     (lambda: Row("\n"), "a row's name must be a word, not '\\n'"),
-    (lambda: Row("row", network=0.0), "network must take some time"),
+    (lambda: Row("row", network=0.0), "network must be above 0"),
     # -- triggers
     (
         lambda: Trigger("fire", 1.0, 1.0),
@@ -97,8 +97,8 @@ REFUSED = [
     (lambda: world(clients=3), "clients must be Clients or Controllers, not 3"),
     (lambda: world(services=()), "services must hold at least one service, not none"),
     (lambda: world(services=7), "services must be a list of Service or Row, not 7"),
-    (lambda: world("api"), "services must be a list of Service or Row; 'api' is none"),
-    (lambda: world(triggers=["error"]), "triggers must be a list of Trigger; 'error' is none"),
+    (lambda: world("api"), "services must be a list of Service or Row; 'api' is not"),
+    (lambda: world(triggers=["error"]), "triggers must be a list of Trigger; 'error' is not"),
     (lambda: world(policy="retry"), "policy must be a Policy, not 'retry'"),
     (lambda: world(horizon=0), "horizon must be a number above 0, not 0"),
     (lambda: world(horizon=float("inf")), "horizon must be a number above 0 and finite, not inf"),
@@ -107,16 +107,19 @@ REFUSED = [
     (lambda: world(warmup=60.0), "warmup must be less than the horizon of 60, not 60.0"),
     (lambda: world(tells_layers="yes"), "tells_layers must be True or False, not 'yes'"),
     (lambda: world(API, API), "services: must have different names; two are called 'api'"),
-    (lambda: world(clients=Clients(1, calls="db")), "clients: calls 'db', which is no service; there are api"),
-    (lambda: world(Service("a", calls="b")), "services.a: calls 'b', which is no service; there are a"),
-    (lambda: world(Service("a", calls="a")), "services.a: calls lead in a circle: a -> a"),
+    (lambda: world(clients=Clients(1, calls="db")), "clients: calls 'db', which is not a service; there are api"),
+    (lambda: world(Service("a", calls="b")), "services.a: calls 'b', which is not a service; there are a"),
+    (lambda: world(Service("a", calls="a")), "services.a: calls form a cycle: a -> a"),
     (lambda: world(clients=Clients(1, start=60.0)), "clients: start must be before the horizon of 60, not 60.0"),
     (
         lambda: world(clients=Controllers(1, relist=99.0)),
         "controllers: relist must be before the horizon of 60, not 99.0",
     ),
     (lambda: world(triggers=Trigger("error", 60.0, 1.0)), "triggers.0: at must be before the horizon of 60, not 60.0"),
-    (lambda: world(triggers=Trigger("error", 1.0, 1.0, "db")), "triggers.0: service 'db' is no service; there are api"),
+    (
+        lambda: world(triggers=Trigger("error", 1.0, 1.0, "db")),
+        "triggers.0: service 'db' is not a service; there are api",
+    ),
     (
         lambda: world(Row("row"), triggers=Trigger("stall", 1.0, 1.0)),
         "triggers.0: kind 'stall' has no meaning for a row",
@@ -184,10 +187,10 @@ def test_a_run_without_calls_says_so(settings, said, engine):
     assert note == f"{said}: there is nothing to measure"
 
 
-def test_a_longer_circle_is_told_from_where_it_begins():
+def test_a_longer_cycle_is_told_from_where_it_begins():
     """What leads into it is not part of it."""
     services = [Service("in", calls="a"), Service("a", calls="b"), Service("b", calls="c"), Service("c", calls="a")]
-    with pytest.raises(ValueError, match=r"in a circle: a -> b -> c -> a$"):
+    with pytest.raises(ValueError, match=r"form a cycle: a -> b -> c -> a$"):
         world(*services)
 
 
@@ -211,7 +214,7 @@ def test_services_may_call_each_other_unless_one_comes_back_to_itself(calls, dat
     top = data.draw(st.integers(0, len(calls) - 1))
     bottom = data.draw(st.sampled_from(sorted(reached[top])))
     back = Service(f"s{bottom}", calls=(*calls[bottom], f"s{top}"))
-    with pytest.raises(ValueError, match="in a circle"):
+    with pytest.raises(ValueError, match="form a cycle"):
         world(*(back if service.name == back.name else service for service in services))
 
 
@@ -233,7 +236,7 @@ def test_a_services_capacity_is_that_of_its_workers():
 )
 def test_a_limit_lets_whole_requests_pass(rate, per, most):
     """0.29 per second are 29 in 100 s, whatever the float says; half a request is none."""
-    assert Limit(rate, per).most == most
+    assert Limit(rate, per).burst == most
 
 
 @pytest.mark.parametrize(("kind", "factor"), [("slow", 2.0), ("capacity", 0.5), ("spike", 2.0), ("error", None)])
@@ -265,7 +268,7 @@ def test_worlds_are_values():
     """Frozen, and compared by what they say, policies too."""
     policy = abate.Policy(on=abate.sim.simulated)
     assert world(policy=policy) == world(policy=policy.replace())
-    assert world(policy=policy) != world(policy=policy.replace(attempts=9))
+    assert world(policy=policy) != world(policy=policy.replace(max_attempts=9))
     with pytest.raises(AttributeError, match="frozen"):
         world().horizon = 5.0
 

@@ -30,7 +30,7 @@ class Watch:
 
 def a_policy() -> abate.Policy:
     return abate.Policy(
-        on=ConnectionError, attempts=5, backoff=[FOREVER], budget=abate.Budget(ratio=0.0, reserve=1.0, window=10.0)
+        on=ConnectionError, max_attempts=5, backoff=[FOREVER], budget=abate.Budget(ratio=0.0, reserve=1.0, window=10.0)
     )
 
 

@@ -173,7 +173,7 @@ def test_layers_in_a_thread_of_an_event_loop_do_not_multiply():
 @pytest.mark.parametrize("attempts", [1, 3])
 def test_a_fallback_is_retried_by_the_policy_around_it(clock, attempts):
     """The cache was given up on; the database is another server, which nobody has retried."""
-    cache = abate.Policy(name="cache", on=ConnectionError, attempts=attempts, backoff=[0.0])
+    cache = abate.Policy(name="cache", on=ConnectionError, max_attempts=attempts, backoff=[0.0])
     orders = abate.Policy(name="orders", on=ConnectionError, backoff=[0.0])
     database = Script(ConnectionError("blip"), ConnectionError("blip"), "row")
 
@@ -191,7 +191,7 @@ def test_a_fallback_is_retried_by_the_policy_around_it(clock, attempts):
 def test_a_policy_that_never_retried_is_no_layer(clock):
     """One attempt inside, three outside: three calls."""
     function, calls = counted()
-    inner = abate.Policy(name="inner", on=OSError, attempts=1)(function)
+    inner = abate.Policy(name="inner", on=OSError, max_attempts=1)(function)
     with pytest.raises(OSError, match="down") as caught:
         abate.Policy(name="outer", on=OSError, backoff=[0.0]).call(inner)
     assert (len(calls), abate.report(caught.value).reason) == (3, "attempts")
@@ -200,8 +200,8 @@ def test_a_policy_that_never_retried_is_no_layer(clock):
 def test_one_error_object_for_many_threads_is_not_a_layer():
     """Two threads wait for one future; the one that has retried before does not speak for the other."""
     error = OSError("shared")
-    a = abate.Policy(name="a", on=OSError, attempts=2, backoff=[0.0])
-    b = abate.Policy(name="b", on=OSError, attempts=3, backoff=[0.0])
+    a = abate.Policy(name="a", on=OSError, max_attempts=2, backoff=[0.0])
+    b = abate.Policy(name="b", on=OSError, max_attempts=3, backoff=[0.0])
     first, second = Future(), Future()
     b_waits = threading.Event()
     a_seen, b_seen = [], []
@@ -268,7 +268,7 @@ def test_a_layer_is_warned_of_once_and_counted_each_time(clock):
                 outer.call(inner)
     assert len(warned) == 1
     layered = seen.of(abate.events.LayeredRetry)
-    assert [(event.policy, event.inner) for event in layered] == [("warned-outer", "warned-inner")] * 3
+    assert [(event.name, event.inner) for event in layered] == [("warned-outer", "warned-inner")] * 3
 
 
 def test_an_error_that_the_inner_policy_never_retried_is_the_outer_ones(clock):

@@ -33,7 +33,7 @@ def test_the_timeout_is_never_exceeded_by_a_sleep(timeout, base, latency, seed):
     with VirtualClock() as clock:
         policy = abate.Policy(
             on=OSError,
-            attempts=50,
+            max_attempts=50,
             timeout=timeout,
             backoff=abate.Backoff(base=base, cap=40.0),
             budget=abate.Budget.unlimited(),
@@ -66,7 +66,7 @@ def test_an_hour_of_retry_after_under_a_second_of_timeout_stops_at_once():
 @given(hint=st.floats(0.001, 300.0), seed=st.integers(0, 10_000))
 def test_nobody_comes_back_before_the_hint(hint, seed):
     """A hinted retry waits for all of the hint, and for its own jitter beside."""
-    policy = abate.Policy(on=abate.on_error(lambda error: hint), attempts=2, rng=random.Random(seed))
+    policy = abate.Policy(on=abate.on_error(lambda error: hint), max_attempts=2, rng=random.Random(seed))
     with VirtualClock() as clock:
         policy.call(Script(OSError(), "fine"))
     assert hint <= clock.waits[0] <= hint + 30.0
@@ -76,7 +76,7 @@ def test_hinted_clients_do_not_come_back_as_a_second_herd():
     """Three hundred clients told to wait 2 s come back spread over more than a second, at most 20 per 50 ms."""
     returns = []
     for seed in range(300):
-        policy = abate.Policy(on=abate.on_error(lambda error: 2.0), attempts=2, rng=random.Random(seed))
+        policy = abate.Policy(on=abate.on_error(lambda error: 2.0), max_attempts=2, rng=random.Random(seed))
         with VirtualClock() as clock:
             policy.call(Script(OSError(), "fine"))
         returns.append(clock.now())
@@ -88,7 +88,7 @@ def test_hinted_clients_do_not_come_back_as_a_second_herd():
 
 def test_a_deadline_around_the_call_holds_as_the_policys_own_timeout_does():
     """abate.deadline bounds the waits of every policy inside it, and the nearest deadline wins."""
-    policy = abate.Policy(on=OSError, attempts=10, timeout=60.0, backoff=[1.0])
+    policy = abate.Policy(on=OSError, max_attempts=10, timeout=60.0, backoff=[1.0])
     with VirtualClock() as clock, abate.deadline(2.5), pytest.raises(OSError) as caught:
         policy.call(Script(*[OSError()] * 10))
     assert clock.waits == [1.0, 1.0]
@@ -97,7 +97,7 @@ def test_a_deadline_around_the_call_holds_as_the_policys_own_timeout_does():
 
 def test_a_slow_attempt_uses_up_the_deadline():
     """An attempt that ends after the deadline is the last one, even with attempts and budget left."""
-    policy = abate.Policy(on=OSError, attempts=10, timeout=1.0, backoff=[0.0])
+    policy = abate.Policy(on=OSError, max_attempts=10, timeout=1.0, backoff=[0.0])
     script = Script(after(1.5, OSError()), "never asked for")
     with VirtualClock(), pytest.raises(OSError) as caught:
         policy.call(script)

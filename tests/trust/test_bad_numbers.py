@@ -1,6 +1,5 @@
 """Bad numbers from stores and budgets: the page and the metrics show the rest, and name what is wrong."""
 
-import asyncio
 import contextlib
 import json
 import math
@@ -13,15 +12,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import abate
 from abate import events, observe
-from abate.observe.page.board import Board
-from abate.observe.page.recent import Recent
-from abate.observe.stored_numbers import reading
+from abate.observe.number_checks import check_depth
+from abate.observe.page.recent_activity import RecentActivity
+from abate.observe.page.state import PageState
 from abate.stores import Depth
 
 
 def shown(board):
     """What a frame says."""
-    board.look()
+    board.refresh()
     return json.loads(board.frame().removeprefix(b"data: "))
 
 
@@ -39,10 +38,9 @@ def test_one_bad_row_of_a_store_does_not_blind_the_page(tmp_path):
         file.execute("UPDATE item SET due = -9e999")
     consumer = abate.consumer(source=queue, name="trust-bad")(print)
     other = abate.Policy(name="trust-other", on=OSError)
-    board = Board(Recent(), abate.clock.current())
-    asyncio.run(board.depths.ask(consumer))
-    frame = shown(board)
-    bad = row(frame, "queues", "trust-bad")
+    board = PageState(RecentActivity(), abate.clock.current())
+    while (bad := row(frame := shown(board), "queues", consumer.name))["ready"] is None:
+        pass
     assert (bad["ready"], bad["age"], bad["failing"]) == (1, None, "wrong numbers: age is inf")
     assert "wrong numbers: age is inf" in bad["why"]
     assert row(frame, "policies", other.name)["level"] == 0
@@ -57,7 +55,7 @@ numbers = st.none() | st.integers() | st.floats() | st.booleans() | st.text(max_
 @given(st.lists(numbers, min_size=5, max_size=5))
 def test_no_number_of_a_source_breaks_what_is_shown(told):
     """Whatever a source tells: a count that is shown is one, the others are named, and JSON and metrics hold."""
-    seen = reading(Depth(*told))
+    seen = check_depth(Depth(*told))
     ready, delayed, _, dead, age = told
     for value, kept in zip((ready, delayed, dead, age), (seen.ready, seen.delayed, seen.dead, seen.age), strict=True):
         assert kept is None or (kept is value and 0 <= kept <= 2**53)
@@ -86,7 +84,7 @@ def test_a_budget_that_tells_nonsense_is_marked(told):
     odd = Odd()
     odd.told = told
     policy = abate.Policy(name="trust-odd", on=OSError, budget=odd)
-    frame = shown(Board(Recent(), abate.clock.current()))
+    frame = shown(PageState(RecentActivity(), abate.clock.current()))
     shown_row = row(frame, "policies", policy.name)
     assert (shown_row["balance"], shown_row["share"], shown_row["level"]) == (None, None, 1)
     assert shown_row["why"][0].startswith("wrong numbers: ")
@@ -103,10 +101,10 @@ def test_a_row_that_cannot_be_read_hides_no_other():
     odd = Odd()
     odd.told = RuntimeError("broken")
     policies = [abate.Policy(name="trust-broken", on=OSError, budget=odd), abate.Policy(name="trust-fine", on=OSError)]
-    frame = shown(Board(Recent(), abate.clock.current()))
+    frame = shown(PageState(RecentActivity(), abate.clock.current()))
     assert "trust-broken" not in [each["name"] for each in frame["policies"]]
     assert row(frame, "policies", "trust-fine")
-    happened = frame["happenings"][0]
+    happened = frame["notices"][0]
     assert (happened["name"], happened["text"]) == ("trust-broken", "can't be shown: RuntimeError: broken")
     odd.told = (1.0, 1.0)
     assert len(policies) == 2
@@ -116,13 +114,13 @@ def test_a_row_that_cannot_be_read_hides_no_other():
 def test_a_bad_count_of_receives_does_not_blind_the_page(receives):
     """A message's count comes from the store: a wrong one is shown as 0, beside others that are right."""
     with abate.testing.VirtualClock():
-        recent = Recent()
+        recent = RecentActivity()
 
         @abate.controller(name="trust-receives")
         def reconcile(key): ...
 
         for key, times in (("bad", receives), ("good", 3)):
             recent(events.Worked("trust-receives", key, "retry", 0.1, times, OSError("down")))
-        frame = shown(Board(recent, abate.clock.current()))
+        frame = shown(PageState(recent, abate.clock.current()))
         keys = row(frame, "queues", "trust-receives")["failing_keys"]
         assert [(key, times) for key, times, _ in keys] == [("good", 3), ("bad", 0)]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import abate
 from abate import load_policies, sim
-from abate.call import names, toml
-from abate.call.load import KEYS
-from abate.sim.scenario import MOST_CASES
+from abate.call import bounded_toml, named_rules
+from abate.call.policy_files import KEYS
+from abate.sim.scenario import MAX_CASES
 
 WORLD = "[clients]\ncount = 3\n[services.api]\n"
 
@@ -140,19 +140,19 @@ def test_an_import_that_exits_is_an_error(load, tmp_path, monkeypatch):
 
 
 def test_what_takes_the_place_of_an_installed_module_is_not_imported(load, tmp_path, monkeypatch):
-    """`installed` looks at the file that an import would run."""
+    """`is_installed` looks at the file that an import would run."""
     (tmp_path / "wave.py").write_text("raise SystemExit('hostile')\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "wave", raising=False)
     importlib.invalidate_caches()
-    assert not names.installed("wave")
+    assert not named_rules.is_installed("wave")
     with pytest.raises(ValueError, match="'wave' is neither imported nor installed"):
         load('[orders]\non = "wave:Error"')
 
 
 def test_installed_modules_are_imported(load, monkeypatch):
     """The standard library and site-packages, whose code runs in every program that imports them."""
-    assert all(map(names.installed, ["json", "sys", "hypothesis", "abate", "zipimport"]))
+    assert all(map(named_rules.is_installed, ["json", "sys", "hypothesis", "abate", "zipimport"]))
     monkeypatch.delitem(sys.modules, "wave", raising=False)
     wave, example = load('[orders]\non = ["wave:Error", "hypothesis.errors.NoSuchExample"]')["orders"].rules.on
     assert (wave.kind.__name__, example.kind.__name__) == ("Error", "NoSuchExample")
@@ -161,7 +161,7 @@ def test_installed_modules_are_imported(load, monkeypatch):
 @pytest.mark.parametrize("top", ["no_such_module_anywhere", "__main__x", "tests"])
 def test_what_is_not_installed(top):
     """What is nowhere, and what is in the working directory."""
-    assert not names.installed(top)
+    assert not named_rules.is_installed(top)
 
 
 def test_what_is_wrong_with_a_module_is_said(load, tmp_path, monkeypatch):
@@ -188,9 +188,9 @@ def test_what_is_wrong_with_a_module_is_said(load, tmp_path, monkeypatch):
 def test_a_module_without_a_file_is_not_installed(monkeypatch):
     """What a program has made itself says nothing about where it comes from."""
     monkeypatch.setitem(sys.modules, "made_here", type(sys)("made_here"))
-    assert not names.installed("made_here")
+    assert not named_rules.is_installed("made_here")
     monkeypatch.setitem(sys.modules, "made_here", object())
-    assert not names.installed("made_here")
+    assert not named_rules.is_installed("made_here")
 
 
 HOSTILE = ("random", "numpy", "tomllib", "argparse", "json", "heapq", "shop", "sitecustomize_of_mine")
@@ -266,22 +266,22 @@ def test_a_large_file_is_refused(load, scenario):
     """Before it is parsed."""
     for loaded in (load, scenario):
         with pytest.raises(ValueError, match="must be of at most 1,048,576 bytes, and is larger"):
-            loaded("# " + "x" * toml.LARGEST)
+            loaded("# " + "x" * bounded_toml.MAX_BYTES)
 
 
 def test_a_number_too_long_to_read_is_refused(load):
     """Python refuses to read it, and the error names the file."""
     with pytest.raises(ValueError, match="is not TOML: "):
-        load("[orders]\nattempts = " + "9" * 10_000)
+        load("[orders]\nmax_attempts = " + "9" * 10_000)
 
 
 def test_a_sweep_is_bounded(scenario):
     """By the number of its cases, which is computed and not tried."""
     values = "[" + ", ".join(map(str, range(1, 101))) + "]"
     sweep = "[sweep]\n" + "\n".join(
-        f'"{path}" = {values}' for path in ("clients.count", "services.api.workers", "run.seeds", "policy.attempts")
+        f'"{path}" = {values}' for path in ("clients.count", "services.api.workers", "run.seeds", "policy.max_attempts")
     )
-    with pytest.raises(ValueError, match=rf"make 100,000,000 cases; expected at most {MOST_CASES:,}"):
+    with pytest.raises(ValueError, match=rf"make 100,000,000 cases; expected at most {MAX_CASES:,}"):
         scenario(f"{WORLD}[policy]\n{sweep}\n")
 
 
@@ -409,7 +409,7 @@ IN_TOML = r'"red\u001b[31m\nLINE"'
     [
         f'[{IN_TOML}]\non = ["Nope"]',
         f"{IN_TOML} = 3",
-        f'[{IN_TOML}]\non = "OSError"\nattempts = 0',
+        f'[{IN_TOML}]\non = "OSError"\nmax_attempts = 0',
         f'[{IN_TOML}]\non = "OSError"\nbudget = {{ reserve = -1 }}',
         f'[{IN_TOML}]\non = "OSError"\n{IN_TOML} = 1',
         f"[orders]\non = {IN_TOML}",

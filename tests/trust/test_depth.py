@@ -6,12 +6,12 @@ import pytest
 
 import abate
 from abate.decide.outcome import Outcome
-from abate.decide.rules import DEEPEST, MOST_MEMBERS, rules
+from abate.decide.rules import MAX_GROUP_DEPTH, MAX_GROUP_MEMBERS, build_rules
 from abate.stores import open_store
-from abate.stores.redis.trouble import _first
+from abate.stores.redis.errors import _first
 from abate.testing import Script, VirtualClock
-from abate.work.judge import LONGEST_TRACE
 from abate.work.source import Message
+from abate.work.verdicts import MAX_TRACE_CHARS
 
 DEPTH = 10_000
 
@@ -45,7 +45,7 @@ NESTED = {
 def test_a_policy_judges_errors_of_any_depth(nested):
     """It raises the error itself after its attempts, or at once for a group that is too deep."""
     error = nested()
-    policy = abate.Policy(on=ConnectionError, attempts=2, backoff=[0.0])
+    policy = abate.Policy(on=ConnectionError, max_attempts=2, backoff=[0.0])
     with pytest.raises((ConnectionError, ExceptionGroup)) as caught:
         policy.call(Script(error, error))
     assert caught.value is error
@@ -68,25 +68,25 @@ def asked(error):
 def test_a_group_costs_as_much_as_it_holds(unless):
     """Each member is asked about once by each rule, and not once for every group around it."""
     Counted.asked = 0
-    error = grouped(DEEPEST - 1, ExceptionGroup("members", [Counted() for _ in range(100)]))
-    ruling = rules(on=abate.on_error(asked), unless=unless).decide(Outcome(error=error))
+    error = grouped(MAX_GROUP_DEPTH - 1, ExceptionGroup("members", [Counted() for _ in range(100)]))
+    ruling = build_rules(on=abate.on_error(asked), unless=unless).decide(Outcome(error=error))
     assert ruling.retry
-    assert Counted.asked <= 2 * (100 + DEEPEST) * (2 if unless else 1)
+    assert Counted.asked <= 2 * (100 + MAX_GROUP_DEPTH) * (2 if unless else 1)
 
 
 @pytest.mark.parametrize(
     ("error", "retry"),
     [
-        (grouped(DEEPEST), True),
-        (grouped(DEEPEST + 1), False),
-        (ExceptionGroup("many", [ConnectionError()] * MOST_MEMBERS), True),
-        (ExceptionGroup("many", [ConnectionError()] * (MOST_MEMBERS + 1)), False),
+        (grouped(MAX_GROUP_DEPTH), True),
+        (grouped(MAX_GROUP_DEPTH + 1), False),
+        (ExceptionGroup("many", [ConnectionError()] * MAX_GROUP_MEMBERS), True),
+        (ExceptionGroup("many", [ConnectionError()] * (MAX_GROUP_MEMBERS + 1)), False),
     ],
     ids=["deep", "too deep", "large", "too large"],
 )
 def test_the_bounds_of_a_group(error, retry):
     """What is beyond them is fatal."""
-    assert rules(on=ConnectionError).decide(Outcome(error=error)).retry is retry
+    assert build_rules(on=ConnectionError).decide(Outcome(error=error)).retry is retry
 
 
 def test_a_group_that_holds_another_twice_is_counted_as_often():
@@ -94,18 +94,18 @@ def test_a_group_that_holds_another_twice_is_counted_as_often():
     error = ConnectionError()
     for _ in range(60):
         error = ExceptionGroup("twice", [error, error])
-    assert not rules(on=ConnectionError).decide(Outcome(error=error)).retry
+    assert not build_rules(on=ConnectionError).decide(Outcome(error=error)).retry
 
 
 def test_members_of_nested_groups_are_judged_as_they_are():
     """Within the bounds, a group in a group is retried by the same rules: cut off, excepted, named as a whole."""
     inner = ExceptionGroup("inner", [abate.AttemptTimeout(1.0), ConnectionError()])
-    decide = rules(on=ConnectionError).decide
+    decide = build_rules(on=ConnectionError).decide
     assert decide(Outcome(error=ExceptionGroup("outer", [inner]))).overloaded
     assert not decide(Outcome(error=ExceptionGroup("outer", [inner, ValueError()]))).retry
-    excepting = rules(on=ConnectionError, unless=ConnectionResetError).decide
+    excepting = build_rules(on=ConnectionError, unless=ConnectionResetError).decide
     assert not excepting(Outcome(error=grouped(3, ConnectionResetError()))).retry
-    assert rules(on=ExceptionGroup).decide(Outcome(error=grouped(3, ValueError()))).retry
+    assert build_rules(on=ExceptionGroup).decide(Outcome(error=grouped(3, ValueError()))).retry
 
 
 @pytest.mark.parametrize("nested", NESTED.values(), ids=NESTED)
@@ -131,7 +131,7 @@ def test_a_message_whose_handler_raises_it_is_buried_with_a_short_trace(nested, 
         assert "RecursionError" not in letter.reason
         assert letter.reason.startswith(("ConnectionError: down", "ExceptionGroup: group"))
         assert "in handle" in letter.trace
-        assert len(letter.trace) <= LONGEST_TRACE
+        assert len(letter.trace) <= MAX_TRACE_CHARS
 
 
 @pytest.mark.parametrize("nested", NESTED.values(), ids=NESTED)
@@ -141,7 +141,7 @@ def test_sinks_and_logs_take_errors_of_any_depth(nested, monkeypatch):
     sink = abate.observe.install(abate.observe.LoggingSink())
     try:
         error = nested()
-        policy = abate.Policy(on=ConnectionError, attempts=2, backoff=[0.0])
+        policy = abate.Policy(on=ConnectionError, max_attempts=2, backoff=[0.0])
         with pytest.raises((ConnectionError, ExceptionGroup)):
             policy.call(Script(error, error))
         assert sink in abate.events.sinks, "it raised, and was cut off"
@@ -155,7 +155,7 @@ def test_causes_in_a_circle_end():
     one.__cause__, other.__cause__ = other, one
     assert _first(one) in (one, other)
     assert abate.report(one) is None
-    policy = abate.Policy(on=ConnectionError, attempts=2, backoff=[0.0])
+    policy = abate.Policy(on=ConnectionError, max_attempts=2, backoff=[0.0])
     with pytest.raises(ConnectionError):
         policy.call(Script(one, one))
 

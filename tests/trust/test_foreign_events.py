@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 import abate
 from abate.clients import aws_lambda
-from abate.clients.sqs import received
-from abate.clients.sqs_letter import LARGEST, dead, size
-from abate.clients.sqs_receives import Receives
+from abate.clients.sqs import decode_message
+from abate.clients.sqs_message import MAX_BYTES, dead_letter_attributes, size
+from abate.clients.sqs_receive_counts import ReceiveCounts
 from abate.work.source import Bury
 
 JSON = st.recursive(
@@ -107,7 +107,7 @@ def test_any_event_of_lambda(event):
 def test_any_count_of_receives(count, body):
     """One that SQS can't have said is taken for the first receive."""
     raw = {"MessageId": "a", "ReceiptHandle": "r", "Body": body, "Attributes": {"ApproximateReceiveCount": count}}
-    message = received(raw, fifo=False, now=0.0, lease=30.0, receives=Receives())
+    message = decode_message(raw, fifo=False, now=0.0, lease=30.0, receives=ReceiveCounts())
     assert message.body == body
     assert 1 <= message.receives < 10**9
 
@@ -123,12 +123,12 @@ def test_any_count_of_receives(count, body):
     kind=st.text(max_size=20),
     reason=st.text(max_size=300),
     trace=st.text(max_size=300),
-    largest=st.integers(200, LARGEST),
+    largest=st.integers(200, MAX_BYTES),
 )
 def test_a_dead_letter_is_one_that_sqs_takes(body, attributes, kind, reason, trace, largest):
     """Whatever was written on it and whatever the error said: it fits where the message itself did."""
     try:
-        written = dead(body, attributes, Bury(kind, reason, trace), "orders", largest)
+        written = dead_letter_attributes(body, attributes, Bury(kind, reason, trace), "orders", largest)
     except UnicodeEncodeError:
         pytest.fail("text that is no UTF-8 was written")
     assert attributes.items() <= written.items() or "Abate" in str(attributes)

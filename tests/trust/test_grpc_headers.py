@@ -218,7 +218,7 @@ def test_a_call_that_comes_too_late_is_not_begun(kind):
 
 def gives_up():
     """A call that a policy has retried and gives up on."""
-    abate.Policy(on=OSError, attempts=2, backoff=[0.0], budget=abate.Budget.unlimited()).call(
+    abate.Policy(on=OSError, max_attempts=2, backoff=[0.0], budget=abate.Budget.unlimited()).call(
         abate.testing.Script(OSError("down"), OSError("down"))
     )
 
@@ -285,7 +285,7 @@ def test_an_error_says_that_retrying_is_of_no_use(form, how):
         failed = status(address, method=method)
         trailing = dict(failed.trailing_metadata())
         assert (trailing.get("abate-exhausted"), trailing.get("shop")) == ("1", "closed")
-        policy = abate.Policy(on=transient, attempts=3, backoff=[0.0])
+        policy = abate.Policy(on=transient, max_attempts=3, backoff=[0.0])
         plain = grpc.insecure_channel(address, channel_options())
         with grpc.intercept_channel(plain, *client(policy)) as channel, pytest.raises(grpc.RpcError) as again:
             if method == "Get":
@@ -378,10 +378,10 @@ def test_a_timeout_of_the_handlers_own_stays_its_own():
     """An attempt that was cut off in time is an error of the handler's; past the caller's deadline it says so."""
 
     async def own(request, context):
-        await abate.Policy(on=OSError, attempts=1, attempt_timeout=0.001).acall(asyncio.sleep, 60.0)
+        await abate.Policy(on=OSError, max_attempts=1, attempt_timeout=0.001).acall(asyncio.sleep, 60.0)
 
     async def callers(request, context):
-        await abate.Policy(on=OSError, attempts=1, timeout=60.0).acall(asyncio.sleep, 60.0)
+        await abate.Policy(on=OSError, max_attempts=1, timeout=60.0).acall(asyncio.sleep, 60.0)
 
     async def begun(request, context):
         await context.send_initial_metadata(())
@@ -446,7 +446,7 @@ def test_a_client_with_the_secret_is_believed(serving):
         told.append(abate.remaining() is not None)
         return b""
 
-    policy = abate.Policy(on=transient, attempts=1)
+    policy = abate.Policy(on=transient, max_attempts=1)
 
     async def aio(address, **settings):
         made = aio_client(policy, **settings)

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 import abate
 from abate import clock
 from abate.clients.asgi import Middleware
-from abate.clients.exchange import OnResponses, gave_up
 from abate.clients.grpc import _hint, _retry_delay
-from abate.clients.grpc_server import _asked, peer_address
-from abate.clients.services import Terms
+from abate.clients.grpc_server import _caller_limits, peer_address
+from abate.clients.headers import upstream_gave_up
+from abate.clients.http_client import OnResponses
+from abate.clients.server_middleware import ServerSettings
 from abate.clients.trust import Caller, Secret, Trust
 from abate.clients.wsgi import Middleware as WsgiMiddleware
 from abate.decide.outcome import Outcome, Ruling
@@ -125,9 +126,9 @@ class Call:
 def test_the_same_in_grpc(deadlines, attempts):
     """Metadata may be bytes too, which count for nothing."""
     metadata = [("abate-deadline", value) for value in deadlines] + [("abate-attempt", value) for value in attempts]
-    asked, _ = _asked(Terms(everybody, 0.1), Call(metadata))
+    limits, _ = _caller_limits(ServerSettings(everybody, 0.1), Call(metadata))
     texts = [[value for value in values if isinstance(value, str)] for values in (deadlines, attempts)]
-    assert (asked.attempt, asked.left) == expected(*texts)
+    assert (limits.attempt, limits.left) == expected(*texts)
 
 
 ADDRESSES = st.ip_addresses().map(str)
@@ -169,7 +170,7 @@ def test_a_response_with_any_headers_is_judged(status, headers):
         assert isinstance(ruling, Ruling)
         assert ruling.hint is None or 0.0 <= ruling.hint <= 10.0**9
         assert status >= 400
-        if gave_up(headers.get("Abate-Exhausted")):
+        if upstream_gave_up(headers.get("Abate-Exhausted")):
             assert not ruling.retry
 
 
@@ -313,10 +314,10 @@ def test_a_timeout_of_the_applications_own_stays_its_own(cancel):
     """An attempt that was cut off in time is an error of the application's; past the caller's deadline it means 504."""
 
     async def own(scope, receive, send):
-        await abate.Policy(on=OSError, attempts=1, attempt_timeout=0.5).acall(clock.current().asleep, 60.0)
+        await abate.Policy(on=OSError, max_attempts=1, attempt_timeout=0.5).acall(clock.current().asleep, 60.0)
 
     async def callers(scope, receive, send):
-        await abate.Policy(on=OSError, attempts=1, timeout=60.0).acall(clock.current().asleep, 60.0)
+        await abate.Policy(on=OSError, max_attempts=1, timeout=60.0).acall(clock.current().asleep, 60.0)
 
     async def begun(scope, receive, send):
         await answer(send)
@@ -348,7 +349,7 @@ def test_the_word_that_retrying_is_of_no_use_is_said_once():
 
     def gives_up():
         with pytest.raises(OSError):
-            abate.Policy(on=OSError, attempts=2, backoff=[0.0]).call(abate.testing.Script(OSError(), OSError()))
+            abate.Policy(on=OSError, max_attempts=2, backoff=[0.0]).call(abate.testing.Script(OSError(), OSError()))
 
     heads = []
 

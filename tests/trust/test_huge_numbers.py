@@ -77,9 +77,9 @@ SETTINGS = {
     "Budget reserve and window": ("reserve", lambda value: spend(abate.Budget(reserve=value, window=1e15))),
     "TokenBucket rate": ("rate", lambda value: take(abate.TokenBucket(rate=value))),
     "TokenBucket burst": ("burst", lambda value: take(abate.TokenBucket(rate=1.0, burst=int(value) or 1))),
-    "Permits limit": ("limit", lambda value: ask(abate.Permits(int(value) or 1))),
-    "Throttle k": ("k", lambda value: ask(abate.Throttle(k=value))),
-    "Throttle window": ("window", lambda value: ask(abate.Throttle(window=value))),
+    "ConcurrencyLimit limit": ("limit", lambda value: ask(abate.ConcurrencyLimit(int(value) or 1))),
+    "AdaptiveThrottle k": ("k", lambda value: ask(abate.AdaptiveThrottle(k=value))),
+    "AdaptiveThrottle window": ("window", lambda value: ask(abate.AdaptiveThrottle(window=value))),
     "Backoff base": ("base", lambda value: draw(abate.Backoff(base=value, cap=sys.float_info.max))),
     "Backoff cap": ("cap", lambda value: draw(abate.Backoff(base=0.0, cap=value))),
     "Backoff factor": ("factor", lambda value: draw(abate.Backoff(factor=value))),
@@ -88,7 +88,7 @@ SETTINGS = {
         lambda value: draw(abate.Backoff(base=value, cap=sys.float_info.max, jitter="decorrelated")),
     ),
     "a list of delays": ("backoff", lambda value: make(policy(backoff=[0.0, value]))),
-    "Policy attempts": ("attempts", lambda value: make(policy(attempts=int(value) + 2))),
+    "Policy attempts": ("attempts", lambda value: make(policy(max_attempts=int(value) + 2))),
     "Policy timeout": ("timeout", lambda value: make(policy(timeout=max(value, 1.0)))),
     "Policy attempt_timeout": ("attempt_timeout", lambda value: make(policy(attempt_timeout=max(value, 1.0)))),
     "Policy max_hint": ("max_hint", lambda value: make(policy(max_hint=value))),
@@ -97,8 +97,8 @@ SETTINGS = {
     "Timeouts ceiling": ("ceiling", lambda value: learn(abate.Timeouts(ceiling=max(value, 1.0)))),
     "Timeouts floor": ("floor", lambda value: learn(abate.Timeouts(ceiling=sys.float_info.max, floor=value))),
     "Timeouts half_life": ("half_life", lambda value: learn(abate.Timeouts(half_life=value))),
-    "Fuse pause": ("pause", lambda value: abate.Fuse(pause=value)),
-    "Fuse window": ("window", lambda value: abate.Fuse(window=value)),
+    "CircuitBreaker pause": ("pause", lambda value: abate.CircuitBreaker(pause=value)),
+    "CircuitBreaker window": ("window", lambda value: abate.CircuitBreaker(window=value)),
 }
 
 

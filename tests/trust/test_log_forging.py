@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import abate
 from abate import DeadlineExceeded, Policy, Refused, Report, events, observe
 from abate.cli import main
-from abate.cli.run import _Plain
-from abate.cli.terminal import StatusLine, plain, say, table
-from abate.logs import LONGEST, Log
+from abate.cli.run import RedactingFormatter
+from abate.cli.terminal import StatusLine, escape, say, table
+from abate.logs import MAX_ARGUMENT, Log
 from abate.redact import line, quoted
 
 FORGED = "x\n2026-01-01 ERROR abate: forged\r\x1b[2J\x85\u2028\u2029\u202e\x00\x7f\ud800"
@@ -37,7 +37,7 @@ EVENTS = [
     lambda text, error: events.Buried(text, text, text, text),
     lambda text, error: events.LeaseLost(text, text),
     lambda text, error: events.WorkerCrashed(text, text, error),
-    lambda text, error: events.FuseBlown(text, 1.0),
+    lambda text, error: events.BreakerOpened(text, 1.0),
     lambda text, error: events.SourceFailed(text, text, error, 1.0),
     lambda text, error: events.StoreDegraded(text, True, error),
 ]
@@ -84,12 +84,12 @@ def test_one_event_is_one_line(logger, text, make):
     """In logging and in structlog; no line has a control character, and none is longer than a few errors."""
     event = make(text, Named(text))
     every = observe.LoggingSink(logger[0], every=True)
-    every.LOGGED_AT_HOME = ()
+    every.LOGGED_ELSEWHERE = ()
     every(event)
     (written,) = lines(logger[1])
     assert written.isprintable()
     once = observe.LoggingSink(logger[0])
-    once.LOGGED_AT_HOME = ()
+    once.LOGGED_ELSEWHERE = ()
     once(event)
     assert all(each.isprintable() for each in lines(logger[1]))
     entries = structlog.testing.CapturingLogger()
@@ -113,7 +113,7 @@ def test_a_line_is_bounded(logger):
     """A megabyte is not a line of a megabyte."""
     Log("abate.forging").warning("%s and %r", "x" * 1_000_000, "y" * 1_000_000)
     (written,) = lines(logger[1])
-    assert len(written) <= 2 * LONGEST + 5
+    assert len(written) <= 2 * MAX_ARGUMENT + 5
 
 
 @given(TEXTS)
@@ -169,8 +169,8 @@ def test_commands_write_one_line_for_one_thing(text):
         say(text)
     finally:
         sys.stderr = before
-    assert stream.getvalue() == f"abate: {plain(text)}\n"
-    assert plain(text).isprintable()
+    assert stream.getvalue() == f"abate: {escape(text)}\n"
+    assert escape(text).isprintable()
     assert len(table(["a", "b"], [[text, text], [1, text]]).split("\n")) == 3
     drawn = io.StringIO()
     StatusLine(drawn).draw(text)
@@ -181,7 +181,7 @@ def test_commands_write_one_line_for_one_thing(text):
 def test_what_a_module_logs_under_abate_run_begins_one_line(text):
     """Its own lines may go on below, indented."""
     record = logging.LogRecord("app", logging.ERROR, "app.py", 1, "%s", (text,), None)
-    first, *others = _Plain("%(levelname)s %(message)s").format(record).split("\n")
+    first, *others = RedactingFormatter("%(levelname)s %(message)s").format(record).split("\n")
     assert first.startswith("ERROR ")
     assert all(each.startswith("  ") for each in others)
     assert (first + "".join(others)).isprintable()

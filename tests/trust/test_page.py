@@ -17,7 +17,7 @@ from starlette.routing import Mount
 import abate
 from abate import events
 from abate.observe import page
-from abate.observe.page import tries
+from abate.observe.page import sign_in_limit
 from tests.cli.commands import GUARD, abate_command, started, until
 from tests.clients import asgi_server
 
@@ -155,36 +155,36 @@ PEERS = st.sampled_from(["192.0.2.1", "2001:db8::1", "2001:db8::2", "x" * 500])
 @given(st.lists(st.tuples(PAUSES, PEERS), max_size=80))
 def test_however_they_come_one_peer_is_judged_no_faster_than_the_rule(tried):
     """At most five, and one a second, in any stretch of time; hosts of one IPv6 network are one peer."""
-    kept, now, judged = tries.Tries(), 0.0, {}
+    kept, now, judged = sign_in_limit.SignInLimit(), 0.0, {}
     for pause, peer in tried:
         now += pause
-        wait = kept.turn(peer, now)
+        wait = kept.delay(peer, now)
         if wait is not None:
-            assert 0 <= wait <= tries.LONGEST_WAIT
+            assert 0 <= wait <= sign_in_limit.MAX_WAIT
             judged.setdefault(peer.partition("::")[0], []).append(now + wait)
     for instants in judged.values():
         for first in range(len(instants)):
             for last in range(first, len(instants)):
-                allowed = tries.FREE + (instants[last] - instants[first]) / tries.PAUSE
+                allowed = sign_in_limit.FREE + (instants[last] - instants[first]) / sign_in_limit.PAUSE
                 assert last - first + 1 <= allowed + 1e-6
 
 
 def test_a_host_gets_no_more_tries_by_choosing_among_its_addresses():
     """Of IPv6 a host has a whole network; an IPv4 address is one peer, also where it is written as IPv6."""
-    kept = tries.Tries()
-    assert [kept.turn(f"2001:db8::{n:x}", 0.0) for n in range(6)] == [0.0] * 5 + [1.0]
-    assert kept.turn("2001:db8:0:1::1", 0.0) == 0.0
-    assert [kept.turn(f"::ffff:192.0.2.{n}", 0.0) for n in range(6)] == [0.0] * 6
+    kept = sign_in_limit.SignInLimit()
+    assert [kept.delay(f"2001:db8::{n:x}", 0.0) for n in range(6)] == [0.0] * 5 + [1.0]
+    assert kept.delay("2001:db8:0:1::1", 0.0) == 0.0
+    assert [kept.delay(f"::ffff:192.0.2.{n}", 0.0) for n in range(6)] == [0.0] * 6
 
 
 def test_any_number_of_peers_takes_bounded_room():
     """The one heard of longest ago is forgotten; tries that wait are bounded over all peers."""
-    kept = tries.Tries()
-    for n in range(3 * tries.MOST_PEERS):
-        assert kept.turn(f"10.0.{n // 256}.{n % 256}", 0.0) == 0.0
-    assert len(kept) == tries.MOST_PEERS
-    kept.waiting = tries.MOST_WAITING
-    assert [kept.turn("192.0.2.1", 0.0) for _ in range(6)] == [0.0] * 5 + [None]
+    kept = sign_in_limit.SignInLimit()
+    for n in range(3 * sign_in_limit.MAX_PEERS):
+        assert kept.delay(f"10.0.{n // 256}.{n % 256}", 0.0) == 0.0
+    assert len(kept) == sign_in_limit.MAX_PEERS
+    kept.waiting = sign_in_limit.MAX_WAITING
+    assert [kept.delay("192.0.2.1", 0.0) for _ in range(6)] == [0.0] * 5 + [None]
 
 
 # -- the cookie
@@ -326,7 +326,11 @@ def test_abate_run_guards_its_page_by_the_token_of_the_environment(app_file):
 @pytest.mark.parametrize(
     ("words", "environment", "said"),
     [
-        (["--page", ":0"], {}, "reached from elsewhere: set ABATE_PAGE_TOKEN to what this prints: python -c 'import"),
+        (
+            ["--page", ":0"],
+            {},
+            "reached from other machines: set ABATE_PAGE_TOKEN to what this prints: python -c 'import",
+        ),
         (["--page", "0"], {"ABATE_PAGE_TOKEN": ""}, "ABATE_PAGE_TOKEN is empty: expected a token of 16 to 1000"),
         (["--page", "0"], {"ABATE_PAGE_TOKEN": "short"}, "ABATE_PAGE_TOKEN has 5: expected a token of 16 to 1000"),
         (["--health", "::1:8081"], {}, "[::1]:8081"),

@@ -25,9 +25,9 @@ import abate
 import abate.clients.requests
 from abate import events, observe, redact
 from abate.cli import main
-from abate.observe.page.board import Board
-from abate.observe.page.recent import Recent
-from abate.redact import LOOKED_AT, described, line, redacted, shown, trace
+from abate.observe.page.recent_activity import RecentActivity
+from abate.observe.page.state import PageState
+from abate.redact import MAX_SCANNED, described, line, redacted, shown, trace
 from abate.testing import Script
 
 SECRET = "hunter2-S3cr3t"
@@ -94,8 +94,8 @@ def test_a_planted_secret_is_hidden(secret, odd, before, which, after):
 @given(TOKENS, st.integers(0, 3000), st.integers(0, 60))
 def test_a_secret_on_which_a_text_is_cut_is_hidden(secret, longest, shift):
     """Neither the beginning of a secret nor its end is shown."""
-    text = "x " * (LOOKED_AT // 2 - 30) + "y" * shift + f" https://{secret}@api.example/?{secret}"
-    assert secret[:7] not in line(text, 10 * LOOKED_AT)
+    text = "x " * (MAX_SCANNED // 2 - 30) + "y" * shift + f" https://{secret}@api.example/?{secret}"
+    assert secret[:7] not in line(text, 10 * MAX_SCANNED)
     text = "x" * longest + f" https://bot:{secret}@api.example/"
     assert secret[:7] not in line(text, 1500)
 
@@ -193,7 +193,7 @@ def failing():
     except httpx.HTTPStatusError as error:
         yield error
     session = requests.Session()
-    session.mount("http://", abate.clients.requests.Adapter(abate.Policy(name="maps", on=OSError, attempts=1)))
+    session.mount("http://", abate.clients.requests.Adapter(abate.Policy(name="maps", on=OSError, max_attempts=1)))
     try:
         session.get("http://127.0.0.1:1/geocode", params={"q": "x", "api_key": SECRET})
     except requests.ConnectionError as error:
@@ -238,7 +238,7 @@ def test_no_output_has_a_secret(error, written, capsys):
     registry, reader, spans = CollectorRegistry(), InMemoryMetricReader(), InMemorySpanExporter()
     tracing = TracerProvider()
     tracing.add_span_processor(SimpleSpanProcessor(spans))
-    recent, entries, records = Recent(), [], []
+    recent, entries, records = RecentActivity(), [], []
     catch = logging.Handler()
     catch.emit = records.append
     logging.getLogger("abate").addHandler(catch)
@@ -251,7 +251,7 @@ def test_no_output_has_a_secret(error, written, capsys):
         recent,
         lambda event: (_ for _ in ()).throw(error),  # it fails, which is logged with its traceback
     ]
-    policy = abate.Policy(name=URL, on=Exception, attempts=2, backoff=[0.0], raises="exhausted")
+    policy = abate.Policy(name=URL, on=Exception, max_attempts=2, backoff=[0.0], raises="exhausted")
     for sink in sinks:
         observe.install(sink)
     try:
@@ -260,9 +260,9 @@ def test_no_output_has_a_secret(error, written, capsys):
                 events.emit(make(error))
             with pytest.raises(abate.RetryExhausted) as raised:
                 policy.call(Script(error, error))
-        board = Board(recent, abate.clock.current())
-        board.look()
-        page = board.frame() + board.hello()
+        board = PageState(recent, abate.clock.current())
+        board.refresh()
+        page = board.frame() + board.history()
     finally:
         for sink in sinks:
             observe.remove(sink)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from abate.cli import main
 from abate.stores import open_store
-from abate.stores.fleet.offers import Accounts, Demand, Sight
-from abate.stores.input import LONGEST_BODY, LONGEST_SHOWN, MOST_BODY
+from abate.stores.fleet.messages import BucketRequest, BudgetRequest, ShelterReport
+from abate.stores.validation import DEFAULT_MAX_BODY, MAX_BODY_BYTES, MAX_SHOWN_BYTES
 from abate.testing import VirtualClock
 from abate.work.source import Done
 from tests.conformance.conftest import STORES
@@ -73,12 +73,12 @@ def test_a_body_that_is_too_long_is_refused(store):
             send("é" * 6)
     queue.send("é" * 5)
     assert [message.body for message in queue.receive()] == ["é" * 5]
-    large = store.queue("large", max_body=2 * LONGEST_BODY)
-    large.send("x" * 2 * LONGEST_BODY)
-    assert [len(message.body) for message in large.receive()] == [2 * LONGEST_BODY]
+    large = store.queue("large", max_body=2 * DEFAULT_MAX_BODY)
+    large.send("x" * 2 * DEFAULT_MAX_BODY)
+    assert [len(message.body) for message in large.receive()] == [2 * DEFAULT_MAX_BODY]
 
 
-@pytest.mark.parametrize("bound", [0, -1, 1.5, "10", MOST_BODY + 1, None, True])
+@pytest.mark.parametrize("bound", [0, -1, 1.5, "10", MAX_BODY_BYTES + 1, None, True])
 def test_a_bound_that_is_none_is_refused(store, bound):
     """When the queue is made."""
     with pytest.raises((TypeError, ValueError), match="max_body must be"):
@@ -93,7 +93,7 @@ def test_a_body_that_is_too_long_is_buried(store):
     assert serve(queue, set()) == {"y" * 10}
     (letter,) = queue.dead()
     assert (letter.key, letter.kind) == ("long", "unreadable")
-    assert "longer than the 10 bytes that are taken (max_body)" in letter.reason
+    assert "longer than 10 bytes (max_body)" in letter.reason
     assert letter.body == "x" * 10 + " … (cut) … "
     assert queue.redrive() == 1
     assert [message.body for message in store.queue("orders").receive()] == ["x" * 1000]
@@ -101,12 +101,12 @@ def test_a_body_that_is_too_long_is_buried(store):
 
 def test_of_a_long_dead_letter_the_beginning_is_shown(store):
     """A megabyte of it; the store keeps all."""
-    queue = store.queue("orders", max_body=3 * LONGEST_SHOWN)
-    queue.add("long", "x" * 2 * LONGEST_SHOWN)
+    queue = store.queue("orders", max_body=3 * MAX_SHOWN_BYTES)
+    queue.add("long", "x" * 2 * MAX_SHOWN_BYTES)
     queue.bury(queue.receive()[0], "why")
-    assert queue.dead()[0].body == "x" * LONGEST_SHOWN + " … (cut) … "
+    assert queue.dead()[0].body == "x" * MAX_SHOWN_BYTES + " … (cut) … "
     queue.redrive()
-    assert len(queue.receive()[0].body) == 2 * LONGEST_SHOWN
+    assert len(queue.receive()[0].body) == 2 * MAX_SHOWN_BYTES
 
 
 @pytest.mark.parametrize("body", ["", "\0", "a\0b" * 10, "\1\2", "\1", "é\n\n"])
@@ -216,7 +216,7 @@ def test_any_state_of_sqlite(tmp_path_factory, token, instant, turns, slot, memb
         ("attributes", '{"a": 5}'),
         ("attributes", b"\xff"),
         ("body", b"\xff"),
-        ("body", "x" * (LONGEST_BODY + 1)),
+        ("body", "x" * (DEFAULT_MAX_BODY + 1)),
         ("key", "k" * 600),
         ("key", b"\xff".decode("latin-1") * 300),
     ],
@@ -417,20 +417,20 @@ def test_any_state_of_redis(redis_store, fields, weather, score):
     store, server = redis_store
     server.flushdb()
     store.ledger("tenant").deposit()
-    (slots, members), (bucket,) = store.names.of_budget("tenant"), store.names.of_bucket("mails")
+    (slots, members), (bucket,) = store.names.budget_keys("tenant"), store.names.bucket_keys("mails")
     for field, value in fields.items():
         server.hset(slots, field, value)
         server.hset(bucket, field, value)
     server.zadd(members, {b"x": score})
-    server.hset(store.names.of_shelter("api")[-1], mapping=weather)
+    server.hset(store.names.shelter_keys("api")[-1], mapping=weather)
     assert store.ledger("tenant").try_withdraw() in (True, False)
     assert math.isfinite(store.ledger("tenant").balance())
-    offers = [
-        Accounts("tenant", store.ledger("tenant").terms, 1, 0, 0, 1),
-        Demand("mails", 1.0),
-        Sight("api", "calm", 1, 0, 0.0),
+    requests = [
+        BudgetRequest("tenant", store.ledger("tenant").terms, 1, 0, 0, 1),
+        BucketRequest("mails", 1.0),
+        ShelterReport("api", "calm", 1, 0, 0.0),
     ]
-    tokens, share, forecast = store.trade("me", offers)
+    tokens, share, forecast = store.sync_members("me", requests)
     assert (tokens.members >= 1, 0 <= share.part <= 1, forecast.state in ("calm", "storm", "recovering")) == (True,) * 3
 
 
@@ -438,7 +438,7 @@ def joined(store, url, path, wanted, part):
     """Have a row say that another member of a bucket wants this, and has that part."""
     now = store.now() if url.startswith("sqlite") else 1000.0
     if url.startswith("redis"):
-        redis_of(url).hset(store.names.of_bucket("mails")[0], "other", f"{now} {wanted} {part}")
+        redis_of(url).hset(store.names.bucket_keys("mails")[0], "other", f"{now} {wanted} {part}")
     elif url.startswith("postgres"):
         store.pool.run(f"INSERT INTO @.member VALUES ('bucket:mails', 'other', {now}, '{wanted}', '{part}', 'nothing')")
     else:
@@ -460,7 +460,7 @@ def test_a_bad_member_of_a_bucket_takes_nothing_from_the_others(kind, wanted, pa
     url = STORES[kind](tmp_path)
     with open_store(url, clock=VirtualClock(start=1000.0)) as store:
         joined(store, url, tmp_path / "work.db", wanted, part)
-        (share,) = store.trade("me", [Demand("mails", 5.0)])
+        (share,) = store.sync_members("me", [BucketRequest("mails", 5.0)])
         assert share.part == pytest.approx(0.9)
 
 
@@ -469,7 +469,7 @@ def recovering_at_nothing(store, url, path):
     now = store.now()
     if url.startswith("redis"):
         fields = {"state": "recovering", "limit": 0, "base": 0, "grown": now, "turn": now, "prober": "x"}
-        redis_of(url).hset(store.names.of_shelter("api")[-1], mapping=fields)
+        redis_of(url).hset(store.names.shelter_keys("api")[-1], mapping=fields)
     elif url.startswith("postgres"):
         store.pool.run("INSERT INTO @.weather VALUES ('api', 'recovering', 0, 'x', 0, 0, 0, 9e15)")
     else:
@@ -485,7 +485,7 @@ def test_a_limit_of_nothing_in_a_store_stops_no_fleet(kind, tmp_path):
     clock = VirtualClock(start=1000.0)
     with open_store(url, clock=clock) as store:
         recovering_at_nothing(store, url, tmp_path / "work.db")
-        (forecast,) = store.trade("me", [Sight("api", "calm", 0, 0, 0.0)])
+        (forecast,) = store.sync_members("me", [ShelterReport("api", "calm", 0, 0, 0.0)])
         assert (forecast.state, forecast.limit) == ("recovering", 1.0)
 
 
@@ -565,7 +565,7 @@ def test_any_row_of_postgres(postgres_store, rows):
         ("key", "k" * 600, True),
         ("attributes", "[" * 100_000, True),
         ("attributes", '{"a": 5}', True),
-        ("body", "x" * (LONGEST_BODY + 1), True),
+        ("body", "x" * (DEFAULT_MAX_BODY + 1), True),
     ],
     ids=str,
 )

@@ -15,7 +15,7 @@ import abate.clients.grpc
 import abate.clients.httpx
 import abate.clients.requests
 import abate.clients.urllib3
-from abate import Policy, Shelter, Throttle
+from abate import AdaptiveThrottle, Policy, Shelter
 from tests.clients.server import Server, respond
 
 
@@ -88,7 +88,7 @@ def sheltered(**settings):
     given = {
         "name": "hooks",
         "on": abate.http.transient,
-        "attempts": 1,
+        "max_attempts": 1,
         "backoff": abate.Backoff(60.0, 60.0, jitter="none"),
     }
     return Policy(**{**given, "shelter": Shelter(name="hooks", patience=0.2), **settings})
@@ -141,7 +141,7 @@ def test_a_session_keeps_its_keys_in_a_pickle():
         session.trust_env = False
         session.mount("http://", adapter)
         assert session.get(server.url).status_code == 200
-    assert len(adapter._sender._plan.policy._keys) == 1
+    assert len(adapter._sender._settings.policy._keys) == 1
 
 
 # -- whose timeout it was
@@ -163,7 +163,7 @@ def slow(seconds):
 def test_a_deadline_that_cuts_a_client_off_is_no_verdict(client):
     """The throttle forgets the request, and so does the shelter: the caller had no time, the server was well."""
     with Server(*[slow(0.3)] * 3) as server:
-        gate = Throttle()
+        gate = AdaptiveThrottle()
         policy = sheltered(gate=gate, shelter=Shelter(name="slow"))
         with abate.deadline(0.1):
             (status,) = client(policy, [server.url])
@@ -175,7 +175,7 @@ def test_a_deadline_that_cuts_a_client_off_is_no_verdict(client):
 def test_a_timeout_of_the_clients_own_is_a_verdict(client):
     """The server had the time that it is usually given, whatever the deadline."""
     with Server(*[slow(0.5)] * 3) as server:
-        gate = Throttle()
+        gate = AdaptiveThrottle()
         policy = sheltered(gate=gate, shelter=Shelter(name="slow"))
         with abate.deadline(5.0):
             (status,) = client(policy, [server.url], timeout=0.1)
@@ -188,8 +188,8 @@ def test_a_timeout_of_the_clients_own_is_a_verdict(client):
 @pytest.mark.parametrize(("deadline", "timeout", "verdict"), [(0.2, 5.0, False), (5.0, 0.2, True)])
 def test_whose_deadline_ended_a_call_of_grpc(kind, deadline, timeout, verdict):
     """The caller's is no verdict on a server that hangs for a moment; the call's own timeout is."""
-    gate = Throttle()
-    policy = Policy(name="orders", on=abate.clients.grpc.transient, attempts=1, gate=gate)
+    gate = AdaptiveThrottle()
+    policy = Policy(name="orders", on=abate.clients.grpc.transient, max_attempts=1, gate=gate)
     options = abate.clients.grpc.channel_options()
     with Server(slow(1.0)) as server:
         address = server.url.removeprefix("http://").rstrip("/")

@@ -1,4 +1,7 @@
-"""What type checkers must know about decorated functions; read by mypy and pyright, never run."""
+"""What type checkers must know about the public surface; read by mypy and pyright, never run.
+
+An error that is expected and does not come fails: of mypy here, of pyright in refused.py.
+"""
 
 from collections import Counter
 from collections.abc import AsyncIterator, MutableMapping
@@ -8,7 +11,7 @@ import abate
 from abate.clients.asgi import Middleware
 from abate.clients.trust import Secret
 
-orders = abate.Policy(name="orders", on=(TimeoutError, abate.http.transient), attempts=4, timeout=30.0)
+orders = abate.Policy(name="orders", on=(TimeoutError, abate.http.transient), max_attempts=4, timeout=30.0)
 
 
 @abate.retry(on=ConnectionError)
@@ -60,7 +63,7 @@ assert_type(Shop.below_staticmethod(1), str)
 assert_type(orders.call(load, 1, fresh=True), str)
 assert_type(orders.call(Shop().method, 1), str)
 assert_type(orders.describe().attempts, int)
-assert_type(orders.replace(attempts=2), abate.Policy)
+assert_type(orders.replace(max_attempts=2), abate.Policy)
 
 
 async def use() -> None:
@@ -124,3 +127,32 @@ async def served(scope: MutableMapping[str, Any], receive: Any, send: Any) -> No
 secret = Secret("an-example-of-24-letters")
 Middleware(served, trusted=["10.0.0.0/8", secret, lambda scope: scope["path"] == "/"], min_deadline=0.5, cancel=True)
 Middleware(served, trusted=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+# -- what is public is known by its type, and nothing else is there
+
+abate.nonsense  # type: ignore[attr-defined]
+abate.observe.nonsense  # type: ignore[attr-defined]
+abate.clients.nonsense  # type: ignore[attr-defined]
+abate.work.nonsense  # type: ignore[attr-defined]
+
+assert_type(abate.work.Message("42", "body"), abate.work.Message)
+assert_type(abate.observe.LoggingSink(), abate.observe.LoggingSink)
+assert_type(abate.observe.PrometheusSink(), abate.observe.PrometheusSink)
+assert_type(abate.stores.open_store("memory:").queue("orders").depth(), abate.stores.Depth)
+assert_type(abate.CircuitBreaker().seconds_until_half_open(), float | None)
+
+breaker = abate.CircuitBreaker(0.5, 20, 60.0, 30.0, name="api")
+abate.Policy(on=OSError, gate=breaker & abate.ConcurrencyLimit(10))
+abate.consumer(breaker=breaker)
+abate.consumer(breaker=False)
+
+# -- misspelt settings, settings by position, bare decorators
+
+abate.Policy(on=OSError, max_attemps=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+abate.Policy(OSError)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+abate.controller(worker=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+abate.consumer(max_recieves=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+abate.CircuitBreaker(threshold=0.5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+abate.consumer(breaker=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+abate.retry(load)  # type: ignore[call-arg, arg-type]  # pyright: ignore[reportCallIssue]

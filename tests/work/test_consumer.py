@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import abate
-from abate import Backoff, Fuse, PermanentFailure, Recoverable, SilentSuccess
+from abate import Backoff, CircuitBreaker, PermanentFailure, Recoverable, SilentSuccess
 from abate.testing import VirtualClock
 
 STEADY = Backoff(1.0, 900.0, jitter="none")
@@ -79,7 +79,7 @@ def test_a_message_that_always_fails_is_buried_after_its_receives(store):
     with VirtualClock() as clock:
         queue, seen = store.queue("orders"), []
 
-        @abate.consumer(source=queue, backoff=STEADY, max_receives=4, fuse=False)
+        @abate.consumer(source=queue, backoff=STEADY, max_receives=4, breaker=False)
         async def handle(message):
             seen.append((message.receives, clock.now()))
             raise ConnectionError("gone")
@@ -90,14 +90,14 @@ def test_a_message_that_always_fails_is_buried_after_its_receives(store):
         gaps = [later - sooner for (_, sooner), (_, later) in pairwise(seen)]
         assert gaps == pytest.approx([1.0, 2.0, 4.0], abs=0.1)
         assert tally == {"retry": 3, "buried": 1}
-        assert queue.dead()[0].reason == "ConnectionError: gone (handed out 4 times)"
+        assert queue.dead()[0].reason == "ConnectionError: gone (received 4 times)"
 
 
 def test_a_policy_inside_and_the_queue_around_do_not_multiply(store):
     """An error that the policy gave up on sends the message back once, with the queue's delay."""
     with VirtualClock():
         queue, calls = store.queue("orders"), []
-        policy = abate.Policy(name="inner", on=ConnectionError, attempts=3, backoff=[0.0])
+        policy = abate.Policy(name="inner", on=ConnectionError, max_attempts=3, backoff=[0.0])
 
         @abate.consumer(source=queue, backoff=STEADY)
         def handle(message):
@@ -141,7 +141,7 @@ def test_an_unknown_source_is_refused():
         def extend(self, messages): ...
         def settle(self, settlements): ...
 
-    with pytest.raises(TypeError, match="a source must say its lease"):
+    with pytest.raises(TypeError, match="a source must have a lease"):
         abate.consumer(source=Half())(lambda message: None)
     with pytest.raises(ValueError, match="handle has no source"):
 
@@ -155,7 +155,7 @@ def test_an_unknown_source_is_refused():
     ("settings", "error", "message"),
     [
         ({"max_receives": 0}, ValueError, "max_receives must be a whole number of at least 1, not 0"),
-        ({"fuse": 3}, TypeError, "fuse must be a Fuse, or False for none, not 3"),
+        ({"breaker": 3}, TypeError, "breaker must be a CircuitBreaker, or False for none, not 3"),
         ({"workers": 0}, ValueError, "workers must be a whole number of at least 1, not 0"),
         ({"source": "nonsense://x"}, ValueError, "nonsense"),
     ],
@@ -176,13 +176,19 @@ def test_a_store_gives_the_queue_of_the_consumers_name(store):
     assert abate.consumer(source="memory:", name="mails")(send_mail).source.name == "mails"
 
 
-def test_a_fuse_saves_the_receives(store):
+def test_a_breaker_saves_the_receives(store):
     """While a dependency is down, most messages keep their count of receives; afterwards all are done."""
     with VirtualClock() as clock:
         queue = store.queue("orders", lease=30.0)
         down = True
 
-        @abate.consumer(source=queue, workers=2, max_receives=5, fuse=Fuse(least=10, pause=30.0), rng=random.Random(1))
+        @abate.consumer(
+            source=queue,
+            workers=2,
+            max_receives=5,
+            breaker=CircuitBreaker(min_calls=10, pause=30.0),
+            rng=random.Random(1),
+        )
         async def handle(message):
             await clock.asleep(0.1)
             if down:

@@ -181,7 +181,7 @@ def test_a_key_that_fails_too_often_is_parked(most):
         assert len(tries) == most + 1
         [parked] = reconcile.parked()
         assert (parked.key, parked.kind) == ("a", "receives")
-        assert parked.reason == f"ConnectionError: gone (handed out {most + 1} times)"
+        assert parked.reason == f"ConnectionError: gone (received {most + 1} times)"
 
 
 def test_a_permanent_failure_parks_a_key_until_somebody_adds_it():
@@ -225,7 +225,7 @@ def test_what_on_does_not_name_is_parked():
 
 def test_the_parked_are_bounded(monkeypatch):
     """The oldest is forgotten for one more."""
-    monkeypatch.setattr("abate.work.local.MOST_PARKED", 3)
+    monkeypatch.setattr("abate.work.memory_source.MAX_PARKED", 3)
 
     @abate.controller(workers=1)
     def reconcile(key):
@@ -323,7 +323,7 @@ def test_what_is_left_in_memory_for_later_is_said(caplog):
         reconcile = abate.controller()(lambda key: None)
         reconcile.add("a", after=60.0)
         live(reconcile, 10.0)
-    assert "<lambda>: ended with 1 keys that wait for later: they are in memory alone" in caplog.text
+    assert "<lambda>: ended with 1 delayed keys: they are kept in memory" in caplog.text
 
 
 # -- resync
@@ -397,11 +397,11 @@ def test_a_resync_waits_for_room():
 
 def test_remembered_keys_are_bounded(monkeypatch):
     """The first are forgotten for more."""
-    monkeypatch.setattr("abate.work.controller.MOST_KNOWN", 3)
+    monkeypatch.setattr("abate.work.resync_keys.MAX_KNOWN", 3)
     reconcile = abate.controller(resync=10.0)(lambda key: None)
     for key in range(5):
         reconcile.add(key)
-    assert reconcile._remembered() == [2, 3, 4]
+    assert reconcile._known.list() == [2, 3, 4]
 
 
 # -- sources
@@ -490,7 +490,7 @@ def test_a_source_that_raises_is_started_again_and_reported(caplog):
         assert len(gaps) == 4
         for gap, ceiling in zip(gaps, (1.0, 2.0, 1.0, 2.0), strict=True):
             assert ceiling / 2 <= gap <= ceiling
-        assert [(event.source, event.policy) for event in told if isinstance(event, events.SourceFailed)] == [
+        assert [(event.source, event.name) for event in told if isinstance(event, events.SourceFailed)] == [
             ("watch", "reconcile")
         ] * 4
         assert "watch failed, started again" in caplog.text
@@ -676,7 +676,7 @@ def test_what_is_kept_of_keys_goes_with_them():
     for key in range(100):
         reconcile.add(key, priority=1, after=60.0)
         reconcile.discard(key)
-    assert reconcile._local._priorities == {}
+    assert reconcile._memory._priorities == {}
 
 
 def test_a_signal_handler_of_the_program_is_back_after_the_run():

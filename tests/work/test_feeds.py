@@ -127,7 +127,7 @@ def test_the_pause_between_two_tries_of_an_add_grows_and_begins_anew(clock):
         assert all(ceiling / 2 <= gap <= ceiling + 0.01 for gap, ceiling in zip(gaps, ceilings, strict=True))
     assert taken == list("abc")
     failed = [event for event in told if isinstance(event, events.SourceFailed)]
-    assert [(event.policy, event.source) for event in failed] == [("orders", "watch")] * 10
+    assert [(event.name, event.source) for event in failed] == [("orders", "watch")] * 10
 
 
 def test_a_stop_breaks_off_an_add_that_fails_and_says_what_was_not_added(clock, caplog):
@@ -511,7 +511,7 @@ def test_a_source_that_does_not_end_is_left_behind(clock, caplog):
 
     assert asyncio.run(main()) == pytest.approx(15.0)
     assert started == [0.0]
-    assert "orders: 1 sources did not end within 5 s, and are left behind" in caplog.text
+    assert "orders: 1 sources did not end within 5 s, and are left running" in caplog.text
 
 
 class Raising(logging.Handler):
@@ -600,9 +600,9 @@ def test_a_resync_goes_on_when_the_wall_clock_was_set(period, steps):
         async def run(function):
             return function()
 
-        bring = partial(feeds.resynced, lambda: keys, period)
-        intake = feeds.Intake("orders", feeds.Feed("resync", bring), push, run, random)
-        resync = asyncio.create_task(intake.keep_up())
+        produce = partial(feeds.resync_feed, lambda: keys, period)
+        runner = feeds.FeedRunner("orders", feeds.Feed("resync", produce), push, run, random)
+        resync = asyncio.create_task(runner.run_forever())
         await clock.asleep(8 * period)
         resync.cancel()
         await asyncio.wait({resync})
@@ -634,23 +634,23 @@ def test_a_resync_is_of_all_keys_that_a_process_has_seen(clock, caplog):
     before, after = seen[: seen.index("--")], seen[seen.index("--") + 1 :]
     assert Counter(before) >= Counter({"a": 3, "gone": 3})
     assert set(after) == {"a"}
-    assert "where processes share a store, give keys= to have all of them resynced" in caplog.text
+    assert "when processes share a store, give keys= to resync all of them" in caplog.text
 
 
 def test_keys_that_a_resync_forgets_are_said_to_be(monkeypatch, caplog):
     """Once, and not for each."""
-    monkeypatch.setattr("abate.work.controller.MOST_KNOWN", 3)
+    monkeypatch.setattr("abate.work.resync_keys.MAX_KNOWN", 3)
     reconcile = looking([], resync=10.0)
     for key in range(10):
         reconcile.add(key)
-    assert reconcile._remembered() == [7, 8, 9]
+    assert reconcile._known.list() == [7, 8, 9]
     assert len(caplog.records) == 1
-    assert "remembers 3 keys, and forgets the first ones for more" in caplog.text
+    assert "remembers 3 keys, and forgets the oldest for more" in caplog.text
 
 
 def test_keys_are_remembered_by_several_threads_at_once(monkeypatch, short_turns):
     """Nobody is told that a dict has changed."""
-    monkeypatch.setattr("abate.work.controller.MOST_KNOWN", 3)
+    monkeypatch.setattr("abate.work.resync_keys.MAX_KNOWN", 3)
     reconcile = looking([], resync=10.0, capacity=None)
     start = threading.Barrier(4)
 
@@ -661,7 +661,7 @@ def test_keys_are_remembered_by_several_threads_at_once(monkeypatch, short_turns
 
     for worker in [short_turns(add, 1000 * number) for number in range(4)]:
         worker.answer()
-    assert len(reconcile._remembered()) <= 10
+    assert len(reconcile._known.list()) <= 10
 
 
 # -- lines
@@ -669,7 +669,7 @@ def test_keys_are_remembered_by_several_threads_at_once(monkeypatch, short_turns
 
 def test_one_line_a_minute_says_how_many_were_left_out(clock, caplog):
     """The first at once."""
-    sparing = feeds.Sparing()
+    sparing = feeds.LimitedLog()
     for number in range(200):
         sparing.say(logging.WARNING, "number %d", number)
         clock.advance(1.0)

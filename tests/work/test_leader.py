@@ -9,7 +9,7 @@ import pytest
 
 import abate
 from abate.testing import VirtualClock
-from abate.work.leader import BEATS, LEASE, led
+from abate.work.leader import EXTENDS_PER_LEASE, LEASE, run_while_leader
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_leader_that_can_not_extend_in_time_stops_before_its_lease_is_over(sto
             return function(*args)
 
         async def main():
-            leading = asyncio.create_task(led("orders", queue, run, work))
+            leading = asyncio.create_task(run_while_leader("orders", queue, run, work))
             await clock.asleep(60.0)
             leading.cancel()
             await asyncio.wait({leading})
@@ -195,7 +195,7 @@ def test_a_dead_leader_is_succeeded_between_10_and_22_seconds_after(store):
             return took
 
         async def main():
-            return [await succeeded(LEASE / BEATS * part / 10) for part in range(11) for _ in range(3)]
+            return [await succeeded(LEASE / EXTENDS_PER_LEASE * part / 10) for part in range(11) for _ in range(3)]
 
         took = asyncio.run(main())
     assert min(took) >= 10.0
@@ -230,5 +230,5 @@ def test_a_leader_needs_a_store_and_a_resync(store):
     with pytest.raises(ValueError, match="leaders chosen, for a resync"):
         abate.controller(leader=True)(lambda key: None)
     controller = abate.controller(leader=True, resync=5.0)(lambda key: None)
-    with pytest.raises(ValueError, match="has no store by which a leader could be chosen"):
+    with pytest.raises(ValueError, match="has no store: leader=True needs one"):
         asyncio.run(controller.arun())

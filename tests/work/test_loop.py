@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import abate
-from abate import Backoff, Fuse, PermanentFailure, Recoverable, events
+from abate import Backoff, CircuitBreaker, PermanentFailure, Recoverable, events
 from abate.testing import VirtualClock
 from abate.work import Back, Bury, Done, Message
-from tests.work.tray import PlainTray, Tray, messages
+from tests.work.fake_source import PlainTray, Tray, messages
 
 
 def work(handle, source, **settings):
     """Drain a source in virtual time: the tally."""
-    options = {"backoff": Backoff(1.0, 60.0, jitter="none"), "fuse": False, **settings}
+    options = {"backoff": Backoff(1.0, 60.0, jitter="none"), "breaker": False, **settings}
     with VirtualClock():
         return abate.consumer(**options)(handle).run(source, drain=True)
 
@@ -446,7 +446,7 @@ def test_a_worker_that_crashes_is_replaced_and_reported(crash, asynchronous, vir
         if virtual:
             tally = work(chosen, source, workers=2)
         else:
-            tally = abate.consumer(workers=2, backoff=[1.0], fuse=False)(chosen).run(source, drain=True)
+            tally = abate.consumer(workers=2, backoff=[1.0], breaker=False)(chosen).run(source, drain=True)
     finally:
         abate.observe.remove(sink)
     assert tally == {"crashed": 1, "retry": 1, "done": 5}
@@ -493,7 +493,7 @@ def test_stop_iteration_is_an_error_like_another():
         raise StopIteration
 
     source = Tray(*messages("a"))
-    assert abate.consumer(fuse=False)(handle).run(source, drain=True) == {"retry": 1}
+    assert abate.consumer(breaker=False)(handle).run(source, drain=True) == {"retry": 1}
 
 
 def test_a_message_that_kills_its_workers_is_buried_untouched():
@@ -683,17 +683,17 @@ def test_it_runs_once_at_a_time():
     asyncio.run(main())
 
 
-# -- the fuse
+# -- the circuit breaker
 
 
-def test_a_blown_fuse_stops_the_taking():
+def test_an_open_breaker_stops_the_taking():
     """A dependency is down: after the first failures no message is taken, then one at a time until one succeeds."""
     with VirtualClock() as clock:
 
         async def main():
             down, handled = True, []
 
-            @abate.consumer(workers=1, fuse=Fuse(least=5, pause=100.0), backoff=[1.0])
+            @abate.consumer(workers=1, breaker=CircuitBreaker(min_calls=5, pause=100.0), backoff=[1.0])
             async def handle(message):
                 handled.append(clock.now())
                 await clock.asleep(1.0)
@@ -715,49 +715,49 @@ def test_a_blown_fuse_stops_the_taking():
         asyncio.run(main())
 
 
-def test_a_blown_fuse_shows_in_health():
+def test_an_open_breaker_shows_in_health():
     """For how many seconds nothing is taken, then that one is on trial; it is as ready as before."""
     with VirtualClock() as clock:
 
         async def main():
             down = True
 
-            @abate.consumer(workers=1, fuse=Fuse(least=5, pause=100.0), backoff=[1.0])
+            @abate.consumer(workers=1, breaker=CircuitBreaker(min_calls=5, pause=100.0), backoff=[1.0])
             async def handle(message):
                 await clock.asleep(1.0)
                 if down:
                     raise ConnectionError
 
             source = Tray(*messages(*range(20)))
-            assert handle.health().blown is None
+            assert handle.health().breaker_open is None
             running = asyncio.create_task(handle.arun(source))
             await clock.asleep(2.5)
-            assert handle.health().blown is None
+            assert handle.health().breaker_open is None
             await clock.asleep(7.5)
             health = handle.health()
             assert (health.live, health.ready, health.in_hand) == (True, True, 0)
-            assert 45.0 <= health.blown <= 145.0
+            assert 45.0 <= health.breaker_open <= 145.0
             down = False
-            await clock.asleep(health.blown + 0.5)
-            assert (handle.health().blown, handle.health().in_hand) == (0.0, 1)
+            await clock.asleep(health.breaker_open + 0.5)
+            assert (handle.health().breaker_open, handle.health().in_hand) == (0.0, 1)
             await clock.asleep(1.0)
-            assert handle.health().blown is None
+            assert handle.health().breaker_open is None
             handle.stop()
             await running
 
         asyncio.run(main())
 
 
-def test_messages_that_are_at_fault_themselves_do_not_blow_the_fuse():
+def test_messages_that_are_at_fault_themselves_do_not_trip_the_breaker():
     """Permanent failures say nothing about a dependency."""
 
     def handle(message):
         raise PermanentFailure("no")
 
-    assert work(handle, Tray(*messages(*range(50))), fuse=Fuse(least=5)) == {"buried": 50}
+    assert work(handle, Tray(*messages(*range(50))), breaker=CircuitBreaker(min_calls=5)) == {"buried": 50}
 
 
-def test_a_blown_fuse_is_reported(caplog):
+def test_an_open_breaker_is_reported(caplog):
     """It is logged, and an event."""
     seen = []
     sink = abate.observe.install(seen.append)
@@ -766,8 +766,8 @@ def test_a_blown_fuse_is_reported(caplog):
         raise ConnectionError
 
     try:
-        work(handle, Tray(*messages(*range(6))), fuse=Fuse(least=5, pause=10.0), workers=1)
+        work(handle, Tray(*messages(*range(6))), breaker=CircuitBreaker(min_calls=5, pause=10.0), workers=1)
     finally:
         abate.observe.remove(sink)
-    assert [type(event) for event in seen].count(events.FuseBlown) == 2
+    assert [type(event) for event in seen].count(events.BreakerOpened) == 2
     assert "most messages fail" in caplog.text

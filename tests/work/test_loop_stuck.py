@@ -1,4 +1,4 @@
-"""The loop when something hangs: handlers, the trials of a fuse, threads, loggers."""
+"""The loop when something hangs: handlers, the trials of a circuit breaker, threads, loggers."""
 
 import asyncio
 import logging
@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import abate
-from abate import Fuse, PermanentFailure, events
+from abate import CircuitBreaker, PermanentFailure, events
 from abate.stores import open_store
 from abate.testing import VirtualClock
-from abate.work import Back, Done, Message
-from abate.work import crew as crews
+from abate.work import Back, Done, Message, source_client
 from abate.work import loop as loops
-from tests.work.tray import PlainTray, Tray, messages
+from abate.work import thread_pool as crews
+from tests.work.fake_source import PlainTray, Tray, messages
 
 
 async def served(consumer, source, body, **options):
@@ -163,13 +163,13 @@ def test_as_many_are_replaced_as_there_are_workers_and_then_it_is_not_ready(capl
         assert not health[0].ready
         assert tally == {"stuck": 4}
 
-    loops_late, loops.LATE = loops.LATE, 0.01
+    loops_late, loops.STUCK_TOLERANCE = loops.STUCK_TOLERANCE, 0.01
     try:
         asyncio.run(main())
     finally:
-        loops.LATE = loops_late
+        loops.STUCK_TOLERANCE = loops_late
         hangs.set()
-    assert caplog.text.count("2 handlers hang, as many as there are workers") == 1
+    assert caplog.text.count("2 handlers are stuck, as many as there are workers") == 1
 
 
 def test_it_is_ready_while_fewer_hang_than_there_are_workers():
@@ -221,11 +221,11 @@ def test_a_thread_that_hung_comes_back_and_its_replacement_goes():
 
         assert await served(handle, source, body) == {"stuck": 1, "done": 2}
 
-    loops_late, loops.LATE = loops.LATE, 0.01
+    loops_late, loops.STUCK_TOLERANCE = loops.STUCK_TOLERANCE, 0.01
     try:
         asyncio.run(main())
     finally:
-        loops.LATE = loops_late
+        loops.STUCK_TOLERANCE = loops_late
         hangs.set()
 
 
@@ -288,7 +288,7 @@ def test_a_drain_ends_though_a_handler_hangs(caplog):
     assert "['bad'] not done within the grace" in caplog.text
 
 
-def test_handlers_that_hang_blow_the_fuse():
+def test_handlers_that_hang_trip_the_breaker():
     """A dependency that hangs is down."""
     with VirtualClock() as clock:
 
@@ -296,29 +296,29 @@ def test_handlers_that_hang_blow_the_fuse():
             seen, source = [], Kept(*messages(*range(9)), lease=1000.0)
             sink = abate.observe.install(seen.append)
 
-            @abate.consumer(workers=4, timeout=5.0, fuse=Fuse(least=4, pause=100.0))
+            @abate.consumer(workers=4, timeout=5.0, breaker=CircuitBreaker(min_calls=4, pause=100.0))
             async def handle(message):
                 await deaf(clock)
 
             await served(handle, source, lambda: clock.asleep(30.0), grace=0.0)
             abate.observe.remove(sink)
             assert len(source.taken) == 4
-            assert [type(event) for event in seen].count(events.FuseBlown) == 1
+            assert [type(event) for event in seen].count(events.BreakerOpened) == 1
 
         asyncio.run(main())
 
 
-# -- the fuse
+# -- the circuit breaker
 
 
-def test_a_trial_does_not_wait_for_what_was_taken_before_the_fuse_blew():
+def test_a_trial_does_not_wait_for_what_was_taken_before_the_breaker_tripped():
     """One worker is busy for an hour: the others try again when the pause is over."""
     with VirtualClock() as clock:
 
         async def main():
             down, good = True, []
 
-            @abate.consumer(workers=4, fuse=Fuse(least=5, pause=10.0), backoff=[1.0])
+            @abate.consumer(workers=4, breaker=CircuitBreaker(min_calls=5, pause=10.0), backoff=[1.0])
             async def handle(message):
                 if message.key == "long":
                     await clock.asleep(3600.0)
@@ -348,7 +348,7 @@ def test_a_trial_that_hangs_makes_room_for_another():
         async def main():
             trial = asyncio.Event()
 
-            @abate.consumer(workers=2, fuse=Fuse(least=6, pause=10.0), backoff=[1.0])
+            @abate.consumer(workers=2, breaker=CircuitBreaker(min_calls=6, pause=10.0), backoff=[1.0])
             async def handle(message):
                 if message.key < 6:
                     raise ConnectionError
@@ -370,7 +370,7 @@ def test_a_trial_that_hangs_makes_room_for_another():
         asyncio.run(main())
 
 
-def test_what_comes_while_the_fuse_blows_goes_back_untouched():
+def test_what_comes_while_the_breaker_trips_goes_back_untouched():
     """A receive was under way: nothing that it brings is begun, and no receive is burned."""
     with VirtualClock() as clock:
 
@@ -381,7 +381,7 @@ def test_what_comes_while_the_fuse_blows_goes_back_untouched():
                         await clock.asleep(2.0)
                     return await super().receive(1, wait)
 
-            @abate.consumer(workers=2, fuse=Fuse(least=1, pause=100.0), backoff=[1.0])
+            @abate.consumer(workers=2, breaker=CircuitBreaker(min_calls=1, pause=100.0), backoff=[1.0])
             async def handle(message):
                 await clock.asleep(1.0)
                 raise ConnectionError
@@ -412,7 +412,7 @@ def test_nothing_is_taken_while_there_is_no_thread_to_work_on_it(monkeypatch):
             super().start()
 
     monkeypatch.setattr(crews, "Thread", Refusing)
-    monkeypatch.setattr(loops, "LONG_REST", 0.002)
+    monkeypatch.setattr(source_client, "MAX_SOURCE_DELAY", 0.002)
     for source in (PlainTray(*messages("a")), Tray(*messages("a"))):
         refused = 0
         assert abate.consumer(workers=4)(lambda message: None).run(source, drain=True) == {"done": 1}
@@ -448,7 +448,7 @@ def test_a_logger_that_raises_breaks_nothing(asynchronous, capsys):
     source.settle_errors.append(ConnectionError())
     try:
         with VirtualClock():
-            consumer = abate.consumer(workers=2, backoff=[1.0], fuse=Fuse(least=1, pause=1.0))
+            consumer = abate.consumer(workers=2, backoff=[1.0], breaker=CircuitBreaker(min_calls=1, pause=1.0))
             tally = consumer(task if asynchronous else answer).run(source, drain=True)
     finally:
         logger.removeHandler(broken)
@@ -536,7 +536,7 @@ class Constant:
 
 def failures_of(source, monkeypatch):
     """The instants at which a source was asked in vain."""
-    monkeypatch.setattr(loops, "random", Constant)
+    monkeypatch.setattr(source_client, "random", Constant)
     seen = []
 
     def note(event):
@@ -546,7 +546,7 @@ def failures_of(source, monkeypatch):
     sink = abate.observe.install(note)
     try:
         with VirtualClock():
-            abate.consumer(fuse=False)(lambda message: None).run(source, drain=True)
+            abate.consumer(breaker=False)(lambda message: None).run(source, drain=True)
     finally:
         abate.observe.remove(sink)
     return seen
@@ -570,7 +570,7 @@ def test_a_source_is_asked_again_soon_after_it_is_back(method, outage, seed):
     """After an outage of T seconds within T/2, but a second at least and ten at most, whatever chance says."""
     chance = random.Random(seed)
     with VirtualClock() as clock, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loops, "random", chance)
+        patch.setattr(source_client, "random", chance)
         asked = []
 
         class Down(Tray):
@@ -588,7 +588,7 @@ def test_a_source_is_asked_again_soon_after_it_is_back(method, outage, seed):
                 self.fail("settle")
                 return await super().settle(settlements)
 
-        assert abate.consumer(fuse=False)(lambda message: None).run(Down(*messages("a")), drain=True) == {"done": 1}
+        assert abate.consumer(breaker=False)(lambda message: None).run(Down(*messages("a")), drain=True) == {"done": 1}
         back = asked[0] + outage
         tried = [instant for instant in asked if instant < back]
         again = asked[len(tried)]
@@ -598,7 +598,7 @@ def test_a_source_is_asked_again_soon_after_it_is_back(method, outage, seed):
 
 def test_a_verdict_outlasts_an_outage_that_is_shorter_than_the_lease(monkeypatch):
     """However often it was tried meanwhile, it is kept: the message is not worked on twice."""
-    monkeypatch.setattr(loops, "LONG_REST", 1.0)
+    monkeypatch.setattr(source_client, "MAX_SOURCE_DELAY", 1.0)
     source = Tray(*messages("a"), lease=30.0)
     source.settle_errors.extend([ConnectionError()] * 25)
     with VirtualClock():
@@ -654,7 +654,7 @@ def test_the_pause_begins_anew_after_a_success(method, monkeypatch):
 
 def test_a_pause_is_not_cut_short_by_work_that_ends(monkeypatch):
     """However busy the loop is, a source that fails is not asked before its time."""
-    monkeypatch.setattr(loops, "random", Constant)
+    monkeypatch.setattr(source_client, "random", Constant)
     with VirtualClock() as clock:
         asked = []
 

@@ -10,9 +10,10 @@ import abate
 from abate.testing import VirtualClock
 from abate.work import Back, Bury, Done, Message
 from abate.work import loop as loops
-from abate.work.judge import Judge
-from abate.work.pauses import Pauses
-from tests.work.tray import Tray, messages
+from abate.work import suspects as suspects_module
+from abate.work.backoff_guard import BackoffGuard
+from abate.work.verdicts import VerdictRules
+from tests.work.fake_source import Tray, messages
 
 
 def suspect(key, **fields):
@@ -144,8 +145,8 @@ def test_a_suspect_that_no_company_leaves_begins_all_the_same():
             handle.stop()
             running.cancel()
             await asyncio.wait({running})
-            assert began["s"] == pytest.approx(loops.COMPANY)
-            assert began["next"] == pytest.approx(loops.COMPANY + 1.0, abs=0.3)
+            assert began["s"] == pytest.approx(suspects_module.ALONE_TIMEOUT)
+            assert began["next"] == pytest.approx(suspects_module.ALONE_TIMEOUT + 1.0, abs=0.3)
 
         asyncio.run(main())
 
@@ -165,13 +166,13 @@ def test_a_suspect_at_work_does_not_keep_others_waiting_for_ever():
             running = asyncio.create_task(handle.arun(source))
             await clock.asleep(10.0)
             source.put(*messages("a", "b"))
-            await clock.asleep(loops.COMPANY + 5.0)
+            await clock.asleep(suspects_module.ALONE_TIMEOUT + 5.0)
             handle.stop()
             running.cancel()
             await asyncio.wait({running})
             assert began["s"] == 0.0
-            assert began["a"] == pytest.approx(loops.COMPANY)
-            assert began["b"] == pytest.approx(loops.COMPANY + 1.0, abs=0.3)
+            assert began["a"] == pytest.approx(suspects_module.ALONE_TIMEOUT)
+            assert began["b"] == pytest.approx(suspects_module.ALONE_TIMEOUT + 1.0, abs=0.3)
 
         asyncio.run(main())
 
@@ -180,7 +181,7 @@ def test_a_suspect_at_work_does_not_keep_others_waiting_for_ever():
     ("fields", "why"),
     [
         ({"receives": 3, "unanswered": 2}, "receives in a row that ended without an answer: 2"),
-        ({"receives": 6, "unanswered": None}, "it was handed out 6 times, and is not settled"),
+        ({"receives": 6, "unanswered": None}, "it was received 6 times, and is not settled"),
     ],
 )
 def test_the_log_says_once_why_the_other_workers_are_idle(caplog, fields, why):
@@ -189,7 +190,7 @@ def test_the_log_says_once_why_the_other_workers_are_idle(caplog, fields, why):
         source = Shelf(*messages("a"), Message("s", **fields), *messages("b"), lease=30.0)
         abate.consumer(workers=4, name="orders", max_receives=5)(Watch()).run(source, drain=True)
     (line,) = (record.getMessage() for record in caplog.records if "alone" in record.getMessage())
-    assert line == f"orders: 's' is worked on alone: {why}"
+    assert line == f"orders: 's' is handled alone: {why}"
 
 
 def test_a_drain_ends_when_no_suspect_is_left():
@@ -225,7 +226,7 @@ def test_a_stop_works_off_the_suspects_of_a_source_that_ends_with_the_process():
 def test_only_a_suspect_that_may_begin_is_paid_for():
     """Those that go back, as another one is worked on alone, cost the retry budget nothing."""
     budget = abate.Budget(ratio=0.0, reserve=1.0, window=10.0)
-    pauses = Pauses(budget)
+    backoff_guard = BackoffGuard(budget)
     with VirtualClock() as clock:
 
         async def main():
@@ -233,14 +234,14 @@ def test_only_a_suspect_that_may_begin_is_paid_for():
                 "orders",
                 Tray(lease=30.0),
                 Watch(),
-                Judge(abate.Backoff(1.0)),
+                VerdictRules(abate.Backoff(1.0)),
                 workers=4,
                 asynchronous=True,
-                pauses=pauses,
+                backoff_guard=backoff_guard,
             )
             hastened = [suspect(key) for key in "stuv"]
             for message in hastened:
-                pauses.settled(message, Back(60.0), clock.now())
+                backoff_guard.record(message, Back(60.0), clock.now())
             loop._accept(hastened)
             assert loop.tally == {"returned": 3}
 
@@ -309,7 +310,7 @@ def test_a_second_suspect_of_a_group_takes_along_what_is_behind_it():
         abate.consumer(workers=4)(watch).run(source, drain=True)
     assert [key for key, _ in watch.began] == ["s"]
     assert source.verdicts["b"] == source.verdicts["t"]
-    assert 0 <= source.verdicts["t"].after <= loops.APART
+    assert 0 <= source.verdicts["t"].after <= suspects_module.SUSPECT_SPREAD
 
 
 def test_a_suspect_that_hangs_does_not_keep_others_from_working():

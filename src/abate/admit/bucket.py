@@ -1,8 +1,8 @@
 """The token bucket: a rate, with bursts up to a size.
 
-Waiting is by reservation: who comes takes its tokens at once, below zero if need be, and sleeps until they are
-there. So waiters are served in order, and nobody has to wake them. A waiter that is broken off returns its tokens
-as soon as nobody waits behind it: who does sleeps until an instant that counts on them having been taken.
+A caller that waits takes its tokens at once, below zero if necessary, and sleeps until they exist. So waiters are
+served in order, and need no wake-up. An interrupted waiter returns its tokens once no other waits behind it: the others
+sleep until instants that assume its tokens are taken.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 
 from abate import events
 from abate.admit.gate import Gate
-from abate.admit.timeline import Timeline
 from abate.clock import Clock
 from abate.errors import number, whole
-from abate.locks import Section
-from abate.schedule.deadlines import shorter
-from abate.values import Shared, clockless
+from abate.frozen import Shared, refuse_own_clock
+from abate.per_clock import PerClock
+from abate.reentrant_locks import Section
+from abate.schedule.deadlines import cut_to_deadline
 
-MOST = 10**15
-"""Tokens at once: beyond 2**53 a float does not count every single one."""
-GRAIN = 1e-9
-"""Tokens; sums of floats that should be whole may be off by this much."""
+MAX_BURST = 10**15
+"""The largest burst: beyond 2**53 a float cannot count single tokens."""
+TOLERANCE = 1e-9
+"""Rounding error of sums of tokens."""
 
 
-class Claim:
-    """Tokens that were taken before they are there, at the instant `due`."""
+class Reservation:
+    """Tokens taken in advance, which exist from the instant `due`."""
 
     __slots__ = ("broken_off", "due", "n")
 
@@ -37,36 +37,36 @@ class Claim:
         self.broken_off = broken_off
 
 
-class Level:
-    """The tokens of one bucket on one clock, and the claims to those to come, by their due."""
+class BucketState:
+    """The tokens of one bucket on one clock, and the reservations of future ones by their due."""
 
-    __slots__ = ("__weakref__", "asked", "at", "claims", "clock", "owed", "section", "tokens")
+    __slots__ = ("__weakref__", "asked", "at", "clock", "owed", "reservations", "section", "tokens")
 
     def __init__(self, burst: float, clock: Clock) -> None:
         self.clock = clock
         self.section = Section()
         self.tokens = burst
         self.at = clock.now()
-        self.claims: deque[Claim] = deque()
+        self.reservations: deque[Reservation] = deque()
         self.asked = 0
-        """Tokens that the thread inside wants."""
+        """Tokens that the thread inside is about to take."""
         self.owed: list[int] = []
-        """Tokens that were taken by operations which re-entered one of their own thread."""
+        """Tokens taken by re-entrant operations, not charged yet."""
 
     def settle(self) -> None:
-        """Charge what is owed; within the section."""
+        """Charge what is owed; called under the lock."""
         while self.owed:
-            self.tokens -= self.owed[0]  # charged twice for a moment, and never not at all
+            self.tokens -= self.owed[0]  # charged twice for a moment rather than never
             del self.owed[0]
 
     def spare(self) -> float:
-        """How many tokens there are at least, whatever the thread inside takes."""
+        """Return the tokens that are left in any case, whatever the thread inside takes."""
         return self.tokens - self.asked - sum(self.owed)
 
     def after_fork(self) -> None:
-        # the threads that waited are not in the child, nor is what they owe
+        # the waiting threads don't exist in the child
         self.section.after_fork()
-        self.claims = deque()
+        self.reservations = deque()
         self.tokens = max(0.0, self.tokens)
 
 
@@ -78,43 +78,44 @@ class TokenBucket(Shared, Gate):
     (True, True, False)
     """
 
-    __slots__ = ("_levels", "burst", "rate")
+    __slots__ = ("_states", "burst", "rate")
 
     def __init__(
         self,
         rate: float,
         burst: int = 1,
+        *,
         clock: Clock | Callable[[], float] | None = None,
         name: str = "bucket",
     ) -> None:
         self.rate = number("rate", rate, above=0)
-        self.burst = whole("burst", burst, least=1, most=MOST)
+        self.burst = whole("burst", burst, least=1, most=MAX_BURST)
         self.name = name
-        self._levels: Timeline[Level] = Timeline(self._level, clock)
+        self._states: PerClock[BucketState] = PerClock(self._make_state, clock)
 
-    def _level(self, clock: Clock) -> Level:
-        return Level(float(self.burst), clock)
+    def _make_state(self, clock: Clock) -> BucketState:
+        return BucketState(float(self.burst), clock)
 
     def try_acquire(self, n: int = 1) -> bool:
         """Take `n` tokens if they are there now."""
-        level = self._levels.here()
+        level = self._states.here()
         self._check(n)
-        return level.section.ask(self._taken, level, n, otherwise=self._taken_within)
+        return level.section.call(self._taken, level, n, otherwise=self._take_reentrant)
 
-    def _taken(self, level: Level, n: int) -> bool:
+    def _taken(self, level: BucketState, n: int) -> bool:
         level.asked = n
         try:
             now = self._refill(level, n)
-            if level.tokens - sum(level.owed) < n - GRAIN:
+            if level.tokens - sum(level.owed) < n - TOLERANCE:
                 return False
             self._take(level, n, now)
             return True
         finally:
             level.asked = 0
 
-    def _taken_within(self, level: Level, n: int) -> bool:
-        """Take `n` tokens while this thread is in the middle of another operation."""
-        if level.spare() < n - GRAIN:
+    def _take_reentrant(self, level: BucketState, n: int) -> bool:
+        """Take `n` tokens in a re-entrant call."""
+        if level.spare() < n - TOLERANCE:
             return False
         level.owed.append(n)
         return True
@@ -122,7 +123,7 @@ class TokenBucket(Shared, Gate):
     def acquire(self, n: int = 1, *, timeout: float | None = None) -> None:
         """Take `n` tokens, waiting for them in this thread.
 
-        Where they would not be there within `timeout`, or before the deadline, it raises TimeoutError at once.
+        Raises TimeoutError at once if they will not be there within `timeout` or before the deadline.
 
         >>> import abate
         >>> with abate.testing.VirtualClock() as clock:
@@ -130,26 +131,26 @@ class TokenBucket(Shared, Gate):
         ...     bucket.acquire(); bucket.acquire(); clock.waits
         [0.5]
         """
-        level = self._levels.here()
-        claim = self._claim(level, n, timeout)
+        level = self._states.here()
+        claim = self._reserve(level, n, timeout)
         try:
             if (wait := claim.due - level.clock.now()) > 0:
                 level.clock.sleep(wait)
         except BaseException:
-            self._break_off(level, claim)
+            self._abandon(level, claim)
             raise
         if wait > 0:
             self._tell(wait)
 
     async def aacquire(self, n: int = 1, *, timeout: float | None = None) -> None:
         """Take `n` tokens, waiting for them in this task; see `acquire`."""
-        level = self._levels.here()
-        claim = self._claim(level, n, timeout)
+        level = self._states.here()
+        claim = self._reserve(level, n, timeout)
         try:
             if (wait := claim.due - level.clock.now()) > 0:
                 await level.clock.asleep(wait)
         except BaseException:
-            self._break_off(level, claim)
+            self._abandon(level, claim)
             raise
         if wait > 0:
             self._tell(wait)
@@ -162,7 +163,7 @@ class TokenBucket(Shared, Gate):
         if not 1 <= n <= self.burst:
             raise ValueError(f"n must be from 1 to the burst of {self.burst}, not {n!r}")
 
-    def _refill(self, level: Level, n: int) -> float:
+    def _refill(self, level: BucketState, n: int) -> float:
         level.settle()
         now = level.clock.now()
         if now > level.at:
@@ -171,86 +172,86 @@ class TokenBucket(Shared, Gate):
         return now
 
     def _ceiling(self, n: int) -> float:
-        """How many tokens are kept at most, for who wants `n`."""
+        """Return the most tokens that are kept, for a caller that wants `n`."""
         return float(self.burst)
 
-    def _take(self, level: Level, n: int, now: float) -> None:
-        while level.claims and level.claims[0].due <= now:
-            level.claims.popleft()
+    def _take(self, level: BucketState, n: int, now: float) -> None:
+        while level.reservations and level.reservations[0].due <= now:
+            level.reservations.popleft()
         level.tokens -= n
 
-    def _claim(self, level: Level, n: int, timeout: float | None) -> Claim:
-        """Take `n` tokens, now or from the future; the claim says at which instant they are there."""
-        patience = shorter(None if timeout is None else number("timeout", timeout, least=0))
+    def _reserve(self, level: BucketState, n: int, timeout: float | None) -> Reservation:
+        """Take `n` tokens, now or in advance; return when they exist."""
+        patience = cut_to_deadline(None if timeout is None else number("timeout", timeout, least=0))
         self._check(n)
-        return level.section.ask(self._claimed, level, n, patience, otherwise=self._claimed_within)
+        return level.section.call(self._reserved, level, n, patience, otherwise=self._reserved_reentrant)
 
-    def _claimed(self, level: Level, n: int, patience: float | None) -> Claim:
+    def _reserved(self, level: BucketState, n: int, patience: float | None) -> Reservation:
         level.asked = n
         try:
             now = self._refill(level, n)
             claim = self._due(n, level.tokens - sum(level.owed), now, patience)
             self._take(level, n, now)
             if claim.due > now:
-                level.claims.append(claim)
+                level.reservations.append(claim)
             return claim
         finally:
             level.asked = 0
 
-    def _claimed_within(self, level: Level, n: int, patience: float | None) -> Claim:
-        """Take `n` tokens while this thread is in the middle of another operation."""
+    def _reserved_reentrant(self, level: BucketState, n: int, patience: float | None) -> Reservation:
+        """Take `n` tokens in a re-entrant call."""
         now = level.clock.now()
         claim = self._due(n, level.spare(), now, patience)
         level.owed.append(n)
         if claim.due > now:
-            level.section.run(self._line_up, level, claim)
+            level.section.run_or_defer(self._queue_reservation, level, claim)
         return claim
 
-    def _line_up(self, level: Level, claim: Claim) -> None:
-        if claim not in level.claims:
-            level.claims.append(claim)
+    def _queue_reservation(self, level: BucketState, claim: Reservation) -> None:
+        if claim not in level.reservations:
+            level.reservations.append(claim)
 
-    def _due(self, n: int, tokens: float, now: float, patience: float | None) -> Claim:
-        wait = (n - tokens) / self.rate if n - tokens > GRAIN else 0.0
+    def _due(self, n: int, tokens: float, now: float, patience: float | None) -> Reservation:
+        wait = (n - tokens) / self.rate if n - tokens > TOLERANCE else 0.0
         if patience is not None and wait > patience:
             raise TimeoutError(f"{self.name} has no token within {patience:.3g} s: the wait is {wait:.3g} s")
-        return Claim(n, now + wait)
+        return Reservation(n, now + wait)
 
-    def _break_off(self, level: Level, claim: Claim) -> None:
-        """Return the tokens of a wait that was broken off, and of those before it, once nobody waits behind them."""
+    def _abandon(self, level: BucketState, claim: Reservation) -> None:
+        """Return the tokens of an interrupted wait, and of those before it, once no other waits behind them."""
         claim.broken_off = True
-        level.section.run(self._unwind, level)
+        level.section.run_or_defer(self._return_abandoned, level)
 
-    def _unwind(self, level: Level) -> None:
+    def _return_abandoned(self, level: BucketState) -> None:
         level.settle()
-        while level.claims and level.claims[-1].broken_off:
-            level.tokens = min(float(self.burst), level.tokens + level.claims[-1].n)
-            del level.claims[-1]
+        while level.reservations and level.reservations[-1].broken_off:
+            level.tokens = min(float(self.burst), level.tokens + level.reservations[-1].n)
+            del level.reservations[-1]
 
     def enter(self, retry: bool) -> Gate | None:
         return None if self.try_acquire() else self
 
     def refund(self) -> None:
-        level = self._levels.here()
-        level.section.run(self._refunded, level)
+        level = self._states.here()
+        level.section.run_or_defer(self._add_refund, level)
 
-    def _refunded(self, level: Level) -> None:
+    def _add_refund(self, level: BucketState) -> None:
         self._refill(level, 1)
-        if level.tokens < -GRAIN and level.claims:  # others wait, counting on this token having been taken
-            level.claims.appendleft(Claim(1, level.claims[0].due, broken_off=True))
+        if level.tokens < -TOLERANCE and level.reservations:  # other waits assume that this token is taken
+            level.reservations.appendleft(Reservation(1, level.reservations[0].due, broken_off=True))
         else:
             level.tokens = min(float(self.burst), level.tokens + 1)
 
     def apart(self) -> TokenBucket:
         if type(self) is not TokenBucket:
             return self
-        return TokenBucket(self.rate, self.burst, self._levels.clock, self.name)
+        return TokenBucket(self.rate, self.burst, clock=self._states.clock, name=self.name)
 
     def refusal(self) -> str:
         return f"more than {self.rate:g} per second"
 
-    def _made_from(self) -> dict[str, Any]:
-        clockless(self, not self._levels.ambient)
+    def _pickled_settings(self) -> dict[str, Any]:
+        refuse_own_clock(self, not self._states.follows_context)
         return {"rate": self.rate, "burst": self.burst, "name": self.name}
 
     def __repr__(self) -> str:

@@ -3,11 +3,11 @@
 The rules (Finagle's, funded by successes unless told otherwise):
 
 * allowed = reserve * window + ratio * deposits in the window - withdrawals in the window; a withdrawal needs 1;
-* deposits and withdrawals are forgotten with their slot of the window (see `abate.admit.window`);
+* deposits and withdrawals are forgotten with their slot of the window (see `abate.admit.sliding_window`);
 * arithmetic is in whole numbers, so a ratio of 0.6 is 0.6 however many deposits there are;
-* neither a deposit nor a withdrawal that the balance can pay for takes a lock. The clock is looked at for each
-  deposit while they are rare, and about four times per slot when they come in hundreds; when such a stream stops
-  short, at most `SKIP` deposits count as that much older.
+* neither a deposit nor a withdrawal that the balance covers takes a lock. Each deposit reads the clock while deposits
+  are rare; at hundreds per slot, about four per slot do. If such a stream stops suddenly, at most `MAX_UNTIMED`
+  deposits are counted too early.
 """
 
 from __future__ import annotations
@@ -20,262 +20,262 @@ from typing import Any, Literal
 
 from abate import forks
 from abate.admit.gate import Gate
-from abate.admit.timeline import Timeline
-from abate.admit.window import SHORTEST, Window
-from abate.clock import Clock, before_virtual, switch
+from abate.admit.sliding_window import MIN_WINDOW, SlidingWindow
+from abate.clock import Clock, before_first_virtual_clock, ever_used
 from abate.errors import choice, number
-from abate.locks import Section, enters, may_wait
-from abate.values import Shared, clockless
+from abate.frozen import Shared, refuse_own_clock
+from abate.per_clock import PerClock
+from abate.reentrant_locks import Section, may_wait, takes_lock
 
 FundedBy = Literal["success", "request"]
-FINEST = 10**6
+MAX_DENOMINATOR = 10**6
 """Ratio and reserve are taken as the nearest fraction with no larger denominator."""
-MOST = 1e15
+MAX_SETTING = 1e15
 """Ratio, reserve and window are at most this, so that no sum of them is too large for a float."""
-SKIP = 1000
-"""Deposits that go by without a look at the clock, at most: a quarter of a busy slot's."""
+MAX_UNTIMED = 1000
+"""At most this many deposits in a row don't read the clock: a quarter of a busy slot's."""
 NOTHING = range(0)
 
 
-class Ledger:
+class BudgetState:
     """What one budget counts on one clock.
 
-    Who deposits or withdraws takes an item from an iterator, which is atomic and needs no lock:
+    Deposits and withdrawals take an item from an iterator, which is atomic and needs no lock:
 
-    * a deposit that looks at the clock takes the next number of `tick`, one that needn't an item of `run`;
-    * a withdrawal takes the next number of `draw`, and is paid for if that lies in `prepaid`.
+    * a deposit that reads the clock takes the next number of `timed_deposits`, any other an item of `batch`;
+    * a withdrawal takes the next number of `next_withdrawal`, and is granted if that lies in `free_numbers`.
 
-    Inside the section, `fold` enters into the windows what was taken since the last time, and works out from the
-    balance how many withdrawals are prepaid. Who finds the run at its end, draws a number that is not prepaid, or comes
-    after the slot's end, folds and asks again.
+    Under the lock, `settle_counts` adds to the windows what was taken since the last time, and prepays as many
+    withdrawals as the balance covers. A deposit that finds the batch used up, a withdrawal whose number is not prepaid,
+    and anything after the end of the slot settles the counts first.
 
-    While it folds nothing is prepaid, so that no number is drawn from a range that is not counted any more. Who
-    drew from the range before it was closed, and looked at it after that, finds its number among those paid for since
-    the balance was last spent. Who slept through more than that pays twice, and nobody too little.
+    While counts are settled nothing is prepaid, so no number is drawn from a range that is no longer counted. A thread
+    that drew its number before the range was closed, and checks it afterwards, finds it among those paid since the
+    balance was last spent. A thread delayed longer than that is charged twice; never undercharged.
 
-    A withdrawal that re-enters a fold of its own thread goes by the range that was prepaid last, as if it had come just
-    before the fold. It is granted if its number is in there, and charged before the next range is worked out.
+    A withdrawal that re-enters `settle_counts` of its own thread uses the range that was prepaid last, as if it had
+    come just before. It is granted if its number is in there, and charged before the next range is computed.
     """
 
     __slots__ = (
         "__weakref__",
-        "_granted",
-        "_issued",
+        "_batch_size",
+        "_batch_target",
+        "_counted_ticks",
+        "_last_free",
+        "_open_range",
         "_paid_from",
         "_paid_to",
-        "_published",
-        "_run_from",
-        "_skip",
-        "_spoiled",
+        "_reentrant_granted",
+        "_reentrant_refused",
         "_terms",
-        "_tick_from",
+        "batch",
         "deposits",
-        "draw",
         "earned",
         "end",
+        "free_numbers",
+        "next_withdrawal",
         "now",
-        "prepaid",
-        "run",
         "section",
-        "tick",
+        "timed_deposits",
         "withdrawals",
     )
 
-    def __init__(self, window: float, terms: Terms, clock: Clock) -> None:
+    def __init__(self, window: float, terms: Units, clock: Clock) -> None:
         self.now = clock.now
         self.section = Section()
         now = self.now()
-        self.deposits = Window(window, now)
-        self.withdrawals = Window(window, now)
+        self.deposits = SlidingWindow(window, now)
+        self.withdrawals = SlidingWindow(window, now)
         self.end = self.deposits.end
-        self.tick: Iterator[int] = count()
-        self.draw = count()
-        self.run = repeat(None, 0)
-        self._published = self._issued = self.prepaid = range(0, terms.reserved // terms.one)
-        self._granted: list[int] = []
-        """Numbers of withdrawals that re-entered a fold, and were let through."""
-        self._spoiled: list[int] = []
-        """The same, of those that were not."""
+        self.timed_deposits: Iterator[int] = count()
+        self.next_withdrawal = count()
+        self.batch = repeat(None, 0)
+        self._last_free = self._open_range = self.free_numbers = range(0, terms.reserved // terms.one)
+        self._reentrant_granted: list[int] = []
+        """Numbers of re-entrant withdrawals that were granted."""
+        self._reentrant_refused: list[int] = []
+        """Numbers of re-entrant withdrawals that were refused."""
         self._paid_from = self._paid_to = 0
         self._terms = terms
-        self._tick_from = 0
-        self._run_from = 0
-        self._skip = 0
+        self._counted_ticks = 0
+        self._batch_size = 0
+        self._batch_target = 0
         self.earned = 0
-        """Deposits entered so far, those that have left the window included."""
+        """All deposits counted so far, including those that have left the window."""
 
     def deposit(self) -> None:
-        """Count one deposit at the time it is now."""
+        """Count one deposit now."""
         now = self.now()
         if now >= self.end:
-            self.section.ask(self.fold, now, otherwise=_skipped)
-        next(self.tick)
+            self.section.call(self.settle_counts, now, otherwise=_skipped)
+        next(self.timed_deposits)
 
-    def look(self) -> None:
-        """Count one deposit that found the run at its end; in a busy slot, let the next ones run on."""
+    def deposit_and_start_batch(self) -> None:
+        """Count one deposit that found the batch used up; in a busy slot, start another batch."""
         self.deposit()
-        if self._skip:
-            self.section.run(self._run_on)
+        if self._batch_target:
+            self.section.run_or_defer(self._start_batch)
 
-    def _run_on(self) -> None:
-        self._enter_run()
-        if not length_hint(self.run):  # or somebody else was here first
-            self.run, self._run_from = repeat(None, self._skip), self._skip
+    def _start_batch(self) -> None:
+        self._count_batch()
+        if not length_hint(self.batch):  # unless another thread has started one
+            self.batch, self._batch_size = repeat(None, self._batch_target), self._batch_target
 
-    def end_run(self) -> None:
-        """Let every deposit look from now on."""
-        self.section.run(self._end_run)
+    def end_batch(self) -> None:
+        """Let every deposit read the clock from now on."""
+        self.section.run_or_defer(self._end_batch)
 
-    def _end_run(self) -> None:
-        self._enter_run()
-        self.run, self._run_from = repeat(None, 0), 0
+    def _end_batch(self) -> None:
+        self._count_batch()
+        self.batch, self._batch_size = repeat(None, 0), 0
 
-    @enters
+    @takes_lock
     def withdraw(self, number: int = -1) -> bool:
-        """Count one withdrawal whose number was not prepaid, if the balance pays for it now."""
+        """Count one withdrawal whose number was not prepaid, if the balance covers it now."""
         section, paid = self.section, False
-        # as `ask` does, written out: an exhausted budget comes here with each retry
-        for taken in section.patiently() if section.busy else section.entering:  # pragma: no branch
+        # `Section.call`, written out: each retry of an exhausted budget comes here
+        for taken in section.entering_with_timeout() if section.busy else section.entering:  # pragma: no branch
             if not taken:
                 if may_wait():
                     continue
-                return self._withdrawn_within(number)
+                return self._withdraw_reentrant(number)
             try:
                 if section.busy:
-                    return self._withdrawn_within(number)
+                    return self._withdraw_reentrant(number)
                 try:
                     section.busy = True
                     self._prepay(self._settle(self.now()))
-                    paid = self._paid_from <= number < self._paid_to or next(self.draw) in self.prepaid
+                    paid = self._paid_from <= number < self._paid_to or next(self.next_withdrawal) in self.free_numbers
                 finally:
                     section.busy = False
             finally:
                 for _ in section.leaving:  # pragma: no branch
                     break
             break
-        if section.left:
-            section.finish()
+        if section.deferred:
+            section.run_deferred()
         return paid
 
-    def _withdrawn_within(self, number: int) -> bool:
-        """Count one withdrawal that re-enters a fold."""
+    def _withdraw_reentrant(self, number: int) -> bool:
+        """Count one withdrawal that re-enters `settle_counts`."""
         if number < 0:
-            number = next(self.draw)
-        granted = number in self._published
-        (self._granted if granted else self._spoiled).append(number)
+            number = next(self.next_withdrawal)
+        granted = number in self._last_free
+        (self._reentrant_granted if granted else self._reentrant_refused).append(number)
         return granted
 
-    def give_back(self) -> None:
+    def refund_newest(self) -> None:
         """Forget the newest withdrawal."""
-        self.section.run(self._give_back, [1])
+        self.section.run_or_defer(self._give_back, [1])
 
     def _give_back(self, owed: list[int]) -> None:
         drawn = self._settle(self.now())
         if owed:
             self.withdrawals.take_back()
-            del owed[0]  # once, also where this is run again
+            del owed[0]  # once, even if this runs again
         self._prepay(drawn)
 
     def balance(self) -> float:
-        """How many withdrawals the balance pays for."""
-        units, _ = self.section.ask(self._folded, otherwise=self._totals)
+        """Return how many withdrawals the balance covers."""
+        units, _ = self.section.call(self._folded, otherwise=self._totals)
         return units / self._terms.one
 
     def share(self) -> float:
-        """How much of what the window allows is left."""
-        units, withdrawals = self.section.ask(self._folded, otherwise=self._totals)
+        """Return the share of what the window allows that is left."""
+        units, withdrawals = self.section.call(self._folded, otherwise=self._totals)
         left = max(0, units)
         allowed = left + self._terms.one * withdrawals
         return left / allowed if allowed else 0.0
 
     def _folded(self) -> tuple[int, int]:
-        self.fold(self.now())
+        self.settle_counts(self.now())
         return self._totals()
 
     def _totals(self) -> tuple[int, int]:
-        """The balance in units, and the withdrawals."""
+        """Return the balance in units, and the withdrawals."""
         return self._units(), self.withdrawals.total
 
-    def fold(self, now: float) -> None:
-        """Enter what was taken into the slot that was open then, and open the slot of `now`; within the section."""
+    def settle_counts(self, now: float) -> None:
+        """Count what was taken since the last time, and open the slot of `now`; called under the lock."""
         self._prepay(self._settle(now))
 
-    def agree(self, terms: Terms) -> None:
-        """Go by other terms from now on."""
-        self.section.run(self._agree, terms)
+    def set_units(self, terms: Units) -> None:
+        """Use other units from now on."""
+        self.section.run_or_defer(self._agree, terms)
 
-    def _agree(self, terms: Terms) -> None:
+    def _agree(self, terms: Units) -> None:
         drawn = self._settle(self.now())
         self._terms = terms
         self._prepay(drawn)
 
-    def disown(self) -> None:
-        """Forget all deposits, as they belong to another process."""
-        self.section.run(self._disown)
+    def forget_deposits(self) -> None:
+        """Forget all deposits: they belong to another process."""
+        self.section.run_or_defer(self._disown)
 
     def _disown(self) -> None:
         drawn = self._settle(self.now())
-        self.run, self._run_from = repeat(None, 0), 0
+        self.batch, self._batch_size = repeat(None, 0), 0
         self.deposits.clear()
         self._prepay(drawn)
 
     def _settle(self, now: float) -> int:
-        """Fold, but for what is prepaid, which is nothing now; the last number drawn."""
-        self.prepaid = NOTHING
-        ticked, drawn = next(self.tick), next(self.draw)
-        self._enter(ticked - self._tick_from)
-        self._tick_from = ticked + 1
-        self._enter_run()
-        issued = self._issued
+        """Count what was taken, prepay nothing, and return the last number drawn."""
+        self.free_numbers = NOTHING
+        ticked, drawn = next(self.timed_deposits), next(self.next_withdrawal)
+        self._enter(ticked - self._counted_ticks)
+        self._counted_ticks = ticked + 1
+        self._count_batch()
+        issued = self._open_range
         paid = min(drawn, issued.stop) - issued.start
         self.withdrawals.add(paid)
-        self._issued = NOTHING
+        self._open_range = NOTHING
         if paid and self._paid_to != issued.start:
             self._paid_from = self._paid_to = issued.start
         if self._paid_to == issued.start:
-            # where the range was not at its end the next one follows on it, with the number drawn here between them
+            # if the range was not used up, the next one follows it, with the number drawn here between the two
             self._paid_to = drawn + 1 if drawn <= issued.stop else issued.stop
         busy = self.deposits.latest
         ahead = self.deposits.roll(now)
         self.withdrawals.roll(now)
         self.end = self.deposits.end
         if ahead:
-            # a slot that follows a busy one is expected to be as busy; one after a pause is not
-            self._skip = min(SKIP, busy // 4) if ahead == 1 else 0
+            # expect a slot to be as busy as the one just before it
+            self._batch_target = min(MAX_UNTIMED, busy // 4) if ahead == 1 else 0
         return drawn
 
     def _prepay(self, drawn: int) -> None:
-        """Let the next numbers be drawn without a lock, as many as the balance pays for; `drawn` is paid for."""
+        """Prepay the numbers after `drawn`, as many as the balance covers."""
         first = drawn + 1
         while True:
-            if self._granted or self._spoiled:
-                self._spoiled.clear()
-                while self._granted:
-                    self.withdrawals.add(self._granted.pop() > drawn)
-                first = next(self.draw) + 1  # after theirs
+            if self._reentrant_granted or self._reentrant_refused:
+                self._reentrant_refused.clear()
+                while self._reentrant_granted:
+                    self.withdrawals.add(self._reentrant_granted.pop() > drawn)
+                first = next(self.next_withdrawal) + 1  # after theirs
             allowed = max(0, self._units() // self._terms.one)
             paid_for = range(first, first + allowed)
-            if not self._granted and not self._spoiled:
+            if not self._reentrant_granted and not self._reentrant_refused:
                 break
-        self._published = self._issued = self.prepaid = paid_for
-        if self._granted or self._spoiled:  # between the look and the line above
+        self._last_free = self._open_range = self.free_numbers = paid_for
+        if self._reentrant_granted or self._reentrant_refused:  # since the check above
             drawn = self._settle(self.now())
             counted = range(first, min(drawn, paid_for.stop))
-            while self._granted:
-                self.withdrawals.add(self._granted.pop() not in counted)
-            while self._spoiled:
-                if self._spoiled.pop() in counted:
+            while self._reentrant_granted:
+                self.withdrawals.add(self._reentrant_granted.pop() not in counted)
+            while self._reentrant_refused:
+                if self._reentrant_refused.pop() in counted:
                     self.withdrawals.take_back()
             self._prepay(drawn)
 
     def _units(self) -> int:
-        """The balance, in units of the terms."""
+        """Return the balance in units."""
         return self._terms.balance(self.deposits.total, self.withdrawals.total)
 
-    def _enter_run(self) -> None:
-        left = length_hint(self.run)
-        self._enter(self._run_from - left)
-        self._run_from = left
+    def _count_batch(self) -> None:
+        left = length_hint(self.batch)
+        self._enter(self._batch_size - left)
+        self._batch_size = left
 
     def _enter(self, deposits: int) -> None:
         self.deposits.add(deposits)
@@ -287,7 +287,7 @@ class Ledger:
         self.withdrawals.recount()
 
 
-class Terms:
+class Units:
     """Ratio and reserve in whole numbers: everything is counted in units of 1/`one` of a retry."""
 
     __slots__ = ("one", "per_deposit", "reserved")
@@ -298,26 +298,26 @@ class Terms:
         self.reserved = reserved
 
     @classmethod
-    def of(cls, ratio: float, reserved: float) -> Terms:
-        """The terms nearest to these numbers, with denominators up to `FINEST`."""
+    def of(cls, ratio: float, reserved: float) -> Units:
+        """Return the units nearest to these numbers, with denominators up to `MAX_DENOMINATOR`."""
         earned, per = _fraction(ratio)
         kept, share = _fraction(reserved)
         one = math.lcm(per, share)
         return cls(one, earned * (one // per), kept * (one // share))
 
     def balance(self, deposits: int, withdrawals: int) -> int:
-        """What is left, in units."""
+        """Return what is left, in units."""
         return self.reserved + self.per_deposit * deposits - self.one * withdrawals
 
 
 def _fraction(value: float) -> tuple[int, int]:
-    """The last convergent of `value` with a denominator up to `FINEST`: 0.29 is 29/100, whatever the float says."""
+    """Return the last convergent of `value` with a denominator up to `MAX_DENOMINATOR`: 0.29 is exactly 29/100."""
     numerator, denominator = value.as_integer_ratio()
     before, last = (0, 1), (1, 0)
     while denominator:
         whole = numerator // denominator
         following = (before[0] + whole * last[0], before[1] + whole * last[1])
-        if following[1] > FINEST:
+        if following[1] > MAX_DENOMINATOR:
             break
         before, last = last, following
         numerator, denominator = denominator, numerator - whole * denominator
@@ -337,11 +337,11 @@ class Budget(Shared, Gate):
 
     __slots__ = (
         "_terms",
-        "boundless",
         "funded_by",
         "ratio",
         "reserve",
-        "timeline",
+        "states",
+        "unlimited_balance",
         "window",
     )
 
@@ -351,24 +351,25 @@ class Budget(Shared, Gate):
         reserve: float = 10.0,
         window: float = 10.0,
         funded_by: FundedBy = "success",
+        *,
         clock: Clock | Callable[[], float] | None = None,
         name: str = "budget",
     ) -> None:
-        self.ratio = number("ratio", ratio, least=0, most=MOST)
-        self.reserve = math.inf if reserve == math.inf else number("reserve", reserve, least=0, most=MOST)
-        self.window = number("window", window, least=SHORTEST, most=MOST)
+        self.ratio = number("ratio", ratio, least=0, most=MAX_SETTING)
+        self.reserve = math.inf if reserve == math.inf else number("reserve", reserve, least=0, most=MAX_SETTING)
+        self.window = number("window", window, least=MIN_WINDOW, most=MAX_SETTING)
         self.funded_by: FundedBy = choice("funded_by", funded_by, ("success", "request"))  # type: ignore[assignment]
-        self.boundless = math.isinf(self.reserve)
+        self.unlimited_balance = math.isinf(self.reserve)
         self.name = name
-        self._terms = Terms.of(self.ratio, 0.0 if self.boundless else self.reserve * self.window)
-        self.timeline: Timeline[Ledger] = Timeline(self._ledger, clock)
+        self._terms = Units.of(self.ratio, 0.0 if self.unlimited_balance else self.reserve * self.window)
+        self.states: PerClock[BudgetState] = PerClock(self._make_state, clock)
 
-    def _ledger(self, clock: Clock) -> Ledger:
-        return Ledger(self.window, self._terms, clock)
+    def _make_state(self, clock: Clock) -> BudgetState:
+        return BudgetState(self.window, self._terms, clock)
 
     @classmethod
     def empty(cls) -> Budget:
-        """A budget that admits no retry at all.
+        """Return a budget that admits no retry.
 
         >>> Budget.empty().try_withdraw()
         False
@@ -377,7 +378,7 @@ class Budget(Shared, Gate):
 
     @classmethod
     def unlimited(cls) -> Budget:
-        """A budget that admits every retry, for those who bound them elsewhere.
+        """Return a budget that admits every retry, if retries are limited elsewhere.
 
         >>> Budget.unlimited().balance()
         inf
@@ -385,49 +386,49 @@ class Budget(Shared, Gate):
         return cls(ratio=0.0, reserve=math.inf, name="unlimited budget")
 
     def deposit(self) -> None:
-        """Earn `ratio` of a retry: one call has succeeded (or has been made, if funded by requests)."""
-        ledger = self.timeline.here() if switch.virtual else self.timeline.main
-        if ledger.now() < ledger.end:
-            next(ledger.tick)
+        """Earn `ratio` of a retry: one call has succeeded (or was made, if funded by requests)."""
+        state = self.states.here() if ever_used.virtual else self.states.main
+        if state.now() < state.end:
+            next(state.timed_deposits)
         else:
-            ledger.deposit()
+            state.deposit()
 
-    def look(self) -> None:
-        """Deposit for a stand-in that found the ledger's run at its end."""
-        if switch.virtual:
-            self.timeline.here().deposit()
+    def deposit_and_start_batch(self) -> None:
+        """Deposit for a wrapper that found the batch used up."""
+        if ever_used.virtual:
+            self.states.here().deposit()
         else:
-            self.timeline.main.look()
+            self.states.main.deposit_and_start_batch()
 
     def try_withdraw(self, now: float | None = None) -> bool:
-        """Spend one retry, if the balance holds it; `now` spares a look at the clock to who has just looked."""
-        if self.boundless:
+        """Spend one retry, if the balance covers it. Pass `now` if you have just read the clock."""
+        if self.unlimited_balance:
             return True
-        ledger = self.timeline.here() if switch.virtual else self.timeline.main
-        if (ledger.now() if now is None else now) >= ledger.end:
-            return ledger.withdraw()
-        number = next(ledger.draw)
-        return number in ledger.prepaid or ledger.withdraw(number)
+        state = self.states.here() if ever_used.virtual else self.states.main
+        if (state.now() if now is None else now) >= state.end:
+            return state.withdraw()
+        number = next(state.next_withdrawal)
+        return number in state.free_numbers or state.withdraw(number)
 
     def refund(self) -> None:
-        """Take the newest withdrawal back: its retry was not made."""
-        self.timeline.here().give_back()
+        """Return the newest withdrawal: its retry was not made."""
+        self.states.here().refund_newest()
 
     def balance(self) -> float:
-        """How many retries could be made now."""
-        return math.inf if self.boundless else self.timeline.here().balance()
+        """Return how many retries could be made now."""
+        return math.inf if self.unlimited_balance else self.states.here().balance()
 
     def share(self) -> float:
-        """How much is left of what the window allows: 1 where nothing was spent, 0 where all is, for a gauge.
+        """Return the share of what the window allows that is left, for a gauge: 1 if nothing was spent, 0 if all was.
 
         >>> budget = Budget(ratio=0.0, reserve=1.0, window=4.0)
         >>> budget.try_withdraw(), budget.share()
         (True, 0.75)
         """
-        return 1.0 if self.boundless else self.timeline.here().share()
+        return 1.0 if self.unlimited_balance else self.states.here().share()
 
     def enter(self, retry: bool) -> Gate | None:
-        """Retries are paid for; a first attempt is free (and pays in, if funded by requests)."""
+        """Withdraw for a retry; a first attempt is free (and deposits, if funded by requests)."""
         if retry:
             return None if self.try_withdraw() else self
         if self.funded_by == "request":
@@ -435,7 +436,7 @@ class Budget(Shared, Gate):
         return None
 
     def undo(self, retry: bool) -> None:
-        """A first attempt was free, so there is nothing to take back: a refund would be of somebody else's retry."""
+        """Refund a retry. A first attempt was free: a refund would return another call's retry."""
         if retry:
             self.refund()
 
@@ -447,7 +448,7 @@ class Budget(Shared, Gate):
     def apart(self) -> Budget:
         if type(self) is not Budget:
             return self
-        return Budget(self.ratio, self.reserve, self.window, self.funded_by, self.timeline.clock, self.name)
+        return Budget(self.ratio, self.reserve, self.window, self.funded_by, clock=self.states.clock, name=self.name)
 
     def refusal(self) -> str:
         return f"its balance of {self.balance():.3g} retries is spent"
@@ -456,8 +457,8 @@ class Budget(Shared, Gate):
         """What makes two budgets alike, whatever they hold."""
         return self.ratio, self.reserve, self.window, self.funded_by
 
-    def _made_from(self) -> dict[str, Any]:
-        clockless(self, not self.timeline.ambient)
+    def _pickled_settings(self) -> dict[str, Any]:
+        refuse_own_clock(self, not self.states.follows_context)
         names = ("ratio", "reserve", "window", "funded_by", "name")
         return {name: getattr(self, name) for name in names}
 
@@ -469,13 +470,13 @@ class Budget(Shared, Gate):
 
 
 def _skipped(_: float) -> None:
-    """Do not fold within a fold: what is deposited now counts in the slot that the outer one opens."""
+    """Do nothing in a re-entrant call: the deposit counts in the slot that the outer call opens."""
 
 
-def _end_runs() -> None:
-    for state in forks.kept():
-        if isinstance(state, Ledger):
-            state.end_run()
+def _end_batches() -> None:
+    for state in forks.registered():
+        if isinstance(state, BudgetState):
+            state.end_batch()
 
 
-before_virtual.append(_end_runs)
+before_first_virtual_clock.append(_end_batches)

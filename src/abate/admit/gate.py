@@ -1,7 +1,7 @@
-"""What every gate can do, and how gates combine.
+"""The interface of gates, and how gates combine.
 
-An attempt enters before it is sent and leaves when its outcome is known. One that entered and was not sent after
-all is refunded instead. Entering never waits.
+An attempt enters before it is sent and leaves when its outcome is known. An attempt that entered and was not sent is
+refunded instead. Entering never waits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 
 
 class Gate:
-    """Anything that admits attempts; a gate of your own says in `enter` what it refuses.
+    """Admits or refuses attempts. Subclass it to write your own gate: `enter` decides.
 
     >>> import abate
     >>> class Weekdays(abate.Gate):
@@ -28,7 +28,7 @@ class Gate:
     name: str
 
     def enter(self, retry: bool) -> Gate | None:
-        """Ask for one attempt: None when it is admitted, else the gate that refused it."""
+        """Ask for one attempt: return None to admit it, or the gate that refuses it."""
         raise NotImplementedError
 
     def leave(self, accepted: bool | None) -> None:
@@ -36,40 +36,47 @@ class Gate:
 
         * `accepted` is True when the server took it, whatever it answered (a 404, a 500);
         * False when it did not (a 503, a connection that was refused or broke, a timeout);
-        * None when nobody knows: the call was cancelled, a layer further in had given up, or the caller's deadline cut
-          the attempt off before it had its time. That is no verdict on the server.
+        * None when it is unknown: the call was cancelled, an inner layer gave up, or the caller's deadline cut the
+          attempt off early. That says nothing about the server.
         """
 
+    def failed(self, accepted: bool | None) -> None:
+        """An attempt that entered has failed, and is worth a retry.
+
+        `accepted` is as for `leave`: True for a failure that the server answered with (a 500).
+        """
+        self.leave(accepted)
+
     def refund(self) -> None:
-        """An attempt that entered was not sent after all."""
+        """Undo an attempt that entered and was not sent."""
 
     def undo(self, retry: bool) -> None:
-        """Take an `enter` back that was in vain, as a later gate has refused."""
+        """Undo an `enter`, because a later gate has refused."""
         self.refund()
 
     def apart(self) -> Gate:
-        """The gate for another key (see `Policy.keyed`): a fresh one with the same settings.
+        """Return the gate for another key (see `Policy.keyed`): a new one with the same settings.
 
-        One of your own is the same for all keys, unless it says otherwise here.
+        By default all keys share a gate of your own.
         """
         return self
 
     def refusal(self) -> str:
-        """Why this gate refuses, in a few words."""
+        """Return why this gate refuses, in a few words."""
         return "not admitted"
 
     def __and__(self, other: Gate) -> Gate:
-        """The gate that admits what both admit."""
+        """Return a gate that admits what both admit."""
         if not isinstance(other, Gate):
             return NotImplemented
         return All((*parts(self), *parts(other)))
 
 
 class All(Gate):
-    """Several gates in a row: what an earlier one gave is undone when a later one refuses, or an exception comes.
+    """Several gates in a row. If one refuses or raises, those that were entered before it are undone.
 
     >>> import abate
-    >>> gate = abate.Permits(2, name="slots") & abate.TokenBucket(rate=1, burst=1, name="rate")
+    >>> gate = abate.ConcurrencyLimit(2, name="slots") & abate.TokenBucket(rate=1, burst=1, name="rate")
     >>> gate.enter(retry=False) is None, gate.enter(retry=False).name
     (True, 'rate')
     >>> gate.gates[0].held
@@ -101,6 +108,9 @@ class All(Gate):
     def leave(self, accepted: bool | None) -> None:
         _each(self.gates, lambda gate: gate.leave(accepted))
 
+    def failed(self, accepted: bool | None) -> None:
+        _each(self.gates, lambda gate: gate.failed(accepted))
+
     def refund(self) -> None:
         _each(self.gates, lambda gate: gate.refund())
 
@@ -112,10 +122,9 @@ class All(Gate):
 
 
 def _each(gates: tuple[Gate, ...], tell: Callable[[Gate], object]) -> None:
-    """Tell all gates, the last one first. What is raised meanwhile is raised when all have been told.
+    """Call `tell` with each gate, the last one first; raise the first error after all were told.
 
-    A gate that was told as it was raised is told again: it may be that a signal handler has raised it, before the gate
-    could listen.
+    A gate whose call raised is told again: a signal handler may have raised before the gate did anything.
     """
     if gates:
         try:
@@ -129,7 +138,7 @@ def _each(gates: tuple[Gate, ...], tell: Callable[[Gate], object]) -> None:
 
 
 def parts(gate: Gate) -> Iterator[Gate]:
-    """The single gates that a gate is made of."""
+    """Yield the single gates that a gate consists of."""
     if isinstance(gate, All):
         yield from gate.gates
     else:

@@ -1,6 +1,6 @@
 """The shelter: while a dependency is down, calls wait instead of failing, and few are sent instead of all.
 
-What calls ask is the door on their clock (`abate.admit.door`).
+Calls ask the dispatcher of their clock (`abate.admit.dispatcher`).
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from itertools import count
 from typing import Any
 
 from abate import forks
-from abate.admit.door import Door
-from abate.admit.timeline import Timeline
-from abate.admit.weather import State
-from abate.clock import Clock, before_virtual, switch
+from abate.admit.dispatcher import Dispatcher
+from abate.admit.limiter import State
+from abate.clock import Clock, before_first_virtual_clock, ever_used
 from abate.errors import number, whole
-from abate.schedule.backoff import Uniform
-from abate.values import Shared, clockless
+from abate.frozen import Shared, refuse_own_clock
+from abate.per_clock import PerClock
+from abate.schedule.backoff import RandomSource
 
 
 class Shelter(Shared):
-    """Where calls wait while a dependency is down: given to the policies of one dependency, which share it.
+    """Lets calls wait while a dependency is down; shared by the policies of that dependency.
 
-    * In calm it costs next to nothing and holds nobody back.
-    * In a storm first attempts and retries alike wait for their turn, and few are sent. While all fails, one probe at
-      a time; when answers come again, more and more.
-    * `capacity`: at most so many calls wait; one more is `Refused`.
-    * `patience`: seconds that a call waits for its turn at most, and never past its deadline. One that cannot make it
-      leaves at once, with reason ``shelter``.
-    * `name`: the dependency's, in events and errors.
-    * `clock`, `rng`: its own time and chance. Without a clock it follows the context's, and keeps what it knows apart
-      for each virtual clock.
+    * In calm it costs almost nothing and holds no call back.
+    * In a storm first attempts and retries wait for their turn. While everything fails, one probe is sent at a time;
+      when answers come again, more and more attempts are sent.
+    * `capacity`: the most calls that wait; one more is `Refused`.
+    * `patience`: the most seconds that a call waits for its turn, and never past its deadline. A call that cannot be
+      sent in time ends at once, with reason ``shelter``.
+    * `name`: the dependency's name in events and errors.
+    * `clock`, `rng`: its own clock and random source. Without a clock it follows the context's, and keeps separate
+      state for each virtual clock.
 
     >>> import abate
     >>> shelter = Shelter(name="orders")
-    >>> policy = abate.Policy(on=ConnectionError, attempts=4, shelter=shelter)
+    >>> policy = abate.Policy(on=ConnectionError, max_attempts=4, shelter=shelter)
     >>> with abate.testing.VirtualClock() as clock:
     ...     policy.call(abate.testing.Script(ConnectionError(), ConnectionError(), "fine"))
     'fine'
@@ -43,7 +43,17 @@ class Shelter(Shared):
     ('calm', 0)
     """
 
-    __slots__ = ("__weakref__", "_calls", "_doors", "calm", "capacity", "chance", "name", "patience", "rng")
+    __slots__ = (
+        "__weakref__",
+        "_calls",
+        "_dispatchers",
+        "calm",
+        "capacity",
+        "name",
+        "patience",
+        "random_source",
+        "rng",
+    )
 
     def __init__(
         self,
@@ -52,7 +62,7 @@ class Shelter(Shared):
         *,
         name: str = "shelter",
         clock: Clock | Callable[[], float] | None = None,
-        rng: Uniform | None = None,
+        rng: RandomSource | None = None,
     ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"name must be a string, not {name!r}")
@@ -60,75 +70,75 @@ class Shelter(Shared):
         self.capacity = whole("capacity", capacity, least=1)
         self.patience = number("patience", patience, above=0)
         self.rng = rng
-        self.chance: Uniform = random if rng is None else rng
+        self.random_source: RandomSource = random if rng is None else rng
         self.calm = False
-        """May a stand-in send an attempt without asking? Only ever true for the machine's clock."""
+        """Whether a wrapper may send an attempt without asking; only ever true for the machine's clock."""
         self._calls = count()
-        self._doors: Timeline[Door] = Timeline(self._door, clock)
+        self._dispatchers: PerClock[Dispatcher] = PerClock(self._make_dispatcher, clock)
 
-    def _door(self, clock: Clock) -> Door:
-        # what a virtual clock keeps must not keep the shelter: only the first door, its own, tells it
-        own = None if hasattr(self, "_doors") else self._calmed
-        return Door(self.name, self.capacity, self.patience, self.chance, clock, own)
+    def _make_dispatcher(self, clock: Clock) -> Dispatcher:
+        # virtual clocks keep their dispatchers, which must not keep the shelter: only the first one refers to it
+        own = None if hasattr(self, "_dispatchers") else self._on_calm_change
+        return Dispatcher(self.name, self.capacity, self.patience, self.random_source, clock, own)
 
-    def _calmed(self, calm: bool) -> None:
-        self.calm = calm and not switch.virtual
+    def _on_calm_change(self, calm: bool) -> None:
+        self.calm = calm and not ever_used.virtual
 
     @property
-    def ambient(self) -> bool:
-        """Does this follow the context's clock, having none of its own?"""
-        return self._doors.ambient
+    def follows_context(self) -> bool:
+        """Return whether this has no clock of its own and follows the context's."""
+        return self._dispatchers.follows_context
 
-    def sample_some(self) -> None:
-        """As `sample`, for one of sixteen calls."""
+    def sample_every_16th(self) -> None:
+        """Call `sample` for one call of sixteen."""
         if not next(self._calls) % 16:
             self.sample()
 
     def sample(self) -> None:
-        """Have the next attempt of a stand-in measured, if that is due."""
-        main = self._doors.main
-        if self.calm and main.clock.now() >= main.weather.look:
+        """Let the next call of a wrapper ask the dispatcher, if a latency sample is due."""
+        main = self._dispatchers.main
+        if self.calm and not main.admits_freely(main.clock.now()):
             self.calm = False
 
-    def door(self) -> Door:
-        """The door on the clock that rules here."""
-        return self._doors.here() if switch.virtual else self._doors.main
+    def dispatcher(self) -> Dispatcher:
+        """Return the dispatcher of the current clock."""
+        return self._dispatchers.here() if ever_used.virtual else self._dispatchers.main
 
     @property
     def state(self) -> State:
-        """``calm``, ``storm``, ``probing`` or ``recovering``."""
-        return self.door().weather.state
+        """The state: ``calm``, ``storm``, ``probing`` or ``recovering``."""
+        return self.dispatcher().state
 
     @property
     def waiters(self) -> int:
-        """How many calls wait."""
-        return self.door().waiters
+        """The number of calls that wait."""
+        return self.dispatcher().waiters
 
     @property
     def limit(self) -> float:
-        """How many attempts may be in flight; infinite in calm."""
-        return self.door().weather.limit
+        """The most attempts that may be in flight; infinite in calm."""
+        return self.dispatcher().limit
 
     def apart(self) -> Shelter:
-        """A shelter with the same settings for another key, in this process alone (see `Policy.keyed`).
+        """Return a shelter with the same settings for another key, in this process only (see `Policy.keyed`).
 
         >>> Shelter(capacity=20, name="hooks").apart()
         Shelter(capacity=20, patience=10, name='hooks')
         """
-        return Shelter(self.capacity, self.patience, name=self.name, clock=self._doors.clock, rng=self.rng)
+        return Shelter(self.capacity, self.patience, name=self.name, clock=self._dispatchers.clock, rng=self.rng)
 
-    def _made_from(self) -> dict[str, Any]:
-        clockless(self, not self.ambient)
+    def _pickled_settings(self) -> dict[str, Any]:
+        refuse_own_clock(self, not self.follows_context)
         return {"capacity": self.capacity, "patience": self.patience, "name": self.name, "rng": self.rng}
 
     def __repr__(self) -> str:
         return f"Shelter(capacity={self.capacity}, patience={self.patience:g}, name={self.name!r})"
 
 
-def _guard_all() -> None:
-    for state in forks.kept():
-        if isinstance(state, Door):
-            state.guard()
+def _disable_fast_paths() -> None:
+    for state in forks.registered():
+        if isinstance(state, Dispatcher):
+            state.disable_fast_path()
 
 
-before_virtual.append(_guard_all)
+before_first_virtual_clock.append(_disable_fast_paths)

@@ -1,11 +1,11 @@
 """Adaptive throttling on the client's side: the more a server refuses, the less is sent to it.
 
 From the SRE book: over the last two minutes, an attempt is refused here with probability
-``max(0, (requests - k * accepts) / (requests + 1))``. What is refused here counts as requested, so that the
+``max(0, (requests - k * accepts) / (requests + 1))``. Attempts that are refused here count as requests, so that the
 throttle tightens while the server is down; a share of attempts always gets through, so that it opens again.
 
-What the server took and answered counts as accepted, a 500 among it: one caller's errors must not get the calls of
-others refused. What ended without a verdict (a cancellation, a caller's short deadline) is forgotten.
+Whatever the server answered counts as accepted, including a 500: one caller's errors must not get other calls refused.
+Attempts that say nothing about the server (a cancellation, a caller's short deadline) are not counted.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections.abc import Callable
 from typing import Any
 
 from abate.admit.gate import Gate
-from abate.admit.timeline import Timeline
-from abate.admit.window import SHORTEST, Window
+from abate.admit.sliding_window import MIN_WINDOW, SlidingWindow
 from abate.clock import Clock
 from abate.errors import number
-from abate.locks import Section
-from abate.schedule.backoff import Uniform
-from abate.values import Shared, clockless
+from abate.frozen import Shared, refuse_own_clock
+from abate.per_clock import PerClock
+from abate.reentrant_locks import Section
+from abate.schedule.backoff import RandomSource
 
 
-class Tally:
+class ThrottleState:
     """What one throttle counts on one clock."""
 
     __slots__ = ("__weakref__", "accepts", "clock", "probability", "requests", "section")
@@ -33,20 +33,20 @@ class Tally:
         now = clock.now()
         self.clock = clock
         self.section = Section()
-        self.requests = Window(window, now)
-        self.accepts = Window(window, now)
+        self.requests = SlidingWindow(window, now)
+        self.accepts = SlidingWindow(window, now)
         self.probability = 0.0
-        """The share of attempts to refuse, when it was last worked out."""
+        """The share of attempts to refuse, as computed last."""
 
     def refused(self, k: float) -> float:
-        """Work out the share of attempts to refuse now; within the section."""
+        """Compute the share of attempts to refuse now; called under the lock."""
         self._roll()
         requests = self.requests.total
         self.probability = max(0.0, (requests - k * self.accepts.total) / (requests + 1))
         return self.probability
 
-    def known(self, k: float) -> float:
-        """Return the share as it was, where the counts may be half changed."""
+    def last_probability(self, k: float) -> float:
+        """Return the last share: the counts may be half changed."""
         return self.probability
 
     def request(self, k: float) -> float:
@@ -55,13 +55,13 @@ class Tally:
         self.requests.add(1)
         return probability
 
-    def request_within(self, k: float) -> float:
-        """Count a request while this thread is in the middle of another operation."""
-        self.section.run(self.request, k)
+    def request_reentrant(self, k: float) -> float:
+        """Count a request in a re-entrant call."""
+        self.section.run_or_defer(self.request, k)
         return self.probability
 
     def accept(self) -> None:
-        """Count what the server took."""
+        """Count an attempt that the server took."""
         self._roll()
         self.accepts.add(1)
 
@@ -77,66 +77,67 @@ class Tally:
         self.accepts.recount()
 
 
-class Throttle(Shared, Gate):
+class AdaptiveThrottle(Shared, Gate):
     """Refuses attempts in proportion to what the server refuses.
 
-    >>> throttle = Throttle(k=2.0)
+    >>> throttle = AdaptiveThrottle(k=2.0)
     >>> throttle.probability()
     0.0
     """
 
-    __slots__ = ("_rng", "_tallies", "k", "window")
+    __slots__ = ("_rng", "_states", "k", "window")
 
     def __init__(
         self,
         k: float = 2.0,
         window: float = 120.0,
+        *,
         clock: Clock | Callable[[], float] | None = None,
-        rng: Uniform | None = None,
+        rng: RandomSource | None = None,
         name: str = "throttle",
     ) -> None:
         self.k = number("k", k, least=1)
-        self.window = number("window", window, least=SHORTEST)
+        self.window = number("window", window, least=MIN_WINDOW)
         self.name = name
         self._rng = rng or random
-        self._tallies: Timeline[Tally] = Timeline(self._tally, clock)
+        self._states: PerClock[ThrottleState] = PerClock(self._make_state, clock)
 
-    def _tally(self, clock: Clock) -> Tally:
-        return Tally(self.window, clock)
+    def _make_state(self, clock: Clock) -> ThrottleState:
+        return ThrottleState(self.window, clock)
 
     def probability(self) -> float:
-        """The share of attempts that would be refused now."""
-        tally = self._tallies.here()
-        return tally.section.ask(tally.refused, self.k, otherwise=tally.known)
+        """Return the share of attempts that would be refused now."""
+        state = self._states.here()
+        return state.section.call(state.refused, self.k, otherwise=state.last_probability)
 
     def enter(self, retry: bool) -> Gate | None:
-        tally = self._tallies.here()
-        probability = tally.section.ask(tally.request, self.k, otherwise=tally.request_within)
+        state = self._states.here()
+        probability = state.section.call(state.request, self.k, otherwise=state.request_reentrant)
         return self if probability > 0.0 and self._rng.random() < probability else None
 
     def leave(self, accepted: bool | None) -> None:
         if accepted:
-            tally = self._tallies.here()
-            tally.section.run(tally.accept)
+            state = self._states.here()
+            state.section.run_or_defer(state.accept)
         elif accepted is None:
             self.refund()
 
     def refund(self) -> None:
-        tally = self._tallies.here()
-        tally.section.run(tally.requests.take_back)
+        state = self._states.here()
+        state.section.run_or_defer(state.requests.take_back)
 
-    def apart(self) -> Throttle:
-        if type(self) is not Throttle:
+    def apart(self) -> AdaptiveThrottle:
+        if type(self) is not AdaptiveThrottle:
             return self
-        return Throttle(self.k, self.window, self._tallies.clock, self._rng, self.name)
+        return AdaptiveThrottle(self.k, self.window, clock=self._states.clock, rng=self._rng, name=self.name)
 
     def refusal(self) -> str:
         return f"the server refuses so much that {self.probability():.0%} are held back here"
 
-    def _made_from(self) -> dict[str, Any]:
-        clockless(self, not self._tallies.ambient)
+    def _pickled_settings(self) -> dict[str, Any]:
+        refuse_own_clock(self, not self._states.follows_context)
         rng = None if self._rng is random else self._rng
         return {"k": self.k, "window": self.window, "rng": rng, "name": self.name}
 
     def __repr__(self) -> str:
-        return f"Throttle(k={self.k:g}, window={self.window:g})"
+        return f"AdaptiveThrottle(k={self.k:g}, window={self.window:g})"

@@ -1,21 +1,21 @@
 """One call: the policy, the machine that runs it, and its drivers for threads, tasks and blocks.
 
-What every call can rely on:
+Guarantees for every call:
 
-* at most `attempts` attempts, the first one included, and none after the deadline;
-* never a sleep past the deadline, and never a return before the server's hint;
+* at most `max_attempts` attempts, including the first, and none after the deadline;
+* no sleep past the deadline, and no retry before the server's hint;
 * at most one deposit, and a withdrawal that is not used is refunded;
-* the original error is raised, with a report; a cancellation passes at once;
-* an error that a policy inside gave up on is not retried again;
-* calls share nothing but the budget and the gate.
+* the original error is raised, with a report; a cancellation is raised at once;
+* an error that an inner policy gave up on is not retried again;
+* calls share only budget, gate and shelter.
 """
 
 from abate.call.block import Attempt, Attempts
-from abate.call.describe import WorstCase
-from abate.call.giveup import report
-from abate.call.load import load_policies
+from abate.call.layers import report
 from abate.call.machine import Call, Send, Stop, Wait
 from abate.call.policy import Policy
+from abate.call.policy_files import load_policies
+from abate.call.worst_case import WorstCase
 
 __all__ = [
     "Attempt",
@@ -29,3 +29,7 @@ __all__ = [
     "load_policies",
     "report",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,10 +1,10 @@
-"""The block form: the attempts of a piece of code that is not a function.
+"""The block form: attempts of code that is not a function.
 
 for attempt in policy.attempts():
     with attempt:
         ...
 
-In an ``async for`` the body is cut off when the time of its attempt is over, as a coroutine function would be.
+In an ``async for`` the body is cut off when the time of its attempt is over, like a coroutine function.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, ClassVar
 from weakref import ref
 
 from abate import clock as clocks
-from abate.admit.bells import awaiting, wait
-from abate.call.machine import Call, Hold, Send, Stop, Wait
-from abate.call.tally import watch
-from abate.schedule.deadlines import deadline, shorter
+from abate.admit.waiting import wait_in_task, wait_in_thread
+from abate.call.counters import wrapper_versions
+from abate.call.machine import Call, Send, Stop, Wait, WaitForTurn
+from abate.schedule.deadlines import cut_to_deadline, deadline
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class Attempts:
     """The attempts of one call, for ``for`` and ``async for``: one after another until one succeeds.
 
-    Only the loop holds this object. It goes when the loop is left, and a withdrawal for an attempt that will not
-    be made goes back with it.
+    Only the loop refers to this object. When the loop is left the object is collected, and a withdrawal for an attempt
+    that will not be made is refunded.
     """
 
     __slots__ = ("__weakref__", "_block", "last")
@@ -53,9 +53,9 @@ class Attempts:
             if block.wait is not None and (delay := block.wait.until - block.clock.now()) > 0:
                 block.clock.sleep(delay)
             action = block.machine.begin()
-            if isinstance(action, Hold):
-                wait(action.door, action.waiter)
-                action = block.machine.turn()
+            if isinstance(action, WaitForTurn):
+                wait_in_thread(action.dispatcher, action.waiter)
+                action = block.machine.take_turn()
             return block.begin(action, self.last, asynchronous=False)
         except BaseException as error:
             block.break_off(error)
@@ -73,9 +73,9 @@ class Attempts:
             if block.wait is not None:
                 await block.clock.asleep(block.wait.until - block.clock.now())
             action = block.machine.begin()
-            if isinstance(action, Hold):
-                await awaiting(action.door, action.waiter)
-                action = block.machine.turn()
+            if isinstance(action, WaitForTurn):
+                await wait_in_task(action.dispatcher, action.waiter)
+                action = block.machine.take_turn()
             return block.begin(action, self.last, asynchronous=True)
         except BaseException as error:
             block.break_off(error)
@@ -85,34 +85,33 @@ class Attempts:
 class _Block:
     """One call in block form: what the loop and its attempts share.
 
-    While it goes on, a weak reference to the loop waits for the loop to be left, and breaks the call off then. It is
-    no ``__del__``: that would run for each loop that has ended in order as well, and what a signal handler raises in a
-    finalizer (a soft time limit, Ctrl-C) is lost. Nothing that is reached from `open_loops` may hold the loop: errors
-    are kept in the loop itself.
+    A weak reference to the loop ends the call when the loop is left early. A ``__del__`` would also run for each loop
+    that ended normally, and what a signal handler raises in a finalizer (a soft time limit, Ctrl-C) is lost. Nothing
+    reachable from `open_loops` may hold the loop, so errors are kept in the loop itself.
     """
 
-    __slots__ = ("bound", "clock", "entered", "loop", "machine", "over", "tally", "wait")
+    __slots__ = ("bound", "clock", "counter", "entered", "loop", "machine", "over", "wait")
 
     open_loops: ClassVar[set[ref[Attempts]]] = set()
-    """Keeps the weak references: the collector calls none that is itself part of what it collects."""
+    """Keeps the weak references alive: the collector does not call those that it collects itself."""
 
     def __init__(self, loop: Attempts, policy: Policy) -> None:
         self.clock = policy.clock or clocks.current()
-        left = shorter(policy.timeout)
+        left = cut_to_deadline(policy.timeout)
         due = None if left is None else self.clock.now() + left
-        self.machine = Call(policy, due, lent=left is not policy.timeout)
+        self.machine = Call(policy, due, outer_deadline=left is not policy.timeout)
         self.wait: Wait | None = None
         self.bound: deadline | None = None
         self.entered = True
         self.over = False
-        self.tally = policy.tally if watch.on else None
-        if self.tally is not None:
-            self.tally.begun.add()
+        self.counter = policy.counter if wrapper_versions.on else None
+        if self.counter is not None:
+            self.counter.begun.add()
         self.loop: ref[Attempts] | None = ref(loop, self._abandoned)
         self.open_loops.add(self.loop)
 
     def _abandoned(self, loop: ref[Attempts]) -> None:
-        """The loop was left before its call was over."""
+        """End the call: the loop was left early."""
         self.break_off(None)
 
     def check_used(self) -> None:
@@ -127,12 +126,12 @@ class _Block:
             try:
                 raise failure
             finally:
-                del failure, last  # its traceback holds this frame: don't hold it back
+                del failure, last  # its traceback refers to this frame
         self.entered = False
         return Attempt(self, self.machine.attempts + 1, asynchronous)
 
     def enter(self) -> float | None:
-        """The seconds that the attempt may take; None where nothing bounds it."""
+        """Return the seconds that the attempt may take; None without a limit."""
         if self.entered or self.over:
             raise RuntimeError("an attempt is used once, within its loop")
         self.entered = True
@@ -149,10 +148,10 @@ class _Block:
         self._end(good=True)
 
     def fail(self, error: Exception) -> Exception | None:
-        """The error that ends the loop; None if another attempt follows."""
+        """Return the error that ends the loop; None if another attempt follows."""
         loop = None if self.loop is None else self.loop()
         if loop is None:
-            return error  # the loop was dropped, and nothing will make another attempt
+            return error  # the loop was dropped: there is no other attempt
         if error is loop.last:
             self.machine.same_error = True
         try:
@@ -173,15 +172,15 @@ class _Block:
         self.machine.broken_off(error)
 
     def _end(self, good: bool = False) -> None:
-        if self.tally is not None and not self.over:
-            (self.tally.good if good else self.tally.bad).add()
+        if self.counter is not None and not self.over:
+            (self.counter.good if good else self.counter.bad).add()
         self.over = True
         watched, self.loop = self.loop, None
         if watched is not None:
             self.open_loops.discard(watched)
             loop = watched()
             if loop is not None:
-                loop.last = None  # its traceback holds the loop's frame: don't hold it back
+                loop.last = None  # its traceback refers to the loop's frame
 
 
 class Attempt:
@@ -225,13 +224,13 @@ class Attempt:
             try:
                 raise final
             finally:
-                del final, raised  # their tracebacks hold this frame: don't hold them back
+                del final, raised  # their tracebacks refer to this frame
         return False
 
     def _leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> BaseException | None:
-        """What the body has ended with: an `AttemptTimeout` where it was cut off."""
+        """Return what the body has raised; an `AttemptTimeout` if it was cut off."""
         if self._deadline is not None:
             self._deadline.__exit__(kind, error, trace)
         if self._cut is not None:
@@ -243,5 +242,5 @@ class Attempt:
 
 
 def _at_once(step: Awaitable[object]) -> None:
-    """Run to its end what is to be awaited, and waits for nothing."""
+    """Run an awaitable that never suspends."""
     next(step.__await__(), None)

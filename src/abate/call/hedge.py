@@ -1,15 +1,14 @@
-"""Hedging: a second attempt for the few that are slow, where asking twice does no harm.
+"""Hedging: a second attempt for the few slow ones, for requests that may safely be sent twice.
 
     first attempt ──────────── after the learned p95, still no answer ─────────────► good: the answer
                                      │ paid from the policy's budget, admitted by its gate
                                      └──► second attempt ──────────────────────────► good: the answer
 
-* The first good answer wins, and the other attempt is cancelled. An attempt that fails while the other one runs waits
-  for that one; when both fail, the error that came first is raised, and the policy goes on with it as ever.
-* No budget, no hedge, and none in a storm: a dependency that is slow as a whole is not sent twice as much. Hedges and
-  retries draw on the same budget.
-* Only first attempts are learned from, by their own latency, or as slower than when they were cut off. Second ones
-  would be counted only when they are quick.
+* The first good answer wins, and the other attempt is cancelled. If one attempt fails, the other one decides; if both
+  fail, the first error is raised, and the policy handles it as usual.
+* Hedges are paid from the retry budget, and there are none in a storm: a slow dependency must not get twice the load.
+* Timeouts learn only from first attempts: by their latency, or as slower than the time at which they were cut off.
+  Second attempts would be counted only when they are quick.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from typing import Any, ParamSpec, TypeVar, overload
 from abate import clock as clocks
 from abate.call import machine
 from abate.call.policy import Policy
-from abate.clock import Clock, switch
+from abate.clock import Clock, ever_used
 from abate.decide.outcome import Outcome
 from abate.errors import AttemptTimeout, number
-from abate.functions import is_coroutine, returned_coroutine
+from abate.functions import is_coroutine_function, is_coroutine_object
 from abate.redact import shown
 from abate.schedule.deadlines import carry_deadline, deadline, remaining
-from abate.schedule.latency import Timeouts
+from abate.schedule.timeouts import Timeouts
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,7 +42,7 @@ FIRST, SECOND = 1, 2
 
 
 class Race:
-    """Two attempts at one answer, without I/O: the drivers tell what happened, and it says when it is over."""
+    """Two attempts at one answer, without I/O: drivers report events, and it decides when the race is over."""
 
     def __init__(self, policy: Policy, timeouts: Timeouts, clock: Clock) -> None:
         self._policy = policy
@@ -52,18 +51,18 @@ class Race:
         self._started = clock.now()
         self._running = 1
         self._answer: Outcome | None = None
-        self._broken: BaseException | None = None
+        self._interrupted: BaseException | None = None
         self._late = self._known = False
         self.second: Outcome | None = None
         self.over = False
 
     def hedge(self) -> bool:
-        """The first attempt is late: may a second one be sent? If so, it is paid for."""
+        """Return whether a second attempt may be sent, as the first one is late; if so, pay for it."""
         self._late = True
         policy = self._policy
-        if self.over or remaining() == 0.0 or (switch.off and machine.is_off()):
+        if self.over or remaining() == 0.0 or (ever_used.off and machine.is_off()):
             return False
-        if policy.shelter is not None and not policy.shelter.door().weather.calm:
+        if policy.shelter is not None and not policy.shelter.dispatcher().calm:
             return False
         if not policy.budget.try_withdraw():
             return False
@@ -77,22 +76,27 @@ class Race:
         return admitted
 
     def unsent(self) -> None:
-        """The second attempt was paid for, and could not be sent after all."""
+        """Refund the second attempt: it could not be sent."""
         self._running -= 1
         self._policy.budget.refund()
         if self._policy.gate is not None:
             self._policy.gate.refund()
 
     def leave(self, outcome: Outcome | None) -> None:
-        """The second attempt has ended: with this outcome, or cut off, which says nothing about the server."""
-        if self._policy.gate is None:
+        """The second attempt has ended with this outcome, or was cut off (None)."""
+        gate = self._policy.gate
+        if gate is None:
             return
         accepted: bool | None = None
+        tell = gate.leave
         try:
             if outcome is not None:
-                accepted = self._good(outcome) or self._policy.rules.decide(outcome).taken
+                ruling = None if self._good(outcome) else self._policy.rules.decide(outcome)
+                accepted = ruling is None or ruling.taken
+                if ruling is not None and ruling.retry:
+                    tell = gate.failed
         finally:
-            self._policy.gate.leave(accepted)
+            tell(accepted)
 
     def ended(self, which: int, outcome: Outcome) -> None:
         """An attempt has ended by itself."""
@@ -109,12 +113,12 @@ class Race:
         self.over = good or not self._running
 
     def broken(self, error: BaseException) -> None:
-        """An attempt ended by what is no failure, an exit or a cancellation: so does the race."""
+        """End the race: an attempt ended by an exit or a cancellation."""
         if not self.over:
-            self._broken, self.over = error, True
+            self._interrupted, self.over = error, True
 
     def close(self) -> None:
-        """The caller leaves: a first attempt that was late and has not answered is slower than this."""
+        """The caller leaves: count a late first attempt without an answer as slower than this."""
         if self._late and not self._known:
             self._timeouts.timed_out(self._elapsed())
 
@@ -125,21 +129,21 @@ class Race:
         self._known = True
         if good:
             self._timeouts.observe(self._elapsed())
-        elif self._late or (isinstance(outcome.error, TimeoutError) and not self._cut_short()):
-            self._timeouts.timed_out(self._elapsed())  # a refusal that comes at once tells nothing
+        elif self._late or (isinstance(outcome.error, TimeoutError) and not self._cut_by_deadline()):
+            self._timeouts.timed_out(self._elapsed())  # an immediate refusal says nothing about latency
 
-    def _cut_short(self) -> bool:
-        """Was it a deadline, before the timeout that was learned, that cut the attempt off?"""
+    def _cut_by_deadline(self) -> bool:
+        """Return whether a deadline cut the attempt off before the learned timeout."""
         left = remaining()
-        return left is not None and left <= machine.EARLY and self._elapsed() < self._timeouts.request()
+        return left is not None and left <= machine.DEADLINE_TOLERANCE and self._elapsed() < self._timeouts.request()
 
     def _elapsed(self) -> float:
         return max(0.0, self._clock.now() - self._started)
 
     def result(self) -> Any:
-        """The answer; or else the error that came first."""
-        outcome, error = self._answer, self._broken
-        self._answer = self._broken = self.second = None
+        """Return the answer, or raise the first error."""
+        outcome, error = self._answer, self._interrupted
+        self._answer = self._interrupted = self.second = None
         try:
             if error is None:
                 assert outcome is not None
@@ -152,7 +156,7 @@ class Race:
 
 
 class Hedge:
-    """Calls under a policy, each attempt of which is hedged: a second one is started when it is slow.
+    """Makes calls with a policy and hedged attempts: a second attempt is started when the first is slow.
 
     For operations that are safe to repeat, as reads are. `timeouts` learns how long they take; the second attempt
     is started after the time within which a share `quantile` of them is answered, if the policy's budget pays for it.
@@ -230,7 +234,7 @@ class Hedge:
         """
         if isinstance(function, (classmethod, staticmethod)):
             return type(function)(self(function.__func__))
-        if is_coroutine(self.policy(function)):  # the policy refuses what cannot be decorated
+        if is_coroutine_function(self.policy(function)):  # the policy refuses what cannot be decorated
 
             @wraps(function)
             async def attempt(*args: Any, **kwargs: Any) -> Any:
@@ -249,7 +253,7 @@ class Hedge:
         return Race(self.policy, self.timeouts, clock), clock, self.timeouts.quantile(self.quantile)
 
     def _in_threads(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """One attempt of the policy, in one thread or two. The race is run by this thread alone."""
+        """Make one attempt of the policy, in one or two threads; only this thread touches the race."""
         race, _, patience = self._race()
         ended: SimpleQueue[tuple[int, Outcome, BaseException | None]] = SimpleQueue()
         limit = self.timeouts.request()
@@ -259,12 +263,12 @@ class Hedge:
             try:
                 with deadline(limit):
                     result = outcome.result = function(*args, **kwargs)
-                if returned_coroutine(result):
+                if is_coroutine_object(result):
                     result.close()
                     raise TypeError(f"{function!r} returns a coroutine: use acall, or hedge the coroutine function")
             except Exception as error:
                 outcome.error = error
-            except BaseException as error:  # somebody waits for this thread: it ends there
+            except BaseException as error:  # raised in the waiting thread
                 broken = error
             ended.put((which, outcome, broken))
             if which == SECOND:
@@ -285,7 +289,7 @@ class Hedge:
                 if race.hedge():
                     try:
                         _start(attempt, SECOND)
-                    except RuntimeError:  # there is no room for another thread
+                    except RuntimeError:  # no more threads can be started
                         race.unsent()
             while not race.over:
                 take()
@@ -296,9 +300,9 @@ class Hedge:
     async def _in_tasks(
         self, function: Callable[..., Awaitable[Any]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        """One attempt of the policy, in one task or two, under asyncio or trio."""
+        """Make one attempt of the policy, in one or two tasks, under asyncio or trio."""
         race, clock, patience = self._race()
-        crew = TrioCrew() if clocks.in_trio() else AsyncioCrew()
+        tasks = TrioTasks() if clocks.in_trio() else AsyncioTasks()
         hedged = False
 
         async def attempt(which: int) -> None:
@@ -310,25 +314,25 @@ class Hedge:
                 race.ended(which, outcome)
             except BaseException as error:
                 race.broken(error)
-                if isinstance(error, crew.Cancelled):
+                if isinstance(error, tasks.Cancelled):
                     raise
             finally:
                 if race.over:
-                    crew.over.set()
+                    tasks.over.set()
 
         try:
-            async with crew:
-                crew.start(attempt, FIRST)
+            async with tasks:
+                tasks.start(attempt, FIRST)
                 try:
                     cut = clock.within(patience)
                     async with cut:
-                        await crew.over.wait()
+                        await tasks.over.wait()
                 except AttemptTimeout:
                     hedged = race.hedge()
                     if hedged:
-                        crew.start(attempt, SECOND)
-                    await crew.over.wait()
-                crew.cancel()
+                        tasks.start(attempt, SECOND)
+                    await tasks.over.wait()
+                tasks.cancel()
         finally:
             if hedged:
                 race.leave(race.second)
@@ -339,7 +343,7 @@ class Hedge:
         return f"Hedge({self.policy!r}, {self.timeouts!r}, quantile={self.quantile:g})"
 
 
-class AsyncioCrew:
+class AsyncioTasks:
     """The tasks of one race under asyncio; leaving the block waits for them, and a cancellation reaches them."""
 
     def __init__(self) -> None:
@@ -366,7 +370,7 @@ class AsyncioCrew:
             task.cancel()
 
 
-class TrioCrew:
+class TrioTasks:
     """The same under trio: a nursery."""
 
     def __init__(self) -> None:
@@ -392,7 +396,7 @@ class TrioCrew:
 
 
 def _start(attempt: Callable[[int], None], which: int) -> None:
-    work = carry_deadline(attempt)  # the attempt that loses keeps the deadline of its call
+    work = carry_deadline(attempt)  # the losing attempt keeps the deadline of its call
     Thread(target=copy_context().run, args=(work, which), name="abate hedge", daemon=True).start()
 
 

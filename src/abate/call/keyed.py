@@ -1,17 +1,17 @@
-"""One policy for many hosts, tenants or endpoints: what is known of one key is not taken for what is true of another.
+"""One policy for many hosts, tenants or endpoints, with a separate state for each key.
 
 A family of policies (those made from one another by `replace`, `also` and `keyed`, with the same budget, gate and
 shelter) has one budget, gate and shelter for each key.
 
-* At most `most` keys are kept, and beside them one for `SPARE` of these that are new, or a single one. One that was not
-  used for `IDLE` seconds goes; where there are too many, those go that were used in the fewest seconds, and of these
-  the ones that were not used for the longest time. So a flood of new keys pushes out other new keys: to push out one
-  that has been in use for n seconds, as many keys as are kept have to be in use for n seconds each. A key that comes
-  back begins anew, with a shelter that closes at the first failure.
-* What a call holds stays: a key that was pushed out while calls of it wait or are in flight, or while somebody holds
-  its policy, is found again, and nothing of it is lost. So memory is bounded by `most` and by the program's calls.
-* There is no lock: every change is one atomic operation of a dict, as the collector, a signal handler or another thread
-  may ask for a key at any moment. Of two threads that ask for a new key at once, both get the same.
+* At most `most` keys are kept, plus one new key per `SPARE_DIVISOR` of them (at least one). A key that was not used for
+  `IDLE_SECONDS` is evicted. If there are too many, those used in the fewest seconds are evicted first, and of these the
+  least recently used. So a flood of new keys evicts other new keys: to evict a key that was in use for n seconds, as
+  many keys as are kept must be in use for n seconds each. A key that returns starts over, with a shelter that closes at
+  the first failure.
+* State in use is not lost: a key that was evicted while its calls wait or are in flight, or while its policy is
+  referenced, is found again. So memory is bounded by `most` and by the program's calls.
+* There is no lock: every change is one atomic operation of a dict, because the collector, a signal handler or another
+  thread may look up a key at any moment. Two threads that look up a new key at once get the same state.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from abate.clock import current
 if TYPE_CHECKING:
     from abate.call.policy import Policy
 
-MOST = 1000
-"""Keys that are kept, unless the policy says otherwise."""
-IDLE = 600.0
+MAX_KEYS = 1000
+"""The default number of keys that are kept."""
+IDLE_SECONDS = 600.0
 """Seconds without use after which a key is forgotten."""
-SPARE = 8
-"""One new key is kept beside so many, and when there are more, all of these go at once: not every new one has to look
-at all, and none that is in use has to make room for it."""
+SPARE_DIVISOR = 8
+"""One new key is kept for this many others; when there are more, all excess keys are evicted at once. So not every new
+key causes a search, and no key in use is evicted for it."""
 TENURE = 1.0
-"""Seconds; uses within one count as one."""
-MOST_COPIES = 16
-"""Policies of one family for which a key keeps its copy; of more, the oldest copy is made anew when it is needed."""
+"""Uses within this many seconds count as one."""
+MAX_COPIES = 16
+"""The most policies of one family whose copies a key keeps; older copies are created again when needed."""
 
 P = TypeVar("P")
 Path = tuple[Hashable, ...]
 
 
-class Apart:
-    """What a key has for itself. Policies of the key hold it, and with it they and the key are found again."""
+class KeyState:
+    """The budget, gate and shelter of a key; its policies hold it, so that an evicted key in use is found again."""
 
     __slots__ = ("__weakref__", "budget", "gate", "made", "shelter")
 
@@ -57,27 +57,25 @@ class Apart:
         self.made: dict[int, ref[Policy]] = {}
 
 
-class Entry(Generic[P]):
-    """A key that is kept: what it has for itself, its policies by the number of those they were made from, and how it
-    is used.
-    """
+class KeyEntry(Generic[P]):
+    """A key that is kept: its state, its policies by the number of the original policy, and its use."""
 
     __slots__ = ("apart", "copies", "seconds", "used")
 
-    def __init__(self, apart: Apart, now: float) -> None:
+    def __init__(self, apart: KeyState, now: float) -> None:
         self.apart = apart
         self.copies: dict[int, P] = {}
         self.used = now
         self.seconds = 1
 
     def touch(self, now: float) -> None:
-        """Note that the key is used."""
+        """Record a use of the key."""
         if abs(now - self.used) >= TENURE:
             self.seconds += 1
             self.used = now
 
 
-class Keys:
+class KeyedPolicies:
     """The keys of one family of policies.
 
     >>> import abate
@@ -93,67 +91,73 @@ class Keys:
         self._budget = budget
         self._gate = gate
         self._shelter = shelter
-        self._entries: dict[Path, Entry[Policy]] = {}
-        self._held: dict[Path, ref[Apart]] = {}
-        """Keys that were pushed out, and that something else still holds."""
+        self._entries: dict[Path, KeyEntry[Policy]] = {}
+        self._held: dict[Path, ref[KeyState]] = {}
+        """Evicted keys whose state is still referenced."""
         self._sweep = 0.0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def shelters(self) -> list[Shelter]:
-        """The shelters of the keys that are kept."""
+        """Return the shelters of the keys that are kept."""
         entries = self._entries.copy()
         return [entry.apart.shelter for entry in entries.values() if entry.apart.shelter is not None]
 
-    def policy(self, path: Path, number: int, make: Callable[[Apart, Path], Policy]) -> Policy:
-        """Return the policy of a key for the policy of that number; where there is none, make it."""
+    def policy(self, path: Path, number: int, make: Callable[[KeyState, Path], Policy]) -> Policy:
+        """Return the policy of a key for the policy of that number; create it if necessary."""
         now = current().now()
         entry = self._entries.get(path) or self._enter(path, now)
         entry.touch(now)
-        if abs(now - self._sweep) >= IDLE / 4:
+        if abs(now - self._sweep) >= IDLE_SECONDS / 4:
             self._sweep = now
-            self._drop(now)
+            self._evict(now)
         return entry.copies.get(number) or self._copy(entry, path, number, make)
 
-    def _copy(self, entry: Entry[Policy], path: Path, number: int, make: Callable[[Apart, Path], Policy]) -> Policy:
+    def _copy(
+        self, entry: KeyEntry[Policy], path: Path, number: int, make: Callable[[KeyState, Path], Policy]
+    ) -> Policy:
         made = entry.apart.made
         held = made.get(number)
         copy = entry.copies.setdefault(number, (None if held is None else held()) or make(entry.apart, path))
         made[number] = ref(copy)
         for kept in (entry.copies, made):
-            if len(kept) > MOST_COPIES:
+            if len(kept) > MAX_COPIES:
                 kept.pop(next(iter(kept.copy())), None)
         return copy
 
-    def _enter(self, path: Path, now: float) -> Entry[Policy]:
+    def _enter(self, path: Path, now: float) -> KeyEntry[Policy]:
         held = self._held.get(path)
         apart = None if held is None else held()
         if apart is None:
-            apart = Apart(self._budget, self._gate, self._shelter)
-        entry = self._entries.setdefault(path, Entry(apart, now))
+            apart = KeyState(self._budget, self._gate, self._shelter)
+        entry = self._entries.setdefault(path, KeyEntry(apart, now))
         self._held.pop(path, None)
-        if len(self._entries) > self.most + max(1, self.most // SPARE):
-            self._drop(now)
+        if len(self._entries) > self.most + max(1, self.most // SPARE_DIVISOR):
+            self._evict(now)
         return entry
 
-    def _drop(self, now: float) -> None:
-        """Forget what is idle; where there are too many, also those that were used the least, some at once."""
+    def _evict(self, now: float) -> None:
+        """Evict idle keys; if there are still too many, also those used least."""
         known = self._entries.copy()
-        idle = [path for path, entry in known.items() if abs(now - entry.used) >= IDLE]
+        idle = [path for path, entry in known.items() if abs(now - entry.used) >= IDLE_SECONDS]
         excess = len(known) - len(idle) - self.most
         if excess > 0:
-            kept = [(entry.seconds, entry.used, path) for path, entry in known.items() if abs(now - entry.used) < IDLE]
+            kept = [
+                (entry.seconds, entry.used, path)
+                for path, entry in known.items()
+                if abs(now - entry.used) < IDLE_SECONDS
+            ]
             kept.sort(key=_least_used)
             idle += [path for _, _, path in kept[:excess]]
         for path in idle:
-            # held before it is gone: whoever asks between the two finds the same
+            # stored before it is removed: a lookup in between finds the same state
             self._held[path] = ref(known[path].apart, partial(_forget, self._held, path))
             self._entries.pop(path, None)
 
 
-def _forget(held: dict[Path, ref[Apart]], path: Path, dead: ref[Apart]) -> None:
-    """Nothing holds what this key had for itself any more."""
+def _forget(held: dict[Path, ref[KeyState]], path: Path, dead: ref[KeyState]) -> None:
+    """Forget an evicted key: its state was collected."""
     if held.get(path) is dead:
         held.pop(path, None)
 

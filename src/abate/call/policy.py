@@ -1,4 +1,4 @@
-"""The policy: everything that is decided beforehand about the calls of one dependency, as one frozen value."""
+"""The policy: all settings for the calls of one dependency, as one frozen value."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from abate import registry
 from abate.admit.budget import Budget
 from abate.admit.gate import Gate
 from abate.admit.shelter import Shelter
-from abate.call import tasks, threads
+from abate.call import async_driver, sync_driver
 from abate.call.block import Attempts
-from abate.call.describe import WorstCase, worst_case
-from abate.call.keyed import MOST, Apart, Keys
-from abate.call.tally import Tally, acounted, counted, roll, watch
-from abate.call.wrap import wrap
-from abate.clock import Clock, given
+from abate.call.counters import CallCounter, acount_call, call_totals, count_call, wrapper_versions
+from abate.call.keyed import MAX_KEYS, KeyedPolicies, KeyState
+from abate.call.worst_case import WorstCase, worst_case
+from abate.call.wrapper import wrap
+from abate.clock import Clock, as_clock
 from abate.decide.outcome import Ruling
-from abate.decide.rules import Matcher, Rules, matchers, rules
-from abate.errors import choice, number, whole
+from abate.decide.rules import Matcher, Rules, build_rules, check_matchers
+from abate.errors import by_keyword, choice, number, whole
+from abate.frozen import Shared, refuse_own_clock
 from abate.redact import shown
-from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
-from abate.values import Shared, clockless
+from abate.schedule.backoff import Backoff, RandomSource, Schedule, schedule
 
 OVERLOAD_BASE = 1.0
-"""Seconds; the backoff after an overload starts from at least this."""
+"""The backoff after an overload starts from at least this many seconds."""
 
 SETTINGS = (
     "on",
     "unless",
     "name",
-    "attempts",
+    "max_attempts",
     "timeout",
     "attempt_timeout",
     "backoff",
@@ -63,7 +63,7 @@ class Policy(Shared):
     shelter.
 
     * `on`, `unless`: exception types, predicates, rules; `unless` is asked first.
-    * `attempts`: how many at most, the first one included.
+    * `max_attempts`: how many at most, the first one included.
     * `timeout`: seconds for the whole call. It is a hard deadline, and clients inside cut their timeouts to it.
     * `attempt_timeout`: seconds for one attempt. Async attempts are cut off; in threads it is a deadline that
       clients inside keep.
@@ -80,17 +80,17 @@ class Policy(Shared):
     * `clock`, `rng`: the policy's own time and chance.
 
     >>> import abate
-    >>> orders = Policy(name="orders", on=(TimeoutError, abate.http.transient), attempts=4, timeout=30.0)
+    >>> orders = Policy(name="orders", on=(TimeoutError, abate.http.transient), max_attempts=4, timeout=30.0)
     >>> orders.call(max, 1, 2)
     2
-    >>> orders.replace(attempts=2) == orders
+    >>> orders.replace(max_attempts=2) == orders
     False
     """
 
     __slots__ = (
         "__weakref__",
-        "_apart",
         "_given",
+        "_key_state",
         "_keys",
         "_number",
         "_path",
@@ -98,31 +98,31 @@ class Policy(Shared):
         "backoff",
         "bounded",
         "budget",
-        "chance",
         "clock",
+        "counter",
         "gate",
         "idempotent",
-        "known",
         "max_attempts",
         "max_hint",
         "name",
-        "one_clock",
-        "one_shelter_clock",
+        "no_gate_or_shelter",
         "overload_backoff",
         "plain",
         "raises",
+        "random_source",
         "reads_results",
         "rng",
         "rules",
+        "rulings_by_type",
+        "same_clock_as_budget",
+        "same_clock_as_shelter",
         "shelter",
-        "tally",
         "timeout",
-        "ungated",
     )
 
     name: str
     rules: Rules
-    known: Mapping[type, Ruling]
+    rulings_by_type: Mapping[type, Ruling]
     max_attempts: int
     timeout: float | None
     attempt_timeout: float | None
@@ -135,28 +135,29 @@ class Policy(Shared):
     max_hint: float
     raises: Literal["original", "exhausted"]
     clock: Clock | None
-    rng: Uniform | None
-    chance: Uniform
-    one_clock: bool
-    one_shelter_clock: bool
+    rng: RandomSource | None
+    random_source: RandomSource
+    same_clock_as_budget: bool
+    same_clock_as_shelter: bool
     bounded: bool
     reads_results: bool
     plain: bool
-    ungated: bool
-    tally: Tally
-    _keys: Keys
+    no_gate_or_shelter: bool
+    counter: CallCounter
+    _keys: KeyedPolicies
     _number: int
     _path: tuple[Hashable, ...]
-    _apart: Apart | None
+    _key_state: KeyState | None
     _given: tuple[tuple[Matcher, ...], tuple[Matcher, ...]]
 
+    @by_keyword("Policy", "@abate.retry(on=...), with the errors to retry")
     def __init__(
         self,
         *,
         on: Matcher | Iterable[Matcher],
         unless: Matcher | Iterable[Matcher] = (),
         name: str = "",
-        attempts: int = 3,
+        max_attempts: int = 3,
         timeout: float | None = None,
         attempt_timeout: float | None = None,
         backoff: Schedule | Callable[[int], float] | Iterable[float] | None = None,
@@ -166,19 +167,19 @@ class Policy(Shared):
         idempotent: bool | None = None,
         max_hint: float = 300.0,
         raises: Literal["original", "exhausted"] = "original",
-        keys: int = MOST,
+        keys: int = MAX_KEYS,
         clock: Clock | Callable[[], float] | None = None,
-        rng: Uniform | None = None,
+        rng: RandomSource | None = None,
     ) -> None:
         def put(slot: str, value: object) -> None:
             object.__setattr__(self, slot, value)
 
         plan = Backoff() if backoff is None else schedule(backoff)
-        put("name", _typed("name", name, str, "a string"))
-        put("_given", (matchers("on", on), matchers("unless", unless)))
-        put("rules", rules(*self._given))
-        put("known", self.rules.known)
-        put("max_attempts", whole("attempts", attempts, least=1))
+        put("name", _check_type("name", name, str, "a string"))
+        put("_given", (check_matchers("on", on), check_matchers("unless", unless)))
+        put("rules", build_rules(*self._given))
+        put("rulings_by_type", self.rules.rulings_by_type)
+        put("max_attempts", whole("max_attempts", max_attempts, least=1))
         put("timeout", None if timeout is None else number("timeout", timeout, above=0))
         put(
             "attempt_timeout",
@@ -186,32 +187,32 @@ class Policy(Shared):
         )
         put("backoff", plan)
         put("overload_backoff", plan.at_least(OVERLOAD_BASE))
-        put("budget", Budget(clock=clock) if budget is None else _typed("budget", budget, Budget, "a Budget"))
-        put("gate", _typed("gate", gate, (Gate, type(None)), "a gate"))
-        put("shelter", _typed("shelter", shelter, (Shelter, type(None)), "a Shelter"))
-        put("idempotent", _typed("idempotent", idempotent, (bool, type(None)), "True or False"))
+        put("budget", Budget(clock=clock) if budget is None else _check_type("budget", budget, Budget, "a Budget"))
+        put("gate", _check_type("gate", gate, (Gate, type(None)), "a gate"))
+        put("shelter", _check_type("shelter", shelter, (Shelter, type(None)), "a Shelter"))
+        put("idempotent", _check_type("idempotent", idempotent, (bool, type(None)), "True or False"))
         put("max_hint", number("max_hint", max_hint, least=0))
         put("raises", choice("raises", raises, ("original", "exhausted")))
-        put("clock", given(clock))
+        put("clock", as_clock(clock))
         put("rng", rng)
-        put("chance", random if rng is None else rng)
-        put("one_clock", clock is None and self.budget.timeline.ambient)
-        put("one_shelter_clock", clock is None and shelter is not None and shelter.ambient)
+        put("random_source", random if rng is None else rng)
+        put("same_clock_as_budget", clock is None and self.budget.states.follows_context)
+        put("same_clock_as_shelter", clock is None and shelter is not None and shelter.follows_context)
         put("bounded", timeout is not None or attempt_timeout is not None)
         put("reads_results", self.rules.reads_results)
         put("plain", self._is_plain())
-        put("ungated", gate is None and shelter is None)
-        put("tally", Tally(name))
-        put("_keys", Keys(whole("keys", keys, least=1), self.budget, gate, shelter))
+        put("no_gate_or_shelter", gate is None and shelter is None)
+        put("counter", CallCounter(name))
+        put("_keys", KeyedPolicies(whole("keys", keys, least=1), self.budget, gate, shelter))
         put("_number", next(_numbers))
         put("_path", ())
-        put("_apart", None)
+        put("_key_state", None)
         if clock is None:
             registry.policies.add(self)
-            roll.note(self.tally)
+            call_totals.track(self.counter)
 
     def _is_plain(self) -> bool:
-        """Does a call that succeeds need nothing but its deposit?"""
+        """Return whether a successful call needs only a deposit."""
         return not self.bounded and self.gate is None and self.budget.funded_by == "success" and not self.reads_results
 
     # -- the ways to use it
@@ -223,7 +224,7 @@ class Policy(Shared):
     @overload
     def __call__(self, function: F) -> F: ...
     def __call__(self, function: Any) -> Any:
-        """Decorate a function, coroutine function, method, classmethod or staticmethod; its type is kept.
+        """Decorate a function, coroutine function, method, classmethod or staticmethod, and keep its type.
 
         >>> import abate
         >>> @abate.retry(on=ConnectionError)
@@ -242,10 +243,10 @@ class Policy(Shared):
         >>> Policy(on=ConnectionError).call(divmod, 7, 2)
         (3, 1)
         """
-        if watch.on:
-            result: T = counted(self.tally, threads.call, self, function, args, kwargs)
+        if wrapper_versions.on:
+            result: T = count_call(self.counter, sync_driver.call, self, function, args, kwargs)
             return result
-        return threads.call(self, function, args, kwargs)
+        return sync_driver.call(self, function, args, kwargs)
 
     async def acall(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a coroutine function with retries, under asyncio or trio.
@@ -255,12 +256,12 @@ class Policy(Shared):
         >>> asyncio.run(Policy(on=ConnectionError).acall(load, 42))
         'order 42'
         """
-        if watch.on:
-            return await acounted(self.tally, tasks.call, self, function, args, kwargs)
-        return await tasks.call(self, function, args, kwargs)
+        if wrapper_versions.on:
+            return await acount_call(self.counter, async_driver.call, self, function, args, kwargs)
+        return await async_driver.call(self, function, args, kwargs)
 
     def attempts(self) -> Attempts:
-        """The attempts of a block, for ``for`` and ``async for``; each is a context manager.
+        """Return the attempts of a block, for ``for`` and ``async for``; each is a context manager.
 
         >>> for attempt in Policy(on=ConnectionError).attempts():
         ...     with attempt:
@@ -271,15 +272,15 @@ class Policy(Shared):
         return Attempts(self)
 
     def keyed(self, key: Hashable) -> Policy:
-        """The same policy for one key (a host, a tenant, an endpoint), with a budget, gate and shelter of its own.
+        """Return this policy for one key (a host, a tenant, an endpoint), with its own budget, gate and shelter.
 
-        So the trouble of one key is not that of the others. A key has what this policy has, begun anew: what it is
-        given beside that (a gate of your own, what a store shares with a fleet) stays one for all keys, but for a
-        store's shelter, in the place of which each key has one of this process. Policies that were made from one
-        another by `replace` share their keys, as long as they share budget, gate and shelter.
+        So trouble with one key does not affect the others. A key has new copies of this policy's budget, gate and
+        shelter. A gate of your own, and what a store shares with a fleet, is shared by all keys; instead of a store's
+        shelter, each key has one of this process. Policies made from one another by `replace` share their keys, as long
+        as they share budget, gate and shelter.
 
-        At most ``keys`` are kept (1000 unless given), and an eighth more that are new; a key that was not
-        used for ten minutes is forgotten. One with calls under way, or whose policy is held by somebody, is not.
+        At most ``keys`` are kept (1000 by default), and an eighth more that are new; a key that was not used for ten
+        minutes is forgotten, unless it has calls in flight or something refers to its policy.
 
         >>> hooks = Policy(on=ConnectionError, name="hooks")
         >>> hooks.keyed("shop.example").call(max, 1, 2)
@@ -289,13 +290,13 @@ class Policy(Shared):
         """
         return self._keys.policy((*self._path, key), self._number, self._for_key)
 
-    def _for_key(self, apart: Apart, path: tuple[Hashable, ...]) -> Policy:
-        copy: Policy = object.__new__(Policy)  # not listed with other policies: metrics have no label for keys
+    def _for_key(self, apart: KeyState, path: tuple[Hashable, ...]) -> Policy:
+        copy: Policy = object.__new__(Policy)  # not in the registry: metrics have no label for keys
         own: dict[str, object] = {
             "budget": apart.budget,
             "gate": apart.gate,
             "shelter": apart.shelter,
-            "_apart": apart,
+            "_key_state": apart,
             "_path": path,
             "_number": next(_numbers),
         }
@@ -304,9 +305,9 @@ class Policy(Shared):
         return copy
 
     def describe(self) -> WorstCase:
-        """The worst that this policy can do: to a caller's patience, and to a server that fails.
+        """Return the worst case: how long a caller may wait, and how many attempts a failing server may see.
 
-        >>> print(Policy(on=OSError, attempts=3).describe())
+        >>> print(Policy(on=OSError, max_attempts=3).describe())
         at most 3 attempts; at most 3 s of waiting (and up to 300 s per retry where a server asks for it);
         at most 1.2 attempts per call on average, and 10 retries per second beside
         """
@@ -315,24 +316,21 @@ class Policy(Shared):
     # -- a value
 
     def replace(self, **changes: Any) -> Policy:
-        """A policy like this one, but for `changes`. It shares budget, gate and shelter, unless they are changed.
+        """Return a copy with `changes`. It shares budget, gate and shelter, unless they are changed.
 
-        >>> Policy(on=OSError, name="orders").replace(attempts=5).name
+        >>> Policy(on=OSError, name="orders").replace(max_attempts=5).name
         'orders'
         """
-        unknown = changes.keys() - set(SETTINGS)
-        if unknown:
-            raise TypeError(f"a Policy has no setting {_listed(unknown)}; it has {', '.join(SETTINGS)}")
         copy = Policy(**{**self._settings(), **changes})
         if copy.name == self.name and copy.clock is self.clock:
-            object.__setattr__(copy, "tally", self.tally)  # the calls of one name are counted as one
+            object.__setattr__(copy, "counter", self.counter)  # one counter per name
         if (copy.budget, copy.gate, copy.shelter, copy.keys) == (self.budget, self.gate, self.shelter, self.keys):
-            for slot in ("_keys", "_path", "_apart"):
+            for slot in ("_keys", "_path", "_key_state"):
                 object.__setattr__(copy, slot, getattr(self, slot))
         return copy
 
     def also(self, *on: Matcher, before: tuple[Matcher, ...] = ()) -> Policy:
-        """The same policy, which asks these as well, behind or `before` what it asks by itself.
+        """Return a copy that also retries on these, after or `before` its own rules.
 
         >>> policy = Policy(on=OSError, backoff=[0.0]).also(KeyError)
         >>> import abate
@@ -343,18 +341,18 @@ class Policy(Shared):
 
     @property
     def keys(self) -> int:
-        """How many keys are kept at most."""
+        """The most keys that are kept."""
         return self._keys.most
 
     @property
     def shelters(self) -> list[Shelter]:
-        """The policy's shelter, and those of its keys."""
+        """The policy's shelter and those of its keys."""
         return [] if self.shelter is None else [self.shelter, *self._keys.shelters()]
 
     def _settings(self) -> dict[str, Any]:
         on, unless = self._given
-        renamed = {"on": on, "unless": unless, "attempts": self.max_attempts}
-        return {name: renamed[name] if name in renamed else getattr(self, name) for name in SETTINGS}
+        given = {"on": on, "unless": unless}
+        return {name: given[name] if name in given else getattr(self, name) for name in SETTINGS}
 
     def _compared(self) -> tuple[object, ...]:
         settings = self._settings()
@@ -373,33 +371,29 @@ class Policy(Shared):
     def __delattr__(self, name: str) -> NoReturn:
         raise AttributeError("a Policy is frozen")
 
-    def _made_from(self) -> dict[str, Any]:
-        clockless(self, self.clock is not None)
+    def _pickled_settings(self) -> dict[str, Any]:
+        refuse_own_clock(self, self.clock is not None)
         return self._settings()
 
     def __repr__(self) -> str:
-        defaults: dict[str, object] = {"unless": (), "keys": MOST, "clock": None, "rng": None}
+        defaults: dict[str, object] = {"unless": (), "keys": MAX_KEYS, "clock": None, "rng": None}
         defaults |= {"gate": None, "shelter": None, "idempotent": None}
         shown = (
-            f"{name}={_shown(value)}"
+            f"{name}={_setting_repr(value)}"
             for name, value in self._settings().items()
             if name not in defaults or value != defaults[name]
         )
         return f"Policy({', '.join(shown)})"
 
 
-def _typed(name: str, value: Any, kinds: Any, expected: str) -> Any:
+def _check_type(name: str, value: Any, kinds: Any, expected: str) -> Any:
     if not isinstance(value, kinds):
         raise TypeError(f"{name} must be {expected}, not {shown(value)}")
     return value
 
 
-def _shown(value: object) -> str:
+def _setting_repr(value: object) -> str:
     if isinstance(value, tuple):
-        inner = ", ".join(_shown(part) for part in value)
+        inner = ", ".join(_setting_repr(part) for part in value)
         return f"({inner},)" if len(value) == 1 else f"({inner})"
     return value.__qualname__ if isinstance(value, type) else repr(value)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in sorted(names))

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _Parser(prog="abate", description="Retries that let the storm abate.")
     parser.add_argument("--version", action="version", version=f"abate {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    # a job that runs every minute does not pay for the commands that it doesn't use
+    # import only the command that is used: a job may run every minute
     for name in words[:1] if words[:1] and words[0] in COMMANDS else COMMANDS:
         importlib.import_module(f"abate.cli.{name}").register(commands)
     if not words:
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = options.run(options)
         sys.stdout.flush()
-    except BrokenPipeError:  # who read our output has seen enough: what is left goes nowhere, and quietly
+    except BrokenPipeError:  # the reader has closed the pipe: discard the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Shows arguments that it refuses as anything else that comes from elsewhere: one may be a URL with a password."""
+    """Redacts arguments in error messages: one may be a URL with a password."""
 
     def error(self, message: str) -> NoReturn:
         from abate.redact import quoted, redacted
@@ -55,15 +55,15 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _open_streams() -> None:
-    """Have all three streams, and let each show what its encoding lacks as an escape sequence."""
+    """Open missing standard streams, and escape characters that their encoding lacks."""
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:  # it was closed before we began: nothing else may take its place
+        except OSError:  # closed before the start: no other file may take its number
             os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  (for as long as we run)
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  (open until the end)
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -1,12 +1,10 @@
-"""``abate exec``: runs a command, and again when it fails, by the rules of a policy.
+"""``abate exec``: run a command, with retries.
 
-What is retried: every exit code but 0 and those that say that another attempt would end the same way (64, a wrong
-use; 126 and 127, no such program) or that somebody wanted it to end (SIGINT, SIGTERM). With ``--on``, these codes only.
-75 and 69 (sysexits' "try again later" and "unavailable") are an overload, and wait longer; so does an attempt
-whose time was up.
+Retried are all exit codes except 0, permanent errors (64, wrong usage; 126 and 127, no such program) and requested ends
+(SIGINT, SIGTERM). With ``--on``, only the given codes are retried. 75 and 69 (sysexits: "try again later" and
+"unavailable") and timeouts count as overload, and wait longer.
 
-What it ends with: the command's last exit code; 124 where our timeout has ended it, 125 for our own errors, 128 + n
-after signal n.
+Its exit code is the command's last one; 124 after a timeout, 125 for errors of abate, 128 + n after signal n.
 """
 
 from __future__ import annotations
@@ -25,16 +23,16 @@ from abate.errors import AbateError, AttemptTimeout, Report, number
 from abate.schedule import Backoff, consistent_jitter, deadline, remaining, ticks
 
 if TYPE_CHECKING:
-    from abate.cli.budget import SharedBudget
-    from abate.cli.child import Signals
-    from abate.cli.stdin import Stdin
+    from abate.cli.command_process import SignalClock
+    from abate.cli.replayed_stdin import ReplayedStdin
+    from abate.cli.shared_budget import SharedBudget
 
 DEADLINE = "ABATE_DEADLINE"
-"""Tells a command how many milliseconds it has."""
+"""The environment variable with the milliseconds that a command has left."""
 TIMED_OUT, OUR_OWN = 124, 125
 OVERLOADED = frozenset({69, 75})
 FINAL = frozenset({64, 126, 127, 130, 143})
-"""Not retried unless asked for; a shell gives 130 and 143 for what SIGINT and SIGTERM have ended."""
+"""Not retried by default; 130 and 143 are a shell's codes for SIGINT and SIGTERM."""
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -48,29 +46,34 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         " 125 abate's own error, 126 not executable, 127 not found, 128+n ended by signal n.",
     )
     add = parser.add_argument
-    add("--attempts", type=int, default=3, metavar="N", help="how many at most, the first included (3)")
+    add("--max-attempts", type=int, default=3, metavar="N", help="attempts at most, including the first (3)")
     add("--timeout", type=period, metavar="TIME", help="for all attempts and waits together")
     add("--attempt-timeout", type=period, metavar="TIME", help="for one attempt: SIGTERM, then SIGKILL")
     add("--base", type=period, default=0.2, metavar="TIME", help="the first wait, before jitter (0.2)")
     add("--cap", type=period, default=30.0, metavar="TIME", help="the longest wait (30)")
     add("--on", type=exit_codes, metavar="CODES", help="retry these exit codes only, such as 69,75")
     add("--budget", metavar="NAME", help="share a retry budget with all commands that name it")
-    add("--ratio", type=float, metavar="SHARE", help="retries that a success pays for (0.2)")
-    add("--reserve", type=float, metavar="RATE", help="retries per second beside that (0.2)")
+    add("--ratio", type=float, metavar="SHARE", help="retries per success (0.2)")
+    add("--reserve", type=float, metavar="RATE", help="retries per second in addition (0.2)")
     add(
         "--store",
         metavar="URL",
         help="where budgets are kept, or env:NAME, file:PATH ($ABATE_STORE, or a file of this user)",
     )
-    add("--every", type=period, metavar="TIME", help="again and again, at this host's own offset: 30s, 5m, 1h, 1d")
-    add("--name", help="what the command is called in messages (its file name)")
-    add("--quiet", action="store_true", help="say nothing about retries")
+    add(
+        "--every",
+        type=period,
+        metavar="TIME",
+        help="repeat at this interval, at this host's own offset: 30s, 5m, 1h, 1d",
+    )
+    add("--name", help="the name in messages (the file name of the command)")
+    add("--quiet", action="store_true", help="print nothing about retries")
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(run=run, refuse=parser.error)
 
 
 def period(text: str) -> float:
-    """Seconds, written with a unit or without.
+    """Parse seconds, with or without a unit.
 
     >>> period("90"), period("1.5m"), period("1h")
     (90.0, 90.0, 3600.0)
@@ -83,7 +86,7 @@ def period(text: str) -> float:
 
 
 def exit_codes(text: str) -> frozenset[int]:
-    """Exit codes, separated by commas.
+    """Parse exit codes, separated by commas.
 
     >>> sorted(exit_codes("75,69"))
     [69, 75]
@@ -97,22 +100,22 @@ def exit_codes(text: str) -> frozenset[int]:
     return codes
 
 
-def inherited() -> AbstractContextManager[object]:
-    """The deadline of the `abate exec` that runs this one, if there is one; it can only shorten ours."""
+def inherited_deadline() -> AbstractContextManager[object]:
+    """Return the deadline of an outer `abate exec`, if any; it can only shorten this one."""
     left = os.environ.get(DEADLINE, "")
     return deadline(int(left) / 1000) if left.isascii() and left.isdigit() and len(left) < 16 else nullcontext()
 
 
-def rule(only: frozenset[int] | None) -> Callable[[Exception], Ruling | None]:
-    """What the exit code of a failed attempt is worth; with `only`, these codes alone are retried.
+def exit_code_rule(only: frozenset[int] | None) -> Callable[[Exception], Ruling | None]:
+    """Return the rule for failed attempts; with `only`, only these codes are retried.
 
-    >>> from abate.cli.child import CommandFailed
-    >>> [rule(None)(CommandFailed.ended(code)) is not None for code in (1, 75, 64, 127, -9, -15)]
+    >>> from abate.cli.command_process import CommandFailed
+    >>> [exit_code_rule(None)(CommandFailed.ended(code)) is not None for code in (1, 75, 64, 127, -9, -15)]
     [True, True, False, False, True, False]
     """
-    from abate.cli.child import CommandFailed
+    from abate.cli.command_process import CommandFailed
 
-    def worth(error: Exception) -> Ruling | None:
+    def judge(error: Exception) -> Ruling | None:
         if not isinstance(error, CommandFailed):
             return None
         if error.shortage or error.code in OVERLOADED:
@@ -122,13 +125,13 @@ def rule(only: frozenset[int] | None) -> Callable[[Exception], Ruling | None]:
         retried = error.shortage or (error.code in only if only is not None else error.code not in FINAL)
         return ruling if retried else None
 
-    return worth
+    return judge
 
 
 class Job:
-    """One command and how it is run: by which policy, with what to read, until which signal."""
+    """A command, its policy, its stdin and its signals."""
 
-    def __init__(self, command: list[str], policy: Policy, stdin: Stdin, signals: Signals) -> None:
+    def __init__(self, command: list[str], policy: Policy, stdin: ReplayedStdin, signals: SignalClock) -> None:
         self.command = command
         self.policy = policy
         self.stdin = stdin
@@ -136,8 +139,8 @@ class Job:
         self.environment = {name: value for name, value in os.environ.items() if name != DEADLINE}
 
     def perform(self) -> int:
-        """Run the command, with retries; the exit code of it all."""
-        from abate.cli import child
+        """Run the command with retries, and return the exit code."""
+        from abate.cli import command_process
 
         try:
             for attempt in self.policy.attempts():
@@ -146,17 +149,17 @@ class Job:
                     told = {"ABATE_ATTEMPT": str(attempt.number)}
                     if left is not None:
                         told[DEADLINE] = str(int(left * 1000))
-                    child.run(
+                    command_process.run(
                         self.command, {**self.environment, **told}, self.signals, stdin=self.stdin.file(), timeout=left
                     )
-        except child.CommandFailed as failed:
+        except command_process.CommandFailed as failed:
             return failed.code
         except AttemptTimeout:
             return TIMED_OUT
         return 0
 
     def repeat(self, every: float, tell: Callable[[str], object]) -> None:
-        """Run the command at each beat that is this host's and this command's own, until a signal ends it."""
+        """Run the command at a fixed interval, at the offset of this host and command, until a signal ends it."""
         from socket import gethostname
         from time import localtime, strftime
 
@@ -165,12 +168,12 @@ class Job:
         tell(f"{name}: every {every:g} s, first at {strftime('%Y-%m-%d %H:%M:%S', localtime(first))}")
         for tick in ticks(every, key=key, clock=self.signals):
             if tick.missed:
-                tell(f"{name}: beats left out, as the last run took longer: {tick.missed}")
+                tell(f"{name}: {tick.missed} runs skipped, as the last one took too long")
             self.perform()
 
 
-class Lines:
-    """A sink that says on stderr what becomes of the attempts."""
+class StderrSink:
+    """A sink that prints failed attempts, give-ups and recoveries to stderr."""
 
     def __init__(self, tell: Callable[[str], object], attempts: int) -> None:
         self.tell = tell
@@ -189,15 +192,14 @@ class Lines:
             case events.Recovered(name, attempts, waited):
                 self.tell(f"{name}: succeeded on attempt {attempts} after {waited:.3g} s of waiting")
             case _:
-                pass  # what else there is to say is in the lines above
+                pass  # the lines above cover the rest
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command until it succeeds or is given up on."""
+    """Run the command until it succeeds, or retries end."""
     if os.name != "posix":
         return _failed("exec needs a system with POSIX signals")
-    from abate.cli.child import NOT_FOUND, Ended, Signals
-    from abate.cli.stdin import Stdin
+    from abate.cli.command_process import NOT_FOUND, SignalClock, StoppedBySignal
     from abate.cli.terminal import say
 
     def tell(line: str) -> None:
@@ -206,62 +208,77 @@ def run(options: argparse.Namespace) -> int:
 
     command: list[str] = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        options.refuse("what is to be run? Write it behind --")
+        options.refuse("no command: write it after --")
     if options.every is not None and shutil.which(command[0]) is None:
-        return _failed(f"{command[0]}: no such command", NOT_FOUND)  # not only when the first beat comes
+        return _failed(f"{command[0]}: no such command", NOT_FOUND)  # now, not at the first run
     budget = _budget(options, tell)
     try:
-        with Signals() as signals:
+        with SignalClock() as signals:
             policy = _policy(options, command, budget, signals)
-            sink = events.install(Lines(tell, policy.max_attempts))
-            try:
-                repeated = policy.max_attempts > 1 or options.every is not None
-                with Stdin(signals, repeated, policy.timeout) as stdin:
-                    job = Job(command, policy, stdin, signals)
-                    if options.every is not None:
-                        job.repeat(options.every, tell)
-                    with inherited():
-                        return job.perform()
-            finally:
-                events.remove(sink)
-                if budget is not None:
-                    budget.close()
-    except Ended as ended:
+            return _run_job(options, command, policy, signals, tell)
+    except StoppedBySignal as ended:
         return 0 if options.every is not None else ended.code
     except AttemptTimeout:
         return _failed("stdin did not end within the timeout", TIMED_OUT)
     except (AbateError, OSError) as error:
         return _failed(error)
+    finally:
+        if budget is not None:
+            budget.close()
+
+
+def _run_job(
+    options: argparse.Namespace,
+    command: list[str],
+    policy: Policy,
+    signals: SignalClock,
+    tell: Callable[[str], object],
+) -> int:
+    from abate.cli.replayed_stdin import ReplayedStdin
+
+    sink = events.install(StderrSink(tell, policy.max_attempts))
+    try:
+        repeated = policy.max_attempts > 1 or options.every is not None
+        with ReplayedStdin(signals, repeated, policy.timeout) as stdin:
+            job = Job(command, policy, stdin, signals)
+            if options.every is not None:
+                job.repeat(options.every, tell)
+            with inherited_deadline():
+                return job.perform()
+    finally:
+        events.remove(sink)
 
 
 def _budget(options: argparse.Namespace, tell: Callable[[str], object]) -> SharedBudget | None:
-    """The budget that the options name; what cannot be is a wrong use."""
+    """Return the budget of the options; refuse invalid ones."""
     if options.budget is None:
         if (options.ratio, options.reserve, options.store) != (None, None, None):
-            options.refuse("--ratio, --reserve and --store are a budget's: name it with --budget")
+            options.refuse("--ratio, --reserve and --store need --budget")
         return None
-    from abate.cli.budget import RATIO, RESERVE, SharedBudget
-    from abate.stores.input import LONGEST_KEY, text
+    from abate.cli.shared_budget import RATIO, RESERVE, SharedBudget
+    from abate.stores.validation import MAX_KEY_BYTES, checked_text
 
     ratio = RATIO if options.ratio is None else options.ratio
     reserve = RESERVE if options.reserve is None else options.reserve
     try:
-        name = text("--budget", options.budget, LONGEST_KEY, empty=False)
+        name = checked_text("--budget", options.budget, MAX_KEY_BYTES, empty=False)
         return SharedBudget(name, options.store, ratio, reserve, tell)
     except ValueError as error:
         options.refuse(str(error))
         raise
 
 
-def _policy(options: argparse.Namespace, command: list[str], budget: SharedBudget | None, signals: Signals) -> Policy:
-    """The policy that the options describe; what cannot be is a wrong use."""
+def _policy(
+    options: argparse.Namespace, command: list[str], budget: SharedBudget | None, signals: SignalClock
+) -> Policy:
+    """Return the policy of the options; refuse invalid ones."""
     try:
         if options.every is not None:
             number("--every", options.every, above=0)
         return Policy(
-            on=rule(options.on),
+            on=exit_code_rule(options.on),
             name=options.name or os.path.basename(command[0]),
-            attempts=options.attempts,
+            max_attempts=options.max_attempts,
             timeout=options.timeout,
             attempt_timeout=options.attempt_timeout,
             backoff=Backoff(options.base, options.cap),

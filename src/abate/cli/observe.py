@@ -1,4 +1,4 @@
-"""``abate observe``: the alerting rules and the dashboard that go with abate's metrics.
+"""``abate observe``: print alerting rules and a dashboard for abate's metrics.
 
 abate observe rules > /etc/prometheus/rules/abate.yml
 """
@@ -23,7 +23,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a file as it is shipped."""
+    """Print a shipped file."""
     name, _ = FILES[options.word]
     print((files("abate.observe") / "files" / name).read_text("utf-8"), end="")
     return 0

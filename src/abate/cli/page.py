@@ -1,10 +1,10 @@
-"""``abate page``: the live page beside a program of yours.
+"""``abate page``: run a program, and serve abate's live page of it.
 
-The program runs in this process, where its policies and queues are to be seen. A controller or consumer is run, and
+The program runs in this process, where the page can see its policies and queues. A controller or consumer is run, and
 the page ends with it; a function is called, or a module imported, and the page stays until SIGINT or SIGTERM.
 
-One signal ends both, though the program may take it: by a controller that it runs, or as a ``KeyboardInterrupt`` that
-it catches. Only what comes to a handler of the program's own can't be seen from here: then the page ends at the next.
+One signal ends both, even if the program handles it: by a controller that it runs, or by catching KeyboardInterrupt. A
+signal to a handler that the program has installed is not seen here: then the next one ends the page.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from functools import partial
 from inspect import iscoroutinefunction, ismodule
 from typing import Any
 
-from abate.cli.listening import TOKEN, page_token, serving_page
-from abate.cli.target import imported
+from abate.cli.import_target import import_target
+from abate.cli.listen_options import TOKEN, page_token, serving_page
 from abate.cli.terminal import say
 from abate.errors import AbateError
 from abate.redact import trace
@@ -31,7 +31,7 @@ FAILED, REFUSED = 1, 2
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("page", help="show what a program does, live, in the browser")
+    parser = commands.add_parser("page", help="show a program's calls and queues live in the browser")
     add = parser.add_argument
     add(
         "target",
@@ -40,7 +40,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     add("--host", default="127.0.0.1", help="where to listen (127.0.0.1); anything else needs a token")
     add("--port", type=int, default=8321, help="the port (8321); 0 for any that is free")
-    add("--token", help=f"who may read; better given as {TOKEN}, as others on this machine see command lines (ps)")
+    add("--token", help=f"the token to read the page; better set {TOKEN}, as other users can see command lines")
     parser.set_defaults(run=run)
 
 
@@ -56,18 +56,18 @@ def run(options: argparse.Namespace) -> int:
         except (ValueError, OSError) as error:
             say(f"no page: {error}")
             return REFUSED
-        say(f"the page is on {where}" if token is None else f"the page, which asks for its token, is on {where}")
-        end = stack.enter_context(_End())
+        say(f"the page is on {where}" if token is None else f"the page (needs the token) is on {where}")
+        end = stack.enter_context(_Interruption())
         try:
             return _run(options.target, end)
         except KeyboardInterrupt:
             return 0
 
 
-def _run(target: str, end: _End) -> int:
-    """Run the program; where it is no service, wait for somebody to end the page."""
+def _run(target: str, end: _Interruption) -> int:
+    """Run the program; unless it is a service, wait for a signal afterwards."""
     try:
-        program = imported(target)
+        program = import_target(target)
         if not (ismodule(program) or callable(program)):
             kind = type(program).__name__
             raise AbateError(f"{target} is a {kind}: expected a controller, a consumer or a function")
@@ -95,10 +95,10 @@ def _run(target: str, end: _End) -> int:
     return 0
 
 
-class _End:
-    """Interrupts the program at SIGTERM or SIGINT, and knows afterwards whether one came."""
+class _Interruption:
+    """Interrupts the program at SIGTERM or SIGINT, and records whether one came."""
 
-    def __enter__(self) -> _End:
+    def __enter__(self) -> _Interruption:
         self._came, self._taken = False, Signals.taken
         self._before = {number: signal.signal(number, self._interrupt) for number in Signals.SIGNALS}
         return self
@@ -108,17 +108,17 @@ class _End:
             signal.signal(number, handler)
 
     def leave_to_trio(self) -> None:
-        """Trio ends in order at SIGINT where Python's own handler is; interrupted by another, it breaks."""
+        """Restore Python's SIGINT handler for trio, which needs it to end cleanly."""
         if "trio" in sys.modules and signal.getsignal(signal.SIGINT) == self._interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     @property
     def asked(self) -> bool:
-        """Has somebody asked for the end, of this or of a service that the program ran?"""
+        """Whether a signal has ended this command, or a service that the program ran."""
         return self._came or Signals.taken > self._taken
 
     def come_after_handlers(self) -> None:
-        """Interrupt again, where the program has left handlers of its own; these are called first."""
+        """Interrupt again, after the handlers that the program has installed."""
         for number in Signals.SIGNALS:
             signal.signal(number, partial(self._interrupt_after, signal.getsignal(number)))
 

@@ -1,6 +1,6 @@
-"""``abate queue``: shows what waits in a store and what has died there, and redrives or purges dead letters.
+"""``abate queue``: list the queues and the dead letters of a store; redrive or purge dead letters.
 
-A store that isn't there is not made. What a peer has sent, such as keys and reasons, is escaped.
+A missing store is not created. Keys and reasons, which other machines have sent, are escaped.
 """
 
 from __future__ import annotations
@@ -11,60 +11,60 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from abate.cli.store import HELP, store_url
+from abate.cli.store_url import HELP, store_url
 from abate.clock import current
 from abate.errors import AbateError
 
 if TYPE_CHECKING:
     from abate.stores import DeadLetter, Depth, Queue, Store
 
-LOOK = 0.25
-"""Seconds between two looks at a queue that is to be empty."""
+POLL = 0.25
+"""Seconds between two reads of the depth while a queue drains."""
 STILL_BUSY, REFUSED = 1, 2
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("queue", help="look into the queues of a store, redrive and purge dead letters")
-    deeds = parser.add_subparsers(metavar="COMMAND", required=True)
+    parser = commands.add_parser("queue", help="list the queues of a store; redrive and purge dead letters")
+    subcommands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    ls = _deed(deeds, "ls", "the queues and what waits in them", list_queues)
-    ls.add_argument("--json", action="store_true", help="for machines")
+    ls = _add_command(subcommands, "ls", "list the queues and their depths", list_queues)
+    ls.add_argument("--json", action="store_true", help="print JSON")
 
-    dead = _deed(deeds, "dead", "the dead letters, those that died last first", list_dead)
+    dead = _add_command(subcommands, "dead", "list the dead letters, newest first", list_dead)
     dead.add_argument("queue", nargs="?", metavar="QUEUE", help="of this queue only")
-    dead.add_argument("--limit", type=int, default=20, metavar="N", help="so many of a queue at most (20)")
-    dead.add_argument("--trace", action="store_true", help="show where each happened")
-    dead.add_argument("--json", action="store_true", help="for machines, with bodies and traces")
+    dead.add_argument("--limit", type=int, default=20, metavar="N", help="at most N of each queue (20)")
+    dead.add_argument("--trace", action="store_true", help="show tracebacks")
+    dead.add_argument("--json", action="store_true", help="print JSON, with bodies and tracebacks")
 
     for name, text, function in (
-        ("redrive", "let dead letters be worked on again", redrive_dead),
-        ("purge", "delete dead letters for good", purge_dead),
+        ("redrive", "make dead letters ready again", redrive_dead),
+        ("purge", "delete dead letters", purge_dead),
     ):
-        deed = _deed(deeds, name, text, function)
-        deed.add_argument("queue", metavar="QUEUE")
-        deed.add_argument("keys", nargs="*", metavar="KEY", help="these")
-        deed.add_argument("--all", action="store_true", help="all of the queue")
+        command = _add_command(subcommands, name, text, function)
+        command.add_argument("queue", metavar="QUEUE")
+        command.add_argument("keys", nargs="*", metavar="KEY", help="the keys")
+        command.add_argument("--all", action="store_true", help="all of the queue")
 
-    drain = _deed(deeds, "drain", "wait until a queue is empty; exit code 1 at the timeout", drain_queue)
+    drain = _add_command(subcommands, "drain", "wait until a queue is empty; exit code 1 at the timeout", drain_queue)
     drain.add_argument("queue", metavar="QUEUE")
-    drain.add_argument("--timeout", type=float, metavar="SECONDS", help="how long at most")
+    drain.add_argument("--timeout", type=float, metavar="SECONDS", help="wait at most this long")
 
 
-def _deed(deeds: Any, name: str, text: str, function: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = deeds.add_parser(name, help=text, description=text)
+def _add_command(subcommands: Any, name: str, text: str, function: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subcommands.add_parser(name, help=text, description=text)
     parser.add_argument("url", metavar="URL", help=f"of the store, {HELP}")
-    parser.set_defaults(run=run, deed=function, refuse=parser.error)
+    parser.set_defaults(run=run, handler=function, refuse=parser.error)
     return parser
 
 
 def run(options: argparse.Namespace) -> int:
-    """Open the store, and do what is asked; an error is one line."""
+    """Open the store, and run the subcommand; an error is one line."""
     from abate.cli.terminal import say
 
     try:
-        with opened(options.url) as store:
-            code: int = options.deed(store, options)
+        with open_existing(options.url) as store:
+            code: int = options.handler(store, options)
             return code
     except BrokenPipeError:
         raise
@@ -73,10 +73,10 @@ def run(options: argparse.Namespace) -> int:
         return REFUSED
 
 
-def opened(url: str) -> Store:
-    """The store of a URL, if it is there.
+def open_existing(url: str) -> Store:
+    """Open the store of a URL, if it exists.
 
-    >>> opened("sqlite:///no/such/file.db")
+    >>> open_existing("sqlite:///no/such/file.db")
     Traceback (most recent call last):
     abate.errors.AbateError: there is no store no/such/file.db
     """
@@ -88,7 +88,7 @@ def opened(url: str) -> Store:
     url = store_url(url)
     scheme, _, rest = url.partition(":")
     if scheme == "memory":
-        raise AbateError("a store of memory: can't be seen from another process")
+        raise AbateError("a memory: store can't be seen from another process")
     path = unquote(rest.partition("?")[0][3:])
     if scheme == "sqlite" and path and rest.startswith("///") and not os.path.exists(path):
         raise AbateError(f"there is no store {path}")
@@ -119,7 +119,7 @@ def list_queues(store: Store, options: argparse.Namespace) -> int:
 
 def list_dead(store: Store, options: argparse.Namespace) -> int:
     """Print the dead letters of one queue or of all."""
-    names = sorted(store.queues()) if options.queue is None else [_known(store, options.queue).name]
+    names = sorted(store.queues()) if options.queue is None else [_existing_queue(store, options.queue).name]
     letters = [(name, letter) for name in names for letter in _dead(store, name, options.limit)]
     if options.json:
         print(json.dumps([{"queue": name, **_fields(letter)} for name, letter in letters], indent=2))
@@ -131,7 +131,7 @@ def list_dead(store: Store, options: argparse.Namespace) -> int:
 
 
 def _dead(store: Store, name: str, limit: int) -> list[DeadLetter]:
-    """The dead letters of a queue; of what is no queue's name, and another program wrote, none."""
+    """Return the dead letters of a queue; none if its name is not valid, as another program wrote it."""
     from abate.cli.terminal import say
 
     try:
@@ -143,7 +143,7 @@ def _dead(store: Store, name: str, limit: int) -> list[DeadLetter]:
 
 
 def _when(died: float) -> str:
-    """An instant for people; a dash for what is none.
+    """Format an instant; a dash if it is not valid.
 
     >>> _when(1e300)
     '-'
@@ -157,7 +157,7 @@ def _when(died: float) -> str:
 
 
 def _print_letters(letters: list[tuple[str, DeadLetter]], traces: bool) -> None:
-    from abate.cli.terminal import plain, table
+    from abate.cli.terminal import escape, table
 
     rows = [
         [
@@ -176,33 +176,33 @@ def _print_letters(letters: list[tuple[str, DeadLetter]], traces: bool) -> None:
         print(line)
         if traces:
             for text in letter.trace.splitlines():
-                print("    " + plain(text))
+                print("    " + escape(text))
 
 
 def redrive_dead(store: Store, options: argparse.Namespace) -> int:
-    """Let dead letters be ready again."""
+    """Make dead letters ready again."""
     keys = _keys(options)
-    return _told("redriven to", _known(store, options.queue).redrive(keys), keys, options)
+    return _report_count("redriven to", _existing_queue(store, options.queue).redrive(keys), keys, options)
 
 
 def purge_dead(store: Store, options: argparse.Namespace) -> int:
     """Delete dead letters."""
     keys = _keys(options)
-    return _told("purged from", _known(store, options.queue).purge(keys), keys, options)
+    return _report_count("purged from", _existing_queue(store, options.queue).purge(keys), keys, options)
 
 
 def _keys(options: argparse.Namespace) -> list[str] | None:
-    """The keys that were named, each once; None for all."""
+    """Return the given keys, each once; None for all."""
     if bool(options.keys) == options.all:
         options.refuse("name the keys, or give --all")
     return None if options.all else list(dict.fromkeys(options.keys))
 
 
-def _told(what: str, many: int, keys: list[str] | None, options: argparse.Namespace) -> int:
-    """Print how many there were; of keys that were named, say how many were not."""
-    from abate.cli.terminal import plain, say
+def _report_count(what: str, many: int, keys: list[str] | None, options: argparse.Namespace) -> int:
+    """Print the count, and how many of the given keys are not dead letters."""
+    from abate.cli.terminal import escape, say
 
-    print(f"{what} {plain(options.queue)}: {many}")
+    print(f"{what} {escape(options.queue)}: {many}")
     if keys is not None and many < len(keys):
         say(f"not among the dead letters: {len(keys) - many} of the {len(keys)} keys")
         return 1
@@ -211,16 +211,16 @@ def _told(what: str, many: int, keys: list[str] | None, options: argparse.Namesp
 
 def drain_queue(store: Store, options: argparse.Namespace) -> int:
     """Wait until nothing is ready, delayed or leased."""
-    from abate.cli.terminal import StatusLine, plain, say
+    from abate.cli.terminal import StatusLine, escape, say
     from abate.errors import number
 
-    clock, queue = current(), _known(store, options.queue)
+    clock, queue = current(), _existing_queue(store, options.queue)
     end = None if options.timeout is None else clock.now() + number("--timeout", options.timeout, least=0)
     status = StatusLine(sys.stderr) if sys.stderr.isatty() else None
     try:
         while (depth := queue.depth()).waiting + depth.leased:
             text = f"{options.queue}: {depth.ready} ready, {depth.delayed} delayed, {depth.leased} leased"
-            left = LOOK if end is None else end - clock.now()
+            left = POLL if end is None else end - clock.now()
             if left <= 0:
                 if status is not None:
                     status.clear()
@@ -228,16 +228,16 @@ def drain_queue(store: Store, options: argparse.Namespace) -> int:
                 return STILL_BUSY
             if status is not None:
                 status.draw(text)
-            clock.sleep(min(LOOK, left))
+            clock.sleep(min(POLL, left))
     finally:
         if status is not None:
             status.clear()
-    print(f"{plain(options.queue)} is empty; dead letters: {depth.dead}")
+    print(f"{escape(options.queue)} is empty; dead letters: {depth.dead}")
     return 0
 
 
-def _known(store: Store, name: str) -> Queue:
-    """The queue of that name, if there is one."""
+def _existing_queue(store: Store, name: str) -> Queue:
+    """Return the queue of this name, if it exists."""
     names = sorted(store.queues())
     if name not in names:
         listed = f"there are {', '.join(names)}" if names else "there are none"

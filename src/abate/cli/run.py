@@ -1,7 +1,7 @@
-"""``abate run``: a controller or a consumer as a process of its own.
+"""``abate run``: run a controller or a consumer as a process.
 
-It works until SIGTERM or SIGINT: then what is in hand is finished within the grace, and a second signal breaks it
-off. On a terminal one line shows how it goes; elsewhere the log says so at the start, each minute, and at the end.
+It runs until SIGTERM or SIGINT: then it finishes what is in flight within the grace period; a second signal aborts it.
+On a terminal a status line shows the progress; elsewhere the log has it at the start, each minute, and at the end.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from contextlib import AsyncExitStack
 from typing import Any, cast
 
 from abate import observe
-from abate.cli.health import HealthServer
-from abate.cli.listening import TOKEN, listen_address, serving_page
-from abate.cli.store import HELP, store_url
-from abate.cli.target import imported
+from abate.cli.health_server import HealthServer
+from abate.cli.import_target import import_target
+from abate.cli.listen_options import TOKEN, listen_address, serving_page
+from abate.cli.store_url import HELP, store_url
 from abate.cli.terminal import REDRAW, StatusLine, say, seconds
 from abate.errors import AbateError
 from abate.logs import Log
 from abate.redact import quoted, redacted
 from abate.work.controller import Controller
-from abate.work.crew import Crew
-from abate.work.service import Service, Signals, run_to_end
+from abate.work.service import Service, Signals, run_bounded
+from abate.work.thread_pool import DaemonThreadPool
 
-REFUSED, BROKEN_OFF = 2, 128
+REFUSED, SIGNALLED = 2, 128
 EVERY = 60.0
-"""Seconds between two lines of the log that say how it goes."""
+"""Seconds between two progress lines of the log."""
 COUNT = 1.0
-"""Seconds between two looks at how much waits, on a terminal."""
+"""Seconds between two reads of the queue depth, on a terminal."""
 DONE = ("done", "again", "silent")
 FAILED = ("retry", "slow", "buried")
 log = Log("abate.run")
@@ -42,56 +42,54 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the subcommand."""
     parser = commands.add_parser("run", help="run a controller or consumer until SIGTERM or SIGINT")
     add = parser.add_argument
-    add("target", metavar="MODULE:NAME", help="what @abate.controller or @abate.consumer has made")
+    add("target", metavar="MODULE:NAME", help="a controller or consumer")
     add("--store", metavar="URL", help=f"the store that holds its queue, {HELP}")
     add("--queue", metavar="NAME", help="the queue in that store (the name of what is run)")
-    add("--lease", type=float, metavar="SECONDS", help="for which a message of that store is a worker's (30)")
-    add("--workers", type=int, metavar="N", help="how many work at once")
-    add("--grace", type=float, metavar="SECONDS", help="to finish what is in hand after a signal")
-    add("--drain", action="store_true", help="end when nothing is left to do")
+    add("--lease", type=float, metavar="SECONDS", help="the lease of messages (30)")
+    add("--workers", type=int, metavar="N", help="messages at once")
+    add("--grace", type=float, metavar="SECONDS", help="to finish what is in flight after a signal")
+    add("--drain", action="store_true", help="end when the queue is empty")
     where: dict[str, Any] = {"type": listen_address, "metavar": "[ADDRESS:]PORT"}
-    add("--page", **where, help=f"serve the live page there (127.0.0.1); with {TOKEN}, to those who have it")
-    add("--health", **where, help="serve /healthz and /readyz there (127.0.0.1); :PORT for probes from elsewhere")
+    add("--page", **where, help=f"serve the live page there (127.0.0.1); {TOKEN} sets its token")
+    add("--health", **where, help="serve /healthz and /readyz there (127.0.0.1); :PORT for probes from other machines")
     parser.set_defaults(run=run, refuse=parser.error)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Find it, and run it until it ends."""
+    """Load the service, and run it until it ends."""
     if options.store is None and (options.queue is not None or options.lease is not None):
-        options.refuse("--queue and --lease are of a store: give --store")
+        options.refuse("--queue and --lease need --store")
     if options.lease is not None and not options.lease > 0:
         options.refuse(f"--lease must be a number above 0, not {options.lease:g}")
     try:
-        service = found(options.target)
+        service = load_service(options.target)
     except AbateError as error:
         say(str(error))
         return REFUSED
     try:
-        return run_to_end(Run(service, options).serve(), service.left)
+        return run_bounded(ServiceRunner(service, options).serve(), service.seconds_left)
     except (AbateError, OSError, TypeError, ValueError, ImportError) as error:
         say(str(error))
         return REFUSED
 
 
-def found(target: str) -> Service[..., Any]:
-    """The controller or consumer that a target names; modules of the current directory come first.
+def load_service(target: str) -> Service[..., Any]:
+    """Return the controller or consumer that a target names; modules of the current directory come first.
 
-    >>> found("abate.errors:number")
+    >>> load_service("abate.errors:number")
     Traceback (most recent call last):
-    abate.errors.AbateError: abate.errors:number is a function: expected what @abate.controller or @abate.consumer makes
+    abate.errors.AbateError: abate.errors:number is a function: expected a controller or consumer
     """
     if not target.partition(":")[2]:
         raise AbateError(f"expected a module and a name in it, such as app:reconcile, not {target!r}")
-    thing = imported(target)
+    thing = import_target(target)
     if not isinstance(thing, Service):
-        raise AbateError(
-            f"{target} is a {type(thing).__name__}: expected what @abate.controller or @abate.consumer makes"
-        )
+        raise AbateError(f"{target} is a {type(thing).__name__}: expected a controller or consumer")
     return thing
 
 
 def summary(tally: Mapping[str, int]) -> str:
-    """Return what a run has done, in words. A lease that was lost is no message that was lost.
+    """Return the counts of a run in words. A lost lease is not a lost message.
 
     >>> summary({"done": 302, "lost": 2})
     '302 done, 2 leases lost (the messages come again)'
@@ -105,8 +103,8 @@ def _counted(ending: str, count: int) -> str:
     return "1 lease lost (the message comes again)" if count == 1 else f"{count} leases lost (the messages come again)"
 
 
-class Chosen:
-    """A store in which the queue of a service may be another one than that of its name, with another lease."""
+class QueueOverride:
+    """A store whose queue for a service has the name and the lease of the options."""
 
     def __init__(self, store: Any, service: str, name: str | None, lease: float | None) -> None:
         self._store = store
@@ -116,27 +114,27 @@ class Chosen:
         self.chosen: Any = None
 
     def queue(self, name: str, **terms: Any) -> Any:
-        """The queue of the service's work, which it asks for first; after that others, such as its leader's."""
+        """Return the service's queue, which it opens first; then others, such as that of its leader lease."""
         if name != self._service or self.chosen is not None:
             return self._store.queue(name, **terms)
         self.chosen = self._store.queue(self._name, **terms, **self._own)
         return self.chosen
 
 
-class Run:
-    """One run of a service: its store, its signals, and what is shown of it."""
+class ServiceRunner:
+    """Runs a service: its store, its signals, its status line."""
 
     def __init__(self, service: Service[..., Any], options: argparse.Namespace) -> None:
         self.service = service
         self.options = options
-        self.source: Chosen | None = None
+        self.source: QueueOverride | None = None
         self.status = StatusLine(sys.stderr) if sys.stderr.isatty() else None
-        self._crew = Crew(1)  # not asyncio's threads, for which Python waits at its end
+        self._threads = DaemonThreadPool(1)  # not asyncio's threads, which Python joins at exit
         self.waiting: int | None = None
         self.age: float | None = None
 
     async def serve(self) -> int:
-        """Run until the end; the exit code."""
+        """Run until the end, and return the exit code."""
         options, service = self.options, self.service
         async with AsyncExitStack() as stack:
             self._open_logs(stack)
@@ -144,7 +142,7 @@ class Run:
                 from abate.stores import open_store
 
                 store = stack.enter_context(open_store(store_url(options.store)))
-                self.source = Chosen(store, service.name, options.queue, options.lease)
+                self.source = QueueOverride(store, service.name, options.queue, options.lease)
             if options.page is not None:
                 log.info("%s: page on %s", service.name, stack.enter_context(serving_page(*options.page)))
             if options.health is not None:
@@ -161,25 +159,25 @@ class Run:
             try:
                 tally = await running
             except asyncio.CancelledError:
-                log.warning("%s: broken off", service.name)
-                return BROKEN_OFF + (signals.last or signal.SIGINT)
+                log.warning("%s: aborted", service.name)
+                return SIGNALLED + (signals.last or signal.SIGINT)
             finally:
                 if self.status is not None:
                     self.status.clear()
             self._tell(f"{service.name}: ended: {summary(tally)}")
             return 0
 
-    # -- what is shown
+    # -- output
 
     def _open_logs(self, stack: AsyncExitStack) -> None:
-        """Have logs on stderr, unless the module has its own; beside a status line only what is a warning."""
+        """Log to stderr, unless logging is configured; with a status line, warnings only."""
         handler = _Handler(self.status)
-        handler.setFormatter(_Plain("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.basicConfig(handlers=[handler], level=logging.INFO if self.status is None else logging.WARNING)
         stack.callback(observe.remove, observe.install(observe.LoggingSink()))
 
     async def _show(self) -> None:
-        """Say how it goes, again and again."""
+        """Show the progress, repeatedly."""
         if self.status is None:
             log.info("%s: started", self.service.name)
             while True:
@@ -193,7 +191,7 @@ class Run:
                 await asyncio.sleep(REDRAW)
 
     def _tell(self, text: str) -> None:
-        """The last word: in the log, or under what was a status line."""
+        """Print the last line: to the log, or below the status line."""
         if self.status is None:
             log.info("%s", text)
         else:
@@ -204,7 +202,7 @@ class Run:
         parts = [
             f"{_sum(health.tally, DONE)} done",
             f"{_sum(health.tally, FAILED)} failed",
-            f"{health.in_hand} in hand",
+            f"{health.in_hand} in flight",
         ]
         if self.waiting is not None:
             parts.append(f"{self.waiting} waiting")
@@ -222,21 +220,21 @@ class Run:
         return f"{self.service.name}: {', '.join(parts)}"
 
     async def _count(self) -> None:
-        """See how much waits; where the store doesn't say, neither do we."""
+        """Read the depth of the queue; unknown if the store fails."""
         queue: Any = self.source.chosen if self.source is not None else getattr(self.service, "source", None)
         try:
             if hasattr(queue, "depth"):
-                depth = await self._crew.run(queue.depth)
+                depth = await self._threads.run(queue.depth)
                 self.waiting, self.age = depth.waiting, depth.age
             elif isinstance(self.service, Controller):
                 stored = self.service.store is not None
-                self.waiting = await self._crew.run(self.service.waiting) if stored else self.service.waiting()
+                self.waiting = await self._threads.run(self.service.waiting) if stored else self.service.waiting()
         except AbateError:
             self.waiting = self.age = None
 
 
 class _Handler(logging.StreamHandler[Any]):
-    """Writes to stderr, in place of the status line, which is drawn again below."""
+    """Writes to stderr, after removing the status line, which is drawn again later."""
 
     def __init__(self, status: StatusLine | None) -> None:
         super().__init__(sys.stderr)
@@ -248,10 +246,10 @@ class _Handler(logging.StreamHandler[Any]):
         super().emit(record)
 
 
-class _Plain(logging.Formatter):
-    """Lets nothing through that is not text, or is a secret: what is logged may be a peer's words.
+class RedactingFormatter(logging.Formatter):
+    """Redacts secrets and escapes control characters: a message may contain text of another machine.
 
-    Whatever is logged begins in the first column, and nothing else does.
+    Only the first line of a record begins in the first column.
     """
 
     def format(self, record: logging.LogRecord) -> str:

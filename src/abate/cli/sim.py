@@ -1,8 +1,8 @@
-"""``abate sim``: what a policy does to a struggling server, before an outage shows it.
+"""``abate sim``: simulate what a policy does to a failing server.
 
-* What is wrong with the input, or with where the output goes, is said before anything is run.
-* Ctrl-C ends with what has been computed so far, and says that it is not complete.
-* Exit codes: 0, or 1 where something that was asserted does not hold; 2 for wrong input; 130 after Ctrl-C.
+* Errors in the input and in output paths are reported before anything is run.
+* Ctrl-C prints what has been computed so far, and that it is not complete.
+* Exit codes: 1 if an assertion does not hold, 2 for wrong input, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
     from abate.sim.scenario import Scenario
     from abate.sim.study import Study
 
-BROKEN, REFUSED, BROKEN_OFF = 1, 2, 130
+ASSERTION_FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 NO_OPTION = "\0"
-"""No word begins like this: all words behind ``sim`` are read here, as the first one decides what may follow."""
+"""No argument begins like this: arguments after ``sim`` are parsed here, as the first decides which are valid."""
 SENTENCE = re.compile(r"(?<=[.!?])\s")
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
-        "sim", help="see what a policy does to a struggling server", prefix_chars=NO_OPTION, add_help=False
+        "sim", help="simulate what a policy does to a failing server", prefix_chars=NO_OPTION, add_help=False
     )
     parser.add_argument("words", nargs="*")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Read the words, and do what they ask; an error is one line."""
+    """Run a subcommand, or a scenario; an error is one line."""
     from abate.cli.terminal import say
 
     words: list[str] = options.words
-    deed = words[0] if words and words[0] in PARSERS else ""
-    parser = PARSERS[deed]()
+    command = words[0] if words and words[0] in PARSERS else ""
+    parser = PARSERS[command]()
     if not words:
         parser.print_help()
         return 0
-    chosen = parser.parse_args(words[1:] if deed else words)
+    chosen = parser.parse_args(words[1:] if command else words)
     try:
-        code: int = chosen.deed(chosen)
+        code: int = chosen.handler(chosen)
         return code
     except BrokenPipeError:
         raise
@@ -57,21 +57,21 @@ def run(options: argparse.Namespace) -> int:
         return REFUSED
 
 
-# -- the words
+# -- arguments
 
 
 def _list_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="abate sim list", description="The scenarios that ship.")
-    parser.set_defaults(deed=list_scenarios)
+    parser = argparse.ArgumentParser(prog="abate sim list", description="List the scenarios that ship.")
+    parser.set_defaults(handler=list_scenarios)
     return parser
 
 
 def _show_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="abate sim show", description="Print a scenario that ships, to start one's own from."
+        prog="abate sim show", description="Print a scenario that ships, to start your own from."
     )
     parser.add_argument("name", metavar="NAME")
-    parser.set_defaults(deed=show_scenario)
+    parser.set_defaults(handler=show_scenario)
     return parser
 
 
@@ -79,20 +79,21 @@ def _run_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="abate sim",
         usage="abate sim SCENARIO [options] | list | show NAME | tune SCENARIO [options]",
-        description="Run a scenario many times in virtual time. Exit codes: 1 where an assertion does not hold,"
+        description="Run a scenario many times in virtual time. Exit codes: 1 if an assertion does not hold,"
         " 2 for wrong input, 130 after Ctrl-C.",
     )
     add_scenario(parser, nargs="?")
     add = parser.add_argument
-    add("--compare", nargs="+", default=[], metavar="SCENARIO", help="these side by side, with their differences")
+    add("--compare", nargs="+", default=[], metavar="SCENARIO", help="compare these scenarios, with their differences")
     add("--engine", metavar="NAME", help="exact, coroutine or fleet (what the scenario says, or exact)")
-    add("--policy", action="append", default=[], metavar="FILE:NAME", help="a policy of your own, as one more variant")
-    add("--measures", type=_names, metavar="A,B", help="the columns (those that say something)")
+    add("--policy", action="append", default=[], metavar="FILE:NAME", help="your own policy, as one more variant")
+    add("--measures", type=_names, metavar="A,B", help="the columns (those that apply)")
     add("--picture", metavar="FILE", help="write the pictures, as .png or .svg")
-    add("--map", action="store_true", help="in report and picture a recovery map, however long it takes")
-    add("--live", action="store_true", help="also run it on real sockets, and print both")
-    add_output(parser)
-    parser.set_defaults(deed=run_scenarios, refuse=parser.error)
+    add("--map", action="store_true", help="add a recovery map to report and picture, however long it takes")
+    add("--jobs", type=int, metavar="N", help="processes (one per core)")
+    add("--json", action="store_true", help="print JSON")
+    add("--report", metavar="FILE", help="write one HTML page with the pictures")
+    parser.set_defaults(handler=run_scenarios, refuse=parser.error)
     return parser
 
 
@@ -103,25 +104,17 @@ def _tune_parser() -> argparse.ArgumentParser:
 
 
 PARSERS = {"": _run_parser, "list": _list_parser, "show": _show_parser, "tune": _tune_parser}
-"""By the first word; any other is a scenario."""
+"""By the first argument; any other is a scenario."""
 
 
 def add_scenario(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
-    """Which scenario, and what is changed in it."""
+    """Add the scenario and the options that change it."""
     add = parser.add_argument
     add("scenario", nargs=nargs, metavar="SCENARIO", help="a file, or the name of one that ships")
-    add("--clients", type=int, metavar="N", help="so many clients, or controllers")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key, as in policy.attempts=6")
+    add("--clients", type=int, metavar="N", help="the number of clients or controllers")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key, as in policy.max_attempts=6")
     add("--seeds", type=int, metavar="N", help="runs of each case")
-    add("--code", action="append", default=[], metavar="MODULE", help="let the files name what is in this module")
-
-
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Where it goes, and how much of the machine it takes."""
-    add = parser.add_argument
-    add("--jobs", type=int, metavar="N", help="processes (one per core)")
-    add("--json", action="store_true", help="for machines")
-    add("--report", metavar="FILE", help="write one HTML page with the pictures")
+    add("--code", action="append", default=[], metavar="MODULE", help="allow files to name objects of this module")
 
 
 def _names(text: str) -> list[str]:
@@ -132,17 +125,17 @@ def _names(text: str) -> list[str]:
 
 
 def list_scenarios(options: argparse.Namespace) -> int:
-    """Print the scenarios that ship, each with the first sentence about it."""
+    """Print the scenarios that ship, each with the first sentence of its description."""
     from abate.cli.terminal import table
     from abate.sim.scenario import load_scenario, shipped_names
 
     rows = [[name, first_sentence(load_scenario(name).about)] for name in shipped_names()]
-    print(table(["scenario", "what it is"], rows))
+    print(table(["scenario", "description"], rows))
     return 0
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a text, on one line.
+    """Return the first sentence of a text, on one line.
 
     >>> first_sentence("Two lines,\\none sentence. And another.")
     'Two lines, one sentence.'
@@ -165,31 +158,25 @@ def show_scenario(options: argparse.Namespace) -> int:
 
 
 def run_scenarios(options: argparse.Namespace) -> int:
-    """Run one scenario, or several side by side; print the table; say what does not hold."""
+    """Run one scenario, or compare several; print the table and the assertions that do not hold."""
     from abate.cli import sim_tables as tables
-    from abate.cli.sim_output import check_engines, check_numbers, check_outputs, print_studies
-    from abate.cli.sim_report import write_files
+    from abate.cli.sim_checks import check_engines, check_measures, check_numbers, check_outputs
+    from abate.cli.sim_output_files import write_files
     from abate.clock import current
 
     names = [*([] if options.scenario is None else [options.scenario]), *options.compare]
     if not names:
         options.refuse("name a scenario: a file, or one of those that `abate sim list` prints")
     if options.compare and len(names) < 2:
-        options.refuse("--compare needs two scenarios at least")
-    if len(names) > 1 and (options.report or options.picture or options.live):
-        options.refuse("--report, --picture and --live are of one scenario: leave --compare out")
-    if options.live and (options.report or options.picture):
-        options.refuse("--live prints a table: leave --report and --picture out")
+        options.refuse("--compare needs at least two scenarios")
+    if len(names) > 1 and (options.report or options.picture):
+        options.refuse("--report and --picture show one scenario: leave --compare out")
     check_numbers(options)
     check_outputs(options.report, options.picture)
-    scenarios = [prepared(name, options) for name in names]
+    scenarios = [load_changed_scenario(name, options) for name in names]
     check_engines(scenarios, options.engine)
     if options.measures is not None:
-        tables.check_measures(options.measures, scenarios)
-    if options.live:
-        from abate.cli.sim_live import run_beside
-
-        return run_beside(scenarios[0], options)
+        check_measures(options.measures, scenarios)
     clock = current()
     began = clock.now()
     studies = _run_all(scenarios, options)
@@ -198,41 +185,36 @@ def run_scenarios(options: argparse.Namespace) -> int:
         found = studies[0].as_json() if len(scenarios) == 1 else tables.comparison_json(studies)
         print(json.dumps(found, indent=2))
     else:
-        print_studies(studies, options.measures)
+        tables.print_studies(studies, options.measures)
     drawn = write_files(studies[0], options, spent)
-    return BROKEN_OFF if not drawn else ending(studies, scenarios, options)
+    return INTERRUPTED if not drawn else exit_code(studies, scenarios, options)
 
 
-def prepared(name: str, options: argparse.Namespace) -> Scenario:
-    """A scenario with everything changed in it that the words ask for."""
+def load_changed_scenario(name: str, options: argparse.Namespace) -> Scenario:
+    """Load a scenario, with the changes of the options."""
     from abate.sim.scenario import load_scenario
 
     if options.code and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last, so that nothing there takes the place of what is installed
+        sys.path.append(os.getcwd())  # last, so that it does not shadow installed modules
     scenario = load_scenario(name, code=options.code)
     steps: list[tuple[str, Scenario]] = []
     if options.clients is not None:
-        scenario = _crowded(scenario, options.clients)
+        scenario = _with_client_count(scenario, options.clients)
         steps.append((f"--clients {options.clients}", scenario))
     for setting in options.set:
         scenario = scenario.changed(setting)
         steps.append((f"--set {setting}", scenario))
-    policies = tuple(getattr(options, "policy", ()))
-    scenario = scenario.replaced(policies=policies)
-    if options.clients is not None:
-        _check_processes(scenario, options.clients)
+    if policies := tuple(getattr(options, "policy", ())):
+        scenario = scenario.replaced(policies=policies)
     try:
-        scenario.cases()  # what is wrong in it is wrong now
+        scenario.cases()  # raises the errors of the scenario now
     except ValueError as error:
-        raise ValueError(_blamed(str(error), steps)) from error
+        raise ValueError(_locate_error(str(error), steps)) from error
     return scenario
 
 
-def _blamed(said: str, steps: Sequence[tuple[str, Scenario]]) -> str:
-    """The error of a scenario that was changed, with what it comes from: the first change that has it.
-
-    The file was all right when it was loaded.
-    """
+def _locate_error(said: str, steps: Sequence[tuple[str, Scenario]]) -> str:
+    """Return the error of a changed scenario with its origin: the first option that causes it."""
     for words, scenario in steps:
         try:
             scenario.cases()
@@ -242,8 +224,8 @@ def _blamed(said: str, steps: Sequence[tuple[str, Scenario]]) -> str:
     return said
 
 
-def _crowded(scenario: Scenario, count: int) -> Scenario:
-    """The scenario with so many clients or controllers; where each is a process of its own, each stays one."""
+def _with_client_count(scenario: Scenario, count: int) -> Scenario:
+    """Set the number of clients or controllers; if each is a process of its own, set the processes too."""
     who = "controllers" if "controllers" in scenario.document else "clients"
     table = scenario.document.get(who, {})
     alone = "processes" in table and table["processes"] == table.get("count")
@@ -251,21 +233,9 @@ def _crowded(scenario: Scenario, count: int) -> Scenario:
     return scenario.changed(f"{who}.processes={count}") if alone else scenario
 
 
-def _check_processes(scenario: Scenario, count: int) -> None:
-    """Refuse so few clients that they cannot be divided: the file is not to blame."""
-    for table in (scenario.document, *scenario.document.get("variants", {}).values()):
-        for who in ("clients", "controllers"):
-            given = table.get(who, {}) if isinstance(table, dict) else {}
-            processes = given.get("processes") if isinstance(given, dict) else None
-            if isinstance(processes, int) and processes > count == given.get("count", count):
-                raise ValueError(
-                    f"--clients must be at least the {processes} processes of {scenario.place}, not {count}"
-                )
-
-
 def _run_all(scenarios: Sequence[Scenario], options: argparse.Namespace) -> list[Study]:
-    """Run one after the other; after Ctrl-C no more."""
-    from abate.cli.sim_output import Progress
+    """Run one scenario after the other, until Ctrl-C."""
+    from abate.cli.terminal import Progress
     from abate.sim.study import run_study
 
     studies: list[Study] = []
@@ -285,16 +255,16 @@ def _run_all(scenarios: Sequence[Scenario], options: argparse.Namespace) -> list
     return studies
 
 
-def ending(studies: Sequence[Study], scenarios: Sequence[Scenario], options: argparse.Namespace) -> int:
-    """Say what is missing, or what does not hold; the exit code."""
+def exit_code(studies: Sequence[Study], scenarios: Sequence[Scenario], options: argparse.Namespace) -> int:
+    """Report an interrupt or failed assertions, and return the exit code."""
     from abate.cli.terminal import say
 
-    if not all(study.complete for study in studies):  # and nothing is asserted of half a study
+    if not all(study.complete for study in studies):  # assertions need complete studies
         runs = sum(len(result.samples) for study in studies for result in study.results)
         wanted = sum(options.seeds or case.seeds for scenario in scenarios for case in scenario.cases())
-        say(f"not complete: broken off after {runs} of {wanted} runs")
-        return BROKEN_OFF
+        say(f"not complete: interrupted after {runs} of {wanted} runs")
+        return INTERRUPTED
     broken = [line for study in studies for line in study.broken()]
     for line in broken:
-        say(f"asserted and not so: {line}")
-    return BROKEN if broken else 0
+        say(f"assertion failed: {line}")
+    return ASSERTION_FAILED if broken else 0

@@ -1,177 +1,82 @@
-"""What ``abate sim`` prints: figures with their intervals in columns, and which figures a scenario is read by.
+"""The tables that ``abate sim`` prints.
 
 * A case is a row, and a measure is a column; a scenario with one case has its measures in rows.
-* Unless told otherwise, a table has the measures that say something: recovery where something goes wrong, denials
-  where there were any.
-* Two scenarios are subtracted seed by seed: the same arrivals met both, so what they share cancels out.
+* Two scenarios are subtracted seed by seed: both had the same arrivals, so that what they share cancels out.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from abate.cli.terminal import plain
-from abate.sim.clients import Clients
-from abate.sim.measures import MEASURES, PER_SERVICE
-from abate.sim.scenario import Case, Scenario
-from abate.sim.services import Row
-from abate.sim.study import Estimate, Result, Study, estimate, figure
-from abate.sim.world import World
+from abate.cli.terminal import INTERVAL, escape, table
+from abate.sim.scenario import Case
+from abate.sim.study import Estimate, Result, Study, estimate, format_number
+from abate.sim.study_tables import default_measures, heading, note_lines, vulnerable_lines
 
-UNITS = {
-    "goodput": "/s",
-    "recovery": "s",
-    "completed": "s",
-    "peak_100ms": "/100 ms",
-    "peak_1s": "/s",
-    "peak_after": "/100 ms",
-    "mean": "s",
-    "p50": "s",
-    "p99": "s",
-    "p999": "s",
-}
-"""Of those that have one; the others are counts, shares and ratios."""
-INTERVAL = " ± "
-MEAN = re.compile(f"{INTERVAL}|, ")
-"""Where the mean of a figure ends: what follows is its interval, or how often it never was."""
 MINUS = "−"  # noqa: RUF001  (a hyphen would read as part of the names)
 
 
-def columns(labels: Sequence[str], figures: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows of labels and then figures, each under its heading; figures stand with their ± below each other.
-
-    >>> print(columns(["variant"], ["p50 (s)"], [["none", "12.5 ± 0.1"], ["full", "7 ± 0.05"], ["all", "never"]]))
-    variant  p50 (s)
-    none      12.5 ± 0.1
-    full         7 ± 0.05
-    all      never
-    """
-    heads = [*map(plain, labels), *map(plain, figures)]
-    printed = [[plain(cell) for cell in row] for row in rows]
-    for column in range(len(labels), len(heads)):
-        means = [MEAN.split(row[column], maxsplit=1)[0] for row in printed]
-        width = max(map(len, means), default=0)
-        for row, mean in zip(printed, means, strict=True):
-            row[column] = mean.rjust(width) + row[column].removeprefix(mean)
-    widths = [max(len(row[column]) for row in (heads, *printed)) for column in range(len(heads))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (heads, *printed)
-    )
-
-
-def heading(measure: str) -> str:
-    """A measure with its unit.
-
-    >>> heading("recovery"), heading("amplification")
-    ('recovery (s)', 'amplification')
-    """
-    unit = UNITS.get(measure)
-    return measure if unit is None else f"{measure} ({unit})"
+def print_studies(studies: Sequence[Study], measures: Sequence[str] | None) -> None:
+    """Print the table, and below it vulnerable ranges, notes and assertions."""
+    results = [result for study in studies for result in study.results]
+    if not any(result.samples for result in results):
+        return
+    shown = list(measures or default_measures(results))
+    for study in studies:
+        print(_caption(study))
+    print()
+    print(study_table(studies[0], shown) if len(studies) == 1 else comparison_table(studies, shown))
+    below = []
+    for study in studies:
+        name = "" if len(studies) == 1 else f"{study.scenario.name}: "
+        below += [f"{name}{line}" for line in vulnerable_lines(study.results)]
+    below += [f"note: {line}" for line in note_lines(results)]
+    if all(study.complete for study in studies):
+        below += _assertions([found.holds for result in results for found in result.assertion_results()])
+    if below:
+        print()
+        print("\n".join(map(escape, below)))
 
 
-# -- which measures
+def _assertions(holds: Sequence[bool]) -> list[str]:
+    if not holds:
+        return []
+    if len(holds) == 1:
+        return ["1 assertion holds" if holds[0] else "1 assertion does not hold"]
+    count = sum(holds)
+    return [f"all {count} assertions hold" if count == len(holds) else f"{count} of {len(holds)} assertions hold"]
 
 
-def check_measures(names: Sequence[str], scenarios: Sequence[Scenario]) -> None:
-    """Refuse measures that not all of the scenarios have."""
-    for scenario in scenarios:
-        known = known_measures([case.world for case in scenario.cases()])
-        for name in names:
-            if name not in known:
-                raise ValueError(f"--measures: {scenario.place} has no {name!r}; it has {', '.join(sorted(known))}")
+def _caption(study: Study) -> str:
+    counts = sorted({len(result.samples) for result in study.results})
+    seeds = _counted(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {_counted(counts[-1], 'seed')}"
+    engines = sorted({sample.engine for result in study.results for sample in result.samples}) or ["no"]
+    cases = _counted(len(study.results), "case")
+    return escape(f"{study.scenario.name}: {cases}, {seeds}, {' and '.join(engines)} engine; mean ± 95 % interval")
 
 
-def known_measures(worlds: Sequence[World]) -> set[str]:
-    """Every measure that runs of these worlds have."""
-    services = {service.name for world in worlds for service in world.services}
-    return {*MEASURES, *(f"{kind}.{name}" for kind in PER_SERVICE for name in services)}
-
-
-def telling(results: Sequence[Result]) -> list[str]:
-    """The measures by which these cases are told apart: those that make sense in their worlds, and say something."""
-    seen = [result.measures for result in results]
-    found = of_interest([result.case.world for result in results])
-    return [name for name in found if any(_says_something(name, figures[name]) for figures in seen if name in figures)]
-
-
-def of_interest(worlds: Sequence[World]) -> list[str]:
-    """The measures that make sense in these worlds."""
-    found = [name for name, wanted in TELLING.items() if any(map(wanted, worlds))]
-    return found + [f"requests.{name}" for name in dict.fromkeys(name for world in worlds for name in deepest(world))]
-
-
-def deepest(world: World) -> list[str]:
-    """The services at the bottom of a stack, which no client calls and which call nobody."""
-    return [service.name for service in world.services if not service.calls and service.name != world.entry]
-
-
-def _any(_: World) -> bool:
-    return True
-
-
-def _is_once(world: World) -> bool:
-    return isinstance(world.clients, Clients) and world.clients.arrivals == "once"
-
-
-def _is_periodic(world: World) -> bool:
-    return isinstance(world.clients, Clients) and world.clients.arrivals == "periodic"
-
-
-def _is_troubled(world: World) -> bool:
-    return bool(world.triggers)
-
-
-def _can_recover(world: World) -> bool:
-    """Does something go wrong, and something arrive after it?"""
-    return bool(world.triggers) and world.clients.offered > 0
-
-
-def _has_row(world: World) -> bool:
-    return any(isinstance(service, Row) for service in world.services)
-
-
-TELLING: dict[str, Callable[[World], bool]] = {
-    "attempts": _is_once,
-    "amplification": lambda world: not _has_row(world),
-    "success": lambda world: not _has_row(world),
-    "recovery": _can_recover,
-    "peak_after": _is_troubled,
-    "peak_to_mean_1s": _is_periodic,
-    "completed": _is_once,
-    "p50": lambda world: not _is_once(world) and not _is_troubled(world),
-    "p99": lambda world: not _has_row(world),
-    "wasted": _any,
-    "denials": _any,
-}
-"""The measures of a table that nobody has chosen, and in which worlds they are of interest."""
-IF_ANY = ("wasted", "denials")
-"""Those that say nothing as long as they are 0."""
-
-
-def _says_something(name: str, seen: Estimate) -> bool:
-    return bool(seen.never) or (not math.isnan(seen.mean) and (seen.mean != 0 or name not in IF_ANY))
+def _counted(count: int, word: str) -> str:
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
 # -- one study
 
 
 def study_table(study: Study, measures: Sequence[str]) -> str:
-    """The cases of a study with their figures."""
+    """Return the table of a study."""
     labels, named = labelled([result.case for result in study.results])
     cells = [[_cell(result, name) for name in measures] for result in study.results]
     if len(cells) == 1 and not labels:
         rows = [[heading(name), cell] for name, cell in zip(measures, cells[0], strict=True)]
-        return columns(["measure"], ["mean"], rows)
-    heads = [heading(name) for name in measures]
-    return columns(labels, heads, [[*label, *row] for label, row in zip(named, cells, strict=True)])
+        return table(["measure", "mean"], rows, figures_from=1)
+    rows = [[*label, *row] for label, row in zip(named, cells, strict=True)]
+    return table([*labels, *map(heading, measures)], rows, figures_from=len(labels))
 
 
 def labelled(cases: Sequence[Case]) -> tuple[list[str], list[list[str]]]:
-    """What tells the cases of a scenario apart: the headings, and a row of labels for each case."""
+    """Return the headings of the case labels, and a row of labels for each case."""
     paths = list(dict.fromkeys(path for case in cases for path in case.settings))
     short = [path.rpartition(".")[2] for path in paths]
     heads = short if len(set(short)) == len(short) else paths
@@ -191,7 +96,7 @@ def _cell(result: Result, name: str) -> str:
 
 
 def comparison_table(studies: Sequence[Study], measures: Sequence[str]) -> str:
-    """The cases of several studies, those of the same name together, each pair with its difference."""
+    """Return the table of several studies, with cases of the same name together, and their differences."""
     names = study_names(studies)
     first, rows = studies[0], []
     for result in first.results:
@@ -210,24 +115,24 @@ def comparison_table(studies: Sequence[Study], measures: Sequence[str]) -> str:
             for result in study.results
             if not any(result is other for other in met)
         ]
-    return columns(["scenario", "case"], [heading(name) for name in measures], rows)
+    return table(["scenario", "case", *map(heading, measures)], rows, figures_from=2)
 
 
 def study_names(studies: Sequence[Study]) -> list[str]:
-    """What to call studies side by side: by their names, or by their files where names are the same."""
+    """Return the names of the studies, or their files if two names are the same."""
     names = [study.scenario.name for study in studies]
     return names if len(set(names)) == len(names) else [study.scenario.place for study in studies]
 
 
 def counterpart(study: Study, result: Result, of: Study) -> Result | None:
-    """The case of another study that a case is compared with: the one of its name, or the only one there is."""
+    """Return the case of another study to compare with: the one of the same name, or the only one."""
     if len(study.results) == len(of.results) == 1:
         return study.results[0]
     return next((other for other in study.results if other.case.name == result.case.name), None)
 
 
 class Difference(Estimate):
-    """How much larger a figure is in the second of two cases, seed by seed; `never` counts the pairs without one.
+    """The difference of a measure between two cases, paired by seed; `never` counts pairs without one.
 
     >>> print(Difference(0.5, 0.1, seeds=10)); print(Difference(2.0, 0.5, seeds=10, never=4))
     +0.5 ± 0.1
@@ -238,13 +143,13 @@ class Difference(Estimate):
         if math.isnan(self.mean):
             return "-"
         sign = MINUS if self.mean < 0 else "+" if self.mean > 0 else ""
-        within = f"{INTERVAL}{figure(float(f'{self.within:.2g}'))}" if self.within else ""
+        within = f"{INTERVAL}{format_number(float(f'{self.within:.2g}'))}" if self.within else ""
         pairs = f", in {self.seeds - self.never} of {self.seeds}" if self.never else ""
-        return f"{sign}{figure(abs(self.mean))}{within}{pairs}"
+        return f"{sign}{format_number(abs(self.mean))}{within}{pairs}"
 
 
 def difference(one: Result, other: Result, measure: str) -> Difference:
-    """The second less the first, over the seeds that both have and in which both are finite."""
+    """Return the second minus the first, over the common seeds in which both are finite."""
     mine = {sample.seed: sample.measures.get(measure, math.nan) for sample in one.samples}
     pairs = [
         (mine[sample.seed], sample.measures.get(measure, math.nan)) for sample in other.samples if sample.seed in mine
@@ -255,7 +160,7 @@ def difference(one: Result, other: Result, measure: str) -> Difference:
 
 
 def comparison_json(studies: Sequence[Study]) -> dict[str, Any]:
-    """Several studies and their differences, for machines."""
+    """Return several studies and their differences as JSON."""
     names, first = study_names(studies), studies[0]
     differences = []
     for study, name in zip(studies[1:], names[1:], strict=True):

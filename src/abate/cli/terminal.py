@@ -1,45 +1,64 @@
-"""What people read: text without control characters, tables, one line that is redrawn.
+"""Terminal output: escaped text, tables, durations, a status line, a progress bar.
 
-Keys, reasons and errors come from elsewhere. Nothing of them reaches a terminal as it is (see `abate.redact`).
+Keys, reasons and errors may come from other machines. They are redacted and escaped before they are printed.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
 from typing import TextIO
 
 from abate.clock import current
+from abate.errors import AbateError
 from abate.redact import quoted, redacted
 
 REDRAW = 0.25
-"""Seconds between two drawings of the status line, at least."""
+"""Minimum seconds between two updates of the status line."""
+INTERVAL = " ± "
+MEAN = re.compile(f"{INTERVAL}|, ")
+"""Where the mean of a figure ends."""
+BAR = 24
+"""Letters of the progress bar."""
 
 
 def say(text: str) -> None:
-    """One line of our own on stderr, told apart from what others write there."""
-    print(f"abate: {plain(text)}", file=sys.stderr, flush=True)
+    """Print a line to stderr, with the prefix ``abate:``."""
+    print(f"abate: {escape(text)}", file=sys.stderr, flush=True)
 
 
-def plain(text: object) -> str:
-    r"""The text on one line, with secrets hidden and everything that is not printable escaped.
+def escape(text: object) -> str:
+    r"""Return text on one line, with secrets redacted and unprintable characters escaped.
 
-    >>> plain("two\nlines\x1b[2J")
+    >>> escape("two\nlines\x1b[2J")
     'two\\nlines\\x1b[2J'
     """
     return quoted(redacted(str(text)))
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """The rows under their headings, in columns; the last column may be as wide as it likes.
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]], figures_from: int | None = None) -> str:
+    """Format rows under their headings, in columns. Columns from `figures_from` on are aligned at the end of the mean.
 
     >>> print(table(["queue", "ready"], [["orders", 12], ["mail", 0]]))
     queue   ready
     orders  12
     mail    0
+    >>> print(table(["variant", "p50 (s)"], [["none", "12.5 ± 0.1"], ["full", "7 ± 0.05"]], figures_from=1))
+    variant  p50 (s)
+    none     12.5 ± 0.1
+    full        7 ± 0.05
     """
-    lines = [list(map(plain, row)) for row in (headings, *rows)]
+    lines = [list(map(escape, row)) for row in (headings, *rows)]
+    for column in range(len(headings) if figures_from is None else figures_from, len(headings)):
+        means = [MEAN.split(line[column], maxsplit=1)[0] for line in lines[1:]]
+        width = max(map(len, means), default=0)
+        for line, mean in zip(lines[1:], means, strict=True):
+            line[column] = mean.rjust(width) + line[column].removeprefix(mean)
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
@@ -47,7 +66,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration for people.
+    """Format a duration.
 
     >>> seconds(0.25), seconds(75), seconds(7500), seconds(200_000), seconds(None)
     ('0.2 s', '75 s', '125 min', '56 h', '-')
@@ -62,7 +81,7 @@ def seconds(value: float | None) -> str:
 
 
 class StatusLine:
-    """One line on a terminal, redrawn in place, at most four times a second."""
+    """A line on a terminal that is redrawn in place, at most four times a second."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -70,19 +89,70 @@ class StatusLine:
         self._drawn = False
 
     def draw(self, text: str) -> None:
-        """Show the text in place of what was there, unless that was drawn a moment ago."""
+        """Replace the line, unless it was drawn less than `REDRAW` seconds ago."""
         now = current().now()
         if now < self._next:
             return
         self._next = now + REDRAW
         width = shutil.get_terminal_size().columns - 1
-        self._stream.write(f"\r{plain(text)[:width]}\x1b[K")
+        self._stream.write(f"\r{escape(text)[:width]}\x1b[K")
         self._stream.flush()
         self._drawn = True
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._drawn:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
             self._drawn, self._next = False, 0.0
+
+
+class Progress:
+    """A progress bar, if stderr is a terminal.
+
+    >>> with Progress("herd") as progress:
+    ...     progress(1, 30)
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._status = StatusLine(sys.stderr) if sys.stderr.isatty() else None
+        self._began = current().now()
+
+    def __enter__(self) -> Progress:
+        if self._status is not None:
+            self._status.draw(f"{self._name} …")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.clear()
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._status is not None:
+            self._status.draw(self.line(done, total))
+
+    def line(self, done: int, total: int) -> str:
+        """Return the text of the bar."""
+        full = BAR * done // total
+        left = (current().now() - self._began) / done * (total - done)
+        bar = f"{'█' * full}{'░' * (BAR - full)}"
+        return f"{self._name} {bar} {done:,} of {total:,} runs, {seconds(left)} left"
+
+
+def check_writable(option: str, name: str) -> None:
+    """Raise an error if a file can't be written, before the work is done.
+
+    >>> check_writable("--report", "no/such/folder/out.html")
+    Traceback (most recent call last):
+    abate.errors.AbateError: --report no/such/folder/out.html can't be written: there is no folder no/such/folder
+    """
+    file, refused = Path(name), f"{option} {name} can't be written"
+    if not file.parent.is_dir():
+        raise AbateError(f"{refused}: there is no folder {file.parent}")
+    if file.is_dir():
+        raise AbateError(f"{refused}: it is a folder")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise AbateError(f"{refused}: permission denied")

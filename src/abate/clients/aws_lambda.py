@@ -1,25 +1,25 @@
-"""A consumer as an AWS Lambda function: works off the batch that an event source mapping brings from SQS.
+"""A consumer as an AWS Lambda function: handles the batch that an event source mapping brings from SQS.
 
-The mapping must have ``ReportBatchItemFailures`` on: the function answers with the messages that are not done, and
-Lambda deletes the others. The rules:
+The mapping must have ``ReportBatchItemFailures`` on: the function returns the messages that are not done, and Lambda
+deletes the others. The rules:
 
-* messages are handled one after the other, in their order;
-* a message that failed is reported. With `delays` it also becomes visible after the delay that the consumer's backoff
-  gives; otherwise when the queue's visibility timeout is over;
-* one that is **buried** goes to the dead-letter queue with the reason, and counts as done. Without `dead_letters`, or
-  where that can't be reached, it is reported, and the queue's own redrive policy moves it in the end;
-* what was not touched is reported too: when the function's time is about to run out, when the **fuse** blows or is
-  blown (it belongs to the container), and behind a failure in a **FIFO** queue: all that follows, as AWS asks for, or
-  with ``hold="group"`` all that follows in its group. For SQS that is a receive like any other; the container
-  remembers that it was no attempt, so that it brings no message nearer to `max_receives`;
-* a message that was received more often than `max_receives` may have killed the function in the middle of its batches:
-  it is handled alone, and the others of the batch are reported. The next one that was received so often has its turn
-  with the next batch. None is buried unless it was handled and failed: a container can't know what other containers
-  have given back untouched, or what died beside another message, so the end of one that kills is left to the queue's
-  own ``maxReceiveCount``, which must be above twice `max_receives`.
+* Messages are handled one after the other, in their order.
+* A failed message is reported. With `delays` it becomes visible after the delay of the consumer's backoff; otherwise
+  when the queue's visibility timeout is over.
+* A **buried** message goes to the dead-letter queue with the reason, and counts as done. Without `dead_letters`, or if
+  that queue can't be reached, it is reported, and the queue's own redrive policy moves it in the end.
+* Untouched messages are reported too: when the function's time is about to run out, while the **circuit breaker** is
+  open (it belongs to the container), and after a failure in a **FIFO** queue: all that follow, as AWS requires, or with
+  ``hold="group"`` all that follow in its group. SQS counts that as a receive; the container remembers that it was no
+  attempt, so that it does not bring the message nearer to `max_receives`.
+* A message that was received more often than `max_receives` may have killed the function in the middle of its batches:
+  it is handled alone, and the others of the batch are reported. The next such message is handled with the next batch.
+  None is buried unless it was handled and failed: a container can't know what other containers returned untouched, or
+  what died beside another message. So a message that kills is left to the queue's own ``maxReceiveCount``, which must
+  be above twice `max_receives`.
 
-boto3 is needed for `delays` and `dead_letters` alone. Whatever fails beside the handler (a message's delay, a dead
-letter) is logged, and the message reported: a batch never fails as a whole but for an event that can't be read.
+boto3 is needed for `delays` and `dead_letters` only. Any failure besides the handler's (setting a delay, sending a dead
+letter) is logged, and the message reported: a batch fails as a whole only if the event can't be read.
 """
 
 from __future__ import annotations
@@ -36,23 +36,26 @@ from typing import Any, TypeAlias, cast
 
 from abate import clock as clocks
 from abate import events
-from abate.clients.sqs import DeadLetters, Queue, received
+from abate.clients.sqs import DeadLetters, Queue, decode_message
 from abate.clients.sqs_api import client_for
-from abate.clients.sqs_receives import Receives
-from abate.errors import choice, number
+from abate.clients.sqs_receive_counts import ReceiveCounts
+from abate.errors import by_keyword, choice, number
 from abate.logs import Log
 from abate.schedule.deadlines import deadline
 from abate.work.consumer import Consumer
 from abate.work.consumer import consumer as plain_consumer
+from abate.work.message_handler import report, report_dead_letter, warn_ignored_value
 from abate.work.source import Back, Bury, Done, Message, Verdict
-from abate.work.worker import report, report_buried, warn_of_value
+
+__all__ = ["consumer"]
 
 Response: TypeAlias = dict[str, list[dict[str, str]]]
-"""What Lambda wants to know: the messages that are not done."""
+"""The response that Lambda expects: the messages that are not done."""
 
 log = Log("abate.work")
 
 
+@by_keyword("aws_lambda.consumer", "@aws_lambda.consumer()")
 def consumer(
     *,
     dead_letters: DeadLetters = False,
@@ -63,11 +66,11 @@ def consumer(
 ) -> Callable[[Callable[..., Any]], Handler]:
     """Make a Lambda function of an `abate.consumer`, or of a function that handles one `Message`.
 
-    * `dead_letters`: the URL of the queue for what is buried; None for the one of the redrive policy; False for none.
-    * `delays`: let what failed be visible after the consumer's backoff. The function's role needs
-      ``sqs:ChangeMessageVisibility`` for it, and ``sqs:GetQueueAttributes``.
-    * `client`: of boto3 for SQS; its own unless given.
-    * `margin`: no message is begun when the function has fewer seconds left, and none is given more.
+    * `dead_letters`: the URL of the dead-letter queue; None for that of the redrive policy; False for none.
+    * `delays`: make failed messages visible after the consumer's backoff. The function's role needs
+      ``sqs:ChangeMessageVisibility`` and ``sqs:GetQueueAttributes`` for it.
+    * `client`: of boto3 for SQS; by default a new one.
+    * `margin`: with fewer seconds left no message is begun, and a message's time ends this many seconds before the end.
     * `hold`: what a failure in a FIFO queue holds back: the rest of the ``"batch"``, or of its ``"group"``.
 
     >>> import abate
@@ -86,13 +89,13 @@ def consumer(
 
     def decorate(function: Callable[..., Any]) -> Handler:
         handle = function if isinstance(function, Consumer) else plain_consumer()(function)
-        return Handler(handle, Queues(client, dead_letters, delays), margin, hold)
+        return Handler(handle, SourceQueues(client, dead_letters, delays), margin, hold)
 
     return decorate
 
 
-class Queues:
-    """The queues that a function's batches come from, as far as there is something to say to them."""
+class SourceQueues:
+    """The queues that a function's batches come from, for delays and dead letters."""
 
     __slots__ = ("_client", "_dead_letters", "_delays", "_known", "_own")
 
@@ -112,11 +115,11 @@ class Queues:
 
     @property
     def buries(self) -> bool:
-        """Are there dead letters to send to?"""
+        """Return whether there is a dead-letter queue."""
         return self._dead_letters is not False
 
     def bury(self, arn: str, message: Message, bury: Bury) -> bool:
-        """Send a message to the dead letters: is it there?"""
+        """Send a message to the dead-letter queue; return whether it is there."""
         if not self.buries:
             return False
         try:
@@ -126,7 +129,7 @@ class Queues:
             return False
 
     def delay(self, arn: str, back: Sequence[tuple[Message, Back]]) -> None:
-        """Let messages be visible after their delays."""
+        """Make messages visible after their delays."""
         if not self._delays or not back:
             return
         try:
@@ -143,37 +146,37 @@ class Queues:
         return self._known[arn]
 
 
-class Batch:
-    """The messages of one event that are not done, and after what delays they are to come back."""
+class BatchReport:
+    """The messages of one event that are not done, and their delays."""
 
     __slots__ = ("_fifo", "_held", "_hold", "back", "failed")
 
     def __init__(self, fifo: bool, hold: str) -> None:
         self._fifo = fifo
         self._hold = hold
-        self._held: dict[str | None, Back | None] = {}  # by group; by None for all
+        self._held: dict[str | None, Back | None] = {}  # by group; None for all
         self.failed: list[Message] = []
         self.back: list[tuple[Message, Back]] = []
 
     def fail(self, message: Message, after: float | None) -> None:
-        """A message is not done, nor is what it holds back; None for no delay but the queue's own."""
+        """Report a failed message and hold back what must wait for it; None means the queue's own delay."""
         self._give_back(message, None if after is None else Back(after))
         if self._fifo:
             behind = None if after is None else Back(after, touched=False)
             self._held[message.group if self._hold == "group" else None] = behind
 
-    def pass_over(self, message: Message) -> None:
-        """A message is not touched, nor is what it holds back."""
+    def skip(self, message: Message) -> None:
+        """Report an untouched message, and hold back what must wait for it."""
         self._give_back(message, Back(0.0, touched=False))
         if self._fifo:
             self._held[message.group] = Back(0.0, touched=False)
 
     def stop(self, after: float) -> None:
-        """Nothing more is done: all that follows comes back after so many seconds, so that none overtakes another."""
+        """Hold back all further messages for these seconds, so that none overtakes another."""
         self._held[None] = Back(after, touched=False)
 
-    def holds(self, message: Message) -> bool:
-        """Give a message back, untouched, if it is held back by one before it."""
+    def give_back_if_held(self, message: Message) -> bool:
+        """Return a message untouched if an earlier one holds it back; return whether that is so."""
         for group in (None, message.group):
             if group in self._held:
                 self._give_back(message, self._held[group])
@@ -186,30 +189,30 @@ class Batch:
             self.back.append((message, back))
 
     def response(self) -> Response:
-        """What Lambda wants to know."""
+        """Return the response for Lambda."""
         return {"batchItemFailures": [{"itemIdentifier": str(message.key)} for message in self.failed]}
 
 
 class Handler:
-    """A consumer as a Lambda function; made by `consumer`. `tally` counts how messages ended, since it was made.
+    """A consumer as a Lambda function, made by `consumer`. `tally` counts how messages ended, since it was made.
 
-    An async handler has one event loop for all batches, so that its clients may outlive one.
+    An async handler has one event loop for all batches, so that its clients can be reused.
     """
 
-    def __init__(self, consumer: Consumer[..., Any], queues: Queues, margin: float, hold: str) -> None:
+    def __init__(self, consumer: Consumer[..., Any], queues: SourceQueues, margin: float, hold: str) -> None:
         self.consumer = consumer
         self.name = str(consumer.name)
         self.tally: Counter[str] = Counter()
         self._queues = queues
         self._margin = margin
         self._hold = hold
-        self._receives = Receives()
+        self._receive_counts = ReceiveCounts()
         self._runner: asyncio.Runner | None = None
         update_wrapper(cast("Callable[..., Any]", self), consumer.function)
 
     def __call__(self, event: Any, context: Any = None) -> Response:
         """Handle an event of Lambda."""
-        arn, messages = _read(event, self._receives)
+        arn, messages = _parse_event(event, self._receive_counts)
         if context is None:
             return self._batch(arn, messages, inf)
         left = context.get_remaining_time_in_millis() / 1000
@@ -217,7 +220,7 @@ class Handler:
             return self._batch(arn, messages, clocks.current().now() + left - self._margin)
 
     def close(self) -> None:
-        """End the event loop of an async handler, and the connections to SQS."""
+        """Close the event loop of an async handler, and the connections to SQS."""
         self._queues.close()
         if self._runner is not None:
             self._runner.close()
@@ -225,63 +228,63 @@ class Handler:
 
     def _batch(self, arn: str, messages: Sequence[Message], ends: float) -> Response:
         """Handle messages until the instant `ends`."""
-        batch, fuse, clock = Batch(arn.endswith(".fifo"), self._hold), self.consumer.fuse, clocks.current()
-        suspects = {message for message in messages if self._suspects(message)}
-        alone = _first(messages, suspects)
+        batch, breaker, clock = BatchReport(arn.endswith(".fifo"), self._hold), self.consumer.breaker, clocks.current()
+        suspects = {message for message in messages if self._is_suspect(message)}
+        alone = _first_suspect(messages, suspects)
         for message in messages:
             now = clock.now()
-            if fuse is not None and fuse.room(now) < 1:
-                batch.stop(max(0.0, fuse.opens - now))
+            if breaker is not None and breaker.allowed() < 1:
+                batch.stop(breaker.seconds_until_half_open() or 0.0)
             elif now >= ends:
                 batch.stop(0.0)
-            if batch.holds(message):
-                self._untouched(message)
+            if batch.give_back_if_held(message):
+                self._count_returned(message)
             elif message is not alone and (alone is not None or message in suspects):
-                batch.pass_over(message)
-                self._untouched(message)
+                batch.skip(message)
+                self._count_returned(message)
             else:
                 self._work(arn, batch, message, ends - now)
         self._queues.delay(arn, batch.back)
         return batch.response()
 
-    def _suspects(self, message: Message) -> bool:
-        return self.consumer.judge.doubtful(message.receives)
+    def _is_suspect(self, message: Message) -> bool:
+        return self.consumer.verdict_rules.received_too_often(message.receives)
 
-    def _untouched(self, message: Message) -> None:
+    def _count_returned(self, message: Message) -> None:
         self.tally["returned"] += 1
-        self._receives.settled(message, Back(0.0, touched=False))
+        self._receive_counts.settled(message, Back(0.0, touched=False))
 
-    def _work(self, arn: str, batch: Batch, message: Message, left: float) -> None:
-        judge, name, clock = self.consumer.judge, self.name, clocks.current()
+    def _work(self, arn: str, batch: BatchReport, message: Message, left: float) -> None:
+        judge, name, clock = self.consumer.verdict_rules, self.name, clocks.current()
         began = clock.now()
         error: BaseException | None = None
         try:
-            answer = self._handled(message, left)
-            judgement = judge.returned(answer)
-            if judge.surprised(answer):
-                warn_of_value(name, answer)
-        except BaseException as failure:  # an exit too: what was done before must not come again
+            answer = self._run_handler(message, left)
+            decision = judge.returned(answer)
+            if judge.first_ignored_value(answer):
+                warn_ignored_value(name, answer)
+        except BaseException as failure:  # also for an exit: what is done must not come again
             error = failure
-            judgement = judge.judged(failure, message.receives)
-        self.tally[judgement.ending] += 1
-        settled = self._settle(arn, batch, message, judgement.verdict)
-        fuse = self.consumer.fuse
+            decision = judge.decide_raised(failure, message.receives)
+        self.tally[decision.ending] += 1
+        settled = self._settle(arn, batch, message, decision.verdict)
+        breaker = self.consumer.breaker
         pause = 0.0
-        if fuse is not None and judgement.failed is not None:
-            pause = fuse.record(not judgement.failed, clock.now())
-        report(name, message, judgement, clock.now() - began, error)
+        if breaker is not None and decision.failed is not None:
+            pause = breaker.record(not decision.failed, answered=decision.failed == "answered")
+        report(name, message, decision, clock.now() - began, error)
         if settled:
-            report_buried(name, message, judgement.verdict)
-        elif isinstance(judgement.verdict, Bury):
-            kind, reason = judgement.verdict.kind, judgement.verdict.reason
+            report_dead_letter(name, message, decision.verdict)
+        elif isinstance(decision.verdict, Bury):
+            kind, reason = decision.verdict.kind, decision.verdict.reason
             log.error("%s: %r could not be buried, and comes again (%s): %s", name, message.key, kind, reason)
         if pause:
             log.warning("%s: most messages fail: none are taken for %.3g s", name, pause)
-            events.emit(events.FuseBlown(name, pause))
+            events.emit(events.BreakerOpened(name, pause))
 
-    def _settle(self, arn: str, batch: Batch, message: Message, verdict: Verdict) -> bool:
-        """Carry out a verdict: was it possible? Where there are no dead letters of ours, the queue's own are."""
-        self._receives.settled(message, verdict)
+    def _settle(self, arn: str, batch: BatchReport, message: Message, verdict: Verdict) -> bool:
+        """Carry out a verdict; return whether that was possible. Without dead letters here, the queue has its own."""
+        self._receive_counts.settled(message, verdict)
         match verdict:
             case Bury():
                 if not self._queues.bury(arn, message, verdict):
@@ -293,15 +296,15 @@ class Handler:
                 batch.fail(message, after)
         return True
 
-    def _handled(self, message: Message, left: float) -> object:
-        """Call the handler, and run what it answers with if that is to be awaited."""
+    def _run_handler(self, message: Message, left: float) -> object:
+        """Call the handler, and run its coroutine if it returns one."""
         limit = min(left, inf if self.consumer.timeout is None else self.consumer.timeout)
         if limit == inf:
-            return self._awaited(self.consumer(message), None)
+            return self._await_answer(self.consumer(message), None)
         with deadline(limit):
-            return self._awaited(self.consumer(message), limit)
+            return self._await_answer(self.consumer(message), limit)
 
-    def _awaited(self, answer: Any, limit: float | None) -> object:
+    def _await_answer(self, answer: Any, limit: float | None) -> object:
         if not isawaitable(answer):
             return answer
         self._runner = self._runner or asyncio.Runner()
@@ -316,8 +319,8 @@ async def _within(answer: Any, limit: float | None) -> object:
         return await answer
 
 
-def _first(messages: Sequence[Message], suspects: Collection[Message]) -> Message | None:
-    """The first suspect of a batch that is not behind another of its group."""
+def _first_suspect(messages: Sequence[Message], suspects: Collection[Message]) -> Message | None:
+    """Return the first suspect of a batch that is not behind another of its group."""
     groups: set[str] = set()
     for message in messages:
         if message in suspects and message.group not in groups:
@@ -327,19 +330,19 @@ def _first(messages: Sequence[Message], suspects: Collection[Message]) -> Messag
     return None
 
 
-def _read(event: Any, receives: Receives) -> tuple[str, list[Message]]:
-    """The queue and the messages of an event, or an error that says why it is none of SQS."""
+def _parse_event(event: Any, receives: ReceiveCounts) -> tuple[str, list[Message]]:
+    """Return the queue and the messages of an event, or raise an error if it is not an event of SQS."""
     records = event.get("Records") if isinstance(event, Mapping) else None
     if not isinstance(records, Sequence) or isinstance(records, str):
         raise ValueError(f"the event must be one of SQS, with a list of Records, not {_shown(event)}")
-    messages = [_message(record, receives) for record in records]
+    messages = [_parse_record(record, receives) for record in records]
     queues = {record["eventSourceARN"] for record in records}
     if len(queues) > 1:
         raise ValueError(f"the records of one event must be of one queue, not of {', '.join(sorted(queues))}")
     return (queues.pop() if queues else ""), messages
 
 
-def _message(record: Any, receives: Receives) -> Message:
+def _parse_record(record: Any, receives: ReceiveCounts) -> Message:
     fields = ("messageId", "receiptHandle", "body", "eventSourceARN")
     if not isinstance(record, Mapping) or not all(isinstance(record.get(field), str) for field in fields):
         raise ValueError(f"a record of SQS must have {', '.join(fields)}, each a string, not {_shown(record)}")
@@ -356,13 +359,13 @@ def _message(record: Any, receives: Receives) -> Message:
         "ReceiptHandle": record["receiptHandle"],
         "Body": record["body"],
         "Attributes": about,
-        "MessageAttributes": {name: _attribute(value) for name, value in attributes.items()},
+        "MessageAttributes": {name: _parse_attribute(value) for name, value in attributes.items()},
     }
-    # the lease is Lambda's: the function is ended when it is over
-    return received(raw, record["eventSourceARN"].endswith(".fifo"), clocks.current().now(), inf, receives)
+    # Lambda keeps the lease: it ends the function when the lease is over
+    return decode_message(raw, record["eventSourceARN"].endswith(".fifo"), clocks.current().now(), inf, receives)
 
 
-def _attribute(value: Any) -> dict[str, Any]:
+def _parse_attribute(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not isinstance(value.get("dataType"), str):
         raise ValueError(f"an attribute of SQS must have a dataType, not {_shown(value)}")
     binary, text = value.get("binaryValue"), value.get("stringValue", "")

@@ -1,11 +1,11 @@
-"""AWS, by botocore and boto3: a rule for their errors, and a configuration with the library's own retries off.
+"""AWS, with botocore and boto3: a rule for their errors, and a configuration with the library's own retries off.
 
-A service's error has a code, and that decides; where the code says nothing, the HTTP status does. Both are judged by
-HTTP's one table, in which a throttled request is a 429 whatever its status (most services answer 400, S3 503). The hint
-is ``Retry-After`` or ``x-amz-retry-after`` (milliseconds), the longer of both.
+The code of a service's error decides; if it says nothing, the HTTP status does. HTTP's table judges both; a throttled
+request counts as 429 whatever its status (most services answer 400, S3 503). The hint is the longer of ``Retry-After``
+and ``x-amz-retry-after`` (milliseconds).
 
-Without an answer: an endpoint or proxy that could not be connected to has seen nothing, which is safe to repeat
-whatever the operation does; a read timeout means overload; a connection that broke is a blip. TLS errors are fatal.
+Without a response: an endpoint or proxy that could not be connected to has seen nothing, so any operation may be
+repeated; a read timeout means overload; a broken connection is a blip. TLS errors are fatal.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from botocore import exceptions  # type: ignore[import-untyped]
 from botocore.config import Config  # type: ignore[import-untyped]
 
 from abate.decide import http
-from abate.decide.outcome import ANSWERED, BLIP, FATAL, OVERLOAD, UNREACHED, Outcome, Ruling
+from abate.decide.outcome import ANSWERED, BLIP, FATAL, OVERLOAD, OVERLOAD_UNREACHED, UNREACHED, Outcome, Ruling
 from abate.decide.rules import Rule
-from abate.schedule.hints import LONGEST
+from abate.schedule.hints import MAX_HINT
+
+__all__ = ["config", "transient"]
 
 STATUSES = {
     **dict.fromkeys(
@@ -57,24 +59,23 @@ CONFLICTS = frozenset(
         "TransactionInProgressException",
     }
 )
-"""Codes that say: somebody else is at it, and will be done soon."""
+"""Codes for a conflict with another request, which will end soon."""
 
-OVERLOADED_UNREACHED = Ruling.overload(reached=False)
 
 ERRORS = (
-    (exceptions.ConnectTimeoutError, OVERLOADED_UNREACHED),
+    (exceptions.ConnectTimeoutError, OVERLOAD_UNREACHED),
     (exceptions.EndpointConnectionError, UNREACHED),
     (exceptions.ProxyConnectionError, UNREACHED),
     (exceptions.ReadTimeoutError, OVERLOAD),
-    (exceptions.HTTPClientError, BLIP),  # ConnectionClosedError and ResponseStreamingError among them
+    (exceptions.HTTPClientError, BLIP),  # includes ConnectionClosedError and ResponseStreamingError
     (exceptions.IncompleteReadError, BLIP),
     (exceptions.BotoCoreError, FATAL),
 )
-"""Errors without an answer of a service; the first that fits decides."""
+"""Rulings on errors without a response; the first match decides."""
 
 
-class OnService(Rule):
-    """Errors of botocore.
+class OnAwsError(Rule):
+    """Judges errors of botocore.
 
     >>> slow_down = {"Error": {"Code": "SlowDown"}, "ResponseMetadata": {"HTTPStatusCode": 503}}
     >>> transient.judge(Outcome(error=exceptions.ClientError(slow_down, "PutObject"))).reason
@@ -88,14 +89,14 @@ class OnService(Rule):
         return next((ruling for kind, ruling in ERRORS if isinstance(error, kind)), None)
 
 
-transient = OnService()
-"""The rule for `on`: what is worth another attempt, by the tables above."""
+transient = OnAwsError()
+"""The rule for `on`: retries by the tables above."""
 
 
 def config(**settings: Any) -> Config:
-    """A botocore `Config` under which every operation makes exactly one attempt, for a policy around it to retry.
+    """Return a botocore `Config` with exactly one attempt per operation, for a policy around it to retry.
 
-    It also wins over ``AWS_MAX_ATTEMPTS`` and the configuration file.
+    It overrides ``AWS_MAX_ATTEMPTS`` and the configuration file.
 
     >>> config(read_timeout=5.0).retries
     {'total_max_attempts': 1, 'mode': 'standard'}
@@ -106,7 +107,7 @@ def config(**settings: Any) -> Config:
 
 
 def _answered(response: Mapping[str, Any]) -> Ruling:
-    """The ruling on an answer of a service, as botocore has parsed it."""
+    """Judge a service's response, as parsed by botocore."""
     metadata: Mapping[str, Any] = response.get("ResponseMetadata", {})
     headers: Mapping[str, str] = metadata.get("HTTPHeaders", {})
     code = response.get("Error", {}).get("Code", "")
@@ -120,7 +121,7 @@ def _answered(response: Mapping[str, Any]) -> Ruling:
 
 
 def _milliseconds(value: str | None) -> float | None:
-    """Seconds asked for in milliseconds, or None where they cannot be read."""
+    """Return milliseconds as seconds; None if they cannot be parsed."""
     if value is None or not (value.isascii() and value.isdigit()):
         return None
-    return min(float(value) / 1000.0, LONGEST)
+    return min(float(value) / 1000.0, MAX_HINT)

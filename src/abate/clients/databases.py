@@ -1,11 +1,11 @@
-"""Databases: which errors are conflicts between transactions, which are lost connections, and a decorator.
+"""Databases: rules for conflicts between transactions and for lost connections, and a decorator.
 
-A conflict is the database's way to say "you two, one after the other": a deadlock, a lock that was waited for too
-long, a serialization failure, a busy SQLite file. Nothing was committed, so the whole transaction may be run again.
+A conflict means that two transactions must run one after the other: a deadlock, a lock timeout, a serialization
+failure, a busy SQLite file. Nothing was committed, so the whole transaction may be run again.
 
-Errors are known by their codes and the names of their modules; no driver is imported here. psycopg 2 and 3, asyncpg,
-PyMySQL, mysqlclient, aiomysql, asyncmy, sqlite3 and aiosqlite are known, by themselves or behind SQLAlchemy (``orig``)
-or whatever else raises from them (``__cause__``).
+Errors are recognised by their codes and the names of their modules; no driver is imported here. Known are psycopg 2 and
+3, asyncpg, PyMySQL, mysqlclient, aiomysql, asyncmy, sqlite3 and aiosqlite, directly or wrapped by SQLAlchemy (``orig``)
+or by any code that raises from them (``__cause__``).
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ from abate.admit.gate import Gate
 from abate.call.policy import Policy
 from abate.clock import Clock
 from abate.decide.outcome import BLIP, UNREACHED, Outcome, Ruling
-from abate.decide.rules import Matcher, Rule, matchers, nature
-from abate.functions import returned_coroutine
-from abate.schedule.backoff import Backoff, Schedule, Uniform
+from abate.decide.rules import Matcher, Rule, check_matchers, classify
+from abate.errors import bare
+from abate.functions import is_coroutine_object
+from abate.schedule.backoff import Backoff, RandomSource, Schedule
+
+__all__ = ["conflict", "connection_lost", "retry_on_db_conflict"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Owner = TypeVar("Owner")
 
-DEEPEST = 20
-"""How many errors behind one another are looked at."""
+MAX_CHAIN = 20
+"""Errors of a chain of causes that are checked."""
 
 # SQLSTATE: serialization_failure, deadlock_detected, lock_not_available
 CONFLICT_STATES = frozenset({"40001", "40P01", "55P03"})
@@ -48,11 +51,11 @@ LOST_STATES = frozenset({"08000", "08003", "08006", "25P03", "57P01", "57P02", "
 REFUSED_STATES = frozenset({"08001", "57P03"})
 # MySQL: killed, gone away, lost during the query (twice), idled too long
 LOST_NUMBERS = frozenset({1927, 2006, 2013, 2055, 4031})
-# PyMySQL's and aiomysql's InterfaceError on a connection that is closed has no number of its own
+# PyMySQL's and aiomysql's InterfaceError on a closed connection has no number of its own
 CLOSED_ARGS = frozenset({0, "(0, 'Not connected')"})
-# no such socket, nobody listens at that address, no such host
+# no such socket, nothing listens at that address, no such host
 REFUSED_NUMBERS = frozenset({2002, 2003, 2005})
-# libpq and the drivers around it give no code once the connection is gone, or before there is one
+# libpq and its drivers give no code once the connection is lost, or before it is made
 LOST_TEXTS = (
     "connection is closed",
     "connection is lost",
@@ -73,7 +76,7 @@ CONFLICT = Ruling.blip(reached=False, answered=True)
 
 
 class OnConflict(Rule):
-    """Conflicts between transactions.
+    """Judges conflicts between transactions.
 
     >>> import sqlite3
     >>> busy = sqlite3.OperationalError("database is locked")
@@ -83,12 +86,12 @@ class OnConflict(Rule):
     """
 
     def judge(self, outcome: Outcome) -> Ruling | None:
-        # the server saw the transaction, but has none of it: that is as good as never having seen it
-        return CONFLICT if any(map(_is_conflict, _behind(outcome.error))) else None
+        # the server rolled the transaction back, which is as good as never having seen it
+        return CONFLICT if any(map(_is_conflict, _error_chain(outcome.error))) else None
 
 
 class OnConnectionLost(Rule):
-    """Connections that were refused, or broke.
+    """Judges refused and broken connections.
 
     >>> connection_lost.judge(Outcome(error=ConnectionRefusedError())).reached
     False
@@ -97,24 +100,26 @@ class OnConnectionLost(Rule):
     """
 
     def judge(self, outcome: Outcome) -> Ruling | None:
-        rulings = [_connection(error) for error in _behind(outcome.error)]
+        rulings = [_connection_ruling(error) for error in _error_chain(outcome.error)]
         if BLIP in rulings:
             return BLIP
         return UNREACHED if UNREACHED in rulings else None
 
 
 conflict = OnConflict()
-"""Retry conflicts: deadlocks, lock timeouts, serialization failures, a busy SQLite file. Nothing was committed, so
-a policy with ``idempotent=False`` retries them as well."""
+"""Retry conflicts: deadlocks, lock timeouts, serialization failures, a busy SQLite file. Nothing was committed, so a
+policy with ``idempotent=False`` retries them as well.
+"""
 
 connection_lost = OnConnectionLost()
-"""Retry connections that were refused, or that broke. What was sent on a connection that broke may have been
-committed: a policy with ``idempotent=False`` retries only the refused ones."""
+"""Retry refused and broken connections. What was sent on a connection that broke may have been committed: a policy with
+``idempotent=False`` retries the refused ones only.
+"""
 
 
-def _behind(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and those it was made from."""
-    for _ in range(DEEPEST):
+def _error_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error and its causes."""
+    for _ in range(MAX_CHAIN):
         if error is None:
             return
         yield error
@@ -125,30 +130,30 @@ def _behind(error: BaseException | None) -> Iterator[BaseException]:
 def _is_conflict(error: BaseException) -> bool:
     if _state(error) in CONFLICT_STATES:
         return True
-    if _of(error, MYSQL):
+    if _is_from_driver(error, MYSQL):
         return _number(error) in CONFLICT_NUMBERS
     code = getattr(error, "sqlite_errorcode", None)
-    # the low byte of SQLite's code is its family: busy, with a snapshot that is too old, with a recovery going on
+    # the low byte of SQLite's code is its family: busy, also with an old snapshot or a recovery under way
     return isinstance(code, int) and (code & 0xFF == SQLITE_BUSY or code == SQLITE_LOCKED_SHAREDCACHE)
 
 
-def _connection(error: BaseException) -> Ruling | None:
-    """What an error says about the connection: refused, broken, or nothing."""
-    if isinstance(error, ConnectionError) or nature(error) is UNREACHED:
-        return nature(error)  # asyncpg lets the socket's own errors through
+def _connection_ruling(error: BaseException) -> Ruling | None:
+    """Return a ruling on an error of the connection, refused or broken; None for other errors."""
+    if isinstance(error, ConnectionError) or classify(error) is UNREACHED:
+        return classify(error)  # asyncpg passes errors of the socket through
     if _refused(error):
         return UNREACHED
-    # SQLAlchemy's dialects know when a connection has to go
+    # SQLAlchemy's dialects know when a connection is unusable
     return BLIP if _lost(error) or getattr(error, "connection_invalidated", False) is True else None
 
 
 def _refused(error: BaseException) -> bool:
-    if _of(error, MYSQL):
+    if _is_from_driver(error, MYSQL):
         return _number(error) in REFUSED_NUMBERS
-    if _state(error) is not None or not _of(error, POSTGRES):
+    if _state(error) is not None or not _is_from_driver(error, POSTGRES):
         return _state(error) in REFUSED_STATES
     text = str(error)
-    # libpq quotes the system, in the locale's words, as Python does; a server that is down leaves no socket file
+    # libpq quotes the system's message in the locale, as Python does; a stopped server leaves no socket file
     return (
         any(known in text for known in REFUSED_TEXTS)
         or os.strerror(errno.ECONNREFUSED) in text
@@ -157,17 +162,17 @@ def _refused(error: BaseException) -> bool:
 
 
 def _lost(error: BaseException) -> bool:
-    if _of(error, MYSQL):
+    if _is_from_driver(error, MYSQL):
         closed = type(error).__name__ == "InterfaceError" and _number(error) in CLOSED_ARGS
         return closed or _number(error) in LOST_NUMBERS
-    if _state(error) is not None or not _of(error, POSTGRES):
+    if _state(error) is not None or not _is_from_driver(error, POSTGRES):
         return _state(error) in LOST_STATES
     text = str(error)
     return any(known in text for known in LOST_TEXTS)
 
 
 def _state(error: BaseException) -> str | None:
-    """The SQLSTATE: psycopg2 calls it ``pgcode``."""
+    """Return the SQLSTATE; psycopg2 calls it ``pgcode``."""
     for name in ("sqlstate", "pgcode"):
         state = getattr(error, name, None)
         if isinstance(state, str):
@@ -176,32 +181,32 @@ def _state(error: BaseException) -> str | None:
 
 
 def _number(error: BaseException) -> object:
-    """MySQL's error number, which its drivers put first."""
+    """Return MySQL's error number, which its drivers put first."""
     first = error.args[0] if error.args else None
     return first if isinstance(first, (int, str)) else None
 
 
-def _of(error: BaseException, drivers: frozenset[str]) -> bool:
+def _is_from_driver(error: BaseException, drivers: frozenset[str]) -> bool:
     return any(kind.__module__.partition(".")[0] in drivers for kind in type(error).__mro__)
 
 
-# -- whose transaction is it?
+# -- the open transaction
 
 
-class Running:
-    """A transaction that this context is in, entered as a block; `place` says where, if that is known.
+class OpenTransaction:
+    """A block in whose transaction this context runs; `pool_id` identifies its database, if known.
 
-    Tasks and threads that were started inside have a copy of the context. They learn here when it is over.
+    Tasks and threads started inside have a copy of the context, and see here when the block is over.
     """
 
-    __slots__ = ("_over", "outer", "place")
+    __slots__ = ("_over", "outer", "pool_id")
 
-    def __init__(self, place: object = None) -> None:
-        self.place = place
-        self.outer = running()
+    def __init__(self, pool_id: object = None) -> None:
+        self.pool_id = pool_id
+        self.outer = open_transaction()
         self._over = False
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> OpenTransaction:
         _running.set(self)
         return self
 
@@ -209,20 +214,20 @@ class Running:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over = True
-        if _running.get() is self:  # else it is left in another context than the one that entered it
+        if _running.get() is self:  # otherwise it is left in another context than the one that entered it
             _running.set(self.outer)
 
     @property
     def over(self) -> bool:
-        """Has its block been left?"""
+        """Return whether its block has been left."""
         return self._over
 
 
-_running: ContextVar[Running | None] = ContextVar("abate_transaction", default=None)
+_running: ContextVar[OpenTransaction | None] = ContextVar("abate_transaction", default=None)
 
 
-def running() -> Running | None:
-    """The innermost transaction that this context is in, as far as abate runs it."""
+def open_transaction() -> OpenTransaction | None:
+    """Return the innermost transaction of this context that abate runs."""
     here = _running.get()
     while here is not None and here.over:
         here = here.outer
@@ -230,7 +235,7 @@ def running() -> Running | None:
 
 
 class Settings(TypedDict, total=False):
-    """What a `Policy` takes besides `attempts`; `on` is what is retried besides conflicts."""
+    """The settings of a `Policy` besides `max_attempts`; `on` adds to what is retried."""
 
     on: Matcher | Iterable[Matcher]
     unless: Matcher | Iterable[Matcher]
@@ -244,30 +249,30 @@ class Settings(TypedDict, total=False):
     max_hint: float
     raises: Literal["original", "exhausted"]
     clock: Clock | Callable[[], float] | None
-    rng: Uniform | None
+    rng: RandomSource | None
 
 
-def conflict_policy(attempts: int, settings: Settings) -> Policy:
-    """A policy for transactions: conflicts, with full jitter from 50 ms; nothing that may have been committed."""
+def conflict_policy(max_attempts: int, settings: Settings) -> Policy:
+    """Return a policy that retries conflicts, with full jitter from 50 ms, and nothing that may be committed."""
     given: dict[str, Any] = {"idempotent": False, "backoff": Backoff(base=0.05, cap=2.0), **settings}
-    given["on"] = (conflict, *matchers("on", given.get("on", ())))
-    return Policy(attempts=attempts, **given)
+    given["on"] = (conflict, *check_matchers("on", given.get("on", ())))
+    return Policy(max_attempts=max_attempts, **given)
 
 
 class retry_on_db_conflict:
     """Run a whole transaction again when the database reports a conflict.
 
     The decorated function (or coroutine function) is the whole transaction: it begins it, commits it, and leaves
-    nothing of it open when it raises, as ``with connection:`` does. What it takes is what a `Policy` takes. `on` adds
-    to what is retried, such as `connection_lost`; unless `idempotent` is True, only what was certainly not committed
-    is repeated.
+    nothing open when it raises, as ``with connection:`` does. The settings are those of a `Policy`. `on` adds to what
+    is retried, such as `connection_lost`; unless `idempotent` is True, only what was certainly not committed is
+    repeated.
 
-    **Nested**, the transaction is the outer function's: the inner one runs as if it were not decorated, and the
-    outermost one retries, from the beginning. That holds for tasks and threads that share the context, too.
+    **Nested**, the transaction belongs to the outer function: the inner one runs as if it were not decorated, and the
+    outermost one retries from the beginning. That includes tasks and threads that share the context.
 
     >>> import sqlite3
     >>> attempts = []
-    >>> @retry_on_db_conflict(attempts=5, backoff=[0.0])
+    >>> @retry_on_db_conflict(max_attempts=5, backoff=[0.0])
     ... def transfer(amount):
     ...     attempts.append(amount)
     ...     if len(attempts) < 3:
@@ -281,8 +286,10 @@ class retry_on_db_conflict:
 
     __slots__ = ("policy",)
 
-    def __init__(self, attempts: int = 3, **settings: Unpack[Settings]) -> None:
-        self.policy = conflict_policy(attempts, settings)
+    def __init__(self, max_attempts: int = 3, **settings: Unpack[Settings]) -> None:
+        if callable(max_attempts):
+            raise bare("abate.retry_on_db_conflict", "@abate.retry_on_db_conflict()")
+        self.policy = conflict_policy(max_attempts, settings)
 
     @overload
     def __call__(self, function: classmethod[Owner, P, T]) -> classmethod[Owner, P, T]: ...
@@ -301,27 +308,27 @@ class retry_on_db_conflict:
 def _run(function: Callable[P, T], retried: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        if running() is not None:
+        if open_transaction() is not None:
             return function(*args, **kwargs)
-        with Running():
+        with OpenTransaction():
             result = retried(*args, **kwargs)
-        return _held(result) if returned_coroutine(result) else result  # type: ignore[return-value]
+        return _await_in_transaction(result) if is_coroutine_object(result) else result  # type: ignore[return-value]
 
     return run
 
 
-async def _held(coroutine: Any) -> Any:
-    """Await what a plain function has returned in place of its result."""
-    with Running():
+async def _await_in_transaction(coroutine: Any) -> Any:
+    """Await the coroutine that a plain function has returned."""
+    with OpenTransaction():
         return await coroutine
 
 
 def _arun(function: Callable[..., Any], retried: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     async def arun(*args: Any, **kwargs: Any) -> Any:
-        if running() is not None:
+        if open_transaction() is not None:
             return await function(*args, **kwargs)
-        with Running():
+        with OpenTransaction():
             return await retried(*args, **kwargs)
 
     return arun

@@ -1,22 +1,22 @@
-"""gRPC: interceptors that retry calls, for grpcio's own channels and for those of `grpc.aio`.
+"""Provides gRPC interceptors that retry calls, for channels of `grpc` and of `grpc.aio`.
 
-Every call is judged by one table of status codes:
+Every call is classified by its status code:
 
 * UNAVAILABLE is worth another attempt, and so is ABORTED, a conflict;
-* RESOURCE_EXHAUSTED and DEADLINE_EXCEEDED mean overload; but a message over a size limit is too large every time;
-* everything else is fatal: UNKNOWN and INTERNAL, and CANCELLED, which passes at once.
+* RESOURCE_EXHAUSTED and DEADLINE_EXCEEDED mean overload, except for a message over a size limit, which is fatal;
+* all other codes are fatal, including UNKNOWN, INTERNAL and CANCELLED.
 
 The server's hint is read from ``grpc-retry-pushback-ms`` (negative or unreadable: stop) and from ``RetryInfo`` in the
-status details. Each attempt's ``timeout`` is cut to what remains until the deadline, and ``abate-attempt`` and
-``abate-deadline`` go along as metadata. An error whose trailing metadata has ``abate-exhausted`` is not retried: a
-service behind it has done so.
+status details. Each attempt has a ``timeout`` of at most the time until the deadline, and ``abate-attempt`` and
+``abate-deadline`` as metadata. An error whose trailing metadata has ``abate-exhausted`` is not retried: a service
+behind the server has retried already.
 
-Unary calls and server streams are retried, a stream until its first message has come; after that its errors are
-raised as they are. The requests of client streams cannot be sent twice: such calls pass untouched.
+Unary calls and server streams are retried. A stream is retried until its first message has come; its later errors are
+raised unchanged. The requests of client streams cannot be sent twice: such calls pass unchanged.
 
-With ``idempotent=False`` only those failures are retried which show that no connection was made. gRPC tells this in the
-details of the status alone, so a server that passes on the details of its own failed calls word for word can be
-mistaken for one that was never reached, unless it sends metadata as well, such as ``abate-exhausted``.
+With ``idempotent=False`` a failure is retried only if it shows that no connection was made. gRPC says this only in the
+details of the status. So a server that copies the details of its own failed calls can be mistaken for one that was
+never reached, unless it also sends metadata, such as ``abate-exhausted``.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from abate.call.policy import Policy
-from abate.clients.exchange import ATTEMPT, DEADLINE, EXHAUSTED, gave_up, travelling, within
+from abate.clients.headers import ATTEMPT, DEADLINE, EXHAUSTED, request_headers, upstream_gave_up
 from abate.clients.trust import SECRET, Secret
 from abate.decide.outcome import BLIP, FATAL, LAYER, OVERLOAD, Outcome, Ruling
 from abate.decide.rules import Rule
 from abate.redact import shown
-from abate.schedule.deadlines import carry_deadline, keeps_deadline
+from abate.schedule.deadlines import carry_deadline, cut_to_deadline, deadline_aware
 from abate.schedule.hints import pushback
+
+__all__ = ["aio_interceptors", "channel_options", "interceptors", "transient"]
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -51,19 +53,19 @@ RULINGS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: OVERLOAD,
 }
 
-NEVER_CONNECTED = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
-"""How the details begin where grpcio itself says that it has not reached any server."""
+UNREACHED_DETAILS = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
+"""The details begin with one of these if grpcio has not reached a server."""
 
 TOO_LARGE = "message larger than max"
 
-OWN_KEYS = frozenset({ATTEMPT.lower(), DEADLINE.lower(), SECRET.lower()})
+ABATE_HEADERS = frozenset({ATTEMPT.lower(), DEADLINE.lower(), SECRET.lower()})
 
-EXPIRED = -1.0
-"""The timeout of an attempt for which no time is left: with 0, grpcio may still send it."""
+EXPIRED_TIMEOUT = -1.0
+"""The timeout of an attempt after its deadline: with 0, grpcio may still send it."""
 
 
-class OnStatus(Rule):
-    """Errors of grpcio, sync and async, judged by their status.
+class OnGrpcStatus(Rule):
+    """Classifies errors of grpcio, sync and async, by their status.
 
     >>> transient.judge(Outcome(error=grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED))).reason
     'overload'
@@ -74,26 +76,28 @@ class OnStatus(Rule):
         if not isinstance(error, (grpc.Call, grpc.aio.AioRpcError)) or not isinstance(error, grpc.RpcError):
             return None
         trailing = _pairs(error.trailing_metadata())
-        if any(key == EXHAUSTED.lower() and isinstance(value, str) and gave_up(value) for key, value in trailing):
+        if any(
+            key == EXHAUSTED.lower() and isinstance(value, str) and upstream_gave_up(value) for key, value in trailing
+        ):
             return LAYER
         ruling = RULINGS.get(error.code())
         details = error.details() or ""
         if ruling is None or (ruling is OVERLOAD and TOO_LARGE in details):
             return FATAL
-        reached = bool(trailing or error.initial_metadata()) or not details.startswith(NEVER_CONNECTED)
+        reached = bool(trailing or error.initial_metadata()) or not details.startswith(UNREACHED_DETAILS)
         return Ruling(True, ruling.reason, _hint(trailing), reached, None, _answered(error, trailing))
 
 
-transient = OnStatus()
-"""The rule for `on` of a policy whose calls go through gRPC; the interceptors ask it in any case."""
+transient = OnGrpcStatus()
+"""The rule for `on` of a policy whose calls go through gRPC; the interceptors always use it."""
 
 
 def channel_options() -> list[tuple[str, int]]:
-    """The options of a channel whose calls are retried by abate: they turn grpcio's own retries off.
+    """Return options for a channel that turn grpcio's own retries off.
 
-    grpcio retries by itself where a service config says so, one that comes by DNS among them, and the two multiply.
-    Interceptors see neither the options of their channel nor its service config, so nothing can warn of that: give
-    these options to every channel that has interceptors.
+    grpcio retries by itself if a service config says so, even one from DNS, and two layers of retries multiply. Pass
+    these options to every channel that has interceptors. Interceptors see neither the options nor the service config of
+    their channel, so abate can't warn if they are missing.
 
     >>> channel_options()
     [('grpc.enable_retries', 0)]
@@ -104,17 +108,17 @@ def channel_options() -> list[tuple[str, int]]:
 def interceptors(
     policy: Policy, *, idempotent: bool = True, secret: Secret | None = None
 ) -> list[grpc.UnaryUnaryClientInterceptor]:
-    """The interceptors of a channel whose calls are retried by `policy`.
+    """Return the interceptors for a channel whose calls `policy` retries.
 
-    With ``idempotent=False``, or where the policy says so, only calls that reached no server are sent again. A `secret`
-    goes along as ``abate-secret``, so that servers which know it believe the rest (`abate.clients.grpc_server`).
+    With ``idempotent=False``, or if the policy says so, only calls that reached no server are sent again. A `secret` is
+    sent as ``abate-secret``, so that servers that know it trust the other metadata (`abate.clients.grpc_server`).
 
-    A call by ``future()`` returns when it is over, retries and all. A stream is sent at once, and its retries are made
-    while its first message is waited for; where the policy has a gate or timeouts, it is sent then. A timeout, the
-    policy's and the call's own, bounds the whole stream.
+    A call by ``future()`` returns when it has ended, including retries. A stream is sent at once, and retried while the
+    caller waits for its first message; if the policy has a gate or timeouts, it is sent only when the caller waits. The
+    timeouts of the policy and of the call apply to the whole stream.
 
     >>> import abate
-    >>> orders = abate.Policy(name="orders", on=transient, attempts=2, backoff=[0.0])
+    >>> orders = abate.Policy(name="orders", on=transient, max_attempts=2, backoff=[0.0])
     >>> nobody = grpc.insecure_channel("127.0.0.1:1", options=channel_options())
     >>> with grpc.intercept_channel(nobody, *interceptors(orders)) as channel:
     ...     try:
@@ -123,18 +127,18 @@ def interceptors(
     ...         print(error.code(), abate.report(error))
     StatusCode.UNAVAILABLE orders gave up after 2 attempts: attempts
     """
-    return [_Interceptor(_fitted(policy, idempotent), _known(secret))]
+    return [_Interceptor(_grpc_policy(policy, idempotent), _checked_secret(secret))]
 
 
 def aio_interceptors(
     policy: Policy, *, idempotent: bool = True, secret: Secret | None = None
 ) -> list[grpc.aio.ClientInterceptor]:
-    """The same for a channel of `grpc.aio`.
+    """Return the interceptors for a channel of `grpc.aio`.
 
-    Such a stream is sent at once; what else is asked of it is answered once its first message has come.
+    A stream is sent at once. Its status and metadata are available once its first message has come.
 
     >>> import abate, asyncio
-    >>> orders = abate.Policy(name="orders", on=transient, attempts=2, backoff=[0.0])
+    >>> orders = abate.Policy(name="orders", on=transient, max_attempts=2, backoff=[0.0])
     >>> async def get():
     ...     retried = aio_interceptors(orders)
     ...     async with grpc.aio.insecure_channel("127.0.0.1:1", channel_options(), interceptors=retried) as channel:
@@ -145,11 +149,11 @@ def aio_interceptors(
     >>> asyncio.run(get())
     StatusCode.UNAVAILABLE orders gave up after 2 attempts: attempts
     """
-    fitted, known = _fitted(policy, idempotent), _known(secret)
-    return [_AioUnary(fitted, known), _AioStream(fitted, known)]  # grpc.aio takes only one role of each object
+    fitted, known = _grpc_policy(policy, idempotent), _checked_secret(secret)
+    return [_AioUnary(fitted, known), _AioStream(fitted, known)]  # grpc.aio uses only one role of each object
 
 
-def _fitted(policy: Policy, idempotent: bool) -> Policy:
+def _grpc_policy(policy: Policy, idempotent: bool) -> Policy:
     if not isinstance(policy, Policy):
         raise TypeError(f"policy must be a Policy, not {shown(policy)}")
     if not isinstance(idempotent, bool):
@@ -157,18 +161,19 @@ def _fitted(policy: Policy, idempotent: bool) -> Policy:
     return policy.also(transient).replace(idempotent=idempotent and policy.idempotent is not False)
 
 
-def _known(secret: Secret | None) -> Secret | None:
+def _checked_secret(secret: Secret | None) -> Secret | None:
     if secret is not None and not isinstance(secret, Secret):
         raise TypeError(f"secret must be a Secret, not a {type(secret).__name__}")
     return secret
 
 
-# -- what the server said
+# -- reading the server's answer
 
 
 def _answered(error: Any, trailing: Metadata) -> bool:
-    """Is the status the server's own? That a deadline is over is noticed on both sides; grpcio says by itself that
-    no server is there, without metadata.
+    """Return whether the status came from the server.
+
+    DEADLINE_EXCEEDED may come from either side. UNAVAILABLE without metadata comes from grpcio itself.
     """
     code = error.code()
     if code is grpc.StatusCode.UNAVAILABLE:
@@ -177,7 +182,7 @@ def _answered(error: Any, trailing: Metadata) -> bool:
 
 
 def _hint(trailing: Metadata) -> float | None:
-    """The longest wait that was asked for, in seconds; infinite where the server asked not to come back."""
+    """Return the longest requested wait in seconds; infinite if the server asked not to come back."""
     said = dict(trailing)
     asked, details = said.get("grpc-retry-pushback-ms"), said.get("grpc-status-details-bin")
     hints = (
@@ -188,7 +193,7 @@ def _hint(trailing: Metadata) -> float | None:
 
 
 def _retry_delay(status: bytes) -> float | None:
-    """The seconds that `RetryInfo` in a serialized `google.rpc.Status` asks for; None without, or if it is broken."""
+    """Return the seconds of `RetryInfo` in a serialized `google.rpc.Status`; None if it is missing or broken."""
     info = error_details_pb2.RetryInfo()
     try:
         for detail in status_pb2.Status.FromString(status).details:
@@ -203,7 +208,7 @@ def _pairs(metadata: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
     return tuple((key, value) for key, value in metadata or ())
 
 
-# -- what is sent
+# -- sending
 
 
 class _Details(grpc.ClientCallDetails):  # type: ignore[misc]
@@ -223,8 +228,8 @@ def _aio_details(method: str, timeout: float | None, metadata: Metadata, given: 
     return grpc.aio.ClientCallDetails(method, timeout, sent, given.credentials, given.wait_for_ready)
 
 
-class _Sender:
-    """Sends the attempts of one call: each with its number, and within the time that is left."""
+class _AttemptSender:
+    """Sends the attempts of one call, each with its number and a timeout of at most the time until the deadline."""
 
     __slots__ = ("_continuation", "_given", "_make", "_metadata", "_numbers", "_request", "_secret")
 
@@ -241,16 +246,16 @@ class _Sender:
         self._continuation = continuation
         self._given = given
         self._request = request
-        # read once: what the caller gave may be an iterator
-        self._metadata = tuple(pair for pair in _pairs(given.metadata) if pair[0] not in OWN_KEYS)
+        # read once: it may be an iterator
+        self._metadata = tuple(pair for pair in _pairs(given.metadata) if pair[0] not in ABATE_HEADERS)
         self._numbers = count(1)
 
     def send(self) -> Any:
-        """Send the next attempt: a call, or the coroutine of one."""
-        own = ((name.lower(), value) for name, value in travelling(next(self._numbers), self._secret).items())
-        timeout = within(self._given.timeout)
+        """Send the next attempt. Return its call, or a coroutine that returns it."""
+        own = ((name.lower(), value) for name, value in request_headers(next(self._numbers), self._secret).items())
+        timeout = cut_to_deadline(self._given.timeout)
         if timeout is not None and timeout <= 0:
-            timeout = EXPIRED
+            timeout = EXPIRED_TIMEOUT
         details = self._make(self._given.method, timeout, (*self._metadata, *own), self._given)
         return self._continuation(details, self._request)
 
@@ -266,21 +271,21 @@ class _Interceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInter
         self._secret = secret
 
     def intercept_unary_unary(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
-        sender = _Sender(_Details, continuation, client_call_details, request, self._secret)
+        sender = _AttemptSender(_Details, continuation, client_call_details, request, self._secret)
         try:
-            return self._policy.call(keeps_deadline(lambda: _ended(sender.send())))
+            return self._policy.call(deadline_aware(lambda: _raise_if_failed(sender.send())))
         except grpc.RpcError as error:
             if not isinstance(error, grpc.Future):
                 raise
-            return error  # a failed call is its own error: this way `future()` hands it out, and others raise it
+            return error  # a failed call is its own error: `future()` returns it, other calls raise it
 
     def intercept_unary_stream(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
-        sender = _Sender(_Details, continuation, client_call_details, request, self._secret)
+        sender = _AttemptSender(_Details, continuation, client_call_details, request, self._secret)
         return _Stream(self._policy, sender)
 
 
-def _ended(call: Any) -> Any:
-    """The call, when it has ended well; otherwise its error is raised."""
+def _raise_if_failed(call: Any) -> Any:
+    """Return the call if it succeeded; otherwise raise its error."""
     error = call.exception() if isinstance(call, grpc.Future) else call
     if isinstance(error, Exception):
         raise error
@@ -288,11 +293,11 @@ def _ended(call: Any) -> Any:
 
 
 class _Stream(grpc.Call):  # type: ignore[misc]
-    """A server stream: what it is asked is answered by the attempt that brought the first message."""
+    """A server stream. Its status and metadata are those of the attempt that brought the first message."""
 
-    def __init__(self, policy: Policy, sender: _Sender) -> None:
+    def __init__(self, policy: Policy, sender: _AttemptSender) -> None:
         self._sender = sender
-        # whichever thread reads, and whenever: the context and the deadline are those of the caller
+        # any thread may read the stream, with the context and the deadline of the thread that made the call
         self._context = copy_context()
         self._make = carry_deadline(policy.call)
         self._lock = RLock()
@@ -300,9 +305,9 @@ class _Stream(grpc.Call):  # type: ignore[misc]
         self._failure: Exception | None = None
         self._first: deque[Any] = deque()
         self._call: Any = None
-        self._begun: Any = None
+        self._sent_early: Any = None
         if policy.gate is None and not policy.bounded:
-            self._begun = self._send()
+            self._sent_early = self._send()
 
     def __iter__(self) -> _Stream:
         return self
@@ -317,8 +322,8 @@ class _Stream(grpc.Call):  # type: ignore[misc]
             return next(self._call)
 
     def _wait(self) -> None:
-        """Have the first message, the end or the error of the stream."""
-        for _ in iter(self._lock.acquire, None):  # a `with` statement may be interrupted before it has begun
+        """Wait for the first message, the end or the error of the stream."""
+        for _ in iter(self._lock.acquire, None):  # a signal handler may interrupt a `with` statement before its body
             try:
                 if self._opening:
                     raise RuntimeError("a signal handler can't wait for a stream that its own thread is waiting for")
@@ -335,10 +340,10 @@ class _Stream(grpc.Call):  # type: ignore[misc]
                 self._lock.release()
             break
 
-    @keeps_deadline
+    @deadline_aware
     def _attempt(self) -> None:
-        call, self._begun = self._begun or self._send(), None
-        self._first = deque(islice(call, 1))  # not that of an attempt which a signal handler has broken off
+        call, self._sent_early = self._sent_early or self._send(), None
+        self._first = deque(islice(call, 1))  # replaces the message of an attempt that a signal handler interrupted
 
     def _send(self) -> Any:
         self._call = self._sender.send()
@@ -346,38 +351,38 @@ class _Stream(grpc.Call):  # type: ignore[misc]
             self._call.cancel()
         return self._call
 
-    def _answering(self) -> Any:
-        """The call that answers for this one."""
+    def _final_call(self) -> Any:
+        """Return the call of the last attempt; raise the error if no attempt was sent."""
         self._wait()
-        if self._call is None:  # it was not sent at all
+        if self._call is None:  # nothing was sent
             assert self._failure is not None
             raise self._failure
         return self._call
 
     def cancel(self) -> bool:
-        self._cancelled = True  # before the look at the attempt: the next one looks at this
+        self._cancelled = True  # before the attempt is read: the next attempt checks this
         return True if self._call is None else bool(self._call.cancel())
 
     def is_active(self) -> bool:
-        return not self._open or bool(self._answering().is_active())
+        return not self._open or bool(self._final_call().is_active())
 
     def time_remaining(self) -> Any:
-        return self._answering().time_remaining()
+        return self._final_call().time_remaining()
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
-        return bool(self._answering().add_callback(callback))
+        return bool(self._final_call().add_callback(callback))
 
     def initial_metadata(self) -> Any:
-        return self._answering().initial_metadata()
+        return self._final_call().initial_metadata()
 
     def trailing_metadata(self) -> Any:
-        return self._answering().trailing_metadata()
+        return self._final_call().trailing_metadata()
 
     def code(self) -> Any:
-        return self._answering().code()
+        return self._final_call().code()
 
     def details(self) -> Any:
-        return self._answering().details()
+        return self._final_call().details()
 
 
 # -- asyncio
@@ -393,9 +398,9 @@ class _AioUnary(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
     async def intercept_unary_unary(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> grpc.aio.UnaryUnaryCall:
-        sender = _Sender(_aio_details, continuation, client_call_details, request, self._secret)
+        sender = _AttemptSender(_aio_details, continuation, client_call_details, request, self._secret)
 
-        @keeps_deadline
+        @deadline_aware
         async def attempt() -> grpc.aio.UnaryUnaryCall:
             call = await sender.send()
             await call
@@ -414,9 +419,9 @@ class _AioStream(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
     async def intercept_unary_stream(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> AsyncIterator[Any]:
-        sender = _Sender(_aio_details, continuation, client_call_details, request, self._secret)
+        sender = _AttemptSender(_aio_details, continuation, client_call_details, request, self._secret)
 
-        @keeps_deadline
+        @deadline_aware
         async def attempt() -> AsyncIterator[Any]:
             messages = aiter(await sender.send())
             try:
@@ -428,7 +433,7 @@ class _AioStream(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
 
 
 class _Messages:
-    """The messages of a stream, the first of which has been read already."""
+    """The messages of a stream whose first message was read already."""
 
     def __init__(self, first: list[Any], rest: AsyncIterator[Any]) -> None:
         self._first = first

@@ -4,8 +4,8 @@ They do for a server of grpcio or `grpc.aio` what the ASGI and WSGI middleware d
 
 * ``abate-deadline`` and ``abate-attempt`` count for callers that are `trusted`: by a function of the servicer context,
   by the network of the peer, or by a secret that is sent as ``abate-secret``;
-* a call that comes too late ends with DEADLINE_EXCEEDED, before anything was begun;
-* an error of a handler in which a policy has retried and given up has ``abate-exhausted`` in its trailing metadata.
+* a call that comes too late ends with DEADLINE_EXCEEDED before any work;
+* an error of a handler in which a policy has given up has ``abate-exhausted`` in its trailing metadata.
 
 ``grpc-timeout``, which any caller may send, is gRPC's own: `grpc.aio` cancels handlers by it, trusted or not.
 """
@@ -21,22 +21,33 @@ from urllib.parse import unquote
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
-from abate import clock, proxies
-from abate.call.giveup import Watch, watching
-from abate.clients.exchange import EXHAUSTED
-from abate.clients.services import LEAST, NOTHING, OWN_KEYS, SECRET_KEY, Asked, Terms, over, own
+from abate import clock, proxy_headers
+from abate.call.layers import ExhaustedFlag, watch_for_exhausted
+from abate.clients.headers import EXHAUSTED
+from abate.clients.server_middleware import (
+    ABATE_HEADERS,
+    MIN_DEADLINE,
+    NO_LIMITS,
+    SECRET_KEY,
+    CallerLimits,
+    ServerSettings,
+    abate_values,
+    caller_timed_out,
+)
 from abate.clients.trust import UNIX, Trusted
-from abate.clock import Cut
+from abate.clock import TimeoutScope
 from abate.errors import AttemptTimeout
-from abate.functions import is_coroutine
+from abate.functions import is_coroutine_function
 from abate.schedule.deadlines import deadline
 from abate.scopes import Scope, Scopes
 
-Behaviour = Callable[[Any, Any], Any]
+__all__ = ["aio_interceptors", "attempt", "interceptors"]
 
-LATE = grpc.StatusCode.DEADLINE_EXCEEDED, "the caller's deadline has passed"
+RpcMethod = Callable[[Any, Any], Any]
+
+TIMED_OUT_STATUS = grpc.StatusCode.DEADLINE_EXCEEDED, "the caller's deadline has passed"
 EXHAUSTED_PAIR = (EXHAUSTED.lower(), "1")
-MAKERS = {
+HANDLER_FACTORIES = {
     (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
     (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
     (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
@@ -48,7 +59,7 @@ _served: Scopes[Scope] = Scopes("abate_grpc_served")
 
 
 def attempt() -> int:
-    """The number of the attempt that is being served here, as a trusted caller gave it; otherwise 1.
+    """Return the number of the attempt served here, as a trusted caller gave it; otherwise 1.
 
     >>> attempt()
     1
@@ -57,25 +68,25 @@ def attempt() -> int:
     return scope.owner if scope is not None and isinstance(scope.owner, int) else 1
 
 
-def interceptors(*, trusted: Trusted = None, min_deadline: float = LEAST) -> list[grpc.ServerInterceptor]:
-    """The interceptors of a ``grpc.server``.
+def interceptors(*, trusted: Trusted = None, min_deadline: float = MIN_DEADLINE) -> list[grpc.ServerInterceptor]:
+    """Return the interceptors for a ``grpc.server``.
 
-    Its handlers run in threads, which cannot be cut off: a deadline is kept by the policies and clients inside, and
-    ``abate.remaining()`` tells it. `min_deadline` is what a handler has at least, in seconds.
+    Its handlers run in threads, which cannot be cut off: policies and clients inside keep the deadline, and
+    ``abate.remaining()`` returns it. A handler has at least `min_deadline` seconds.
 
     >>> from concurrent.futures import ThreadPoolExecutor
     >>> server = grpc.server(ThreadPoolExecutor(), interceptors=interceptors(trusted=["10.0.0.0/8", "unix"]))
     """
-    return [_Interceptor(Terms(trusted, min_deadline))]
+    return [_Interceptor(ServerSettings(trusted, min_deadline))]
 
 
 def aio_interceptors(
-    *, trusted: Trusted = None, min_deadline: float = LEAST, cancel: bool = False
+    *, trusted: Trusted = None, min_deadline: float = MIN_DEADLINE, cancel: bool = False
 ) -> list[grpc.aio.ServerInterceptor]:
-    """The same for a ``grpc.aio.server``.
+    """Return the interceptors for a ``grpc.aio.server``.
 
     With `cancel`, a coroutine that has not begun its response by the deadline of a trusted caller is cancelled. By
-    default it is left to finish: cancelled between two awaits, it would leave half of its work done.
+    default it finishes: cancelled between two awaits, it would leave half of its work done.
 
     >>> import asyncio
     >>> async def main():
@@ -84,25 +95,25 @@ def aio_interceptors(
     """
     if not isinstance(cancel, bool):
         raise TypeError(f"cancel must be True or False, not {cancel!r}")
-    return [_AioInterceptor(Terms(trusted, min_deadline), cancel)]
+    return [_AioInterceptor(ServerSettings(trusted, min_deadline), cancel)]
 
 
-# -- what both have in common
+# -- shared by threads and asyncio
 
 
-def _asked(terms: Terms, context: Any) -> tuple[Asked, frozenset[str]]:
-    """What the metadata of a call asks for, and the keys of those that the handler is not to see."""
+def _caller_limits(terms: ServerSettings, context: Any) -> tuple[CallerLimits, frozenset[str]]:
+    """Return what the caller says, and the metadata keys that the handler must not see."""
     metadata = [(str(key).lower(), value) for key, value in context.invocation_metadata() or ()]
-    sent = own((key, value) for key, value in metadata if isinstance(value, str))
+    sent = abate_values((key, value) for key, value in metadata if isinstance(value, str))
     if not sent:
-        return NOTHING, frozenset()
-    forwarded = not proxies.HEADERS.isdisjoint(key for key, _ in metadata)
-    believed = terms.asked(sent, context, None if forwarded else peer_address(context.peer()))
-    return (NOTHING, OWN_KEYS) if believed is None else (believed, frozenset({SECRET_KEY}))
+        return NO_LIMITS, frozenset()
+    forwarded = not proxy_headers.HEADERS.isdisjoint(key for key, _ in metadata)
+    believed = terms.limits_of(sent, context, None if forwarded else peer_address(context.peer()))
+    return (NO_LIMITS, ABATE_HEADERS) if believed is None else (believed, frozenset({SECRET_KEY}))
 
 
 def peer_address(peer: str) -> str | None:
-    """The address in gRPC's name of a peer; None where there is none that can be read.
+    """Return the address in gRPC's name of a peer; None if there is none that can be read.
 
     >>> peer_address("ipv4:10.1.2.3:4711"), peer_address("ipv6:%5B::1%5D:4711"), peer_address("unix:")
     ('10.1.2.3', '::1', 'unix')
@@ -115,22 +126,22 @@ def peer_address(peer: str) -> str | None:
 
 
 @contextmanager
-def _serving(asked: Asked) -> Generator[Watch]:
-    """What holds while a call is served: its caller's deadline, its number, and a watch for policies that give up."""
-    scope = _served.enter(Scope(asked.attempt))
+def _call_scope(limits: CallerLimits) -> Generator[ExhaustedFlag]:
+    """Apply the caller's deadline and attempt number while a call is served, and watch for policies that give up."""
+    scope = _served.enter(Scope(limits.attempt))
     try:
-        with nullcontext() if asked.left is None else deadline(asked.left), watching() as watch:
+        with nullcontext() if limits.left is None else deadline(limits.left), watch_for_exhausted() as watch:
             yield watch
     finally:
         _served.leave(scope)
 
 
 class _Context:
-    """A servicer context as a handler sees it. What has to be said about an error must be said before it is sent."""
+    """A servicer context as a handler sees it. Metadata of an error must be set before the error is sent."""
 
-    def __init__(self, context: Any, watch: Watch, hidden: frozenset[str]) -> None:
+    def __init__(self, context: Any, watch: ExhaustedFlag, hidden: frozenset[str]) -> None:
         self._context = context
-        self._watch = watch
+        self._exhausted_flag = watch
         self._hidden = hidden
         self._trailing: tuple[Any, ...] = ()
         self._failed = False
@@ -139,7 +150,7 @@ class _Context:
         return getattr(self._context, name)
 
     def invocation_metadata(self) -> Any:
-        """Return the metadata of the call, without a secret, and without what counts for trusted callers only."""
+        """Return the metadata of the call, without the secret, and without what counts for trusted callers only."""
         sent = self._context.invocation_metadata()
         return tuple(pair for pair in sent if pair[0].lower() not in self._hidden) if self._hidden else sent
 
@@ -153,24 +164,24 @@ class _Context:
         self._trailing = tuple(trailing_metadata or ())
         self._context.set_trailing_metadata(trailing_metadata)
 
-    def told(self, trailing: Any = None) -> tuple[Any, ...]:
-        """The metadata of an error: those given, and that retrying is of no use if a policy has found that out."""
+    def error_metadata(self, trailing: Any = None) -> tuple[Any, ...]:
+        """Return the metadata of an error: the given ones, and ``abate-exhausted`` if a policy has given up."""
         given = tuple(trailing) if trailing else self._trailing
-        if not self._watch.exhausted:
+        if not self._exhausted_flag.exhausted:
             return given
         return (*(pair for pair in given if pair[0] != EXHAUSTED_PAIR[0]), EXHAUSTED_PAIR)
 
     def ended(self, failed: bool) -> None:
-        """The handler is done, with an error or not."""
-        if self._watch.exhausted and (failed or self._failed):
-            self._context.set_trailing_metadata(self.told())
+        """Note that the handler has ended, with an error or not."""
+        if self._exhausted_flag.exhausted and (failed or self._failed):
+            self._context.set_trailing_metadata(self.error_metadata())
 
 
-def _rebuilt(handler: Any, wrap: Callable[[Behaviour, bool], Behaviour]) -> Any:
-    """A method's handler, with its behaviour wrapped."""
+def _wrap_handler(handler: Any, wrap: Callable[[RpcMethod, bool], RpcMethod]) -> Any:
+    """Return a method's handler with its function wrapped."""
     if handler is None:
         return None
-    name, make = MAKERS[bool(handler.request_streaming), bool(handler.response_streaming)]
+    name, make = HANDLER_FACTORIES[bool(handler.request_streaming), bool(handler.response_streaming)]
     return make(
         wrap(getattr(handler, name), bool(handler.response_streaming)),
         request_deserializer=handler.request_deserializer,
@@ -184,14 +195,14 @@ def _rebuilt(handler: Any, wrap: Callable[[Behaviour, bool], Behaviour]) -> Any:
 class _Interceptor(grpc.ServerInterceptor):  # type: ignore[misc]
     """Serves the calls of a server with threads."""
 
-    def __init__(self, terms: Terms) -> None:
-        self._terms = terms
+    def __init__(self, terms: ServerSettings) -> None:
+        self._settings = terms
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
-        return _rebuilt(continuation(handler_call_details), self.wrap)
+        return _wrap_handler(continuation(handler_call_details), self.wrap)
 
-    def wrap(self, behaviour: Behaviour, streams: bool) -> Behaviour:
-        """A handler that is a plain function."""
+    def wrap(self, behaviour: RpcMethod, streams: bool) -> RpcMethod:
+        """Wrap a handler that is a plain function."""
 
         def unary(request: Any, context: Any) -> Any:
             with self._served(context) as own:
@@ -205,10 +216,10 @@ class _Interceptor(grpc.ServerInterceptor):  # type: ignore[misc]
 
     @contextmanager
     def _served(self, context: Any) -> Generator[_Context]:
-        asked, hidden = _asked(self._terms, context)
-        if asked.left == 0.0:
-            context.abort(*LATE)
-        with _serving(asked) as watch:
+        limits, hidden = _caller_limits(self._settings, context)
+        if limits.left == 0.0:
+            context.abort(*TIMED_OUT_STATUS)
+        with _call_scope(limits) as watch:
             own = _ThreadContext(context, watch, hidden)
             try:
                 yield own
@@ -239,27 +250,29 @@ class _ThreadContext(_Context):
 class _AioInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Serves the calls of a server of `grpc.aio`."""
 
-    def __init__(self, terms: Terms, cancel: bool) -> None:
-        self._terms = terms
+    def __init__(self, terms: ServerSettings, cancel: bool) -> None:
+        self._settings = terms
         self._cancel = cancel
         self._threads = _Interceptor(terms)
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
-        return _rebuilt(await continuation(handler_call_details), self._wrap)
+        return _wrap_handler(await continuation(handler_call_details), self._wrap)
 
-    def _wrap(self, behaviour: Behaviour, streams: bool) -> Behaviour:
+    def _wrap(self, behaviour: RpcMethod, streams: bool) -> RpcMethod:
         if isasyncgenfunction(behaviour):
             return self._generator(behaviour)
-        # plain functions are run in threads, by grpc.aio too
-        return self._coroutine(behaviour) if is_coroutine(behaviour) else self._threads.wrap(behaviour, streams)
+        # grpc.aio runs plain functions in threads, too
+        return (
+            self._coroutine(behaviour) if is_coroutine_function(behaviour) else self._threads.wrap(behaviour, streams)
+        )
 
-    def _coroutine(self, behaviour: Behaviour) -> Behaviour:
+    def _coroutine(self, behaviour: RpcMethod) -> RpcMethod:
         async def serve(request: Any, context: Any) -> Any:
-            asked, hidden = await self._begin(context)
-            with _serving(asked) as watch:
+            limits, hidden = await self._begin(context)
+            with _call_scope(limits) as watch:
                 own = _TaskContext(context, watch, hidden)
                 try:
-                    answer = await self._bounded(own, asked, behaviour(request, own))
+                    answer = await self._bounded(own, limits, behaviour(request, own))
                 except Exception:
                     own.ended(failed=True)
                     raise
@@ -268,18 +281,18 @@ class _AioInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         return serve
 
-    def _generator(self, behaviour: Behaviour) -> Behaviour:
+    def _generator(self, behaviour: RpcMethod) -> RpcMethod:
         async def serve(request: Any, context: Any) -> AsyncIterator[Any]:
-            asked, hidden = await self._begin(context)
-            with _serving(asked) as watch:
+            limits, hidden = await self._begin(context)
+            with _call_scope(limits) as watch:
                 own = _TaskContext(context, watch, hidden)
                 messages = behaviour(request, own)
                 try:
-                    yield await self._bounded(own, asked, anext(messages))
+                    yield await self._bounded(own, limits, anext(messages))
                     async for message in messages:
                         yield message
                 except StopAsyncIteration:
-                    pass  # there was no message at all
+                    pass  # there was no message
                 except Exception:
                     own.ended(failed=True)
                     raise
@@ -289,38 +302,38 @@ class _AioInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         return serve
 
-    async def _begin(self, context: Any) -> tuple[Asked, frozenset[str]]:
-        asked, hidden = _asked(self._terms, context)
-        if asked.left == 0.0:
-            await context.abort(*LATE)
-        return asked, hidden
+    async def _begin(self, context: Any) -> tuple[CallerLimits, frozenset[str]]:
+        limits, hidden = _caller_limits(self._settings, context)
+        if limits.left == 0.0:
+            await context.abort(*TIMED_OUT_STATUS)
+        return limits, hidden
 
-    async def _bounded(self, own: _TaskContext, asked: Asked, work: Awaitable[Any]) -> Any:
-        """Do the work until a response has begun, within the caller's deadline if handlers may be cut off."""
+    async def _bounded(self, own: _TaskContext, limits: CallerLimits, work: Awaitable[Any]) -> Any:
+        """Run the handler until its response begins, within the caller's deadline if handlers may be cancelled."""
         try:
-            if self._cancel and asked.left is not None:
-                cut = clock.current().within(asked.left)
+            if self._cancel and limits.left is not None:
+                cut = clock.current().within(limits.left)
                 async with cut as own.cut:
                     return await work
             return await work
         except AttemptTimeout:
-            # the handler's own, unless the caller's time is over
-            if own.begun or not over(own.cut):
+            # the handler's own timeout, unless the caller's time is over
+            if own.begun or not caller_timed_out(own.cut):
                 raise
-            await own.abort(*LATE)
+            await own.abort(*TIMED_OUT_STATUS)
 
 
 class _TaskContext(_Context):
-    """The context of a handler that is a coroutine. It knows when the response begins."""
+    """The context of a handler that is a coroutine. It notes when the response begins."""
 
-    def __init__(self, context: Any, watch: Watch, hidden: frozenset[str]) -> None:
+    def __init__(self, context: Any, watch: ExhaustedFlag, hidden: frozenset[str]) -> None:
         super().__init__(context, watch, hidden)
-        self.cut: Cut | None = None
+        self.cut: TimeoutScope | None = None
         self.begun = False
 
     async def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> None:
         """End the call with an error, which is sent at once."""
-        await self._context.abort(code, details, self.told(trailing_metadata))
+        await self._context.abort(code, details, self.error_metadata(trailing_metadata))
 
     async def abort_with_status(self, status: Any) -> None:
         """End the call with an error and its metadata."""
@@ -337,7 +350,7 @@ class _TaskContext(_Context):
         await self._context.write(message)
 
     def _begin(self) -> None:
-        # a task of the handler's may get here between the cut and its own cancellation
+        # a task of the handler may get here between the cut and its own cancellation
         if self.cut is not None and not self.cut.lift():
             raise AttemptTimeout(0.0)
         self.begun = True

@@ -1,17 +1,17 @@
-"""Redis and Valkey, by redis-py: a rule for its errors, and clients whose own retries are off.
+"""Supports redis-py (Redis and Valkey): a rule for its errors, and clients with its own retries turned off.
 
-redis-py retries by itself, up to ten times with jitter, and two layers of retries multiply: make clients here. Its
-errors, sync and async, are judged by `transient`:
+redis-py retries by itself, up to ten times with jitter, and two layers of retries multiply. Clients made here do not.
+`transient` classifies the errors of sync and async clients:
 
-* no connection could be made, had from the pool, or was let in by the server: nothing was sent, which is safe to
-  repeat whatever the command does. All but a plain failure to connect mean overload;
-* timeouts mean overload; any other break of the connection is a blip, and the server may have seen the command;
-* LOADING, BUSY (a script), CLUSTERDOWN, MASTERDOWN, NOREPLICAS, READONLY and a cluster without a node for the slot
-  pass, in seconds rather than milliseconds: a failover or a restart is on its way. They count as overload;
-* TRYAGAIN (resharding) and a watched key that changed are conflicts: a blip;
-* everything else is fatal: wrong types and passwords, ASK and MOVED (which only a cluster client can follow), MISCONF
-  (a disk that somebody has to mend), and OOM: a server that may not evict has no more memory in a second, and those
-  who retry writes keep it full.
+* If a connection could not be made, taken from the pool or accepted by the server, nothing was sent, so any command can
+  be repeated. All of these mean overload, except a plain failure to connect.
+* Timeouts mean overload. Any other broken connection is a blip, and the server may have seen the command.
+* LOADING, BUSY (a script), CLUSTERDOWN, MASTERDOWN, NOREPLICAS, READONLY and a cluster without a node for the slot last
+  for seconds, until a failover or a restart is over. They count as overload.
+* TRYAGAIN (resharding) and a watched key that changed are conflicts: a blip.
+* Everything else is fatal: wrong types and passwords, ASK and MOVED (which only a cluster client can follow), MISCONF
+  (a disk that needs repair), and OOM: a server that must not evict has no more memory a second later, and retried
+  writes keep it full.
 
 Retry the function that fills a pipeline, not ``execute`` alone: a pipeline that failed is empty.
 """
@@ -27,35 +27,36 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from abate.decide.outcome import BLIP, FATAL, OVERLOAD, UNREACHED, Outcome, Ruling
+from abate.decide.outcome import BLIP, FATAL, OVERLOAD, OVERLOAD_UNREACHED, UNREACHED, Outcome, Ruling
 from abate.decide.rules import Rule
 
-PASSING = (
+__all__ = ["aclient", "aquiet", "client", "quiet", "transient"]
+
+TRANSIENT_ERRORS = (
     exceptions.BusyLoadingError,
-    exceptions.ClusterError,  # CLUSTERDOWN and MASTERDOWN among them
+    exceptions.ClusterError,  # includes CLUSTERDOWN and MASTERDOWN
     exceptions.ReadOnlyError,
     exceptions.SlotNotCoveredError,
     exceptions.TimeoutError,
 )
 CONFLICTS = (exceptions.TryAgainError, exceptions.WatchError)
-DENIED = (exceptions.AuthenticationError, exceptions.AuthorizationError)
+AUTH_ERRORS = (exceptions.AuthenticationError, exceptions.AuthorizationError)
 
-PASSING_TEXTS = ("BUSY ", "NOREPLICAS ", "Redis Cluster cannot be connected")
-"""What redis-py has no exception of its own for."""
+TRANSIENT_TEXTS = ("BUSY ", "NOREPLICAS ", "Redis Cluster cannot be connected")
+"""Errors without an exception type of their own in redis-py."""
 
-NO_CONNECTION = (
+UNREACHED_TEXTS = (
     "Timeout connecting to",
-    "No connection available",  # of a pool that waits
-    "Too many connections",  # of a pool that doesn't
+    "No connection available",  # from a pool that waits
+    "Too many connections",  # from a pool that does not wait
     "max number of clients reached",
 )
-OVERLOADED_UNREACHED = Ruling.overload(reached=False)
 
 RETRY_SETTINGS = ("retry", "retry_on_error", "retry_on_timeout")
 
 
 class OnRedis(Rule):
-    """Errors of redis-py, sync and async.
+    """Classifies errors of redis-py, sync and async.
 
     >>> transient.judge(Outcome(error=exceptions.TimeoutError("Timeout reading from socket"))).reason
     'overload'
@@ -68,24 +69,26 @@ class OnRedis(Rule):
         if not isinstance(error, (exceptions.RedisError, exceptions.RedisClusterException)):
             return None
         text = str(error)
-        if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError)) and text.startswith(NO_CONNECTION):
-            return OVERLOADED_UNREACHED
-        if isinstance(error, PASSING) or text.startswith(PASSING_TEXTS):
+        if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError)) and text.startswith(
+            UNREACHED_TEXTS
+        ):
+            return OVERLOAD_UNREACHED
+        if isinstance(error, TRANSIENT_ERRORS) or text.startswith(TRANSIENT_TEXTS):
             return OVERLOAD
         if isinstance(error, CONFLICTS):
             return BLIP
-        if isinstance(error, exceptions.ConnectionError) and not isinstance(error, DENIED):
-            # as opposed to "Error while reading" and "Error 32 while writing": no command was sent yet
+        if isinstance(error, exceptions.ConnectionError) and not isinstance(error, AUTH_ERRORS):
+            # unlike "Error while reading" and "Error 32 while writing": no command was sent
             return UNREACHED if text.startswith("Error ") and " connecting to " in text else BLIP
         return FATAL
 
 
 transient = OnRedis()
-"""The rule for `on`: what is worth another attempt, by the table above."""
+"""The rule for `on`: retries the errors listed in this module's docstring."""
 
 
 def quiet(**settings: Any) -> dict[str, Any]:
-    """The settings of a client or pool of redis-py, with its retries off.
+    """Return settings for a client or pool of redis-py, with its retries off.
 
     >>> redis.Redis(**quiet(host="cache", socket_timeout=1.0)).get_retry().get_retries()
     0
@@ -94,7 +97,7 @@ def quiet(**settings: Any) -> dict[str, Any]:
 
 
 def aquiet(**settings: Any) -> dict[str, Any]:
-    """The same for `redis.asyncio`.
+    """Return the same settings for `redis.asyncio`.
 
     >>> redis.asyncio.Redis(**aquiet(host="cache", socket_timeout=1.0)).get_retry().get_retries()
     0
@@ -103,12 +106,12 @@ def aquiet(**settings: Any) -> dict[str, Any]:
 
 
 def client(url: str, **settings: Any) -> redis.Redis:
-    """A client that makes one attempt of each command, for a policy around it to retry.
+    """Return a client that makes one attempt per command. A policy around it retries.
 
-    Give it a ``socket_timeout``: a server that hangs is noticed by nothing else.
+    Set a ``socket_timeout``: without one, a call to a server that hangs never ends.
 
     >>> import abate
-    >>> cache = abate.Policy(name="cache", on=transient, attempts=2, backoff=[0.0])
+    >>> cache = abate.Policy(name="cache", on=transient, max_attempts=2, backoff=[0.0])
     >>> with client("redis://127.0.0.1:1", socket_timeout=1.0) as nobody:
     ...     try:
     ...         cache.call(nobody.ping)
@@ -120,10 +123,10 @@ def client(url: str, **settings: Any) -> redis.Redis:
 
 
 def aclient(url: str, **settings: Any) -> redis.asyncio.Redis:
-    """The same for `redis.asyncio`.
+    """Return the same client of `redis.asyncio`.
 
     >>> import abate, asyncio
-    >>> cache = abate.Policy(name="cache", on=transient, attempts=2, backoff=[0.0])
+    >>> cache = abate.Policy(name="cache", on=transient, max_attempts=2, backoff=[0.0])
     >>> async def ping():
     ...     async with aclient("redis://127.0.0.1:1", socket_timeout=1.0) as nobody:
     ...         try:

@@ -1,4 +1,4 @@
-"""SQLAlchemy: a whole transaction, begun, committed or rolled back, and run again when it ran into a conflict."""
+"""SQLAlchemy: run a whole transaction, commit it or roll it back, and run it again after a conflict."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
-from abate.clients.databases import Running, Settings, conflict_policy, running
+from abate.clients.databases import OpenTransaction, Settings, conflict_policy, open_transaction
+from abate.errors import bare
 from abate.redact import shown
+
+__all__ = ["transaction"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,19 +32,19 @@ ASYNC = (AsyncEngine, AsyncConnection, async_sessionmaker, AsyncSession)
 class transaction(Generic[Handle]):
     """Runs functions inside a transaction of `source`, and runs them again after a conflict.
 
-    The function's first argument is the connection or session; the others are the caller's. Before anything is
-    repeated the transaction is rolled back, explicitly: MySQL's lock wait timeout leaves it open, half done.
+    The function's first argument is the connection or session; the caller passes the others. Before a repetition the
+    transaction is rolled back explicitly: MySQL's lock wait timeout leaves it open, half done.
 
     `source` is an `Engine` or `Connection`, a `sessionmaker` or `Session`, or the asyncio form of one, for coroutine
-    functions. The settings are those of `abate.retry_on_db_conflict`, which passes its errors on when it is used
-    inside: this is the transaction, so this retries.
+    functions. The settings are those of `abate.retry_on_db_conflict`. A function with that decorator inside does not
+    retry: this is the transaction, so this retries.
 
-    Half of a transaction is never repeated: a connection or session that is in a transaction already is refused, and
-    so is one transaction inside another of the same engine, which would be committed before the outer one is.
+    Half of a transaction is never repeated: a connection or session that is already in a transaction is refused, and so
+    is a transaction inside another one of the same engine, which would commit before the outer one.
 
     >>> import sqlalchemy as sa
     >>> engine = sa.create_engine("sqlite://")
-    >>> @transaction(engine, attempts=5)
+    >>> @transaction(engine, max_attempts=5)
     ... def double(connection: sa.Connection, number: int) -> int:
     ...     return connection.scalar(sa.text("SELECT 2 * :number"), {"number": number})
     >>> double(21)
@@ -53,41 +56,43 @@ class transaction(Generic[Handle]):
 
     @overload
     def __init__(
-        self: transaction[Connection], source: Engine | Connection, attempts: int = 3, **settings: Unpack[Settings]
+        self: transaction[Connection], source: Engine | Connection, max_attempts: int = 3, **settings: Unpack[Settings]
     ) -> None: ...
     @overload
     def __init__(
         self: transaction[AsyncConnection],
         source: AsyncEngine | AsyncConnection,
-        attempts: int = 3,
+        max_attempts: int = 3,
         **settings: Unpack[Settings],
     ) -> None: ...
     @overload
     def __init__(
         self: transaction[SyncHandle],
         source: sessionmaker[SyncHandle] | SyncHandle,
-        attempts: int = 3,
+        max_attempts: int = 3,
         **settings: Unpack[Settings],
     ) -> None: ...
     @overload
     def __init__(
         self: transaction[AsyncHandle],
         source: async_sessionmaker[AsyncHandle] | AsyncHandle,
-        attempts: int = 3,
+        max_attempts: int = 3,
         **settings: Unpack[Settings],
     ) -> None: ...
-    def __init__(self, source: Any, attempts: int = 3, **settings: Unpack[Settings]) -> None:
+    def __init__(self, source: Any, max_attempts: int = 3, **settings: Unpack[Settings]) -> None:
+        if inspect.isfunction(source):
+            raise bare("transaction", "@transaction(engine)")
         if not isinstance(source, (*SYNC, *ASYNC)):
             raise TypeError(f"source must be an engine, connection, sessionmaker or session, not {shown(source)}")
         self.source: Any = source
-        self.policy = conflict_policy(attempts, settings)
+        self.policy = conflict_policy(max_attempts, settings)
 
     def __call__(self, function: Callable[Concatenate[Handle, P], T]) -> Callable[P, T]:
-        """Decorate a function: the connection or session is given to it, as its first argument."""
-        return self.policy(self._whole(function))
+        """Decorate a function: it receives the connection or session as its first argument."""
+        return self.policy(self._in_transaction(function))
 
     def call(self, function: Callable[Concatenate[Handle, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function in a transaction; a coroutine function is run by awaiting what this returns.
+        """Run a function in a transaction; for a coroutine function, await the result.
 
         >>> import sqlalchemy as sa
         >>> engine = sa.create_engine("sqlite://")
@@ -95,44 +100,46 @@ class transaction(Generic[Handle]):
         42
         >>> engine.dispose()
         """
-        whole: Callable[..., Any] = self._whole(function)
+        whole: Callable[..., Any] = self._in_transaction(function)
         if isinstance(self.source, ASYNC):
             return self.policy.acall(whole, *args, **kwargs)  # type: ignore[return-value]
         return self.policy.call(whole, *args, **kwargs)  # type: ignore[no-any-return]
 
-    def _whole(self, function: Callable[Concatenate[Handle, P], T]) -> Callable[P, T]:
-        """The function with its transaction around it: what is repeated."""
+    def _in_transaction(self, function: Callable[Concatenate[Handle, P], T]) -> Callable[P, T]:
+        """Return the function with its transaction around it: the part that is repeated."""
         asynchronous = isinstance(self.source, ASYNC)
         if not callable(function):
             raise TypeError(f"a transaction runs functions, not {shown(function)}")
         if asynchronous is not inspect.iscoroutinefunction(function):
             needed = "a coroutine function" if asynchronous else "a plain function"
             raise TypeError(f"a transaction of {type(self.source).__name__} runs {needed}, not {shown(function)}")
-        whole: Any = functools.wraps(function)((_awhole if asynchronous else _whole)(self.source, function))
+        whole: Any = functools.wraps(function)(
+            (_ain_transaction if asynchronous else _in_transaction)(self.source, function)
+        )
         whole.__signature__ = _without_first(function)
         return whole  # type: ignore[no-any-return]
 
 
-def _whole(source: Any, function: Callable[..., Any]) -> Any:
+def _in_transaction(source: Any, function: Callable[..., Any]) -> Any:
     def whole(*args: Any, **kwargs: Any) -> Any:
-        with _alone(source), _begun(source) as handle:
+        with _check_not_nested(source), _begin(source) as handle:
             return function(handle, *args, **kwargs)
 
     return whole
 
 
-def _awhole(source: Any, function: Callable[..., Any]) -> Any:
+def _ain_transaction(source: Any, function: Callable[..., Any]) -> Any:
     async def whole(*args: Any, **kwargs: Any) -> Any:
-        with _alone(source):
-            async with _abegun(source) as handle:
+        with _check_not_nested(source):
+            async with _abegin(source) as handle:
                 return await function(handle, *args, **kwargs)
 
     return whole
 
 
 @contextmanager
-def _begun(source: Any) -> Iterator[Any]:
-    """A connection or session in a transaction: committed at the end, rolled back when that is not reached."""
+def _begin(source: Any) -> Iterator[Any]:
+    """Yield a connection or session in a transaction: committed at the end, rolled back on an error."""
     if isinstance(source, (Engine, sessionmaker)):
         with source.begin() as handle:
             _refuse_autocommit(_connection(handle))
@@ -144,7 +151,7 @@ def _begun(source: Any) -> Iterator[Any]:
 
 
 @asynccontextmanager
-async def _abegun(source: Any) -> AsyncIterator[Any]:
+async def _abegin(source: Any) -> AsyncIterator[Any]:
     """The same for asyncio."""
     if isinstance(source, (AsyncEngine, async_sessionmaker)):
         async with source.begin() as handle:
@@ -175,7 +182,7 @@ async def _aconnection(handle: AsyncConnection | AsyncSession) -> Connection | N
 
 
 def _refuse_autocommit(connection: Connection | None) -> None:
-    # SQLite's driver is switched to what looks like autocommit by those who write BEGIN themselves
+    # programs that write BEGIN themselves switch SQLite's driver to what looks like autocommit
     if connection is None or connection.dialect.name == "sqlite":
         return
     driver: Any = connection.connection.dbapi_connection
@@ -186,26 +193,26 @@ def _refuse_autocommit(connection: Connection | None) -> None:
         )
 
 
-def _alone(source: Any) -> Running:
+def _check_not_nested(source: Any) -> OpenTransaction:
     """The transaction about to be begun, if it is not part of another one."""
     if not isinstance(source, (Engine, AsyncEngine, sessionmaker, async_sessionmaker)) and source.in_transaction():
         raise RuntimeError(
             f"{source!r} is in a transaction already, and half of one must not be repeated: begin it here, or retry"
             " where it was begun"
         )
-    place, around = _place(source), running()
+    pool_id, around = _pool_id(source), open_transaction()
     while around is not None:
-        if around.place is place:
+        if around.pool_id is pool_id:
             raise RuntimeError(
                 "a transaction of this engine is open around this one, and would be repeated without it: call the"
                 " function with the outer transaction's connection, undecorated"
             )
         around = around.outer
-    return Running(place)
+    return OpenTransaction(pool_id)
 
 
-def _place(source: Any) -> object:
-    """What tells that two sources are of one engine: its pool, which engines with other options share."""
+def _pool_id(source: Any) -> object:
+    """Return the identity of a source's engine: its pool, which engines with other options share."""
     if isinstance(source, (sessionmaker, async_sessionmaker)):
         bind = source.kw.get("bind")
     elif isinstance(source, (Session, AsyncSession)):

@@ -1,7 +1,7 @@
-"""Requests to SQS, by boto3: each is made once by botocore, and repeated by a policy; of a batch, what has failed.
+"""Requests to SQS, with boto3: botocore makes each once, and a policy repeats it; of a batch only what has failed.
 
-An answer that doesn't say what became of a request leaves it open, and it is made again. What SQS holds against one
-message of a batch, for good, is its receipt: it has run out, or its twelve hours have.
+A response that does not say what became of a request leaves it open, and it is made again. The only permanent error of
+one message in a batch is its receipt: it has expired, or the message's twelve hours have.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ from abate.schedule.backoff import Backoff
 from abate.work.source import Message
 
 BATCH = 10
-"""Messages that one request may be about."""
-LONGEST_POLL = 20
+"""Messages per request."""
+MAX_POLL = 20
 """Seconds; SQS waits no longer for a message."""
 
 Entry: TypeAlias = tuple[Message, dict[str, Any]]
-"""A message, and what a batch says about it."""
+"""A message, and its entry in a batch."""
 
 _REGION = re.compile(r"\b[a-z]{2}(?:-[a-z]+)+-\d\b")
 
 
-class Unanswered(AbateError):
-    """SQS has answered, and not said what became of a request.
+class IncompleteResponse(AbateError):
+    """SQS has answered without saying what became of a request.
 
-    >>> raise Unanswered("SendMessage")
+    >>> raise IncompleteResponse("SendMessage")
     Traceback (most recent call last):
-    abate.clients.sqs_api.Unanswered: the answer to SendMessage doesn't say what became of it
+    abate.clients.sqs_api.IncompleteResponse: the answer to SendMessage doesn't say what became of it
     """
 
     def __init__(self, operation: str) -> None:
         super().__init__(f"the answer to {operation} doesn't say what became of it")
         self.operation = operation
 
-    def __reduce__(self) -> tuple[type[Unanswered], tuple[str], dict[str, Any]]:
+    def __reduce__(self) -> tuple[type[IncompleteResponse], tuple[str], dict[str, Any]]:
         return type(self), (self.operation,), self.__dict__
 
 
 def client_for(url: str | None = None, **settings: Any) -> Any:
-    """A client of boto3 for the queue at a URL, that makes one attempt of each request.
+    """Return a boto3 client for the queue at a URL, with one attempt per request.
 
-    The host of the URL is its endpoint, and names the region; without one both are found as boto3 does.
+    The host of the URL is its endpoint, and names the region; without a URL boto3 finds both as usual.
 
     >>> orders = client_for("https://sqs.eu-west-1.amazonaws.com/123456789012/orders")
     >>> orders.meta.region_name, orders.meta.config.retries["total_max_attempts"]
     ('eu-west-1', 1)
     """
-    boto3, botocore = libraries()
+    boto3, botocore = import_boto3()
     session = boto3.session.Session()
-    own = {"config": botocore.config(connect_timeout=5.0, read_timeout=LONGEST_POLL + 10.0)}
+    own = {"config": botocore.config(connect_timeout=5.0, read_timeout=MAX_POLL + 10.0)}
     if url is not None:
         where = urlsplit(url)
         region = _REGION.search(where.netloc)
@@ -67,8 +67,8 @@ def client_for(url: str | None = None, **settings: Any) -> Any:
     return session.client("sqs", **{**own, **settings})
 
 
-def libraries() -> tuple[Any, Any]:
-    """boto3, and what abate makes of botocore."""
+def import_boto3() -> tuple[Any, Any]:
+    """Return boto3, and abate's module for botocore."""
     try:
         import boto3  # type: ignore[import-untyped]
 
@@ -79,22 +79,22 @@ def libraries() -> tuple[Any, Any]:
 
 
 class Api:
-    """SQS, as one client and one policy know it."""
+    """SQS through one client and one policy."""
 
-    __slots__ = ("_botocore", "_policy", "client", "longest_poll")
+    __slots__ = ("_botocore", "_policy", "client", "max_poll")
 
     def __init__(self, client: Any, policy: Policy) -> None:
-        _, self._botocore = libraries()
+        _, self._botocore = import_boto3()
         self._policy = policy
         self.client = client
-        self.longest_poll = LONGEST_POLL
+        self.max_poll = MAX_POLL
         patience = client.meta.config.read_timeout
-        if patience is not None:  # what came later would be lost on the way
-            self.longest_poll = max(0, min(LONGEST_POLL, int(patience) - 1))
+        if patience is not None:  # a response after that would be lost
+            self.max_poll = max(0, min(MAX_POLL, int(patience) - 1))
 
     @classmethod
     def of(cls, name: str, client: Any, clock: Clock | None) -> Api:
-        """SQS for the queue of this name, by a client that makes one attempt of each request."""
+        """Return the API for the queue of this name; `client` makes one attempt per request."""
         if not hasattr(client, "receive_message"):
             raise TypeError(f"client must be a client of boto3 for SQS, not {client!r}")
         if (client.meta.config.retries or {}).get("total_max_attempts") != 1:
@@ -104,41 +104,41 @@ class Api:
                 LayeredRetryWarning,
                 stacklevel=3,
             )
-        _, botocore = libraries()
-        on = (botocore.transient, Unanswered)
-        return cls(client, Policy(name=f"sqs {name}", on=on, attempts=4, backoff=Backoff(0.2, 5.0), clock=clock))
+        _, botocore = import_boto3()
+        on = (botocore.transient, IncompleteResponse)
+        return cls(client, Policy(name=f"sqs {name}", on=on, max_attempts=4, backoff=Backoff(0.2, 5.0), clock=clock))
 
     def within(self, seconds: float) -> Api:
-        """The same, for requests that nobody wants after so many seconds."""
+        """Return the same API with a timeout for each request."""
         return Api(self.client, self._policy.replace(timeout=seconds))
 
     def attributes(self, url: str) -> Mapping[str, str]:
-        """What a queue says about itself."""
+        """Return the attributes of a queue."""
 
         def attempt() -> Mapping[str, str]:
             about: Mapping[str, str]
             about = self.client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"]).get("Attributes", {})
             if "VisibilityTimeout" not in about or "MaximumMessageSize" not in about:
-                raise Unanswered("GetQueueAttributes")
+                raise IncompleteResponse("GetQueueAttributes")
             return about
 
         return self._policy.call(attempt)
 
     def url(self, arn: str) -> str:
-        """The URL of the queue with this ARN."""
+        """Return the URL of the queue with this ARN."""
         *_, account, name = arn.split(":")
 
         def attempt() -> str:
             found: str | None
             found = self.client.get_queue_url(QueueName=name, QueueOwnerAWSAccountId=account).get("QueueUrl")
             if found is None:
-                raise Unanswered("GetQueueUrl")
+                raise IncompleteResponse("GetQueueUrl")
             return found
 
         return self._policy.call(attempt)
 
     def receive(self, url: str, **request: Any) -> list[Mapping[str, Any]]:
-        """Messages in the words of boto3, with all attributes."""
+        """Return messages in boto3's form, with all attributes."""
         answer = self._policy.call(
             self.client.receive_message,
             QueueUrl=url,
@@ -149,22 +149,22 @@ class Api:
         return list(answer.get("Messages", ()))
 
     def send(self, url: str, **request: Any) -> str:
-        """Send a message: its id, by which SQS says that it has it."""
+        """Send a message, and return its id, the receipt of SQS."""
 
         def attempt() -> str:
             sent: str | None = self.client.send_message(QueueUrl=url, **request).get("MessageId")
             if sent is None:
-                raise Unanswered("SendMessage")
+                raise IncompleteResponse("SendMessage")
             return sent
 
         return self._policy.call(attempt)
 
     def delete(self, url: str, entries: list[Entry]) -> list[Message]:
-        """Delete messages: those whose receipts don't hold any more."""
+        """Delete messages, and return those whose receipts have expired."""
         return self._batches("DeleteMessageBatch", url, entries)
 
     def change_visibility(self, url: str, entries: list[Entry]) -> list[Message]:
-        """Let messages be visible later, or now: those whose receipts don't hold any more."""
+        """Change when messages become visible, and return those whose receipts have expired."""
         return self._batches("ChangeMessageVisibilityBatch", url, entries)
 
     def _batches(self, operation: str, url: str, entries: list[Entry]) -> list[Message]:
@@ -184,11 +184,11 @@ class Api:
             answer = request(QueueUrl=url, Entries=[{"Id": place, **entry} for place, (_, entry) in left.items()])
             for done in answer.get("Successful", ()):
                 left.pop(done["Id"], None)
-            error: Exception = Unanswered(operation)
+            error: Exception = IncompleteResponse(operation)
             for failed in answer.get("Failed", ()):
-                alone = self._alone(operation, failed)
-                if self._passes(alone):
-                    error = alone
+                entry_error = self._entry_error(operation, failed)
+                if self._is_transient(entry_error):
+                    error = entry_error
                 elif failed["Id"] in left:
                     lost.append(left.pop(failed["Id"])[0])
             if left:
@@ -197,8 +197,8 @@ class Api:
         self._policy.call(attempt)
         return lost
 
-    def _alone(self, operation: str, failed: Mapping[str, Any]) -> Exception:
-        """What failed in a batch, as the error that it would have been alone."""
+    def _entry_error(self, operation: str, failed: Mapping[str, Any]) -> Exception:
+        """Return an entry's failure in a batch as the error of a single request."""
         answer = {
             "Error": {"Code": failed.get("Code", ""), "Message": failed.get("Message", "")},
             "ResponseMetadata": {"HTTPStatusCode": 400 if failed.get("SenderFault") else 500},
@@ -206,6 +206,6 @@ class Api:
         error: Exception = self._botocore.exceptions.ClientError(answer, operation)
         return error
 
-    def _passes(self, error: Exception) -> bool:
+    def _is_transient(self, error: Exception) -> bool:
         ruling = self._botocore.transient.judge(Outcome(error))
         return bool(ruling and ruling.retry)

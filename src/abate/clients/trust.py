@@ -1,15 +1,14 @@
-"""Which callers a service believes: the setting ``trusted=`` of the ASGI and WSGI middleware and of gRPC's servers.
+"""Which callers a service trusts: the setting ``trusted=`` of the ASGI and WSGI middleware and of gRPC servers.
 
-A caller's deadline makes a service stop early, so that strangers must not be able to send one. `Trust` answers for one
-request whether its headers of abate's own count. Nobody is trusted unless the setting says so, and what can't be told
-is not trusted.
+A caller's deadline makes a service stop early, so strangers must not be able to set one. `Trust` decides for one
+request whether its abate headers count. No caller is trusted by default, and in doubt the answer is no.
 
-* **A network** is compared with the peer of the connection. A request that came through a proxy has the proxy for a
-  peer, and some servers put an address from its headers in the place of the peer's: both say nothing about the caller.
-  So a request with a header that proxies add (`abate.proxies`) is not trusted by its network, and neither is an address
+* **A network** is compared with the peer of the connection. The peer of a request through a proxy is the proxy, and
+  some servers replace the peer's address by one from a header: neither says anything about the caller. So a request
+  with a header that proxies add (`abate.proxy_headers`) is not trusted by its network, and neither is an address
   without a port, which only headers have.
 * **A secret** is compared in constant time with the header ``Abate-Secret``.
-* **A function** is asked about the request. One that raises has not said yes.
+* **A function** is called with the request. If it raises, the answer is no.
 """
 
 from __future__ import annotations
@@ -21,16 +20,18 @@ from math import inf
 from time import monotonic
 from typing import Any, TypeAlias
 
-from abate.functions import is_coroutine, is_generator, returned_coroutine
+from abate.functions import is_coroutine_function, is_coroutine_object, is_generator_function
 from abate.logs import Log
 
+__all__ = ["Secret"]
+
 SECRET = "Abate-Secret"
-SHORTEST_SECRET = 16
-"""Characters; a shorter secret can be guessed."""
-QUIET = 60.0
+MIN_SECRET_CHARS = 16
+"""A shorter secret can be guessed."""
+LOG_INTERVAL = 60.0
 """Seconds between two log lines about functions that fail."""
 UNIX = "unix"
-"""The network of callers that are connected by a unix socket."""
+"""The network of callers connected by a unix socket."""
 
 ADDRESS_LETTERS, ADDRESS_MARKS = frozenset("0123456789abcdefABCDEF.:/"), frozenset(".:")
 
@@ -44,10 +45,10 @@ EXPECTED = (
 
 
 class Secret:
-    """A text that a service and its callers share, and nobody else knows. It is not shown by ``repr``.
+    """A text known only to a service and its callers. ``repr`` does not show it.
 
-    A service believes callers that send it (``trusted=Secret(…)``; during a change ``trusted=[Secret(new),
-    Secret(old)]``). Clients send it to the hosts that they were told to: ``secrets={"orders.internal": Secret(…)}``.
+    A service trusts callers that send it (``trusted=Secret(…)``; during a change ``trusted=[Secret(new),
+    Secret(old)]``). Clients send it to the configured hosts: ``secrets={"orders.internal": Secret(…)}``.
 
     >>> Secret("an-example-of-24-letters")
     Secret('…')
@@ -59,11 +60,11 @@ class Secret:
     __slots__ = ("text",)
 
     def __init__(self, text: str) -> None:
-        # the value is not in the errors: they end up in logs
+        # errors do not show the value: they end up in logs
         if not isinstance(text, str):
             raise TypeError(f"a Secret must be a str, not {type(text).__name__}")
-        if len(text) < SHORTEST_SECRET:
-            raise ValueError(f"a Secret must have at least {SHORTEST_SECRET} characters, not {len(text)}")
+        if len(text) < MIN_SECRET_CHARS:
+            raise ValueError(f"a Secret must have at least {MIN_SECRET_CHARS} characters, not {len(text)}")
         if not all("!" <= letter <= "~" for letter in text):
             raise ValueError("a Secret must consist of visible ASCII characters, as it is sent in a header")
         self.text = text
@@ -72,16 +73,16 @@ class Secret:
         return "Secret('…')"
 
     def equals(self, sent: str) -> bool:
-        """Compare in a time that does not depend on how much of it is right."""
+        """Compare in a time that does not depend on how much matches."""
         return compare_digest(self.text.encode(), sent.encode("utf-8", "surrogatepass"))
 
 
 class Caller:
-    """What can be told about the sender of one request.
+    """What is known about the sender of one request.
 
-    * `request`: what a function is asked about.
-    * `peer`: the address at the other end of the connection, `UNIX`, or None where it is not known.
-    * `secret`: what it sent as ``Abate-Secret``; None where it sent none, or several.
+    * `request`: the argument for functions.
+    * `peer`: the address at the other end of the connection, `UNIX`, or None if it is not known.
+    * `secret`: the value of ``Abate-Secret``; None if there was none, or several.
     """
 
     __slots__ = ("peer", "request", "secret")
@@ -93,7 +94,7 @@ class Caller:
 
 
 class Trust:
-    """The setting ``trusted=``: believe a caller if any of its rules does.
+    """The setting ``trusted=``: trusts a caller if any of its rules does.
 
     >>> Trust(["10.0.0.0/8", "unix"]).believes(Caller(None, "10.1.2.3", None))
     True
@@ -101,15 +102,15 @@ class Trust:
     False
     """
 
-    __slots__ = ("_functions", "_networks", "_quiet_until", "_secrets", "_unix", "_unsaid")
+    __slots__ = ("_functions", "_networks", "_next_log", "_secrets", "_unix", "_unlogged")
 
     def __init__(self, trusted: Trusted) -> None:
         self._functions: list[Callable[[Any], object]] = []
         self._networks: list[Network] = []
         self._secrets: list[Secret] = []
         self._unix = False
-        self._quiet_until = -inf
-        self._unsaid = 0
+        self._next_log = -inf
+        self._unlogged = 0
         """Failures of a function that were not logged."""
         for rule in _rules(trusted):
             self._add(rule)
@@ -123,7 +124,7 @@ class Trust:
             self._networks.append(_network(rule))
         elif not callable(rule) or isinstance(rule, type):
             raise TypeError(f"trusted must be {EXPECTED}, not {_kind(rule)}")
-        elif is_coroutine(rule) or is_generator(rule):
+        elif is_coroutine_function(rule) or is_generator_function(rule):
             raise TypeError(
                 f"trusted must be a plain function: {rule!r} would answer with an object that is always true"
             )
@@ -131,11 +132,13 @@ class Trust:
             self._functions.append(rule)
 
     def believes(self, caller: Caller) -> bool:
-        """Do the headers of this caller count?"""
-        return self._knows_secret(caller.secret) or self._knows_peer(caller.peer) or self._asked(caller.request)
+        """Return whether the headers of this caller count."""
+        return (
+            self._knows_secret(caller.secret) or self._knows_peer(caller.peer) or self._function_agrees(caller.request)
+        )
 
     def _knows_secret(self, sent: str | None) -> bool:
-        # every one is compared, so that the time does not tell which is right
+        # compare all, so that the time does not show which one matches
         return sent is not None and sum(secret.equals(sent) for secret in self._secrets) > 0
 
     def _knows_peer(self, peer: str | None) -> bool:
@@ -150,27 +153,27 @@ class Trust:
         mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
         return any(address in network or (mapped is not None and mapped in network) for network in self._networks)
 
-    def _asked(self, request: Any) -> bool:
+    def _function_agrees(self, request: Any) -> bool:
         for function in self._functions:
             try:
                 answer = function(request)
-                if returned_coroutine(answer):
+                if is_coroutine_object(answer):
                     answer.close()  # type: ignore[attr-defined]
                     raise TypeError("it returned a coroutine: trusted must be a plain function")
                 if answer:
                     return True
             except Exception as error:
-                self._complain(function, error)
+                self._log_failure(function, error)
         return False
 
-    def _complain(self, function: object, error: Exception) -> None:
+    def _log_failure(self, function: object, error: Exception) -> None:
         """Log a failure, once in a while: callers choose how many there are."""
         now = monotonic()
-        if now < self._quiet_until:
-            self._unsaid += 1
+        if now < self._next_log:
+            self._unlogged += 1
             return
-        self._quiet_until = now + QUIET
-        unsaid, self._unsaid = self._unsaid, 0
+        self._next_log = now + LOG_INTERVAL
+        unsaid, self._unlogged = self._unlogged, 0
         text = "trusted=%r failed: the caller is not trusted (and %d others before)"
         Log("abate").error(text, function, unsaid, exc_info=error)
 
@@ -181,17 +184,17 @@ def _rules(trusted: object) -> list[object]:
     if isinstance(trusted, (bytes, bytearray, Mapping)):
         raise TypeError(f"trusted must be {EXPECTED}, not {_kind(trusted)}")
     if isinstance(trusted, (str, IPv4Network, IPv6Network)) or callable(trusted):
-        return [trusted]  # a network can be iterated over: address by address
+        return [trusted]  # a network is iterable: address by address
     if isinstance(trusted, Iterable):
         rules = list(trusted)
         if not rules:
-            raise ValueError("trusted must not be empty: leave it out, or say None, to trust nobody")
+            raise ValueError("trusted must not be empty: leave it out, or say None, to trust no caller")
         return rules
     return [trusted]
 
 
 def _kind(thing: object) -> str:
-    """What is in the place of a rule. Of bytes, and of what holds something, the type is shown: it may be a secret."""
+    """Describe an invalid rule. Of bytes and containers only the type is shown: they may be a secret."""
     return repr(thing) if thing is None or isinstance(thing, (int, float, type)) else f"a {type(thing).__name__}"
 
 
@@ -199,7 +202,7 @@ def _network(rule: str | IPv4Address | IPv6Address | Network) -> Network:
     try:
         return ip_network(rule)
     except ValueError as error:
-        # a secret that was given without `Secret` must not end up in a log: what is shown looks like an address
+        # a secret given without `Secret` must not end up in a log: only what looks like an address is shown
         text = str(rule)
         if set(text) <= ADDRESS_LETTERS and not ADDRESS_MARKS.isdisjoint(text):
             raise ValueError(f"trusted must be {EXPECTED}, not {text!r}: {error}") from None

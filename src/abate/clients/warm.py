@@ -1,12 +1,12 @@
-"""Connections that are open before the traffic comes.
+"""Opens connections of a pool before traffic comes.
 
-The first requests of a fresh process pay for name lookups, handshakes and logins, all at once, and against a server
-that has just been restarted too. Here so many connections are opened at the same time, and go back to their pool.
+The first requests of a new process all need name lookups, handshakes and logins at the same time, often from a server
+that was just restarted too. These functions open several connections at the same time and return them to their pool.
 
-* Connections are held until all of them are open (or failed): or a pool would open one, and hand it out n times.
-* One that fails is no reason not to start: what counts is how many are open. When none is, the error is raised.
-* What is not open at the deadline is given up: cancelled in async code; in threads, where nothing can be cancelled,
-  left alone, and given back to its pool as soon as it is open.
+* Connections are held until all are open or have failed. Otherwise a pool would open one and hand it out n times.
+* Some connections may fail: the result is how many are open. If none is open, the first error is raised.
+* Connections that are not open at the deadline are given up. Async ones are cancelled. Threads can't be cancelled, so
+  their connections are returned to the pool when they open.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+__all__ = ["awarm", "awarm_httpx", "awarm_sqlalchemy", "warm", "warm_httpx", "warm_sqlalchemy"]
+
 T = TypeVar("T")
 Progress = Callable[[int, int], object]
-"""Told after each connection how many of how many are open or have failed."""
+"""Called after each connection with the number that opened or failed, and the total."""
 
 
 def warm(n: int, connect: Callable[[], object], *, deadline: float = 10.0, progress: Progress | None = None) -> int:
-    """Open `n` connections at the same time, by calling `connect` in `n` threads; how many are open.
+    """Open `n` connections at the same time, by calling `connect` in `n` threads; return how many are open.
 
-    `deadline` is in seconds; `connect` runs under it, as an abate deadline that clients inside keep.
+    `deadline` is in seconds. `connect` runs under it as an abate deadline, which clients inside respect.
 
     >>> opened = []
     >>> warm(3, lambda: opened.append("connection"), progress=lambda done, n: print(done, "of", n))
@@ -44,19 +46,19 @@ def warm(n: int, connect: Callable[[], object], *, deadline: float = 10.0, progr
     3 of 3
     3
     """
-    return len(_open(Warmth(n, deadline, progress), connect, _nothing))
+    return len(_open_all(WarmUp(n, deadline, progress), connect, _keep_open))
 
 
 async def awarm(
     n: int, connect: Callable[[], Awaitable[object]], *, deadline: float = 10.0, progress: Progress | None = None
 ) -> int:
-    """Open `n` connections at the same time, by calling `connect` in `n` tasks of asyncio or trio; how many are open.
+    """Open `n` connections at once, by calling `connect` in `n` tasks of asyncio or trio; return how many are open.
 
     >>> import asyncio
     >>> asyncio.run(awarm(3, lambda: asyncio.sleep(0.0, "connection")))
     3
     """
-    return len(await _aopen(Warmth(n, deadline, progress), connect))
+    return len(await _aopen_all(WarmUp(n, deadline, progress), connect))
 
 
 def warm_httpx(
@@ -68,10 +70,10 @@ def warm_httpx(
     deadline: float = 10.0,
     progress: Progress | None = None,
 ) -> int:
-    """Open `n` connections of an httpx client, by as many requests to `url` at the same time; how many are open.
+    """Open `n` connections of an httpx client, by concurrent requests to `url`; return how many are open.
 
-    Whatever the status, an answer proves the connection. The client keeps no more of them than its
-    ``max_keepalive_connections`` (20 unless told otherwise), and with HTTP/2 one connection serves them all.
+    A response with any status counts as open. The client keeps at most ``max_keepalive_connections`` (20 by default),
+    and with HTTP/2 one connection serves all requests.
 
     >>> import httpx
     >>> with httpx.Client(transport=httpx.MockTransport(lambda request: httpx.Response(200))) as client:
@@ -84,11 +86,11 @@ def warm_httpx(
 
     def release(response: httpx.Response) -> None:
         try:
-            response.read()  # one that was not read to its end would close its connection
+            response.read()  # closing a response that was not read completely would close the connection
         finally:
             response.close()
 
-    return _released(_open(Warmth(n, deadline, progress), connect, release), release)
+    return _release_all(_open_all(WarmUp(n, deadline, progress), connect, release), release)
 
 
 async def awarm_httpx(
@@ -100,7 +102,7 @@ async def awarm_httpx(
     deadline: float = 10.0,
     progress: Progress | None = None,
 ) -> int:
-    """The same as `warm_httpx`, for an async client.
+    """Do the same as `warm_httpx` for an async client.
 
     >>> import asyncio, httpx
     >>> async def main():
@@ -119,13 +121,13 @@ async def awarm_httpx(
         finally:
             await response.aclose()
 
-    return await _areleased(Warmth(n, deadline, progress), connect, release)
+    return await _aopen_and_release(WarmUp(n, deadline, progress), connect, release)
 
 
 def warm_sqlalchemy(engine: Engine, n: int, *, deadline: float = 10.0, progress: Progress | None = None) -> int:
-    """Check `n` connections of an SQLAlchemy engine out at the same time, and return them; how many stay open.
+    """Check out `n` connections of an SQLAlchemy engine at the same time, and return them; return how many stay open.
 
-    The pool keeps no more than its ``pool_size``.
+    The pool keeps at most its ``pool_size``.
 
     >>> import sqlalchemy, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -138,13 +140,15 @@ def warm_sqlalchemy(engine: Engine, n: int, *, deadline: float = 10.0, progress:
     def release(connection: Any) -> None:
         connection.close()
 
-    return _kept(engine.pool, _released(_open(Warmth(n, deadline, progress), engine.connect, release), release))
+    return _idle_in_pool(
+        engine.pool, _release_all(_open_all(WarmUp(n, deadline, progress), engine.connect, release), release)
+    )
 
 
 async def awarm_sqlalchemy(
     engine: AsyncEngine, n: int, *, deadline: float = 10.0, progress: Progress | None = None
 ) -> int:
-    """The same as `warm_sqlalchemy`, for an async engine.
+    """Do the same as `warm_sqlalchemy` for an async engine.
 
     >>> import asyncio, tempfile
     >>> from sqlalchemy.ext.asyncio import create_async_engine
@@ -163,11 +167,11 @@ async def awarm_sqlalchemy(
     async def release(connection: Any) -> None:
         await connection.close()
 
-    return _kept(engine.pool, await _areleased(Warmth(n, deadline, progress), connect, release))
+    return _idle_in_pool(engine.pool, await _aopen_and_release(WarmUp(n, deadline, progress), connect, release))
 
 
-class Warmth:
-    """How far the warming up is."""
+class WarmUp:
+    """The state of one warm-up: its open connections, its progress and its first error."""
 
     def __init__(self, n: int, deadline: float, progress: Progress | None) -> None:
         self.n = whole("n", n, least=0)
@@ -180,7 +184,7 @@ class Warmth:
         self.done = 0
 
     def ended(self, connection: Any, error: Exception | None) -> None:
-        """One connection is open, or has failed."""
+        """Record that a connection is open or has failed."""
         self.done += 1
         if error is None:
             self.opened.append(connection)
@@ -190,14 +194,14 @@ class Warmth:
             self._progress(self.done, self.n)
 
     def result(self) -> list[Any]:
-        """What is open; where nothing is, the first error."""
+        """Return the open connections, or raise the first error if there are none."""
         if self.n and not self.opened:
             raise self._error or TimeoutError(f"none of {self.n} connections was open after {self.seconds:g} s")
         return self.opened
 
 
-def _open(warmth: Warmth, connect: Callable[[], T], release: Callable[[T], object]) -> list[T]:
-    """Call `connect` in threads; what is open when time is up, or when all have ended."""
+def _open_all(warmth: WarmUp, connect: Callable[[], T], release: Callable[[T], object]) -> list[T]:
+    """Call `connect` in threads. Return the connections that are open at the deadline, or once all have ended."""
     clock = clocks.current()
     due = clock.now() + warmth.seconds
     ended: SimpleQueue[tuple[T | None, Exception | None]] = SimpleQueue()
@@ -215,7 +219,7 @@ def _open(warmth: Warmth, connect: Callable[[], T], release: Callable[[T], objec
                 ended.put((connection, failure))
                 return
         if failure is None:
-            release(connection)  # type: ignore[arg-type]  # nobody waits for it any more
+            release(connection)  # type: ignore[arg-type]  # it opened after the deadline
 
     try:
         for _ in range(warmth.n):
@@ -225,7 +229,7 @@ def _open(warmth: Warmth, connect: Callable[[], T], release: Callable[[T], objec
     except Empty:
         pass
     except BaseException:
-        _released(warmth.opened, release)
+        _release_all(warmth.opened, release)
         raise
     finally:
         with lock:
@@ -237,20 +241,20 @@ def _open(warmth: Warmth, connect: Callable[[], T], release: Callable[[T], objec
     return warmth.result()
 
 
-def _released(connections: list[T], release: Callable[[T], object]) -> int:
-    """Give every connection back; how many could be."""
+def _release_all(connections: list[T], release: Callable[[T], object]) -> int:
+    """Return every connection to its pool; return the number of successes."""
     kept = 0
     for connection in connections:
         try:
             release(connection)
         except Exception:
-            continue  # it broke in the meantime, and is not open
+            continue  # it broke meanwhile, and is not open
         kept += 1
     return kept
 
 
-async def _aopen(warmth: Warmth, connect: Callable[[], Awaitable[T]]) -> list[T]:
-    """Call `connect` in tasks; what is open when time is up, or when all have ended."""
+async def _aopen_all(warmth: WarmUp, connect: Callable[[], Awaitable[T]]) -> list[T]:
+    """Call `connect` in tasks. Return the connections that are open at the deadline, or once all have ended."""
     broken: list[BaseException] = []
 
     async def attempt() -> None:
@@ -261,14 +265,14 @@ async def _aopen(warmth: Warmth, connect: Callable[[], Awaitable[T]]) -> list[T]
             failure = error
         try:
             warmth.ended(connection, failure)
-        except Exception as error:  # of the progress function
+        except Exception as error:  # from the progress function
             broken.append(error)
 
     try:
         with deadlines.deadline(warmth.seconds):
             cut = clocks.current().within(warmth.seconds)
             async with cut:
-                await _together(attempt, warmth.n)
+                await _run_concurrently(attempt, warmth.n)
     except AttemptTimeout:
         pass
     if broken:
@@ -276,35 +280,35 @@ async def _aopen(warmth: Warmth, connect: Callable[[], Awaitable[T]]) -> list[T]
     return warmth.result()
 
 
-async def _areleased(
-    warmth: Warmth, connect: Callable[[], Awaitable[T]], release: Callable[[T], Awaitable[None]]
+async def _aopen_and_release(
+    warmth: WarmUp, connect: Callable[[], Awaitable[T]], release: Callable[[T], Awaitable[None]]
 ) -> int:
-    """Open connections in tasks, and give them back, also when this is cancelled; how many could be."""
+    """Open connections in tasks, and release them, even on cancellation. Return the number of successes."""
     try:
-        await _aopen(warmth, connect)
+        await _aopen_all(warmth, connect)
     except BaseException:
-        if clocks.in_trio():  # where whatever is awaited after a cancellation is cancelled as well
+        if clocks.in_trio():  # trio cancels everything awaited after a cancellation
             with sys.modules["trio"].move_on_after(warmth.seconds, shield=True):
-                await _aclosed(warmth.opened, release)
+                await _arelease_all(warmth.opened, release)
         else:
-            await _aclosed(warmth.opened, release)
+            await _arelease_all(warmth.opened, release)
         raise
-    return await _aclosed(warmth.opened, release)
+    return await _arelease_all(warmth.opened, release)
 
 
-async def _aclosed(connections: list[T], release: Callable[[T], Awaitable[None]]) -> int:
+async def _arelease_all(connections: list[T], release: Callable[[T], Awaitable[None]]) -> int:
     kept = 0
     for connection in connections:
         try:
             await release(connection)
         except Exception:
-            continue  # it broke in the meantime, and is not open
+            continue  # it broke meanwhile, and is not open
         kept += 1
     return kept
 
 
-async def _together(attempt: Callable[[], Any], n: int) -> None:
-    """Run the attempt `n` times at once, in whichever loop this is."""
+async def _run_concurrently(attempt: Callable[[], Any], n: int) -> None:
+    """Run the attempt `n` times concurrently, in asyncio or trio."""
     if clocks.in_trio():
         async with sys.modules["trio"].open_nursery() as nursery:
             for _ in range(n):
@@ -317,11 +321,11 @@ async def _together(attempt: Callable[[], Any], n: int) -> None:
             group.create_task(attempt())
 
 
-def _kept(pool: Any, returned: int) -> int:
-    """How many of the returned connections the pool has kept, where it can tell."""
+def _idle_in_pool(pool: Any, returned: int) -> int:
+    """Return how many of the returned connections the pool has kept, or `returned` if the pool does not count them."""
     idle = getattr(pool, "checkedin", None)
     return returned if idle is None else min(returned, int(idle()))
 
 
-def _nothing(connection: object) -> None:
-    """A connection of the user's own is the user's to keep."""
+def _keep_open(connection: object) -> None:
+    """Do nothing: a connection that the caller opened stays open."""

@@ -1,7 +1,7 @@
-"""Whether: is this outcome worth another attempt, and is it safe to repeat?
+"""Decides whether an outcome is worth another attempt, and whether it is safe to repeat.
 
-A rule is a function from an `Outcome` to a `Ruling`, or to None where it has nothing to say. The first rule that
-answers decides; where none answers, an error is fatal and a result is good.
+A rule is a function from an `Outcome` to a `Ruling`, or to None if it does not decide. The first ruling counts; without
+one, an error is fatal and a result is good.
 """
 
 from abate.decide import http
@@ -9,3 +9,7 @@ from abate.decide.outcome import Outcome, Ruling
 from abate.decide.rules import Rule, Rules, on_error, on_result, widen
 
 __all__ = ["Outcome", "Rule", "Rules", "Ruling", "http", "on_error", "on_result", "widen"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -14,13 +14,15 @@ from typing import Any
 
 from abate.decide.outcome import FATAL, Outcome, Ruling
 from abate.decide.rules import Rule
+from abate.frozen import Frozen
 from abate.schedule.hints import retry_after
-from abate.values import Value
+
+__all__ = ["judge", "repeatable", "status", "transient", "transient_result"]
 
 RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
 OVERLOADED = frozenset({408, 429, 503, 504})
 TIMED_OUT = frozenset({408, 504})
-"""Statuses that say that an answer did not come in time: what the request would have been answered is not known."""
+"""Statuses of a timeout on the way: whether the request was processed is unknown."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 KEY_HEADER = "Idempotency-Key"
 
@@ -28,7 +30,7 @@ Headers = Mapping[str, str]
 
 
 def judge(status: int, headers: Headers | None = None, *, safe: bool | None = None) -> Ruling | None:
-    """The ruling on a response by its status and headers; None below 400, where there is nothing to retry.
+    """Return the ruling on a response by its status and headers; None below 400.
 
     `safe` says whether the request may be repeated, where that is known (see `repeatable`).
 
@@ -39,16 +41,16 @@ def judge(status: int, headers: Headers | None = None, *, safe: bool | None = No
     """
     if status < 400:
         return None
-    return _again(status, headers, safe) if status in RETRYABLE else FATAL
+    return _retry_ruling(status, headers, safe) if status in RETRYABLE else FATAL
 
 
-def _again(status: int, headers: Headers | None, safe: bool | None) -> Ruling:
+def _retry_ruling(status: int, headers: Headers | None, safe: bool | None) -> Ruling:
     hint = retry_after(header(headers, "Retry-After"), date=header(headers, "Date"))
     return Ruling(True, "overload" if status in OVERLOADED else "blip", hint, True, safe, status not in TIMED_OUT)
 
 
 def repeatable(method: str, headers: Headers | None = None) -> bool:
-    """May a request be sent twice: is its method safe, or does it carry an ``Idempotency-Key``?
+    """Return whether a request may be sent twice: its method is safe, or it carries an ``Idempotency-Key``.
 
     >>> repeatable("GET"), repeatable("POST"), repeatable("POST", {"Idempotency-Key": "8e03978e"})
     (True, False, True)
@@ -57,7 +59,7 @@ def repeatable(method: str, headers: Headers | None = None) -> bool:
 
 
 def header(headers: Headers | None, name: str) -> str | None:
-    """One header's value, whatever the case of its name.
+    """Return the value of a header, whose name is not case-sensitive.
 
     >>> header({"RETRY-AFTER": "3"}, "Retry-After")
     '3'
@@ -72,7 +74,7 @@ def header(headers: Headers | None, name: str) -> str | None:
 
 
 def status(*codes: int) -> Rule:
-    """Retry errors that carry one of these statuses, whatever the table says of them.
+    """Retry errors that carry one of these statuses, whatever the table says.
 
     >>> class Locked(Exception): status_code = 423
     >>> status(423).judge(Outcome(error=Locked())).retry
@@ -93,11 +95,11 @@ class OnStatus(Rule):
         seen = _Response.of(outcome.error)
         if seen is None or seen.status not in self.codes:
             return None
-        return _again(seen.status, seen.headers, seen.safe)
+        return _retry_ruling(seen.status, seen.headers, seen.safe)
 
 
 class OnTransient(Rule):
-    """Errors, or else results, that carry a status, judged by the table."""
+    """Errors, or results, that carry a status, judged by the table."""
 
     reads_results: bool
 
@@ -107,8 +109,8 @@ class OnTransient(Rule):
         return None if seen is None else judge(seen.status, seen.headers, safe=seen.safe)
 
 
-class _Response(Value):
-    """What can be read off an error or a response of any HTTP library."""
+class _Response(Frozen):
+    """Return status and headers of an error or a response of any HTTP library."""
 
     status: int
     headers: Headers | None
@@ -121,13 +123,13 @@ class _Response(Value):
         for name in ("status_code", "status", "code"):
             code = _read(carrier, name)
             if isinstance(code, int) and not isinstance(code, bool):
-                # the first number is the status; aiohttp warns whoever asks on
+                # the first number is the status; aiohttp warns about further access
                 return cls(code, _headers(carrier), _safe(source, carrier)) if 400 <= code <= 599 else None
         return None
 
 
 def _read(source: object, name: str) -> Any:
-    """An attribute, or None where there is none or its property raises, as httpx's `request` does when not set."""
+    """Return an attribute, or None if it does not exist or raises, as httpx's `request` does when not set."""
     try:
         return getattr(source, name, None)
     except Exception:
@@ -141,7 +143,7 @@ def _headers(carrier: object) -> Headers | None:
 
 
 def _safe(*carriers: object) -> bool | None:
-    """Whether the request behind an error may be repeated; None where the error doesn't show its request."""
+    """Return whether the request of an error may be repeated; None if the error doesn't carry its request."""
     for carrier in carriers:
         for name in ("request", "request_info"):
             request = _read(carrier, name)

@@ -1,4 +1,4 @@
-"""Rules: from exception types, predicates on errors and results, and combinations of them."""
+"""Rules that judge outcomes: exception types, predicates on errors and results, and combinations of them."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from abate.decide.outcome import ANSWERED, BLIP, FATAL, LAYER, OVERLOAD, UNREACHED, Outcome, Ruling
 from abate.errors import AttemptTimeout, number
-from abate.functions import is_coroutine, is_generator, returned_coroutine
+from abate.frozen import Frozen
+from abate.functions import is_coroutine_function, is_coroutine_object, is_generator_function
 from abate.redact import shown
-from abate.values import Value
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-Verdict: TypeAlias = "Ruling | float | timedelta | object"
-"""What a predicate may answer: a ruling of its own; seconds, which are a yes with that hint; or anything else, which is
-a yes where it is true. What is false, 0 among it, is a no."""
+PredicateResult: TypeAlias = "Ruling | float | timedelta | object"
+"""What a predicate may return: a ruling; seconds, which mean a retry with that hint; or anything else, which means a
+retry if it is true. A false value, including 0, means no retry."""
 
-Matcher: TypeAlias = "type[BaseException] | Callable[[Exception], Verdict] | Rule"
-"""One thing that `on` or `unless` may hold."""
-
-
-DEEPEST = 100
-"""Groups of errors within each other; one that is nested more deeply is fatal."""
-MOST_MEMBERS = 10_000
-"""Errors and groups in a group; one that holds more is fatal."""
-MOST_KNOWN = 100
-"""How many types of errors one set of rules remembers."""
+Matcher: TypeAlias = "type[BaseException] | Callable[[Exception], PredicateResult] | Rule"
+"""One item of `on` or `unless`."""
 
 
-class Rule(Value):
-    """Judges an outcome; subclasses say how. None means: nothing to say, ask the next one."""
+MAX_GROUP_DEPTH = 100
+"""The deepest nesting of exception groups; a deeper one is fatal."""
+MAX_GROUP_MEMBERS = 10_000
+"""The most errors and groups in a group; a larger one is fatal."""
+MAX_CACHED_TYPES = 100
+"""The most types of errors that one set of rules caches."""
+
+
+class Rule(Frozen):
+    """Judges an outcome. None means that the next rule decides."""
 
     reads_results = False
-    """Does the rule look at results? A policy whose rules don't spares the look."""
+    """Whether the rule judges results; policies whose rules don't skip that."""
 
     def judge(self, outcome: Outcome) -> Ruling | None:
-        """The ruling on this outcome, or None."""
+        """Return the ruling on this outcome, or None."""
         raise NotImplementedError
 
-    def judge_group(self, outcome: Outcome) -> Ruling | None:
-        """The ruling on a group of errors as a whole, or None to have its members judged."""
+    def judge_whole_group(self, outcome: Outcome) -> Ruling | None:
+        """Return the ruling on a group of errors as a whole, or None to judge its members."""
         return None
 
 
@@ -52,45 +52,45 @@ class OnType(Rule):
 
     def judge(self, outcome: Outcome) -> Ruling | None:
         error = outcome.error
-        return nature(error) if isinstance(error, self.kind) else None
+        return classify(error) if isinstance(error, self.kind) else None
 
-    def judge_group(self, outcome: Outcome) -> Ruling | None:
-        # `on=Exception` says nothing about groups: their members may be excepted
+    def judge_whole_group(self, outcome: Outcome) -> Ruling | None:
+        # `on=Exception` does not decide about groups: `unless` may name their members
         return self.judge(outcome) if issubclass(self.kind, BaseExceptionGroup) else None
 
 
 class OnError(Rule):
-    """Errors for which the user's predicate says so."""
+    """Errors for which the user's predicate is true."""
 
-    predicate: Callable[[Exception], Verdict]
+    predicate: Callable[[Exception], PredicateResult]
 
     def judge(self, outcome: Outcome) -> Ruling | None:
         error = outcome.error
-        return None if error is None else _ruling(self.predicate, self.predicate(error), nature(error))
+        return None if error is None else _ruling_from(self.predicate, self.predicate(error), classify(error))
 
-    def judge_group(self, outcome: Outcome) -> Ruling | None:
+    def judge_whole_group(self, outcome: Outcome) -> Ruling | None:
         try:
             ruling = self.judge(outcome)
         except Exception:
-            return None  # it may read what single errors have: these are asked about next
-        return ruling if ruling is not None and ruling.retry else None  # a no may be meant for single errors
+            return None  # it may expect attributes of single errors, which are judged next
+        return ruling if ruling is not None and ruling.retry else None  # a no may refer to single errors
 
 
 class OnResult(Rule):
-    """Results for which the user's predicate says so."""
+    """Results for which the user's predicate is true."""
 
-    predicate: Callable[[object], Verdict]
+    predicate: Callable[[object], PredicateResult]
 
     reads_results = True
 
     def judge(self, outcome: Outcome) -> Ruling | None:
         if outcome.error is not None:
             return None
-        return _ruling(self.predicate, self.predicate(outcome.result), ANSWERED)
+        return _ruling_from(self.predicate, self.predicate(outcome.result), ANSWERED)
 
 
 class Widened(Rule):
-    """What `rule` calls fatal or leaves alone is put to `by` as well, for the first `seconds` of a call."""
+    """Asks `by` about what `rule` calls fatal or does not decide, for the first `seconds` of a call."""
 
     rule: Rule
     by: Rule
@@ -107,26 +107,26 @@ class Widened(Rule):
             return self.by.judge(outcome) or ruling
         return ruling
 
-    def judge_group(self, outcome: Outcome) -> Ruling | None:
-        ruling = self.rule.judge_group(outcome)
+    def judge_whole_group(self, outcome: Outcome) -> Ruling | None:
+        ruling = self.rule.judge_whole_group(outcome)
         if ruling is None and outcome.elapsed < self.seconds:
-            return self.by.judge_group(outcome)
+            return self.by.judge_whole_group(outcome)
         return ruling
 
 
 class Rules(Rule):
-    """A list of rules: `unless` first, then `on`; the first that answers decides."""
+    """A list of rules: `unless` first, then `on`; the first ruling counts."""
 
     on: tuple[Rule, ...]
     unless: tuple[Rule, ...] = ()
 
-    def checked(self) -> None:
-        self.__dict__["_known"] = {}
+    def validate(self) -> None:
+        self.__dict__["_rulings_by_type"] = {}
 
     @property
-    def known(self) -> dict[type, Ruling]:
-        """Rulings by type of error, kept where the type alone decides."""
-        kept: dict[type, Ruling] = self.__dict__["_known"]
+    def rulings_by_type(self) -> dict[type, Ruling]:
+        """Cached rulings by type of error, if the type alone decides."""
+        kept: dict[type, Ruling] = self.__dict__["_rulings_by_type"]
         return kept
 
     @property
@@ -145,12 +145,12 @@ class Rules(Rule):
         return None
 
     def decide(self, outcome: Outcome) -> Ruling:
-        """The ruling on an outcome; an error that no rule knows is fatal.
+        """Return the ruling on an outcome; an error that no rule matches is fatal.
 
-        A group of errors is retried if a rule names groups and says so, or else if every error in it would be; none
-        of them may be excepted by `unless`. The longest hint counts. A group of more than `MOST_MEMBERS` errors, or
-        nested more than `DEEPEST` deep, is fatal without being looked at. An attempt that was cut off is an overload,
-        whatever the rules say.
+        A group of errors is retried if a rule names groups and says so, or else if every error in it would be; none of
+        them may be excepted by `unless`. The longest hint counts. A group of more than `MAX_GROUP_MEMBERS` errors, or
+        nested more than `MAX_GROUP_DEPTH` deep, is fatal without being looked at. An attempt that was cut off is an
+        overload, whatever the rules say.
         """
         error = outcome.error
         if isinstance(error, AttemptTimeout):
@@ -158,17 +158,19 @@ class Rules(Rule):
         if isinstance(error, ExceptionGroup):
             if not _is_bounded(error):
                 return FATAL
-            return self._decide_group(outcome, error, self.judge_group(outcome))
+            return self._decide_group(outcome, error, self.judge_whole_group(outcome))
         return self._decide_one(outcome)
 
     def _decide_one(self, outcome: Outcome) -> Ruling:
         error, ruling = outcome.error, self.judge(outcome) or FATAL
-        if len(self.known) < MOST_KNOWN and all(type(rule) is OnType for rule in (*self.on, *self.unless)):
-            self.known[type(error)] = ruling
+        if len(self.rulings_by_type) < MAX_CACHED_TYPES and all(
+            type(rule) is OnType for rule in (*self.on, *self.unless)
+        ):
+            self.rulings_by_type[type(error)] = ruling
         return ruling
 
     def _decide_group(self, outcome: Outcome, group: ExceptionGroup[Exception], whole: Ruling | None) -> Ruling:
-        """The ruling on a group, given what the rules say about it as a whole."""
+        """Return the ruling on a group, given the ruling on it as a whole."""
         rulings = [self._decide_member(error, outcome.elapsed) for error in group.exceptions]
         if LAYER in rulings:
             return LAYER
@@ -191,40 +193,40 @@ class Rules(Rule):
         if isinstance(error, AttemptTimeout):
             return OVERLOAD
         if isinstance(error, ExceptionGroup):
-            # `unless` has been asked about all that it holds, when it was asked about the group around it
+            # `unless` was asked about its members with the outer group
             return self._decide_group(outcome, error, self._judge_whole(outcome))
         return self._decide_one(outcome)
 
-    def judge_group(self, outcome: Outcome) -> Ruling | None:
-        return FATAL if self._excepted(outcome.error, outcome.elapsed) else self._judge_whole(outcome)
+    def judge_whole_group(self, outcome: Outcome) -> Ruling | None:
+        return FATAL if self._is_excepted(outcome.error, outcome.elapsed) else self._judge_whole(outcome)
 
     def _judge_whole(self, outcome: Outcome) -> Ruling | None:
-        """What `on` says about a group as a whole."""
+        """Return the ruling of `on` about a group as a whole."""
         for rule in self.on:
-            ruling = rule.judge_group(outcome)
+            ruling = rule.judge_whole_group(outcome)
             if ruling is not None:
                 return ruling
         return None
 
-    def _excepted(self, error: Exception | None, elapsed: float) -> bool:
-        """Does `unless` speak against an error, or against a group or one of its members?"""
+    def _is_excepted(self, error: Exception | None, elapsed: float) -> bool:
+        """Return whether `unless` matches an error, a group, or one of its members."""
         outcome, group = Outcome(error=error, elapsed=elapsed), isinstance(error, ExceptionGroup)
         for rule in self.unless:
-            ruling = rule.judge_group(outcome) if group else rule.judge(outcome)
+            ruling = rule.judge_whole_group(outcome) if group else rule.judge(outcome)
             if ruling is not None and ruling.retry:
                 return True
-        return isinstance(error, ExceptionGroup) and any(self._excepted(one, elapsed) for one in error.exceptions)
+        return isinstance(error, ExceptionGroup) and any(self._is_excepted(one, elapsed) for one in error.exceptions)
 
 
 def _is_bounded(group: ExceptionGroup[Exception]) -> bool:
-    """Is a group small enough to be looked at?"""
+    """Return whether a group is small enough to be judged."""
     level: list[ExceptionGroup[Exception]] = [group]
     members = 0
-    for _ in range(DEEPEST):
+    for _ in range(MAX_GROUP_DEPTH):
         inner: list[ExceptionGroup[Exception]] = []
         for found in level:
             members += len(found.exceptions)
-            if members > MOST_MEMBERS:
+            if members > MAX_GROUP_MEMBERS:
                 return False
             inner += [error for error in found.exceptions if isinstance(error, ExceptionGroup)]
         if not inner:
@@ -233,49 +235,49 @@ def _is_bounded(group: ExceptionGroup[Exception]) -> bool:
     return False
 
 
-def rules(on: Matcher | Iterable[Matcher], unless: Matcher | Iterable[Matcher] = ()) -> Rules:
+def build_rules(on: Matcher | Iterable[Matcher], unless: Matcher | Iterable[Matcher] = ()) -> Rules:
     """Build the rules of a policy from what its user wrote.
 
-    >>> judge = rules(on=(OSError, lambda error: "again" in str(error)), unless=FileNotFoundError).decide
+    >>> judge = build_rules(on=(OSError, lambda error: "again" in str(error)), unless=FileNotFoundError).decide
     >>> judge(Outcome(error=OSError())).retry, judge(Outcome(error=FileNotFoundError())).retry
     (True, False)
     >>> judge(Outcome(error=ValueError("try again"))).retry
     True
     """
-    wanted = matchers("on", on)
+    wanted = check_matchers("on", on)
     if not wanted:
         raise ValueError("on must name at least one exception type, predicate or rule, not none")
-    return Rules(tuple(map(_rule, wanted)), tuple(_rule(matcher) for matcher in matchers("unless", unless)))
+    return Rules(tuple(map(_rule, wanted)), tuple(_rule(matcher) for matcher in check_matchers("unless", unless)))
 
 
-def matchers(name: str, given: Matcher | Iterable[Matcher]) -> tuple[Matcher, ...]:
-    """The matchers in an ``on`` or ``unless`` argument, each checked."""
+def check_matchers(name: str, given: Matcher | Iterable[Matcher]) -> tuple[Matcher, ...]:
+    """Return the checked matchers of an ``on`` or ``unless`` argument."""
     several = (
         tuple(given)
         if isinstance(given, Iterable) and not isinstance(given, (str, bytes, type, BaseException))
         else (given,)
     )
     for matcher in several:
-        _check(name, matcher)
+        _check_matcher(name, matcher)
     return several  # type: ignore[return-value]
 
 
-def on_error(predicate: Callable[[Exception], Verdict]) -> Rule:
-    """Retry errors for which `predicate` is true; a number it answers is the hint, in seconds, and 0 is a no.
+def on_error(predicate: Callable[[Exception], PredicateResult]) -> Rule:
+    """Retry errors for which `predicate` is true; a number means a hint in seconds, and 0 means no.
 
     >>> on_error(lambda error: 2.5).judge(Outcome(error=ValueError()))
     Ruling(retry=True, reason='blip', hint=2.5, reached=True, safe=None, answered=False)
     """
-    return OnError(_function("on_error", predicate))
+    return OnError(_check_predicate("on_error", predicate))
 
 
-def on_result(predicate: Callable[[object], Verdict]) -> Rule:
-    """Retry results for which `predicate` is true, such as an answer that is still empty.
+def on_result(predicate: Callable[[object], PredicateResult]) -> Rule:
+    """Retry results for which `predicate` is true, such as a response that is still empty.
 
     >>> on_result(lambda answer: answer is None).judge(Outcome(result=None)).retry
     True
     """
-    return OnResult(_function("on_result", predicate))
+    return OnResult(_check_predicate("on_result", predicate))
 
 
 def widen(rule: Matcher, *, by: Matcher, seconds: float) -> Rule:
@@ -291,13 +293,13 @@ def widen(rule: Matcher, *, by: Matcher, seconds: float) -> Rule:
     >>> fresh.judge(Outcome(error=NotFound(), elapsed=5.0)).retry
     False
     """
-    _check("rule", rule)
-    _check("by", by)
+    _check_matcher("rule", rule)
+    _check_matcher("by", by)
     return Widened(_rule(rule), _rule(by), number("seconds", seconds, above=0))
 
 
-def nature(error: BaseException | None) -> Ruling:
-    """What the type of an error says by itself: overloaded or not, seen by the server or not."""
+def classify(error: BaseException | None) -> Ruling:
+    """Return the ruling by the type of an error alone: overloaded or not, seen by the server or not."""
     if isinstance(error, TimeoutError):
         return OVERLOAD
     if isinstance(error, ConnectionRefusedError) or _is_dns(error):
@@ -316,7 +318,7 @@ def _rule(matcher: Any) -> Rule:
     return OnType(matcher) if isinstance(matcher, type) else OnError(matcher)
 
 
-def _check(name: str, matcher: object) -> None:
+def _check_matcher(name: str, matcher: object) -> None:
     expected = f"{name} must be exception types, predicates or rules"
     if isinstance(matcher, Rule):
         return
@@ -330,24 +332,26 @@ def _check(name: str, matcher: object) -> None:
     elif not callable(matcher):
         raise TypeError(f"{expected}, not {shown(matcher)}")
     else:
-        _answers(f"{expected}: a predicate", matcher)
+        _refuse_async(f"{expected}: a predicate", matcher)
 
 
-def _function(name: str, predicate: Callable[..., Verdict]) -> Callable[..., Verdict]:
+def _check_predicate(name: str, predicate: Callable[..., PredicateResult]) -> Callable[..., PredicateResult]:
     if not callable(predicate) or isinstance(predicate, type):
         raise TypeError(f"{name} needs a function, not {shown(predicate)}")
-    _answers(f"{name}: a predicate", predicate)
+    _refuse_async(f"{name}: a predicate", predicate)
     return predicate
 
 
-def _answers(name: str, predicate: Callable[..., Verdict]) -> None:
-    """Refuse functions whose answer would be true whatever they find."""
-    if is_coroutine(predicate) or is_generator(predicate):
-        raise TypeError(f"{name} must answer at once, and cannot be a coroutine or generator function: {predicate!r}")
+def _refuse_async(name: str, predicate: Callable[..., Any]) -> None:
+    """Refuse functions whose return value is always true."""
+    if is_coroutine_function(predicate) or is_generator_function(predicate):
+        raise TypeError(
+            f"{name} must return its answer, and cannot be a coroutine or generator function: {predicate!r}"
+        )
 
 
-def _ruling(predicate: Callable[..., Verdict], verdict: Verdict, yes: Ruling) -> Ruling | None:
-    """What a predicate's answer means: `yes` is the ruling for a plain True."""
+def _ruling_from(predicate: Callable[..., PredicateResult], verdict: PredicateResult, yes: Ruling) -> Ruling | None:
+    """Return the ruling that a predicate's return value means; `yes` is that for True."""
     if verdict is True:
         return yes
     if isinstance(verdict, Ruling):
@@ -355,9 +359,9 @@ def _ruling(predicate: Callable[..., Verdict], verdict: Verdict, yes: Ruling) ->
     if not verdict:
         return None
     name = getattr(predicate, "__qualname__", repr(predicate))
-    if returned_coroutine(verdict):
+    if is_coroutine_object(verdict):
         verdict.close()  # type: ignore[attr-defined]
-        raise TypeError(f"the predicate {name} must answer at once, and not with a coroutine")
+        raise TypeError(f"the predicate {name} must return its answer, not a coroutine")
     seconds = getattr(verdict, "total_seconds", None)  # of a timedelta, whose module is not worth importing here
     if callable(seconds):
         verdict = seconds()

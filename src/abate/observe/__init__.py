@@ -1,4 +1,4 @@
-"""What is happening: sinks that turn events into metrics, traces and logs, one file per sink; and the live page.
+"""Observe what happens: sinks that turn events into metrics, traces and logs, one file per sink; and the live page.
 
 abate.observe.install(abate.observe.LoggingSink())
 """
@@ -13,6 +13,7 @@ from abate.observe.logging import LoggingSink
 from abate.observe.snapshot import Snapshot, snapshot
 
 if TYPE_CHECKING:
+    from abate.observe import page
     from abate.observe.otel import OpenTelemetrySink
     from abate.observe.prometheus import PrometheusSink
     from abate.observe.structlog import StructlogSink
@@ -26,6 +27,7 @@ __all__ = [
     "Snapshot",
     "StructlogSink",
     "install",
+    "page",
     "remove",
     "snapshot",
 ]
@@ -33,10 +35,16 @@ __all__ = [
 _ELSEWHERE = {"OpenTelemetrySink": "otel", "PrometheusSink": "prometheus", "StructlogSink": "structlog"}
 
 
-def __getattr__(name: str) -> Any:
-    """Import a sink, and the library that it needs, when somebody asks for it."""
-    if name in _ELSEWHERE:
-        return getattr(importlib.import_module(f"abate.observe.{_ELSEWHERE[name]}"), name)
-    if name == "page":
-        return importlib.import_module("abate.observe.page")
-    raise AttributeError(f"module 'abate.observe' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker that sees `__getattr__` takes every name for Any
+
+    def __getattr__(name: str) -> Any:
+        """Import a sink or the page, and the library that it needs, on first use."""
+        if name in _ELSEWHERE:
+            return getattr(importlib.import_module(f"abate.observe.{_ELSEWHERE[name]}"), name)
+        if name == "page":
+            return importlib.import_module("abate.observe.page")
+        raise AttributeError(f"module 'abate.observe' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def needed(by: str, extra: str) -> Iterator[None]:
+def requires_extra(by: str, extra: str) -> Iterator[None]:
     """Around the imports of what comes with an extra of abate: a module that is missing is the extra that is missing.
 
-    >>> with needed(by="abate.observe.PrometheusSink", extra="prometheus"):
+    >>> with requires_extra(by="abate.observe.PrometheusSink", extra="prometheus"):
     ...     import no_such_library
     Traceback (most recent call last):
     ModuleNotFoundError: abate.observe.PrometheusSink needs no_such_library: install abate[prometheus]

@@ -1,13 +1,13 @@
-"""Installs sinks; while one is there that counts calls, calls are counted."""
+"""Install sinks, and count calls while a sink that needs the counts is installed."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
 from abate import events
-from abate.call.tally import watch
+from abate.call.counters import wrapper_versions
 from abate.events import Sink
-from abate.observe.detached import Attended, says
+from abate.observe.detached import TimeLimited, has_flag
 
 S = TypeVar("S", bound=Sink)
 
@@ -15,20 +15,20 @@ S = TypeVar("S", bound=Sink)
 def install(sink: S) -> S:
     """Send every event of this process to `sink`, until it is removed.
 
-    A sink that raises or is stuck is left alone for a while, and then tried again.
+    A sink that raises or blocks is skipped for a while, and then tried again.
 
-    A sink that has ``counts = True`` wants the calls that succeed to be counted as well (see `snapshot`). One that has
-    ``inline = True`` promises not to block, and is called by the calls themselves; any other one is called in a thread,
-    for which a call waits, but not for ever.
+    With the attribute ``counts = True`` a sink asks for successful calls to be counted (see `snapshot`). With
+    ``inline = True`` it promises not to block, and runs in the thread of the call. Other sinks run in a thread of their
+    own, for which a call waits, but not for ever.
 
     >>> from abate.observe import LoggingSink
     >>> sink = install(LoggingSink())
     >>> remove(sink)
     """
     if sink not in events.sinks:
-        events.install(events.checked(sink) if says(sink, "inline") else Attended(sink))
-        if says(sink, "counts"):
-            watch.come()
+        events.install(events.check_sink(sink) if has_flag(sink, "inline") else TimeLimited(sink))
+        if has_flag(sink, "counts"):
+            wrapper_versions.start_counting()
     return sink
 
 
@@ -37,9 +37,9 @@ def remove(sink: Sink) -> None:
     events.remove(sink)
 
 
-def _count_no_more(sink: Sink) -> None:
-    if says(sink, "counts"):
-        watch.go()
+def _stop_counting(sink: Sink) -> None:
+    if has_flag(sink, "counts"):
+        wrapper_versions.stop_counting()
 
 
-events.removing.append(_count_no_more)
+events.on_remove.append(_stop_counting)

@@ -1,13 +1,12 @@
-"""Metrics and span events for OpenTelemetry, by its API alone. Needs ``abate[otel]``.
+"""Metrics and span events for OpenTelemetry, with its API alone. Needs ``abate[otel]``.
 
-* Names follow the semantic conventions where they have one: ``error.type``; ``http.request.resend_count`` on a span
-  that is an HTTP client's. They have none for retries, so that the rest is ``abate.*``, in their style, with units.
-* What happens is counted as it happens; what is, is read when a reader collects (see `snapshot`). Nothing here exports:
-  that is the SDK's, in threads of its own, so that an exporter that hangs or fails holds up no call.
-* The current span gets an event per retry, and attributes when the call has ended; of several calls within one span,
-  the attributes are those of the last. No span is made: a call is part of what its caller does. Where there is no span
-  that records, nothing is done about it.
-* Attributes are bounded, as labels are: names up to a number, reasons and endings as closed sets, never keys or texts.
+* Names follow the semantic conventions where one exists: ``error.type``, and ``http.request.resend_count`` on the span
+  of an HTTP client. They have none for retries, so the rest is ``abate.*`` in their style, with units.
+* Events are counted as they come; state is read when a reader collects (see `snapshot`). Exporting is the SDK's job, in
+  its own threads, so that an exporter that hangs or fails holds up no call.
+* The current span gets an event per retry, and attributes when the call ends; of several calls within one span the last
+  one sets them. No span is created: a call is part of what its caller does.
+* Attributes are bounded like labels: a limited number of names, closed sets of reasons and endings, no keys or texts.
 """
 
 from __future__ import annotations
@@ -19,41 +18,37 @@ from typing import Any
 from weakref import ref
 
 from abate import events, forks
-from abate.events import Event
-from abate.locks import Section
-from abate.observe.carried import Pair
-from abate.observe.extras import needed
-from abate.observe.outcomes import Outcomes, Since
-from abate.observe.series import SECONDS, Names, one_of
+from abate.events import DEAD_LETTER_REASONS, ENDINGS, FAILURE_KINDS, SHELTER_STATES, Event
+from abate.observe.call_outcomes import CallCountsSince, CallOutcomes
+from abate.observe.event_text import error_type
+from abate.observe.extras import requires_extra
+from abate.observe.lasting_totals import Pair
+from abate.observe.metric_series import BUCKET_BOUNDS, LabelValues, known_or_other
 from abate.observe.snapshot import Snapshot, snapshot
-from abate.observe.words import error_type
+from abate.reentrant_locks import Section
 
-with needed(by="abate.observe.OpenTelemetrySink", extra="otel"):
+with requires_extra(by="abate.observe.OpenTelemetrySink", extra="otel"):
     from opentelemetry import trace
     from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation, get_meter
 
 POLICY, QUEUE, SHELTER, STORE, STATE = "abate.policy", "abate.queue", "abate.shelter", "abate.store", "abate.state"
+BREAKER = "abate.breaker"
 REASON, ERROR_TYPE = "abate.reason", "error.type"
-RESENT, HTTP_METHOD = "http.request.resend_count", "http.request.method"
+RESEND_COUNT, HTTP_METHOD = "http.request.resend_count", "http.request.method"
 
-NATURES = ("blip", "overload")
-STATES = ("calm", "storm", "probing", "recovering")
-ENDINGS = ("done", "again", "silent", "retry", "slow", "buried")
-BURIALS = ("permanent", "fatal", "receives", "unreadable")
-
-MOST_ERROR_TYPES = 100
-"""Types of errors that are told apart; the conventions call all others ``_OTHER``."""
-MOST_SPAN_EVENTS = 32
-"""A span that has so many events gets no more from here: the SDK would drop its first ones, which may be others'."""
+MAX_ERROR_TYPES = 100
+"""Error types that are told apart; the conventions call all others ``_OTHER``."""
+MAX_SPAN_EVENTS = 32
+"""A span with this many events gets no more from abate: the SDK would drop its first events, maybe of other code."""
 
 Attributes = Mapping[str, str]
 Reading = Callable[[Snapshot], Iterable[tuple[Attributes, float | None]]]
 
 
 class OpenTelemetrySink:
-    """Counts events with the meters of `meter_provider`, the global one unless given, and notes retries on spans.
+    """Counts events with meters of `meter_provider` (by default the global one), and notes retries on spans.
 
-    One sink serves a provider, as instruments can't be taken out again.
+    One sink serves a provider, because instruments can't be removed.
 
     >>> import abate
     >>> from abate import observe
@@ -64,59 +59,61 @@ class OpenTelemetrySink:
     """
 
     counts = True
-    """Have calls that succeed counted while this is installed."""
+    """Ask for successful calls to be counted while this is installed."""
     inline = True
-    """Called by the calls themselves, as it does not block."""
+    """Runs in the thread of the call, as it does not block."""
 
     def __init__(self, meter_provider: MeterProvider | None = None) -> None:
         if meter_provider is not None and not isinstance(meter_provider, MeterProvider):
             raise TypeError(f"meter_provider must be a MeterProvider of opentelemetry, not {meter_provider!r}")
-        self._names = {kind: Names() for kind in (POLICY, QUEUE, SHELTER, STORE, "abate.gate", "abate.bucket")}
-        self._errors = Names(MOST_ERROR_TYPES)
-        self._outcomes = Outcomes(self._names[POLICY])
-        self._tallies = Since()
-        self._section = Section()
-        forks.keep(self)
-        meter = get_meter("abate", meter_provider=meter_provider)
-        self._notes: dict[type[Event], Callable[[Any], None]] = self._counters(meter)
-        self._spans: dict[type[Event], Callable[[Any, trace.Span], None]] = {
-            events.Retry: self._tell_retry,
-            events.Recovered: self._tell_end,
-            events.GaveUp: self._tell_end,
+        self._names = {
+            kind: LabelValues() for kind in (POLICY, QUEUE, SHELTER, STORE, BREAKER, "abate.gate", "abate.bucket")
         }
-        _observe(meter, ref(self))
+        self._errors = LabelValues(MAX_ERROR_TYPES)
+        self._outcomes = CallOutcomes(self._names[POLICY])
+        self._tallies = CallCountsSince()
+        self._section = Section()
+        forks.register(self)
+        meter = get_meter("abate", meter_provider=meter_provider)
+        self._handlers: dict[type[Event], Callable[[Any], None]] = self._counters(meter)
+        self._spans: dict[type[Event], Callable[[Any, trace.Span], None]] = {
+            events.Retry: self._note_retry_on_span,
+            events.Recovered: self._note_end_on_span,
+            events.GaveUp: self._note_end_on_span,
+        }
+        _create_instruments(meter, ref(self))
 
     def after_fork(self) -> None:
-        """In the child: replace the lock, whose owner may not exist there."""
+        """Replace the lock in the child: its owner thread does not exist there."""
         self._section.after_fork()
 
     def __call__(self, event: Event) -> None:
-        note = self._notes.get(type(event))
+        note = self._handlers.get(type(event))
         if isinstance(sys.exception(), GeneratorExit):
-            # the SDK's locks are not safe to re-enter, and the collector may abandon a call while one of them is held:
-            # the next event, or the next collection, counts it; the current span is not that of the call
+            # the SDK's locks are not safe to re-enter, and garbage collection may abandon a call while one is held:
+            # the next event or collection counts it; the current span is not that of the call
             if note is not None:
-                self._section.left.append((note, (event,)))
+                self._section.deferred.append((note, (event,)))
             return
         if note is not None:
-            self._section.run(note, event)
+            self._section.run_or_defer(note, event)
         tell = self._spans.get(type(event))
         if tell is not None:
             span = trace.get_current_span()
             if span.is_recording():
                 tell(event, span)
 
-    # -- counted as it happens
+    # -- events
 
     def _counters(self, meter: Meter) -> dict[type[Event], Callable[[Any], None]]:
-        """The instruments that events are written to, and how."""
+        """Return the handler for each event type, with its instruments."""
 
         def counter(name: str, unit: str, description: str) -> Callable[..., None]:
             return meter.create_counter(name, unit, description).add
 
         def seconds(name: str, description: str) -> Callable[..., None]:
             return meter.create_histogram(
-                name, "s", description, explicit_bucket_boundaries_advisory=list(SECONDS)
+                name, "s", description, explicit_bucket_boundaries_advisory=list(BUCKET_BOUNDS)
             ).record
 
         retries = counter("abate.retries", "{retry}", "Retries, by the nature of the failure.")
@@ -128,16 +125,16 @@ class OpenTelemetrySink:
         buried = counter("abate.dead_letters", "{message}", "Keys and messages that were buried.")
         lost = counter("abate.leases_lost", "{lease}", "Leases that ran out while their message was in hand.")
         crashes = counter("abate.worker_crashes", "{crash}", "Workers that ended by something that is no answer.")
-        blown = counter("abate.fuse.blown", "{time}", "Times that no messages were taken as most failed.")
+        opened = counter("abate.breaker.opened", "{time}", "Times that a circuit breaker opened.")
         failures = counter("abate.source.failures", "{failure}", "Failures of a queue's source.")
 
         def retry(event: events.Retry) -> None:
-            nature = self._named(POLICY, event.policy) | {REASON: one_of(NATURES, event.reason)}
-            delays(event.delay, nature)
-            retries(1, nature | self._error(event.error))
+            labels = self._named(POLICY, event.name) | {REASON: known_or_other(FAILURE_KINDS, event.reason)}
+            delays(event.delay, labels)
+            retries(1, labels | self._error(event.error))
 
         def refused(event: events.BudgetRefused) -> None:
-            refusals(1, self._named(POLICY, event.policy) | self._named("abate.gate", event.gate))
+            refusals(1, self._named(POLICY, event.name) | self._named("abate.gate", event.gate))
             if not event.attempt:
                 self._outcomes.refused(event)
 
@@ -148,17 +145,17 @@ class OpenTelemetrySink:
                 self._outcomes.gave_up(event)
 
         def layer(event: events.LayeredRetry) -> None:
-            layered(1, self._named(POLICY, event.policy) | {"abate.inner": self._named(POLICY, event.inner)[POLICY]})
+            layered(1, self._named(POLICY, event.name) | {"abate.inner": self._named(POLICY, event.inner)[POLICY]})
 
         def worked(event: events.Worked) -> None:
-            ending = {"abate.ending": one_of(ENDINGS, event.ending)}
-            work(event.seconds, self._named(QUEUE, event.policy) | ending | self._error(event.error))
+            ending = {"abate.ending": known_or_other(ENDINGS, event.ending)}
+            work(event.seconds, self._named(QUEUE, event.name) | ending | self._error(event.error))
 
         def bury(event: events.Buried) -> None:
-            buried(1, self._named(QUEUE, event.policy) | {REASON: one_of(BURIALS, event.kind)})
+            buried(1, self._named(QUEUE, event.name) | {REASON: known_or_other(DEAD_LETTER_REASONS, event.kind)})
 
         def failed(event: events.SourceFailed) -> None:
-            failures(1, self._named(QUEUE, event.policy) | self._error(event.error))
+            failures(1, self._named(QUEUE, event.name) | self._error(event.error))
 
         return {
             events.Retry: retry,
@@ -166,12 +163,12 @@ class OpenTelemetrySink:
             events.Recovered: ended,
             events.GaveUp: ended,
             events.LayeredRetry: layer,
-            events.Waited: lambda event: waits(event.seconds, self._named("abate.bucket", event.policy)),
+            events.Waited: lambda event: waits(event.seconds, self._named("abate.bucket", event.name)),
             events.Worked: worked,
             events.Buried: bury,
-            events.LeaseLost: lambda event: lost(1, self._named(QUEUE, event.policy)),
-            events.WorkerCrashed: lambda event: crashes(1, self._named(QUEUE, event.policy)),
-            events.FuseBlown: lambda event: blown(1, self._named(QUEUE, event.policy)),
+            events.LeaseLost: lambda event: lost(1, self._named(QUEUE, event.name)),
+            events.WorkerCrashed: lambda event: crashes(1, self._named(QUEUE, event.name)),
+            events.BreakerOpened: lambda event: opened(1, self._named(BREAKER, event.name)),
             events.SourceFailed: failed,
         }
 
@@ -185,13 +182,13 @@ class OpenTelemetrySink:
         known = self._errors.of(kind)
         return {ERROR_TYPE: known if known == kind else "_OTHER"}
 
-    # -- read when somebody collects
+    # -- state, read at a collection
 
     def calls(self) -> Iterator[tuple[Attributes, float]]:
-        """Calls that have ended, by policy and outcome, since this sink was made."""
+        """Yield the ended calls by policy and outcome, since this sink was made."""
         tallies = self._tallies.read()
-        # a collection that re-enters shows at worst an event half counted: nothing changes while it reads
-        ended = self._section.ask(self._ended, tallies, otherwise=self._ended)
+        # a re-entrant collection may see an event half counted; nothing changes while it reads
+        ended = self._section.call(self._ended, tallies, otherwise=self._ended)
         for (policy, outcome), count in ended.items():
             yield {POLICY: policy, "abate.outcome": outcome}, count
 
@@ -200,32 +197,32 @@ class OpenTelemetrySink:
 
     # -- on the current span
 
-    def _tell_retry(self, event: events.Retry, span: trace.Span) -> None:
-        if len(getattr(span, "events", ())) >= MOST_SPAN_EVENTS:
+    def _note_retry_on_span(self, event: events.Retry, span: trace.Span) -> None:
+        if len(getattr(span, "events", ())) >= MAX_SPAN_EVENTS:
             return
-        told: dict[str, str | float] = {"abate.attempt": event.attempt, "abate.delay": event.delay}
+        numbers: dict[str, str | float] = {"abate.attempt": event.attempt, "abate.delay": event.delay}
         if event.hint is not None:
-            told["abate.hint"] = event.hint
-        named = self._named(POLICY, event.policy) | self._error(event.error)
-        span.add_event("abate.retry", {**named, REASON: one_of(NATURES, event.reason), **told})
+            numbers["abate.hint"] = event.hint
+        named = self._named(POLICY, event.name) | self._error(event.error)
+        span.add_event("abate.retry", {**named, REASON: known_or_other(FAILURE_KINDS, event.reason), **numbers})
 
-    def _tell_end(self, event: events.Recovered | events.GaveUp, span: trace.Span) -> None:
-        span.set_attributes(self._named(POLICY, event.policy))
+    def _note_end_on_span(self, event: events.Recovered | events.GaveUp, span: trace.Span) -> None:
+        span.set_attributes(self._named(POLICY, event.name))
         span.set_attributes({"abate.attempts": event.attempts, "abate.waited": event.waited})
         span.set_attribute(REASON, event.reason if isinstance(event, events.GaveUp) else "recovered")
         if event.attempts > 1 and _sends_http(span):
-            span.set_attribute(RESENT, event.attempts - 1)
+            span.set_attribute(RESEND_COUNT, event.attempts - 1)
 
 
 def _sends_http(span: trace.Span) -> bool:
-    """Does the span stand for an HTTP request, with all its attempts? The API can't tell, but the SDK's spans can."""
+    """Return whether the span is an HTTP request of a client; only the SDK's spans say so, the API does not."""
     return getattr(span, "kind", None) is trace.SpanKind.CLIENT and HTTP_METHOD in getattr(span, "attributes", ())
 
 
-class Look:
-    """One snapshot for all instruments of a collection: another is taken when one of them asks again.
+class SharedSnapshot:
+    """One snapshot for all instruments of a collection; a new one when an instrument asks again.
 
-    >>> look = Look()
+    >>> look = SharedSnapshot()
     >>> first = look.of("abate.queue.age")
     >>> look.of("abate.queue.depth") is first, look.of("abate.queue.age") is first
     (True, False)
@@ -234,13 +231,13 @@ class Look:
     __slots__ = ("_asked", "_last", "_section")
 
     def __init__(self) -> None:
-        self._section = forks.keep(Section())
+        self._section = forks.register(Section())
         self._asked: set[str] = set()
         self._last: Snapshot | None = None
 
     def of(self, instrument: str) -> Snapshot:
-        """What this instrument is to show."""
-        return self._section.ask(self._of, instrument, otherwise=_apart)
+        """Return the snapshot for this instrument."""
+        return self._section.call(self._of, instrument, otherwise=_own_snapshot)
 
     def _of(self, instrument: str) -> Snapshot:
         if self._last is None or instrument in self._asked:
@@ -250,14 +247,14 @@ class Look:
         return self._last
 
 
-def _apart(instrument: str) -> Snapshot:
-    """A snapshot of its own for a collection in the middle of another one, of the same thread."""
+def _own_snapshot(instrument: str) -> Snapshot:
+    """Return a separate snapshot for a collection within another collection of the same thread."""
     return snapshot()
 
 
-def _observe(meter: Meter, sink: ref[OpenTelemetrySink]) -> None:
-    """Make the instruments that are read at a collection; they don't keep the sink alive."""
-    look = Look()
+def _create_instruments(meter: Meter, sink: ref[OpenTelemetrySink]) -> None:
+    """Make the instruments that are read at a collection; they do not keep the sink alive."""
+    look = SharedSnapshot()
 
     def observed(create: Callable[..., Any], name: str, unit: str, description: str, read: Reading) -> None:
         def callback(_: CallbackOptions) -> list[Observation]:
@@ -266,7 +263,7 @@ def _observe(meter: Meter, sink: ref[OpenTelemetrySink]) -> None:
             return [
                 Observation(value, attributes)
                 for attributes, value in read(look.of(name))
-                if value is not None and isfinite(value)  # a limit, a balance may be infinite
+                if value is not None and isfinite(value)  # limits and balances may be infinite
             ]
 
         create(name, [callback], unit, description)
@@ -312,7 +309,9 @@ def _remaining(seen: Snapshot) -> Readings:
 
 def _state(seen: Snapshot) -> Readings:
     return (
-        ({SHELTER: view.name, STATE: state}, int(view.state == state)) for view in seen.shelters for state in STATES
+        ({SHELTER: view.name, STATE: state}, int(view.state == state))
+        for view in seen.shelters
+        for state in SHELTER_STATES
     )
 
 

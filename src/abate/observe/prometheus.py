@@ -1,11 +1,10 @@
-"""Metrics for Prometheus, by `prometheus_client`.
+"""Metrics for Prometheus, with `prometheus_client`.
 
-* What happens is counted as it happens: retries, delays, refusals, work, dead letters. None of that is on the path of a
-  call that succeeds.
-* What is, is read when Prometheus asks: balances, depths, calls in flight, successes (see `snapshot`).
-* Labels are bounded: policies, queues, shelters, stores and buckets are shown by name up to a number, and as ``other``
-  beyond it. Reasons, states and endings are closed sets. Keys, errors and texts are never labels.
-* Counters never go back while the process lives, though policies and controllers may.
+* Events are counted as they come: retries, delays, refusals, work, dead letters. A successful call makes no event.
+* State is read at a scrape: balances, depths, calls in flight, successes (see `snapshot`).
+* Labels are bounded: a limited number of policies, queues, shelters, stores and buckets appear by name, further ones as
+  ``other``. Reasons, states and endings are closed sets. Keys, errors and texts are never labels.
+* Counters never decrease while the process lives, although policies and controllers may be collected.
 """
 
 from __future__ import annotations
@@ -18,27 +17,20 @@ from typing import Any
 from weakref import ref
 
 from abate import events, forks, registry
-from abate.events import Event
-from abate.locks import Section
-from abate.observe.carried import Carried, Pair, Reading
-from abate.observe.extras import needed
-from abate.observe.outcomes import OUTCOMES, Outcomes, Since
-from abate.observe.series import Counts, Durations, Labels, Levels, Names, one_of
+from abate.events import DEAD_LETTER_REASONS, ENDINGS, FAILURE_KINDS, SHELTER_STATES, Event
+from abate.observe.call_outcomes import OUTCOMES, CallCountsSince, CallOutcomes
+from abate.observe.extras import requires_extra
+from abate.observe.lasting_totals import LastingTotals, Pair, Reading
+from abate.observe.metric_series import Counters, Gauges, Histograms, Labels, LabelValues, known_or_other
 from abate.observe.snapshot import Snapshot, snapshot
+from abate.reentrant_locks import Section
 
-with needed(by="abate.observe.PrometheusSink", extra="prometheus"):
+with requires_extra(by="abate.observe.PrometheusSink", extra="prometheus"):
     from prometheus_client import REGISTRY, CollectorRegistry
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-NATURES = ("blip", "overload")
-"""What a failure that is retried is taken for."""
-STATES = ("calm", "storm", "probing", "recovering")
-ENDINGS = ("done", "again", "silent", "retry", "slow", "buried")
-KINDS = ("permanent", "fatal", "receives", "unreadable")
-"""Why a dead letter is one."""
-
 SHARED_FILES = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
-"""Where prometheus_client is told to join the metrics of several processes."""
+"""The variables that tell prometheus_client to join the metrics of several processes."""
 
 Series = Iterable[tuple[Labels, float]]
 Histogram = tuple[Labels, list[tuple[str, float]], float]
@@ -64,6 +56,7 @@ METRICS: dict[str, tuple[Callable[..., Metric], str, Labels]] = {
         "Errors that a policy did not retry, as the policy inside it had given up on them.",
         ("policy", "inner"),
     ),
+    "abate_breaker_opened": (CounterMetricFamily, "Times that a circuit breaker opened.", ("breaker",)),
     "abate_shelter_state": (GaugeMetricFamily, "1 for the state that the shelter is in.", ("shelter", "state")),
     "abate_shelter_waiters": (GaugeMetricFamily, "Calls that wait in the shelter.", ("shelter",)),
     "abate_shelter_limit": (
@@ -81,13 +74,13 @@ METRICS: dict[str, tuple[Callable[..., Metric], str, Labels]] = {
     "abate_dead_letters": (CounterMetricFamily, "Keys and messages that were buried.", ("queue", "reason")),
     "abate_store_degraded": (GaugeMetricFamily, "1 while the store does not answer.", ("store",)),
 }
-"""Every metric: its type, what it says, its labels. Counters are called ``…_total`` where they are exposed."""
+"""Every metric: its type, its help text, its labels. Counters are exposed as ``…_total``."""
 
 
 class PrometheusSink:
-    """Counts events, and has everything else read when the `registry` is scraped, the default one unless given.
+    """Counts events, and reads state when the `registry` (by default the global one) is scraped.
 
-    One sink serves a registry. It is a collector as well: ``registry.unregister(sink)`` takes it out again.
+    One sink serves a registry. It is also the collector: ``registry.unregister(sink)`` removes it.
 
     >>> import abate
     >>> from abate import observe
@@ -103,9 +96,9 @@ class PrometheusSink:
     """
 
     counts = True
-    """Have calls that succeed counted while this is installed."""
+    """Ask for successful calls to be counted while this is installed."""
     inline = True
-    """Called by the calls themselves, as it does not block."""
+    """Runs in the thread of the call, as it does not block."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         if registry is not None and not isinstance(registry, CollectorRegistry):
@@ -118,25 +111,27 @@ class PrometheusSink:
                 UserWarning,
                 stacklevel=2,
             )
-        self._policies, self._queues, self._shelters = Names(), Names(), Names()
-        self._stores, self._buckets = Names(), Names()
-        self._outcomes = Outcomes(self._policies)
-        self._retries, self._exhausted, self._layered, self._dead = Counts(), Counts(), Counts(), Counts()
-        self._delays, self._waits, self._work = Durations(), Durations(), Durations()
-        self._notes: dict[type[Event], Callable[[Any], None]] = {
+        self._policies, self._queues, self._shelters = LabelValues(), LabelValues(), LabelValues()
+        self._stores, self._buckets, self._breakers = LabelValues(), LabelValues(), LabelValues()
+        self._outcomes = CallOutcomes(self._policies)
+        self._retries, self._exhausted, self._layered, self._dead = Counters(), Counters(), Counters(), Counters()
+        self._opened = Counters()
+        self._delays, self._waits, self._work = Histograms(), Histograms(), Histograms()
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
             events.Retry: self._retry,
             events.Recovered: self._outcomes.recovered,
             events.GaveUp: self._outcomes.gave_up,
             events.BudgetRefused: self._refused,
             events.LayeredRetry: self._layer,
+            events.BreakerOpened: self._breaker_opened,
             events.Waited: self._waited,
             events.Worked: self._worked,
             events.Buried: self._buried,
         }
-        self._tallies = Since()
-        self._adds: Carried[Any] = Carried(_added)
+        self._tallies = CallCountsSince()
+        self._adds: LastingTotals[Any] = LastingTotals(_added)
         self._section = Section()
-        forks.keep(self)
+        forks.register(self)
         try:
             (REGISTRY if registry is None else registry).register(self)
         except ValueError:
@@ -146,53 +141,56 @@ class PrometheusSink:
             ) from None
 
     def after_fork(self) -> None:
-        """In the child: replace the lock, whose owner may not exist there."""
+        """Replace the lock in the child: its owner thread does not exist there."""
         self._section.after_fork()
 
     # -- as a sink
 
     def __call__(self, event: Event) -> None:
-        note = self._notes.get(type(event))
+        note = self._handlers.get(type(event))
         if note is not None:
-            self._section.run(note, event)
+            self._section.run_or_defer(note, event)
 
     def _retry(self, event: events.Retry) -> None:
-        policy = self._policies.of(event.policy)
-        self._retries.add(policy, one_of(NATURES, event.reason))
+        policy = self._policies.of(event.name)
+        self._retries.add(policy, known_or_other(FAILURE_KINDS, event.reason))
         self._delays.add(event.delay, policy)
 
     def _refused(self, event: events.BudgetRefused) -> None:
         if event.attempt:
-            self._exhausted.add(self._policies.of(event.policy))
+            self._exhausted.add(self._policies.of(event.name))
         else:
             self._outcomes.refused(event)
 
     def _layer(self, event: events.LayeredRetry) -> None:
-        self._layered.add(self._policies.of(event.policy), self._policies.of(event.inner))
+        self._layered.add(self._policies.of(event.name), self._policies.of(event.inner))
+
+    def _breaker_opened(self, event: events.BreakerOpened) -> None:
+        self._opened.add(self._breakers.of(event.name))
 
     def _waited(self, event: events.Waited) -> None:
-        self._waits.add(event.seconds, self._buckets.of(event.policy))
+        self._waits.add(event.seconds, self._buckets.of(event.name))
 
     def _worked(self, event: events.Worked) -> None:
-        self._work.add(event.seconds, self._queues.of(event.policy), one_of(ENDINGS, event.ending))
+        self._work.add(event.seconds, self._queues.of(event.name), known_or_other(ENDINGS, event.ending))
 
     def _buried(self, event: events.Buried) -> None:
-        self._dead.add(self._queues.of(event.policy), one_of(KINDS, event.kind))
+        self._dead.add(self._queues.of(event.name), known_or_other(DEAD_LETTER_REASONS, event.kind))
 
     # -- as a collector
 
     def describe(self) -> Iterable[Metric]:
-        """The metrics without their values, for the registry."""
+        """Return the metrics without values, for the registry."""
         return [_family(name) for name in METRICS]
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics with their values."""
-        # stores are asked for depths, which takes time: not under the lock, on which calls would wait
+        """Yield the metrics with their values."""
+        # without the lock, on which calls would wait: stores take their time to report depths
         seen = snapshot()
         adds = self._adds.totals(self._services())
         tallies = self._tallies.read()
-        # a scrape that re-enters shows at worst an event half counted: nothing changes while it reads
-        values, histograms = self._section.ask(self._values, seen, tallies, adds, otherwise=self._values)
+        # a re-entrant scrape may see an event half counted; nothing changes while it reads
+        values, histograms = self._section.call(self._values, seen, tallies, adds, otherwise=self._values)
         for name in METRICS:
             family: Any = _family(name)
             for labels, value in values.get(name, ()):
@@ -204,7 +202,7 @@ class PrometheusSink:
     def _values(
         self, seen: Snapshot, tallies: Mapping[str, Pair], adds: Mapping[str, Pair]
     ) -> tuple[dict[str, Series], dict[str, list[Histogram]]]:
-        return {**self._levels(seen), **self._counters(seen, tallies, adds)}, {
+        return {**self._gauges(seen), **self._counters(seen, tallies, adds)}, {
             "abate_retry_delay_seconds": list(self._delays),
             "abate_rate_limiter_wait_seconds": list(self._waits),
             "abate_work_seconds": list(self._work),
@@ -213,39 +211,40 @@ class PrometheusSink:
     def _services(self) -> list[tuple[Any, str]]:
         services = registry.services.alive()
         named: Callable[[], list[tuple[Any, str]]] = lambda: [(each, self._queues.of(each.name)) for each in services]  # noqa: E731
-        return self._section.ask(named, otherwise=named)
+        return self._section.call(named, otherwise=named)
 
     def _counters(self, seen: Snapshot, tallies: Mapping[str, Pair], adds: Mapping[str, Pair]) -> dict[str, Series]:
-        """What was counted. For what is there each count begins at 0, so that the first event is an increase, too."""
+        """Return the counters. Those of existing objects begin at 0, so that the first event is an increase."""
         policies = [self._policies.of(view.name) for view in seen.policies]
         queues = [self._queues.of(view.name) for view in seen.queues]
         calls = self._outcomes.read(tallies)
         return {
             "abate_calls": _from_zero(product(policies, OUTCOMES), calls.items()),
-            "abate_retries": _from_zero(product(policies, NATURES), self._retries),
+            "abate_retries": _from_zero(product(policies, FAILURE_KINDS), self._retries),
             "abate_retry_budget_exhausted": _from_zero(product(policies), self._exhausted),
             "abate_layered_retries": list(self._layered),
+            "abate_breaker_opened": list(self._opened),
             "abate_queue_adds": [((queue,), added) for queue, (added, _) in adds.items()],
             "abate_queue_coalesced": [((queue,), coalesced) for queue, (_, coalesced) in adds.items()],
-            "abate_dead_letters": _from_zero(product(queues, KINDS), self._dead),
+            "abate_dead_letters": _from_zero(product(queues, DEAD_LETTER_REASONS), self._dead),
         }
 
-    def _levels(self, seen: Snapshot) -> dict[str, Series]:
-        """What is, at this moment. Of things that share a label the sum is shown, or the worst."""
-        balance, share, in_flight = Levels(), Levels(min), Levels()
+    def _gauges(self, seen: Snapshot) -> dict[str, Series]:
+        """Return the gauges. Objects that share a label are added up, or the worst is shown."""
+        balance, share, in_flight = Gauges(), Gauges(min), Gauges()
         for view in seen.policies:
             policy = self._policies.of(view.name)
             balance.put(view.balance, policy)
             share.put(view.share, policy)
             in_flight.put(view.in_flight, policy)
-        state, waiters, limit = Levels(max), Levels(), Levels(min)
+        state, waiters, limit = Gauges(max), Gauges(), Gauges(min)
         for shelter in seen.shelters:
             name = self._shelters.of(shelter.name)
             waiters.put(shelter.waiters, name)
             limit.put(shelter.limit, name)
-            for known in STATES:
-                state.put(shelter.state == known, name, known)
-        depth, age, utilization = Levels(), Levels(max), Levels(max)
+            for each in SHELTER_STATES:
+                state.put(shelter.state == each, name, each)
+        depth, age, utilization = Gauges(), Gauges(max), Gauges(max)
         for queue in seen.queues:
             name = self._queues.of(queue.name)
             counts = {"ready": queue.ready, "delayed": queue.delayed, "in_hand": queue.in_hand, "dead": queue.dead}
@@ -253,7 +252,7 @@ class PrometheusSink:
                 depth.put(count, name, known)
             age.put(queue.age, name)
             utilization.put(min(1.0, queue.in_hand / queue.workers), name)
-        degraded = Levels(max)
+        degraded = Gauges(max)
         for store in seen.stores:
             degraded.put(store.degraded, self._stores.of(store.name))
         return {
@@ -280,7 +279,7 @@ def _from_zero(known: Iterable[Labels], counted: Iterable[tuple[Labels, int]]) -
 
 
 def _added(service: Any) -> Reading:
-    """How many keys were added to a controller, and how many of these adds changed nothing."""
+    """Return a reader of a controller's adds, and of the adds that changed nothing."""
     weak = ref(service)
 
     def read() -> Pair | None:

@@ -1,6 +1,6 @@
-"""How everything is at this moment: read when somebody looks, so that calls pay nothing for it.
+"""The current state of everything, read only on demand, so that calls pay nothing for it.
 
-What bears the same name is shown as one: counts and balances are added up.
+Objects of one name are shown as one: counts and balances are added up.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 from abate import registry
 from abate.admit.shelter import Shelter
-from abate.call.tally import NOTHING, Counted, roll
-from abate.observe.asking import Answer, depths
-from abate.observe.stored_numbers import is_number, reading, shown
+from abate.call.counters import NOTHING, CallCounts, call_totals
+from abate.frozen import Frozen
+from abate.observe.number_checks import check_depth, is_number, show_number
+from abate.observe.queue_depths import DepthReading, read_depths
 from abate.redact import line
-from abate.values import Value
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
 
-MOST = 500
-"""Policies, queues, shelters and stores that are shown, each; what comes after that is left out."""
-LONGEST_NAME = 120
+MAX_NAMES = 500
+"""Policies, queues, shelters and stores that are shown, of each; further ones are left out."""
+MAX_NAME = 120
 """Characters of a name."""
 
 
-class PolicyView(Value):
-    """One policy, or all of one name: calls so far (only while somebody counts), its budget, its shelter.
+class PolicyView(Frozen):
+    """All policies of one name: their calls so far (only while calls are counted), budget and shelter.
 
-    `balance` is how many retries could be made now; `share` how much that is of what the window allows. One that the
-    budget tells wrongly is NaN, and `wrong` says what it told.
+    `balance` is the number of retries that could be made now; `share` is its part of what the window allows. If the
+    budget returns a wrong number, both are NaN, and `wrong` shows it.
     """
 
     name: str
@@ -48,11 +48,8 @@ class PolicyView(Value):
         return max(0, self.begun - self.good - self.bad)
 
 
-class ShelterView(Value):
-    """A shelter: calm, storm, probing or recovering; how many calls wait, and how many may be in flight.
-
-    A limit that is told wrongly is NaN.
-    """
+class ShelterView(Frozen):
+    """A shelter: its state, how many calls wait, and how many may be in flight (NaN if that number is wrong)."""
 
     name: str
     state: str
@@ -60,10 +57,10 @@ class ShelterView(Value):
     limit: float
 
 
-class QueueView(Value):
-    """A controller or consumer and its queue; what its source can't tell, or tells wrongly, is None.
+class QueueView(Frozen):
+    """A controller or consumer and its queue; a number that its source does not know, or gets wrong, is None.
 
-    `failing` is what goes wrong with the source; that it tells a wrong number is such a thing.
+    `failing` describes what is wrong with the source, including wrong numbers.
     """
 
     name: str
@@ -79,14 +76,14 @@ class QueueView(Value):
     failing: str | None
 
 
-class StoreView(Value):
-    """A store: does it answer?"""
+class StoreView(Frozen):
+    """A store; `degraded` while it does not answer."""
 
     name: str
     degraded: bool
 
 
-class Snapshot(Value):
+class Snapshot(Frozen):
     """Everything at once.
 
     >>> import abate
@@ -102,52 +99,52 @@ class Snapshot(Value):
 
 
 def snapshot() -> Snapshot:
-    """How everything is now."""
-    policies, counted = [policy for policy in registry.policies.alive() if policy.name], roll.totals()
+    """Return the current state of everything."""
+    policies, counted = [policy for policy in registry.policies.alive() if policy.name], call_totals.totals()
     shelters = {id(shelter): shelter for policy in policies for shelter in policy.shelters}
-    services = [(name, group[0]) for name, group in grouped(registry.services.alive())]
-    answers = depths(service for _, service in services)
+    services = [(name, group[0]) for name, group in by_name(registry.services.alive())]
+    answers = read_depths(service for _, service in services)
     return Snapshot(
-        policies=tuple(policy_view(name, group, counted) for name, group in grouped(policies)),
-        shelters=tuple(shelter_view(name, group) for name, group in grouped(shelters.values())),
-        queues=tuple(_queue(*named, answer) for named, answer in zip(services, answers, strict=True)),
+        policies=tuple(policy_view(name, group, counted) for name, group in by_name(policies)),
+        shelters=tuple(shelter_view(name, group) for name, group in by_name(shelters.values())),
+        queues=tuple(_queue(name, service, answer) for (name, service), answer in zip(services, answers, strict=True)),
         stores=tuple(
-            StoreView(name, any(store.degraded for store in group)) for name, group in grouped(registry.stores.alive())
+            StoreView(name, any(store.degraded for store in group)) for name, group in by_name(registry.stores.alive())
         ),
     )
 
 
-def named(name: object) -> str:
-    """A name as it is shown and as a label of metrics has it.
+def display_name(name: object) -> str:
+    """Return a name as it is shown and used as a label.
 
-    >>> named("https://me:secret@api.example/")
+    >>> display_name("https://me:secret@api.example/")
     'https://***@api.example/'
     """
-    return line(str(name), LONGEST_NAME + 1)[:LONGEST_NAME]  # without a mark where it was cut
+    return line(str(name), MAX_NAME + 1)[:MAX_NAME]  # without the ellipsis of a cut text
 
 
-def grouped(things: Iterable[Any]) -> list[tuple[str, list[Any]]]:
-    """Things by name, a bounded number of names."""
+def by_name(things: Iterable[Any]) -> list[tuple[str, list[Any]]]:
+    """Group objects by name, for a bounded number of names."""
     groups: dict[str, list[Any]] = {}
     for thing in things:
-        name = named(thing.name)
-        if name in groups or len(groups) < MOST:
+        name = display_name(thing.name)
+        if name in groups or len(groups) < MAX_NAMES:
             groups.setdefault(name, []).append(thing)
     return list(groups.items())
 
 
-def policy_view(name: str, policies: Sequence[Policy], counted: Mapping[str, Counted]) -> PolicyView:
-    """All policies of one name; `counted` is what is on the roll."""
-    # copies of one policy share its budget, which is counted once
+def policy_view(name: str, policies: Sequence[Policy], counted: Mapping[str, CallCounts]) -> PolicyView:
+    """Return the view of all policies of one name; `counted` are the call counters by name."""
+    # copies of a policy share its budget, which counts once
     budgets = list({id(policy.budget): policy.budget for policy in policies}.values())
-    shelters = [named(policy.shelter.name) for policy in policies if policy.shelter is not None]
+    shelters = [display_name(policy.shelter.name) for policy in policies if policy.shelter is not None]
     calls = NOTHING
     for whole in {policy.name for policy in policies}:
         calls = calls.plus(counted.get(whole, NOTHING))
     balances, shares = [budget.balance() for budget in budgets], [budget.share() for budget in budgets]
     wrong = [
-        *(f"balance is {shown(each)}" for each in balances if not is_number(each, infinite=True)),
-        *(f"share is {shown(each)}" for each in shares if not is_number(each, least=0.0)),
+        *(f"balance is {show_number(each)}" for each in balances if not is_number(each, infinite=True)),
+        *(f"share is {show_number(each)}" for each in shares if not is_number(each, least=0.0)),
     ]
     return PolicyView(
         name=name,
@@ -162,14 +159,14 @@ def policy_view(name: str, policies: Sequence[Policy], counted: Mapping[str, Cou
 
 
 def shelter_view(name: str, shelters: Sequence[Shelter]) -> ShelterView:
-    """All shelters of one name: as bad as the worst of them."""
+    """Return the view of all shelters of one name, in the state of the worst of them."""
     worst = max(shelters, key=lambda shelter: ("calm", "recovering", "storm", "probing").index(shelter.state))
     limit = worst.limit if is_number(worst.limit, least=0.0, infinite=True) else math.nan
     return ShelterView(name, worst.state, sum(shelter.waiters for shelter in shelters), limit)
 
 
-def _queue(name: str, service: Any, answer: Answer) -> QueueView:
-    health, depth, seen = service.health(), answer.depth, reading(answer.depth)
+def _queue(name: str, service: Any, answer: DepthReading) -> QueueView:
+    health, depth, seen = service.health(), answer.depth, check_depth(answer.depth)
     unknown = depth is None or (depth.age is not None and seen.age is None)
     return QueueView(
         name=name,

@@ -1,12 +1,12 @@
-"""When: the delay before a retry, the hint of a server, the deadline, the beat of periodic work.
+"""Decides when: delays before retries, hints of servers, deadlines, learned timeouts and periodic work.
 
-Everything here returns numbers; nothing but `ticks` waits.
+Everything here returns numbers; only `ticks` waits.
 """
 
 from abate.schedule.backoff import Backoff, Jitter, Schedule, schedule
-from abate.schedule.beat import Tick, consistent_jitter, ticks
 from abate.schedule.deadlines import carry_deadline, deadline, remaining
 from abate.schedule.hints import pushback, retry_after
+from abate.schedule.periodic import Tick, consistent_jitter, ticks
 
 __all__ = [
     "Backoff",
@@ -22,3 +22,7 @@ __all__ = [
     "schedule",
     "ticks",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

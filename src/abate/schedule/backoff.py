@@ -1,4 +1,4 @@
-"""How long to wait before a retry: capped exponential backoff with jitter, or the user's own numbers.
+"""Delays before retries: capped exponential backoff with jitter, or the user's own numbers.
 
 The rules:
 
@@ -16,46 +16,46 @@ from itertools import islice
 from typing import Literal, Protocol, cast
 
 from abate.errors import choice, number, whole
+from abate.frozen import Frozen
 from abate.redact import shown
-from abate.values import Value
 
 Jitter = Literal["full", "equal", "decorrelated", "none"]
 JITTERS: tuple[str, ...] = ("full", "equal", "decorrelated", "none")
 
-LONGEST_LIST = 10_000
-"""Delays read from an iterable at most; the last one is repeated after that."""
+MAX_DELAYS = 10_000
+"""The most delays read from an iterable; the last one is repeated."""
 
 
-class Uniform(Protocol):
-    """Where randomness comes from: a `random.Random`, or anything with its `random` method."""
+class RandomSource(Protocol):
+    """A `random.Random`, or anything with its `random` method."""
 
     def random(self) -> float:
-        """A float in [0, 1)."""
+        """Return a float in [0, 1)."""
         ...
 
 
 class Schedule(Protocol):
-    """Anything that says how long to wait before retry n (from 1)."""
+    """Computes the delay before retry n (from 1)."""
 
     @property
     def jittered(self) -> bool:
-        """Does chance have a part in the delays?"""
+        """Whether the delays are random."""
         ...
 
-    def delay(self, retry: int, rng: Uniform, previous: float | None = None) -> float:
-        """Seconds to wait before this retry; `previous` is what the retry before it waited."""
+    def delay(self, retry: int, rng: RandomSource, previous: float | None = None) -> float:
+        """Return the seconds to wait before this retry; `previous` is the delay before the last one."""
         ...
 
     def ceiling(self, retry: int) -> float:
-        """The most that `delay` may answer for this retry."""
+        """Return the largest delay for this retry."""
         ...
 
     def at_least(self, base: float) -> Schedule:
-        """The schedule for an overloaded server: the same, starting from at least `base`."""
+        """Return the schedule for an overloaded server: the same, starting from at least `base`."""
         ...
 
 
-class Backoff(Value):
+class Backoff(Frozen):
     """Capped exponential backoff with jitter.
 
     >>> import random
@@ -71,36 +71,41 @@ class Backoff(Value):
     factor: float = 2.0
     jitter: Jitter = "full"
 
-    def checked(self) -> None:
+    def validate(self) -> None:
         base = number("base", self.base, least=0)
         cap = number("cap", self.cap, least=0)
         if cap < base:
             raise ValueError(f"cap must be at least the base of {self.base!r}, not {self.cap!r}")
         factor = number("factor", self.factor, least=1)
         choice("jitter", self.jitter, JITTERS)
-        # as floats: a power of an int has no end, and takes as long as it has digits
+        # as floats: powers of an int grow without a limit
         for name, value in (("base", base), ("cap", cap), ("factor", factor)):
             object.__setattr__(self, name, value)
 
     @property
     def jittered(self) -> bool:
-        """Does chance have a part in the delays?"""
+        """Whether the delays are random."""
         return self.jitter != "none"
 
     def ceiling(self, retry: int) -> float:
-        """The most that `delay` may answer for this retry."""
+        """Return the largest delay for this retry."""
         if self.jitter == "decorrelated":
             return self._capped(3.0, retry)
         return self._capped(self.factor, retry - 1)
 
-    def delay(self, retry: int, rng: Uniform, previous: float | None = None) -> float:
-        """Seconds to wait before retry number `retry` (from 1)."""
+    def delay(self, retry: int, rng: RandomSource, previous: float | None = None) -> float:
+        """Return the seconds to wait before retry number `retry` (from 1)."""
         jitter = self.jitter
         if jitter == "decorrelated":
             last = self.base if previous is None else previous
             top = max(self.base, min(self.cap, last * 3.0))
             return self.base + (top - self.base) * rng.random()
-        ceiling = self._capped(self.factor, retry - 1)
+        try:
+            ceiling = self.base * self.factor ** (retry - 1)
+        except OverflowError:
+            ceiling = self._capped(self.factor, retry - 1)
+        if ceiling > self.cap:
+            ceiling = self.cap
         if jitter == "full":
             return ceiling * rng.random()
         if jitter == "equal":
@@ -108,7 +113,7 @@ class Backoff(Value):
         return ceiling
 
     def at_least(self, base: float) -> Backoff:
-        """The same backoff, starting no lower than `base` (as far as the cap allows)."""
+        """Return the same backoff, starting from at least `base` (as far as the cap allows)."""
         wider = min(base, self.cap)
         return self if self.base >= wider else Backoff(wider, self.cap, self.factor, self.jitter)
 
@@ -120,13 +125,13 @@ class Backoff(Value):
         return ceiling if ceiling < self.cap else self.cap
 
 
-class FunctionSchedule(Value):
-    """The user's own function from the retry's number to seconds."""
+class FunctionSchedule(Frozen):
+    """The user's function from the number of a retry to seconds."""
 
     function: Callable[[int], float]
     jittered = False
 
-    def delay(self, retry: int, rng: Uniform, previous: float | None = None) -> float:
+    def delay(self, retry: int, rng: RandomSource, previous: float | None = None) -> float:
         return number(f"the delay that the schedule gave for retry {retry}", self.function(retry), least=0)
 
     def ceiling(self, retry: int) -> float:
@@ -136,13 +141,13 @@ class FunctionSchedule(Value):
         return self
 
 
-class ListSchedule(Value):
+class ListSchedule(Frozen):
     """The user's own delays, one per retry; the last one is repeated."""
 
     delays: tuple[float, ...]
     jittered = False
 
-    def delay(self, retry: int, rng: Uniform, previous: float | None = None) -> float:
+    def delay(self, retry: int, rng: RandomSource, previous: float | None = None) -> float:
         return self.delays[retry - 1] if retry <= len(self.delays) else self.delays[-1]
 
     def ceiling(self, retry: int) -> float:
@@ -174,15 +179,15 @@ def schedule(backoff: Schedule | Callable[[int], float] | Iterable[float]) -> Sc
     if not isinstance(backoff, Iterable):
         raise TypeError(f"{expected}, not {shown(backoff)}")
     delays = tuple(
-        number(f"backoff[{place}]", delay, least=0) for place, delay in enumerate(islice(backoff, LONGEST_LIST))
+        number(f"backoff[{place}]", delay, least=0) for place, delay in enumerate(islice(backoff, MAX_DELAYS))
     )
     if not delays:
         raise ValueError(f"{expected}, not an empty one")
     return ListSchedule(delays)
 
 
-def total(plan: Schedule, retries: int) -> float:
-    """The most seconds that `retries` retries may wait in all."""
-    exact = min(whole("retries", retries, least=0), LONGEST_LIST)
+def max_total_delay(plan: Schedule, retries: int) -> float:
+    """Return the most seconds that `retries` retries may wait in total."""
+    exact = min(whole("retries", retries, least=0), MAX_DELAYS)
     settled = plan.ceiling(retries) * (retries - exact) if retries > exact else 0.0
     return math.fsum(plan.ceiling(retry) for retry in range(1, exact + 1)) + settled

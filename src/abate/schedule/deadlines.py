@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 from abate import clock
 from abate.clock import Clock
 from abate.errors import number
-from abate.functions import is_coroutine, is_generator, returned_coroutine
+from abate.functions import is_coroutine_function, is_coroutine_object, is_generator_function
 from abate.scopes import Scope, Scopes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Due(Scope):
-    """An instant of a clock; None sheds what stands around."""
+class _DeadlineScope(Scope):
+    """An instant of a clock; None removes the outer deadlines."""
 
     __slots__ = ("clock", "instant")
 
@@ -33,10 +33,10 @@ class _Due(Scope):
         self.clock = of
 
     def __enter__(self) -> None:
-        if not clock.switch.deadline:
-            for prepare in before_first:
+        if not clock.ever_used.deadline:
+            for prepare in before_first_deadline:
                 prepare()
-            clock.switch.deadline = True
+            clock.ever_used.deadline = True
         _scopes.enter(self)
 
     def __exit__(
@@ -45,13 +45,13 @@ class _Due(Scope):
         _scopes.leave(self)
 
 
-_scopes: Scopes[_Due] = Scopes("abate_deadline")
+_scopes: Scopes[_DeadlineScope] = Scopes("abate_deadline")
 
-before_first: list[Callable[[], None]] = []
-"""Called once, when the process sets its first deadline: for code that leaves out the look into the context before."""
+before_first_deadline: list[Callable[[], None]] = []
+"""Called once, when the process sets its first deadline: for fast paths that don't read the context before."""
 
-around = _scopes.around
-"""None where there is no deadline: a look that costs less than to call `shorter`."""
+peek_deadline = _scopes.peek
+"""Return None if there is no deadline: cheaper than `cut_to_deadline`."""
 
 
 class deadline:
@@ -76,30 +76,30 @@ class deadline:
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = None if seconds is None else number("deadline", seconds, least=0)
-        self._entered: list[_Due] = []
+        self._entered: list[_DeadlineScope] = []
 
     def __enter__(self) -> deadline:
         here = clock.current()
-        scope = _Due(None if self._seconds is None else here.now() + self._seconds, here, self)
+        scope = _DeadlineScope(None if self._seconds is None else here.now() + self._seconds, here, self)
         self._entered.append(scope)
-        scope.__enter__()  # last: no signal handler comes between this and the block
+        scope.__enter__()  # last: no signal handler runs between this and the block
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # a generator or a response's body may be closed in another context than the one that entered
+        # a generator or a response's body may be closed in another context
         scope = _scopes.entered_by(self) or self._entered[-1]
         _scopes.leave(scope)
         self._entered.remove(scope)
 
     def close(self) -> None:
-        """End the blocks whose end an exception of a signal handler has prevented."""
+        """Close the blocks that an exception of a signal handler has left open."""
         for scope in self._entered:
             scope.open = False
 
     def remaining(self) -> float:
-        """Seconds left here, never below zero; before the block is entered, what there would be.
+        """Return the seconds left here, at least zero; before the block is entered, those that it would have.
 
         Infinite for ``deadline(None)``.
         """
@@ -109,8 +109,8 @@ class deadline:
         return self._seconds if left is None else min(self._seconds, left)
 
 
-def due() -> float | None:
-    """The instant of the nearest deadline here, on the clock that rules here; None without one."""
+def nearest_deadline() -> float | None:
+    """Return the instant of the nearest deadline here, on the current clock; None without one."""
     scope = _scopes.nearest()
     if scope is None:
         return None
@@ -118,48 +118,48 @@ def due() -> float | None:
     while scope is not None and scope.instant is not None:
         if scope.clock is here:
             earliest = min(earliest, scope.instant)
-        scope = _scopes.beyond(scope)
+        scope = _scopes.open_parent(scope)
     return None if earliest == math.inf else earliest
 
 
 def remaining() -> float | None:
-    """Seconds left until the nearest deadline here, never below zero; None without one.
+    """Return the seconds left until the nearest deadline here, at least zero; None without one.
 
     >>> remaining() is None
     True
     """
-    instant = due()
+    instant = nearest_deadline()
     return None if instant is None else max(0.0, instant - clock.current().now())
 
 
-def passed() -> bool:
+def deadline_passed() -> bool:
     """Return whether a deadline here has passed.
 
     >>> with deadline(0.0):
-    ...     passed()
+    ...     deadline_passed()
     True
     """
-    return around() is not None and remaining() == 0.0
+    return peek_deadline() is not None and remaining() == 0.0
 
 
-def keeps_deadline(function: F) -> F:
-    """Say that the function ends at once if the deadline has passed: with the timeout error of its library."""
-    function.keeps_deadline = True  # type: ignore[attr-defined]
+def deadline_aware(function: F) -> F:
+    """Declare that the function raises its library's timeout error at once if the deadline has passed."""
+    function.deadline_aware = True  # type: ignore[attr-defined]
     return function
 
 
-def does_keep(function: Callable[..., Any]) -> bool:
-    """Return whether `keeps_deadline` was said of the function.
+def is_deadline_aware(function: Callable[..., Any]) -> bool:
+    """Return whether the function was declared `deadline_aware`.
 
-    >>> does_keep(keeps_deadline(lambda: None)), does_keep(print)
+    >>> is_deadline_aware(deadline_aware(lambda: None)), is_deadline_aware(print)
     (True, False)
     """
-    # not by what is true: mocks and remote procedures have an attribute for every name
-    return getattr(function, "keeps_deadline", None) is True
+    # `is True`: mocks and remote procedures have an attribute for every name
+    return getattr(function, "deadline_aware", None) is True
 
 
-def shorter(seconds: float | None) -> float | None:
-    """The smaller of `seconds` and what remains here; None where neither bounds anything."""
+def cut_to_deadline(seconds: float | None) -> float | None:
+    """Return the smaller of `seconds` and what remains here; None if neither is a limit."""
     left = remaining()
     if left is None or seconds is None:
         return seconds if left is None else left
@@ -167,7 +167,7 @@ def shorter(seconds: float | None) -> float | None:
 
 
 def carry_deadline(function: F) -> F:
-    """The function, bound to the nearest deadline of now, in whichever thread or task it runs, and whenever.
+    """Return the function bound to the current deadline, in whatever thread or task it runs later.
 
     For work that belongs to the block and runs elsewhere: in an executor, a thread, a task that may outlive it. Where
     there is no deadline, the function is returned as it is.
@@ -177,17 +177,17 @@ def carry_deadline(function: F) -> F:
     ...     pool.submit(remaining).result(), pool.submit(carry_deadline(remaining)).result() <= 5.0
     (None, True)
     """
-    if not callable(function) or is_generator(function):
+    if not callable(function) or is_generator_function(function):
         raise TypeError(f"carry_deadline needs a function or coroutine function, not {function!r}")
-    instant, of = due(), clock.current()
+    instant, of = nearest_deadline(), clock.current()
     if instant is None:
         return function
 
     async def bound(awaitable: Awaitable[Any]) -> Any:
-        with _Due(instant, of):
+        with _DeadlineScope(instant, of):
             return await awaitable
 
-    if is_coroutine(function):
+    if is_coroutine_function(function):
 
         @functools.wraps(function)
         async def acarried(*args: Any, **kwargs: Any) -> Any:
@@ -197,8 +197,8 @@ def carry_deadline(function: F) -> F:
 
     @functools.wraps(function)
     def carried(*args: Any, **kwargs: Any) -> Any:
-        with _Due(instant, of):
+        with _DeadlineScope(instant, of):
             result = function(*args, **kwargs)
-        return bound(result) if returned_coroutine(result) else result
+        return bound(result) if is_coroutine_object(result) else result
 
     return carried  # type: ignore[return-value]

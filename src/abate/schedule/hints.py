@@ -1,4 +1,4 @@
-"""The wait that a server asked for, in seconds: `Retry-After` and gRPC's pushback; and how to come back after it."""
+"""Hints: the wait that a server asks for (`Retry-After`, gRPC's pushback), and the delay that follows from it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from abate import clock
 if TYPE_CHECKING:
     from abate.schedule.backoff import Schedule
 
-LONGEST = 10.0**9
-"""Seconds; a hint of more than thirty years is taken as this much. It stops the call either way."""
+MAX_HINT = 10.0**9
+"""The largest hint, in seconds (thirty years): it stops the call either way."""
 
-STOP = float("inf")
-"""The hint that means: do not come back."""
+NEVER = float("inf")
+"""The hint that means not to retry."""
 
 SPREAD = 0.9
-"""Hinted clients come back over at least this share of the hint, or they come as a second herd."""
+"""Retries after a hint are spread over at least this share of the hint, so that clients don't return all at once."""
 
-FAR = 10_000
-"""The number of a retry at which every backoff has reached its cap."""
+CAPPED_RETRY = 10_000
+"""A retry number at which every backoff has reached its cap."""
 
 
 def retry_after(value: str | None, *, now: float | None = None, date: str | None = None) -> float | None:
-    """Seconds asked for by a ``Retry-After`` header, or None where it cannot be read.
+    """Return the seconds of a ``Retry-After`` header, or None if it cannot be read.
 
     Both forms of the header are read: seconds and an HTTP date. `now` is the wall clock (seconds since 1970);
     `date` is the response's own ``Date`` header: given that, a server whose clock is off is still understood.
@@ -40,18 +40,18 @@ def retry_after(value: str | None, *, now: float | None = None, date: str | None
         return None
     text = value.strip()
     if text.isascii() and text.isdigit():
-        return min(float(text), LONGEST)  # too many digits make it infinite, never an error
+        return min(float(text), MAX_HINT)  # too many digits make it infinite, never an error
     asked = _instant(text)
     if asked is None:
         return None
     sent = _instant(date.strip()) if date is not None else None
     if sent is None:
         sent = clock.current().wall() if now is None else now
-    return min(max(0.0, asked - sent), LONGEST)
+    return min(max(0.0, asked - sent), MAX_HINT)
 
 
 def pushback(value: str | None) -> float | None:
-    """Seconds asked for by gRPC's ``grpc-retry-pushback-ms``; `STOP` where it is negative or unreadable.
+    """Return the seconds of gRPC's ``grpc-retry-pushback-ms``; `NEVER` if it is negative or unreadable.
 
     >>> pushback("250"), pushback("-1"), pushback(None)
     (0.25, inf, None)
@@ -60,27 +60,27 @@ def pushback(value: str | None) -> float | None:
         return None
     text = value.strip()
     if not (text.isascii() and text.isdigit()):
-        return STOP
+        return NEVER
     seconds = float(text) / 1000.0
-    return seconds if seconds <= LONGEST else STOP
+    return seconds if seconds <= MAX_HINT else NEVER
 
 
-def after_hint(hint: float, plan: Schedule, retry: int, own: float) -> float:
-    """The hint, with the retry's own delay on top, spread over enough of the hint.
+def delay_after_hint(hint: float, plan: Schedule, retry: int, own: float) -> float:
+    """Return the hint plus the retry's own delay, spread over enough of the hint.
 
     >>> from abate.schedule import Backoff
-    >>> after_hint(10.0, Backoff(1.0, 30.0), retry=1, own=0.5)
+    >>> delay_after_hint(10.0, Backoff(1.0, 30.0), retry=1, own=0.5)
     14.5
     """
-    if not plan.jittered:  # the user's own numbers are taken as they are, and a function is not asked about FAR
+    if not plan.jittered:  # the user's own numbers count as they are, and a function may not be defined for FAR
         return hint + own
-    ceiling, spread = plan.ceiling(retry), min(hint * SPREAD, plan.ceiling(FAR))
+    ceiling, spread = plan.ceiling(retry), min(hint * SPREAD, plan.ceiling(CAPPED_RETRY))
     # decorrelated delays that began with an overload may lie above the ceiling of a blip
     return hint + (min(own, ceiling) / ceiling * spread if spread > ceiling > 0 else own)
 
 
 def _instant(text: str) -> float | None:
-    """Seconds since 1970 of an HTTP date, or None."""
+    """Return an HTTP date as seconds since 1970, or None."""
     from email.utils import mktime_tz, parsedate_tz
 
     parsed = parsedate_tz(text)

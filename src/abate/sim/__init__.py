@@ -1,21 +1,20 @@
-"""The storm before the storm: worlds in virtual time, in which the very policies run that run in production.
+"""Simulated worlds in virtual time, in which production policies run against services that fail.
 
-    clients ──policy──► service ──► service …      one attempt after the other, in the order in which they would happen
+    clients ──policy──► service ──► service …
 
-* A `World` says who calls (`Clients`, `Controllers`), what is called (`Service`, `Row`), what goes wrong (`Trigger`).
-* An engine runs it: **exact** goes from event to event with the production objects; **coroutine** runs async code,
-  abate's or anybody's, in the same world; **fleet** does millions of clients with arrays.
-* The same seed gives the same run. One run says little: read means over seeds, with their intervals.
+* A `World` has callers (`Clients`, `Controllers`), services (`Service`, `Row`), and failures (`Trigger`).
+* An engine runs it: **exact** processes one event at a time, with the production objects (calls that succeed at once
+  take a short path with the same result); **coroutine** runs any async code; **fleet** runs millions of clients as
+  arrays.
+* The same seed gives the same run. Read means over many seeds, with their intervals.
 """
 
 from __future__ import annotations
 
-from abate.sim.answers import Answer, simulated
-from abate.sim.clients import Clients, Controllers
-from abate.sim.durations import Duration
+from abate.sim.error_responses import Answer, simulated
 from abate.sim.measures import Load, Run
+from abate.sim.model import Clients, Controllers, Duration, Limit, Row, Service
 from abate.sim.scenario import Scenario, load_scenario
-from abate.sim.services import Limit, Row, Service
 from abate.sim.study import Estimate, Result, Study, run_study
 from abate.sim.world import Trigger, World
 
@@ -39,3 +38,7 @@ __all__ = [
     "run_study",
     "simulated",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

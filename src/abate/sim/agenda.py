@@ -1,11 +1,11 @@
-"""What happens next in a simulated world: instants in their order, and a clock that stands at the one that is reached.
+"""The event queue and the clock of a simulated world.
 
-A heap of all that is due would be slow: of a hundred thousand, the processor finds nothing near. So what is due later
-is kept by the span of time that it falls into, and sorted when that begins; only what comes up within its own span
-goes through a heap, a small one.
+One heap of all events would be slow: with a hundred thousand entries its accesses miss the processor's caches. So later
+events are kept in lists by time span, and each list is sorted when its span begins. Only events that are added for the
+current span go through a heap, a small one.
 
-What is due `soon` comes before the next instant, in the order in which it was said: as in an event loop, so that the
-engines cannot disagree about what comes first.
+Events added by `soon` come before the next instant, in the order in which they were added, as in an event loop: so the
+exact and the coroutine engine process events in the same order.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from operator import itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from abate.clock import Cut, Within
+from abate.clock import MachineTimeout, TimeoutScope
 from abate.errors import AbateError
 
 Act = Callable[[Any], object]
 Due = tuple[float, Act, Any]
-"""When, and what."""
+"""An instant, a function, its argument."""
 
 PER_SECOND = 128
-"""Spans per second: a power of 2, so that the end of one is the beginning of the next."""
+"""Spans per second: a power of 2, so that floats represent the edges exactly."""
 FOREVER = 1e15
 NEVER = int(FOREVER) * PER_SECOND
-"""The span of what is never due."""
+"""The span of events that never happen."""
 
-RESTLESS = 1_000_000
-"""Things that may happen at one instant, before this is taken for a world that never goes on."""
+MAX_EVENTS_PER_INSTANT = 1_000_000
+"""Beyond this the run is taken for one that never advances."""
 
 _when = itemgetter(0)
 
 
 class Agenda:
-    """The clock of a simulated world, and what is to happen in it.
+    """The clock of a simulated world, and its events.
 
     >>> agenda = Agenda()
     >>> agenda.at(2.0, print, "two"); agenda.at(1.0, print, "one"); agenda.at(9.0, print, "nine")
@@ -50,7 +50,7 @@ class Agenda:
     5.0
     """
 
-    __slots__ = ("__weakref__", "_end", "_heap", "_later", "_line", "_order", "_spans", "ready", "states", "time")
+    __slots__ = ("__weakref__", "_current", "_end", "_heap", "_later", "_order", "_spans", "ready", "states", "time")
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -58,16 +58,16 @@ class Agenda:
         self.states: MutableMapping[Any, Any] = WeakKeyDictionary()
         self._order = count().__next__
         self._end = 0.0
-        """The end of the span that time is in."""
-        self._line: list[Due] = []
-        """What was due in it when it began, the next one last."""
+        """The end of the current span."""
+        self._current: list[Due] = []
+        """The events of the current span that were known when it began, the next one last."""
         self._heap: list[tuple[float, int, Act, Any]] = []
-        """What has become due in it since: when, which of those at that instant, and what."""
+        """The events that were added to the current span: instant, order, function, argument."""
         self._later: dict[int, list[Due]] = {}
         self._spans: list[int] = []
 
     def at(self, when: float, act: Act, what: Any) -> None:
-        """Have `act` called with `what` at an instant."""
+        """Call `act` with `what` at an instant."""
         if when < self._end:
             heappush(self._heap, (when, self._order(), act, what))
             return
@@ -79,26 +79,26 @@ class Agenda:
             heappush(self._spans, span)
 
     def soon(self, act: Act, what: Any) -> None:
-        """Have it called at this instant, after what was said before."""
+        """Call it at the current instant, after the calls that were added before."""
         self.ready.append((act, what))
 
     @property
     def empty(self) -> bool:
-        """Is there nothing left to happen?"""
-        return not (self.ready or self._line or self._heap or self._spans)
+        """Whether there are no events left."""
+        return not (self.ready or self._current or self._heap or self._spans)
 
     def run(self, until: float) -> None:
-        """Let everything happen that is due by then."""
-        line, heap, ready, restless = self._line, self._heap, self.ready, 0
+        """Process all events up to an instant."""
+        current, heap, ready, events_now = self._current, self._heap, self.ready, 0
         while True:
             if ready:
                 act, what = ready.popleft()
             else:
-                # of those at one instant, what has become due since the span began is the later one
-                if line and not (heap and heap[0][0] < line[-1][0]):
-                    when, act, what = due = line.pop()
+                # at the same instant, events of the list come before those added since
+                if current and not (heap and heap[0][0] < current[-1][0]):
+                    when, act, what = due = current.pop()
                     if when > until:
-                        line.append(due)
+                        current.append(due)
                         break
                 elif heap:
                     when, _, act, what = heap[0]
@@ -111,35 +111,37 @@ class Agenda:
                 else:
                     break
                 if when > self.time:
-                    self.time, restless = when, 1
+                    self.time, events_now = when, 1
                     act(what)
                     continue
-            restless += 1
-            if restless > RESTLESS:
-                raise AbateError(f"more than {RESTLESS:,} things happen at {self.time:g} s: time stands still")
+            events_now += 1
+            if events_now > MAX_EVENTS_PER_INSTANT:
+                raise AbateError(
+                    f"more than {MAX_EVENTS_PER_INSTANT:,} events happen at {self.time:g} s: time does not advance"
+                )
             act(what)
         self.time = max(self.time, until)
 
     def _open(self, span: int) -> None:
-        """Go on with the next span."""
-        self._line += self._later.pop(span)
-        self._line.sort(key=_when)
-        self._line.reverse()
+        """Begin the next span."""
+        self._current += self._later.pop(span)
+        self._current.sort(key=_when)
+        self._current.reverse()
         self._end = (span + 1) / PER_SECOND
 
-    # -- the clock, for whatever is driven here
+    # -- the clock interface
 
     def now(self) -> float:
         """Seconds since the world began."""
         return self.time
 
     def wall(self) -> float:
-        """The same: simulated time begins in 1970."""
+        """The same: simulated time begins at the epoch."""
         return self.time
 
     def sleep(self, seconds: float) -> None:
-        """Nobody can wait in a thread here."""
-        raise AbateError("a simulated world can't wait in a thread: its clients are machines or coroutines")
+        """Refuse: a simulated world has no threads."""
+        raise AbateError("a simulated world can't wait in a thread: its clients are callbacks or coroutines")
 
     def asleep(self, seconds: float) -> Awaitable[None]:
         """Wait in a task of the coroutine engine."""
@@ -147,6 +149,6 @@ class Agenda:
 
         return asyncio.sleep(seconds if seconds > 0.0 else 0.0)
 
-    def within(self, seconds: float) -> AbstractAsyncContextManager[Cut]:
+    def within(self, seconds: float) -> AbstractAsyncContextManager[TimeoutScope]:
         """Cut the block short, in a task of the coroutine engine."""
-        return Within(seconds)
+        return MachineTimeout(seconds)

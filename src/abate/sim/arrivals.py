@@ -1,30 +1,30 @@
-"""When clients call: an open stream, or each client after its own result."""
+"""When clients call: independently of results (open), or each client after its last result (serial)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from math import log
 
-from abate.schedule.beat import consistent_jitter
+from abate.schedule.periodic import consistent_jitter
 from abate.sim.agenda import Agenda
-from abate.sim.chance import Chance
-from abate.sim.clients import Clients
-from abate.sim.pace import Pace
+from abate.sim.model import Clients
+from abate.sim.random_streams import RandomStreams
+from abate.sim.varying_rate import VaryingRate
 from abate.sim.world import World
 
 AHEAD = 0.05
-"""Seconds for which the calls of a stream are drawn at once."""
+"""Seconds for which Poisson arrivals are drawn at once."""
 
 Begin = Callable[[int], object]
-"""Told which client begins a call, at the instant it does."""
+"""Called with the client, at the instant of its call."""
 
 
 class Arrivals:
-    """Lets clients begin their calls; of serial ones it is told when a call is over (`finished`)."""
+    """Begins the calls of clients; for serial clients, call `finished` when a call has ended."""
 
     __slots__ = ("_agenda", "_begin", "_clients", "_count", "_pace", "_period", "_uniform", "serial")
 
-    def __init__(self, world: World, agenda: Agenda, chance: Chance, begin: Begin) -> None:
+    def __init__(self, world: World, agenda: Agenda, streams: RandomStreams, begin: Begin) -> None:
         clients = world.clients
         assert isinstance(clients, Clients)
         self._agenda = agenda
@@ -32,10 +32,10 @@ class Arrivals:
         self._clients = clients
         self._count = clients.count
         self._period = 1.0 / clients.rate
-        self._uniform = chance.stream("arrivals").random
+        self._uniform = streams.stream("arrivals").random
         self.serial = clients.kind == "serial" and clients.arrivals != "once"
-        # in units of one client's calls where each has its own time, of all clients' where they are one stream
-        self._pace = Pace(
+        # the rate of one client, or that of all clients for a Poisson stream
+        self._pace = VaryingRate(
             clients.rate if self.serial or clients.arrivals != "poisson" else clients.offered, world.spikes
         )
         if clients.arrivals == "once":
@@ -52,7 +52,7 @@ class Arrivals:
         return -log(1.0 - self._uniform())
 
     def _arrive(self, _: None) -> None:
-        """Calls of the stream that all clients make together, the next few at once: whose each is, is chance."""
+        """Draw the next calls of the Poisson stream of all clients; each call gets a random client."""
         agenda, uniform, pace, count = self._agenda, self._uniform, self._pace, self._count
         at, begin, usual = agenda.at, self._begin, pace.usual
         when = agenda.time
@@ -68,11 +68,11 @@ class Arrivals:
         self._agenda.at(self._pace.after(now, pause), self._begin, client)
 
     def finished(self, client: int) -> None:
-        """A serial client has its result, and goes on after a while."""
+        """Schedule the next call of a serial client."""
         if self.serial:
             self._think(client, self._agenda.time)
 
-    # -- those that keep to a grid
+    # -- periodic and single calls
 
     def _once(self) -> None:
         clients, at = self._clients, self._agenda.at
@@ -98,12 +98,12 @@ class Arrivals:
         return self._uniform() * width if offset == "random" else consistent_jitter(f"client-{client}", width)
 
     def _beat(self, client: int) -> None:
-        """A client that keeps to its own offset."""
+        """Begin a periodic call of a client with its own offset."""
         self._agenda.at(self._pace.after(self._agenda.time, 1.0), self._beat, client)
         self._begin(client)
 
     def _round(self, due: float) -> None:
-        """A period begins: all clients call in it, at once or each by chance."""
+        """Begin a period, in which every client calls once."""
         following = self._pace.after(due, 1.0)
         self._agenda.at(following, self._round, following)
         if self._clients.offset == "none":

@@ -1,39 +1,39 @@
-"""Puts a policy that was made for production into a simulated world: the same settings, on that world's clock.
+"""Copies a production policy into a simulated world: the same settings, with the world's clock and random numbers.
 
-Budget, gates and shelter are made anew, as on their first day, and draw their chance from the world. What the policy
-itself was given is neither read nor changed.
+Budget, gates and shelter of the copy are new. Those of the original are neither read nor changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from abate.admit.breaker import CircuitBreaker
 from abate.admit.bucket import TokenBucket
 from abate.admit.budget import Budget
+from abate.admit.concurrency import ConcurrencyLimit
 from abate.admit.gate import All, Gate
-from abate.admit.permits import Permits
 from abate.admit.shelter import Shelter
-from abate.admit.throttle import Throttle
+from abate.admit.throttle import AdaptiveThrottle
 from abate.call.policy import Policy
 from abate.clock import Clock
 from abate.decide.outcome import FATAL, LAYER, Outcome
-from abate.schedule.backoff import Uniform
-from abate.sim.answers import Answer, answer, simulated
-from abate.sim.services import Row, Service
+from abate.schedule.backoff import RandomSource
+from abate.sim.error_responses import Answer, answer, simulated
+from abate.sim.model import Row, Service
 from abate.sim.world import World
 
 
-def once() -> Policy:
-    """The policy of those who have none: one attempt.
+def single_attempt_policy() -> Policy:
+    """Return the default policy: one attempt.
 
-    >>> once().max_attempts
+    >>> single_attempt_policy().max_attempts
     1
     """
-    return Policy(name="once", on=simulated, attempts=1, budget=Budget.empty())
+    return Policy(name="once", on=simulated, max_attempts=1, budget=Budget.empty())
 
 
-def bound(policy: Policy, clock: Clock, rng: Uniform, failures: Iterable[type[Answer]]) -> Policy:
-    """A policy like this one, in the world of `clock`, in which calls may fail with `failures`."""
+def bind_policy(policy: Policy, clock: Clock, rng: RandomSource, failures: Iterable[type[Answer]]) -> Policy:
+    """Return a copy of a policy for the world of `clock`, in which calls may fail with `failures`."""
     shelter = policy.shelter
     found = policy.replace(
         clock=clock,
@@ -45,39 +45,39 @@ def bound(policy: Policy, clock: Clock, rng: Uniform, failures: Iterable[type[An
         else Shelter(shelter.capacity, shelter.patience, name=shelter.name, clock=clock, rng=rng),
     )
     kinds = tuple(failures)
-    named = names_any(policy, kinds)
+    named = retries_any(policy, kinds)
     for kind in kinds:
-        # what somebody further in has given up on is told by a header, which clients read before they ask the rules
+        # a give-up of an inner layer is marked by a header, which clients read before the rules
         own = named and kind.ruling is not LAYER
-        found.rules.known[kind] = policy.rules.judge(Outcome(kind())) or FATAL if own else kind.ruling
+        found.rules.rulings_by_type[kind] = policy.rules.judge(Outcome(kind())) or FATAL if own else kind.ruling
     return found
 
 
-def names_any(policy: Policy, failures: Iterable[type[Answer]]) -> bool:
-    """Does the policy itself say which of these it retries? Where it does not, it is taken to retry what HTTP would.
+def retries_any(policy: Policy, failures: Iterable[type[Answer]]) -> bool:
+    """Return whether the policy's rules retry any of these errors. If not, the HTTP rules are used.
 
     >>> from abate import Policy, http
-    >>> names_any(Policy(on=http.transient), [answer(503)]), names_any(Policy(on=KeyError), [answer(503)])
+    >>> retries_any(Policy(on=http.transient), [answer(503)]), retries_any(Policy(on=KeyError), [answer(503)])
     (True, False)
     """
     rulings = (policy.rules.judge(Outcome(kind())) for kind in failures)
     return any(ruling is not None and ruling.retry for ruling in rulings)
 
 
-def unnamed(policy: Policy, failures: Iterable[type[Answer]]) -> str | None:
-    """What a reader should know of a policy that would retry, but names none of the failures that are simulated.
+def unmatched_policy_note(policy: Policy, failures: Iterable[type[Answer]]) -> str | None:
+    """Return the note for a policy with retries whose rules match none of the simulated errors.
 
     >>> from abate import Policy
-    >>> unnamed(Policy(on=KeyError, name="orders"), [answer(503)])
-    "policy 'orders' names none of the failures that are simulated: all count"
+    >>> unmatched_policy_note(Policy(on=KeyError, name="orders"), [answer(503)])
+    "policy 'orders' matches none of the simulated errors: the HTTP rules are used"
     """
-    if policy.max_attempts == 1 or names_any(policy, failures):
+    if policy.max_attempts == 1 or retries_any(policy, failures):
         return None
-    return f"policy {policy.name or 'of the clients'!r} names none of the failures that are simulated: all count"
+    return f"policy {policy.name or 'of the clients'!r} matches none of the simulated errors: the HTTP rules are used"
 
 
-def failures_of(world: World, service: Service | Row) -> set[type[Answer]]:
-    """Everything that this service may answer in this world."""
+def possible_failures(world: World, service: Service | Row) -> set[type[Answer]]:
+    """Return the errors that this service may answer in this world."""
     if isinstance(service, Row):
         return {answer(409)}
     found = {answer(503)}
@@ -89,12 +89,12 @@ def failures_of(world: World, service: Service | Row) -> set[type[Answer]]:
     if service.calls:
         found |= {answer(502), answer(502, exhausted=True)}
     if service.limit is not None:
-        found |= set(limited(service))
+        found |= set(rate_limit_answers(service))
     return found
 
 
-def limited(service: Service) -> list[type[Answer]]:
-    """What a rate limit may answer: a hint in whole seconds, as the header has it."""
+def rate_limit_answers(service: Service) -> list[type[Answer]]:
+    """Return the errors of a rate limit: one for each Retry-After in whole seconds."""
     limit = service.limit
     assert limit is not None
     if limit.retry_after is not None:
@@ -109,17 +109,20 @@ def _budget(budget: Budget, clock: Clock) -> Budget:
     return Budget(ratio, reserve, window, funded_by, clock=clock, name=budget.name)  # type: ignore[arg-type]
 
 
-def _gate(gate: Gate, clock: Clock, rng: Uniform) -> Gate:
-    """The gate anew; one of a kind that is not ours is taken as it is, and has to follow the context's clock."""
+def _gate(gate: Gate, clock: Clock, rng: RandomSource) -> Gate:
+    """Return a new gate with the same settings; a custom gate is used as it is, and must use the current clock."""
     match gate:
         case All():
             return All(tuple(_gate(part, clock, rng) for part in gate.gates))
         case TokenBucket():
             return TokenBucket(gate.rate, gate.burst, clock=clock, name=gate.name)
-        case Permits():
-            return Permits(gate.limit, name=gate.name)
-        case Throttle():
-            return Throttle(gate.k, gate.window, clock=clock, rng=rng, name=gate.name)
+        case ConcurrencyLimit():
+            return ConcurrencyLimit(gate.limit, name=gate.name)
+        case AdaptiveThrottle():
+            return AdaptiveThrottle(gate.k, gate.window, clock=clock, rng=rng, name=gate.name)
+        case CircuitBreaker():
+            settings = gate.failure_ratio, gate.min_calls, gate.window, gate.pause
+            return CircuitBreaker(*settings, clock=clock, rng=rng, name=gate.name)
         case Budget():
             return _budget(gate, clock)
     return gate

@@ -1,6 +1,7 @@
-"""Calls of a simulated world, by the production machine: what the drivers for threads and tasks do, as callbacks.
+"""Drives the production state machine (`abate.call.machine`) with callbacks on the simulator's agenda.
 
-A call that succeeds at once never builds a `Call`; it makes its deposit, and that is all, as in production.
+It does what the sync and async drivers do. As in production, a call whose first attempt succeeds builds no `Call`: it
+only makes a deposit.
 """
 
 from __future__ import annotations
@@ -9,37 +10,37 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
-from abate.call.giveup import give_ups, report
-from abate.call.machine import SEND, Call, Hold, Send, Stop, Wait
+from abate.call.layers import report, retry_serials
+from abate.call.machine import SEND, Call, Send, Stop, Wait, WaitForTurn
 from abate.call.policy import Policy
 from abate.errors import AttemptTimeout, DeadlineExceeded, Refused
 from abate.sim.agenda import Agenda
-from abate.sim.server import Reply, Request, Serves
+from abate.sim.server import Reply, Request, RowServer, Server
 
 if TYPE_CHECKING:
-    from abate.admit.door import Door
-    from abate.admit.room import Waiter
+    from abate.admit.dispatcher import Dispatcher
+    from abate.admit.shelter_queue import Waiter
 
-Over = Callable[["Journey", "str | None"], object]
-"""Told how a call has ended: None for success, or the reason of giving up."""
+OnCallEnd = Callable[["SimulatedCall", "str | None"], object]
+"""Called when a call ends, with None for success or the reason of the give-up."""
 
 
-def plain(policy: Policy) -> bool:
-    """Does a call that succeeds at once need nothing but its deposit?
+def deposit_only(policy: Policy) -> bool:
+    """Return whether a call whose first attempt succeeds only makes a deposit.
 
     >>> import abate
-    >>> plain(abate.Policy(on=OSError)), plain(abate.Policy(on=OSError, timeout=1.0))
+    >>> deposit_only(abate.Policy(on=OSError)), deposit_only(abate.Policy(on=OSError, timeout=1.0))
     (True, False)
     """
     return policy.plain and policy.shelter is None
 
 
-class Journey(Request):
-    """One call under way. As long as nothing cuts its attempts short, it is its own request: there is one at a time."""
+class SimulatedCall(Request):
+    """One call. Without an attempt timeout it is also its own request, as it has one request at a time."""
 
     __slots__ = ("began", "client", "context", "end", "failure", "machine")
 
-    def __init__(self, reply: Reply, client: int, began: float, end: Over) -> None:
+    def __init__(self, reply: Reply, client: int, began: float, end: OnCallEnd) -> None:
         self.reply = reply
         self.deadline = None
         self.client = client
@@ -48,22 +49,22 @@ class Journey(Request):
         self.machine: Call | None = None
         self.context: Context | None = None
         self.failure: Exception | None = None
-        """What became of the last attempt."""
+        """The error of the last attempt."""
 
     @property
-    def owner(self) -> Journey:  # a slot would keep it alive by itself
+    def owner(self) -> SimulatedCall:  # a slot would be a reference cycle
         return self
 
 
 class Caller:
-    """Makes calls of one service by one policy."""
+    """Makes calls to one service with one policy."""
 
     __slots__ = ("_attempted", "_bounded", "_cheap", "_late", "_policy", "_submit", "agenda")
 
     def __init__(
         self,
         policy: Policy,
-        server: Serves,
+        server: Server | RowServer,
         agenda: Agenda,
         attempted: Callable[[int, float], object] | None = None,
     ) -> None:
@@ -71,66 +72,68 @@ class Caller:
         self._policy = policy
         self._submit = server.submit
         self._bounded = policy.bounded
-        self._cheap = plain(policy)
+        self._cheap = deposit_only(policy)
         self._late = AttemptTimeout(policy.attempt_timeout or policy.timeout or 0.0)
         self._attempted = attempted
 
-    def call(self, over: Over, deadline: float | None = None, client: int = 0) -> None:
-        """Make a call, which ends by `deadline` and by the policy's own timeout."""
+    def call(self, over: OnCallEnd, deadline: float | None = None, client: int = 0) -> None:
+        """Make a call, bounded by `deadline` and by the policy's timeout."""
         policy, now = self._policy, self.agenda.time
         if policy.timeout is not None:
             own = now + policy.timeout
             deadline = own if deadline is None or own < deadline else deadline
-        journey = Journey(self._answered, client, now, over)
+        call = SimulatedCall(self._answered, client, now, over)
         if self._cheap and deadline is None:
-            self.send(journey)
+            self.send(call)
             return
-        machine = journey.machine = Call(policy, deadline, give_ups.last)
+        machine = call.machine = Call(policy, deadline, retry_serials.last)
         if policy.shelter is not None:
-            # which attempt holds a ticket is known by its context: each call has its own, as it has in a task
-            journey.context = Context()
-        self._ask(journey, machine.begin, now)
+            # the shelter finds the ticket of an attempt by context, so each call has its own context, like a task
+            call.context = Context()
+        self._step(call, machine.begin, now)
 
-    def _ask(self, journey: Journey, question: Callable[..., Send | Wait | Hold | Stop], *facts: Any) -> None:
-        """Ask the machine what to do next, and do it."""
+    def _step(
+        self, call: SimulatedCall, question: Callable[..., Send | Wait | WaitForTurn | Stop], *facts: Any
+    ) -> None:
+        """Ask the state machine for the next action, and apply it."""
         try:
-            action = question(*facts) if journey.context is None else journey.context.run(question, *facts)
+            action = question(*facts) if call.context is None else call.context.run(question, *facts)
         except (Refused, DeadlineExceeded) as refused:
-            given = report(refused)  # the shelter and the deadline leave one, a gate does not
-            journey.failure = refused
-            journey.end(journey, "budget" if given is None else given.reason)
+            given = report(refused)  # present if the shelter or the deadline refused; None for a gate
+            call.failure = refused
+            call.end(call, "budget" if given is None else given.reason)
             return
-        self._do(journey, action)
+        self._apply(call, action)
 
-    def _do(self, journey: Journey, action: Send | Wait | Hold | Stop) -> None:
+    def _apply(self, call: SimulatedCall, action: Send | Wait | WaitForTurn | Stop) -> None:
         if type(action) is Wait:
             agenda = self.agenda
             now = agenda.time
             wait = action.until - now
             if wait > 0.0:
-                agenda.at(now + wait, self._again, journey)
+                agenda.at(now + wait, self._again, call)
             else:
-                agenda.soon(self._again, journey)
+                agenda.soon(self._again, call)
         elif action is SEND:
-            self.send(journey)
-        elif isinstance(action, Hold):
-            Waiting(self, journey, action.door, action.waiter)
+            self.send(call)
+        elif isinstance(action, WaitForTurn):
+            ShelterWait(self, call, action.dispatcher, action.waiter)
         else:
             assert isinstance(action, Stop)
-            journey.end(journey, action.reason)
+            call.end(call, action.reason)
 
-    def send(self, journey: Journey) -> None:
+    def send(self, call: SimulatedCall) -> None:
         """Send an attempt."""
         now = self.agenda.time
         if self._attempted is not None:
-            self._attempted(journey.client, now)
-        machine = journey.machine
+            self._attempted(call.client, now)
+        machine = call.machine
         if machine is None or (machine.deadline is None and not self._bounded):
-            journey.over = False
-            self._submit(journey)
+            call.over = False
+            self._submit(call)
             return
         due = now + machine.allowance(now)
-        request = Request(self._answered, journey, due)
+        request = Request(self._answered, call, due)
         self.agenda.at(due, self._expired, request)
         self._submit(request)
 
@@ -138,69 +141,69 @@ class Caller:
         if request.over:
             return
         request.over = True
-        journey: Journey = request.owner
-        machine = journey.machine
+        call: SimulatedCall = request.owner
+        machine = call.machine
         if failure is not None:
             if machine is None:
-                machine = journey.machine = Call(self._policy, None, give_ups.last)
-            journey.failure = failure
-            if journey.context is None:
-                self._do(journey, machine.failed(failure, self.agenda.time))
+                machine = call.machine = Call(self._policy, None, retry_serials.last)
+            call.failure = failure
+            if call.context is None:
+                self._apply(call, machine.failed(failure, self.agenda.time))
             else:
-                self._ask(journey, machine.failed, failure, self.agenda.time)
+                self._step(call, machine.failed, failure, self.agenda.time)
             return
         if machine is None:
             self._policy.budget.deposit()
-        elif journey.context is None:
+        elif call.context is None:
             machine.succeeded()
         else:
-            journey.context.run(machine.succeeded)
-        journey.end(journey, None)
+            call.context.run(machine.succeeded)
+        call.end(call, None)
 
     def _expired(self, request: Request) -> None:
         if not request.over:
             request.over = True
-            journey: Journey = request.owner
-            assert journey.machine is not None
-            journey.failure = self._late
-            self._ask(journey, journey.machine.failed, self._late, self.agenda.time)
+            call: SimulatedCall = request.owner
+            assert call.machine is not None
+            call.failure = self._late
+            self._step(call, call.machine.failed, self._late, self.agenda.time)
 
-    def _again(self, journey: Journey) -> None:
-        machine = journey.machine
+    def _again(self, call: SimulatedCall) -> None:
+        machine = call.machine
         assert machine is not None
-        if self._policy.ungated:  # what `begin` does then
-            machine.unspent = False
-            self.send(journey)
+        if self._policy.no_gate_or_shelter:
+            machine.resume()
+            self.send(call)
         else:
-            self._ask(journey, machine.begin)
+            self._step(call, machine.begin)
 
-    def turn(self, journey: Journey) -> None:
-        """A wait in the shelter is over."""
-        assert journey.machine is not None
-        self._ask(journey, journey.machine.turn)
+    def turn(self, call: SimulatedCall) -> None:
+        """Continue after a wait in the shelter."""
+        assert call.machine is not None
+        self._step(call, call.machine.take_turn)
 
 
-class Waiting:
-    """A call that waits in a shelter: its bell, and the alarm that lets it look for itself."""
+class ShelterWait:
+    """A call that waits in a shelter: its wake-up, and the timer after which it checks by itself."""
 
-    __slots__ = ("_alarm", "_caller", "_door", "_journey", "_rung", "_waiter", "place")
+    __slots__ = ("_alarm", "_call", "_caller", "_dispatcher", "_rung", "_waiter", "loop")
 
-    def __init__(self, caller: Caller, journey: Journey, door: Door, waiter: Waiter) -> None:
+    def __init__(self, caller: Caller, call: SimulatedCall, dispatcher: Dispatcher, waiter: Waiter) -> None:
         self._caller = caller
-        self.place = caller.agenda  # all wait in one place, as the tasks of one event loop do
-        self._journey = journey
-        self._door = door
+        self.loop = caller.agenda  # shared by all calls, like the event loop of tasks
+        self._call = call
+        self._dispatcher = dispatcher
         self._waiter = waiter
         self._alarm = 0
         self._rung = False
-        waiter.bell = self
+        waiter.wakeup = self
         self._wait()
 
     def _wait(self) -> None:
-        if self._waiter.answer is not None and self._door.picked_up(self._waiter):
-            self._caller.turn(self._journey)
+        if self._waiter.answer is not None and self._dispatcher.claim_answer(self._waiter):
+            self._caller.turn(self._call)
             return
-        agenda, due = self._caller.agenda, self._door.due(self._waiter)
+        agenda, due = self._caller.agenda, self._dispatcher.due(self._waiter)
         self._alarm += 1
         self._rung = False
         agenda.at(agenda.time + max(0.0, due - agenda.time), self._expired, (self._alarm, due))
@@ -209,8 +212,8 @@ class Waiting:
         if alarm[0] == self._alarm and not self._rung:
             self._look(max(self._caller.agenda.time, alarm[1]))
 
-    def ring(self) -> bool:
-        """Wake it, as soon as what happens now is over."""
+    def notify(self) -> bool:
+        """Wake the call after the current event."""
         if not self._rung:
             self._rung = True
             self._caller.agenda.soon(self._woken, None)
@@ -221,5 +224,5 @@ class Waiting:
 
     def _look(self, now: float) -> None:
         if self._waiter.answer is None:
-            self._door.look(self._waiter, now)
+            self._dispatcher.on_timer(self._waiter, now)
         self._wait()

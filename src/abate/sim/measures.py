@@ -1,18 +1,17 @@
-"""What a run is measured by: counts over time, and the figures that are read off them.
+"""The measures of a run, computed from counts over time.
 
-* **amplification**: attempts per call: in all, during the trouble, and after it.
-* **peaks**: attempts per 100 ms and per second, and how far above the mean that is.
-* **recovery**: seconds from the end of the trouble until goodput is at least 90 % of what arrives, for 5 s; infinite
-  where that does not happen before the horizon.
-* **wasted**: the share of the workers' time that went into requests nobody waited for any more.
-* **p50, p99, p999**: of the time that calls take, where one that failed counts as infinite.
-* **fairness**: Jain's index of the clients' success rates: 1 where all fare alike.
-* **denials**: retries that budget, gate or shelter did not admit.
-* **unfinished**: calls that are under way at the horizon. In success and percentiles such a call counts as one that
-  failed, if it has been under way for more than 1 s and for longer than half of the successes took: who is that late
-  is not just cut off by the end. A younger one counts for nothing there.
+* **amplification**: attempts per call: in all, during the triggers, and after them.
+* **peaks**: attempts per 100 ms and per second, and their ratio to the mean.
+* **recovery**: seconds from the end of the triggers until goodput is at least 90 % of the arrivals for 5 s; infinite if
+  that does not happen before the horizon.
+* **wasted**: the share of the workers' time spent on requests that had timed out.
+* **p50, p99, p999**: of the duration of calls; a failed call counts as infinite.
+* **fairness**: Jain's index of the clients' success rates: 1 if all are equal.
+* **denials**: calls that ended because budget, gate or shelter did not admit an attempt.
+* **unfinished**: calls in progress at the horizon. In success and percentiles such a call counts as failed if it has
+  lasted more than 1 s and longer than the median success; otherwise it is left out.
 
-A call belongs to the time in which it began, and one of the warm-up counts for nothing.
+A call belongs to the instant at which it began. Calls that begin in the warm-up are not measured.
 """
 
 from __future__ import annotations
@@ -22,31 +21,30 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from abate.sim.latencies import Latencies
+from abate.frozen import Frozen
+from abate.sim.latency_histogram import LatencyHistogram
 from abate.sim.world import World
-from abate.values import Value
 
 WIDTH = 0.1
 """Seconds of one slot of a series."""
 PER_SECOND = 10
 EDGE = 1e-6
-"""What was meant as the edge of slot 3 lies in it, whatever a sum of floats says: a tenth of a microsecond."""
-MOST_POINTS = 200_000
+"""A tenth of a microsecond, so that rounding errors do not put the edge of slot 3 into slot 2."""
+MAX_POINTS = 200_000
 """Attempts that a raster keeps."""
 RECOVERED, STEADY = 0.9, 5.0
 """Goodput over arrivals, and for how many seconds, that count as recovered."""
-STALE = 1.0
-"""Seconds after which a call that is under way at the horizon may count as one that failed."""
+OVERDUE_AFTER = 1.0
+"""Seconds after which an unfinished call may count as failed."""
 REFUSALS = ("budget", "shelter")
-"""The reasons of a give-up that are denials: of retries, and of first attempts."""
+"""The reasons of give-ups that are denials."""
 
 Series = Sequence[int]
 
 
-class Load(Value):
-    """What one service saw: requests, those it refused as its queue was full (`full`), by chance or by a trigger
-    (`errors`) or by its rate limit (`limited`), those it served, and what became of its workers' time; all that after
-    the warm-up.
+class Load(Frozen):
+    """The counts of one service after the warm-up: requests, those refused because the queue was full (`full`), by
+    trigger or error rate (`errors`) or by the rate limit (`limited`), those served, and seconds of its workers.
     """
 
     requests: int
@@ -59,7 +57,7 @@ class Load(Value):
     wasted: float = 0.0
 
     def since(self, before: Load) -> Load:
-        """What it saw after what it had seen `before`.
+        """Return the counts since `before`.
 
         >>> Load(requests=9, served=7).since(Load(requests=4, served=4))
         Load(requests=5, served=3, full=0, errors=0, limited=0, expired=0, busy=0.0, wasted=0.0)
@@ -67,8 +65,8 @@ class Load(Value):
         return Load(*(now - then for now, then in zip(self._values(), before._values(), strict=True)))
 
 
-class Run(Value):
-    """One run of a world: what was counted.
+class Run(Frozen):
+    """One run of a world, and its counts.
 
     >>> import abate.sim as sim
     >>> run = sim.World(sim.Clients(count=8, arrivals="once"), [sim.Service("api", service_time=0.125)]).run()
@@ -80,20 +78,20 @@ class Run(Value):
     engine: str
     seed: int
     series: Mapping[str, Series]
-    """Calls, attempts and successes in slots of 100 ms, over the whole horizon; and the calls that are unfinished at
-    the horizon, by the slots in which they began.
+    """Calls, attempts and successes in slots of 100 ms, over the whole horizon; unfinished calls by the slot in which
+    they began.
     """
     reasons: Mapping[str, int]
-    """Why calls were given up, and how often."""
+    """The number of give-ups by reason."""
     latencies: Sequence[float]
-    """Seconds that successful calls took, in order of size."""
+    """Seconds that successful calls took, in ascending order."""
     loads: Mapping[str, Load]
     completed: float = 0.0
     """The instant of the last result."""
     fairness: float | None = None
     points: Sequence[tuple[float, int]] = ()
     notes: tuple[str, ...] = ()
-    """What a reader should know about this run."""
+    """Remarks for the reader of a report."""
 
     @property
     def calls(self) -> int:
@@ -117,18 +115,18 @@ class Run(Value):
 
     @property
     def unfinished(self) -> int:
-        """Calls that began after the warm-up and are under way at the horizon."""
+        """Calls that began after the warm-up and are in progress at the horizon."""
         return sum(self._counted("unfinished"))
 
     @property
-    def _stale(self) -> int:
-        """Those of the unfinished that count as failures: the end of the world is not what they lack."""
+    def _overdue_calls(self) -> int:
+        """Unfinished calls that count as failed."""
         usual = percentile(self.latencies, len(self.latencies), 0.5) if self.latencies else 0.0
-        latest = slot(max(0.0, self.world.horizon - max(STALE, usual)))
+        latest = slot(max(0.0, self.world.horizon - max(OVERDUE_AFTER, usual)))
         return sum(self.series["unfinished"][slot(self.world.warmup) : latest])
 
     def noted(self, note: str) -> Run:
-        """The same run, with one more thing that a reader should know.
+        """Return the same run with one more note.
 
         >>> import abate.sim as sim
         >>> sim.World(sim.Clients(count=8), [sim.Service("api")]).run().noted("a trial").notes
@@ -141,7 +139,7 @@ class Run(Value):
         return self.series[name][slot(self.world.warmup) :]
 
     def measures(self) -> dict[str, float]:
-        """Every figure by its name; a figure that makes no sense in this world is not a number.
+        """Return every measure by its name; NaN where it does not apply.
 
         >>> import abate.sim as sim
         >>> run = sim.World(sim.Clients(count=8, arrivals="once"), [sim.Service("api", service_time=0.125)]).run()
@@ -149,7 +147,7 @@ class Run(Value):
         (1.0, 0.5)
         """
         world, calls, attempts = self.world, self.calls, self.attempts
-        judged = len(self.latencies) + self.failures + self._stale
+        judged = len(self.latencies) + self.failures + self._overdue_calls
         found = {
             "calls": float(calls),
             "attempts": float(attempts),
@@ -170,7 +168,7 @@ class Run(Value):
     def _peaks(self) -> dict[str, float]:
         tenths = self._counted("attempts")
         seconds = [sum(tenths[place : place + PER_SECOND]) for place in range(0, len(tenths), PER_SECOND)]
-        # a world that ends early is not calm for the rest of its horizon
+        # the mean is over the time with attempts, not over the idle rest of the horizon
         last = max((place for place, count in enumerate(tenths) if count), default=0) + 1
         mean, mean_1s = sum(tenths) / last, sum(tenths) / math.ceil(last / PER_SECOND)
         return {
@@ -185,7 +183,10 @@ class Run(Value):
         trouble = self.world.trouble
         if trouble is None:
             return dict.fromkeys(names, math.nan)
-        start, end = slot(trouble[0]), math.ceil(trouble[1] * PER_SECOND - 1e-9)  # the slot it ends in is not after it
+        start, end = (
+            slot(trouble[0]),
+            math.ceil(trouble[1] * PER_SECOND - 1e-9),
+        )  # the slot in which it ends counts as during
         calls, attempts, successes = (self.series[name] for name in ("calls", "attempts", "successes"))
         return {
             "amplification_during": ratio(sum(attempts[start:end]), sum(calls[start:end])),
@@ -203,8 +204,8 @@ class Run(Value):
         return found
 
 
-class Recorder:
-    """Counts while a world runs."""
+class RunRecorder:
+    """Counts what happens while a world runs. The exact engine's fast path writes its series directly."""
 
     __slots__ = (
         "_last",
@@ -228,7 +229,9 @@ class Recorder:
         self._world = world
         self._warmup = world.warmup
         self._last = slots - 1
-        self.calls, self.attempts, self.successes, self.ended = ([0] * slots for _ in range(4))  # ended: by their begin
+        self.calls, self.attempts, self.successes, self.ended = (
+            [0] * slots for _ in range(4)
+        )  # ended: by the slot in which they began
         self.latencies: list[float] = []
         self.reasons: Counter[str] = Counter()
         self.completed = 0.0
@@ -237,19 +240,19 @@ class Recorder:
         self.points: list[tuple[float, int]] | None = [] if raster else None
 
     def call(self, client: int, now: float) -> None:
-        """A call begins."""
+        """Count the begin of a call."""
         self.calls[int(now * PER_SECOND + EDGE)] += 1
         if now >= self._warmup:
             self.made[client] += 1
 
     def attempt(self, client: int, now: float) -> None:
-        """An attempt is sent."""
+        """Count an attempt."""
         self.attempts[int(now * PER_SECOND + EDGE)] += 1
-        if self.points is not None and len(self.points) < MOST_POINTS:
+        if self.points is not None and len(self.points) < MAX_POINTS:
             self.points.append((now, client))
 
     def success(self, client: int, began: float, now: float) -> None:
-        """A call has succeeded."""
+        """Count a success."""
         self.successes[int(now * PER_SECOND + EDGE)] += 1
         self.ended[int(began * PER_SECOND + EDGE)] += 1
         if began >= self._warmup:
@@ -258,14 +261,14 @@ class Recorder:
         self.completed = now
 
     def failure(self, began: float, now: float, reason: str) -> None:
-        """A call was given up."""
+        """Count a give-up."""
         self.ended[int(began * PER_SECOND + EDGE)] += 1
         if began >= self._warmup:
             self.reasons[reason] += 1
         self.completed = now
 
     def run(self, engine: str, seed: int, loads: Mapping[str, Load], notes: Sequence[str] = ()) -> Run:
-        """What was counted, when it is over."""
+        """Return the run, at its end."""
         self.latencies.sort()
         return Run(
             world=self._world,
@@ -291,7 +294,7 @@ class Recorder:
 
 
 def slot(instant: float) -> int:
-    """The slot of a series that an instant lies in.
+    """Return the slot of a series for an instant.
 
     >>> slot(0.3), slot(2.999)
     (3, 29)
@@ -300,7 +303,7 @@ def slot(instant: float) -> int:
 
 
 def ratio(part: float, whole: float) -> float:
-    """A share; not a number where there is nothing to share.
+    """Return a ratio; NaN if the whole is 0.
 
     >>> ratio(1, 4)
     0.25
@@ -309,17 +312,17 @@ def ratio(part: float, whole: float) -> float:
 
 
 def mean(latencies: Sequence[float]) -> float:
-    """Their mean; not a number where there are none.
+    """Return the mean; NaN of an empty sequence.
 
     >>> mean([1.0, 2.0])
     1.5
     """
-    total = latencies.total if isinstance(latencies, Latencies) else sum(latencies)
+    total = latencies.total if isinstance(latencies, LatencyHistogram) else sum(latencies)
     return ratio(total, len(latencies))
 
 
 def percentile(latencies: Sequence[float], finished: int, share: float) -> float:
-    """The time within which this share of the finished calls have succeeded; infinite where fewer have.
+    """Return the time within which this share of the finished calls succeeded; infinite if fewer did.
 
     >>> percentile([1.0, 2.0, 3.0, 4.0], 4, 0.5), percentile([1.0], 4, 0.5)
     (2.0, inf)
@@ -331,7 +334,7 @@ def percentile(latencies: Sequence[float], finished: int, share: float) -> float
 
 
 def recovery(calls: Series, successes: Series, end: float) -> float:
-    """Seconds from `end` until goodput keeps up with what arrives, for `STEADY` seconds.
+    """Return the seconds from `end` until goodput keeps up with arrivals for `STEADY` seconds.
 
     >>> recovery([10] * 200, [0] * 100 + [10] * 100, end=5.0)
     4.5
@@ -348,7 +351,7 @@ def recovery(calls: Series, successes: Series, end: float) -> float:
 
 
 def jain(rates: Sequence[float]) -> float | None:
-    """Jain's index of fairness: 1 where all are equal, 1/n where one has everything.
+    """Return Jain's fairness index: 1 if all are equal, 1/n if one has everything.
 
     >>> jain([1.0, 1.0]), jain([1.0, 0.0]), jain([])
     (1.0, 0.5, None)
@@ -381,6 +384,6 @@ MEASURES = (
     "p999",
     "fairness",
 )
-"""Every figure that `Run.measures` has."""
+"""The measures of every run."""
 PER_SERVICE = ("requests", "blocking")
-"""And those it has for each service: requests.NAME, blocking.NAME."""
+"""The measures of each service: requests.NAME, blocking.NAME."""

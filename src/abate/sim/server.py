@@ -1,12 +1,10 @@
-"""A simulated service: workers, a queue, what goes wrong, and calls to other services while a worker waits.
+"""A simulated service: workers, a queue, failures, and calls to other services while a worker waits.
 
-The rules:
-
-* a request that arrives is answered by the first of these that applies: a trigger or chance makes it fail, the rate
-  limit refuses it, a worker is free, the queue has room; otherwise 503;
-* a request that the caller has given up on is served all the same, for nothing, unless the service drops what has
-  expired; those in service are never broken off;
-* a stall holds up what is being served as well as what waits.
+* A request is handled by the first rule that applies: a trigger or the error rate makes it fail, the rate limit refuses
+  it, a free worker takes it, it waits in the queue, it is answered 503.
+* A request that has timed out is still served, in vain, unless the service drops expired requests. A request in service
+  is never interrupted.
+* A stall delays requests in service as well as waiting ones.
 """
 
 from __future__ import annotations
@@ -14,66 +12,50 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import ceil, floor, inf
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from abate.admit.bucket import TokenBucket
 from abate.sim.agenda import Agenda
-from abate.sim.answers import Answer, answer
-from abate.sim.chance import Chance
-from abate.sim.durations import Duration
+from abate.sim.error_responses import Answer, answer
 from abate.sim.measures import Load
-from abate.sim.pace import Pace
-from abate.sim.services import Limit, Row, Service
+from abate.sim.model import Duration, Limit, Row, Service
+from abate.sim.random_streams import RandomStreams
+from abate.sim.varying_rate import VaryingRate
 from abate.sim.world import Trigger, World
 
 if TYPE_CHECKING:
-    from abate.sim.calls import Journey, Over
+    from abate.sim.calls import Caller, SimulatedCall
 
 Reply = Callable[["Request", "Exception | None"], object]
 
 
 class Request:
-    """One attempt on its way: who wants the answer, and until when."""
+    """One attempt in flight: the callback for its answer, and its deadline."""
 
     __slots__ = ("deadline", "over", "owner", "reply", "started", "version")
 
     started: float
-    """When a worker began with it."""
+    """When a worker started it."""
     version: int
-    """What it read, of a row."""
+    """The version that it has read, of a row."""
 
     def __init__(self, reply: Reply, owner: Any, deadline: float | None) -> None:
         self.reply = reply
         self.owner = owner
         self.deadline = deadline
         self.over = False
-        """Does nobody wait for the answer any more?"""
-
-
-class Elsewhere(Protocol):
-    """A service that is not here, and takes requests all the same."""
-
-    def submit(self, request: Request) -> None:
-        """Send a request."""
-        ...
-
-
-class Calls(Protocol):
-    """What makes calls of a service."""
-
-    def call(self, over: Over, deadline: float | None = None) -> None:
-        """Make a call, which ends by `deadline`."""
-        ...
+        """Whether the caller no longer waits for the answer."""
 
 
 class Server:
-    """A `Service` that runs."""
+    """A running `Service`."""
 
     __slots__ = (
         "_agenda",
         "_at",
         "_bucket",
         "_busy",
+        "_certain_error",
         "_chance",
         "_constant",
         "_draw",
@@ -88,15 +70,14 @@ class Server:
         "_next",
         "_pace",
         "_queue",
+        "_reduced_capacity_spans",
         "_refused",
         "_requests",
         "_room",
         "_served",
         "_service",
-        "_shrunk",
         "_size",
         "_steady",
-        "_sure",
         "_tells",
         "_unavailable",
         "_until",
@@ -107,20 +88,20 @@ class Server:
         "submit",
     )
 
-    def __init__(self, service: Service, world: World, agenda: Agenda, chance: Chance) -> None:
+    def __init__(self, service: Service, world: World, agenda: Agenda, streams: RandomStreams) -> None:
         triggers = world.triggers_of(service.name)
         self._service = service
         self._agenda = agenda
         self._at = agenda.at
-        self._chance = chance.stream(f"errors/{service.name}").random
+        self._chance = streams.stream(f"errors/{service.name}").random
         duration = Duration.of(service.service_time)
-        self._draw = duration.drawn_from(chance.stream(f"service/{service.name}"))
+        self._draw = duration.sampler(streams.stream(f"service/{service.name}"))
         self._constant = float(duration.mean) if duration.shape == "constant" else None
         network = Duration.of(service.network)
-        self._leg = None if network.nothing else network.drawn_from(chance.stream(f"network/{service.name}"))
+        self._leg = None if network.is_zero else network.sampler(streams.stream(f"network/{service.name}"))
         self.submit: Callable[[Request], None] = self._arrive if self._leg is None else self._travel
         """Send a request."""
-        self._pace = pace(triggers)
+        self._pace = service_rate(triggers)
         self._steady = self._pace.steady
         self._errors = [
             (trigger.at, trigger.end, trigger.share, answer(trigger.status, trigger.retry_after)())
@@ -132,9 +113,9 @@ class Server:
         self._from = min((start for start, _, _, _ in self._errors), default=inf)
         self._until = max((end for _, end, _, _ in self._errors), default=0.0)
         alone = len(self._errors) == 1 and self._errors[0][2] == 1.0
-        self._sure = self._errors[0][3] if alone else None  # what all of them are answered, from the one to the other
+        self._certain_error = self._errors[0][3] if alone else None  # the same for all, from start to end
         self._unavailable = answer(503)()
-        self._shrunk = shrunk(service, triggers)
+        self._reduced_capacity_spans = reduced_capacity_spans(service, triggers)
         self._size = service.workers
         self._room = float("inf") if service.queue_limit is None else service.queue_limit
         self._fifo = service.order == "fifo"
@@ -148,9 +129,9 @@ class Server:
         self._forget(None)
         if world.warmup:
             agenda.at(world.warmup, self._forget, None)
-        self.callers: Sequence[Calls] = ()
-        """How the services are called that this one calls."""
-        for edge in {edge for start, end, _ in self._shrunk for edge in (start, end)}:
+        self.callers: Sequence[Caller] = ()
+        """Of the services that this one calls."""
+        for edge in {edge for start, end, _ in self._reduced_capacity_spans for edge in (start, end)}:
             agenda.at(edge, self._resize, None)
 
     def _travel(self, request: Request) -> None:
@@ -160,7 +141,7 @@ class Server:
     def _arrive(self, request: Request) -> None:
         self._requests += 1
         if self._from <= self._agenda.time < self._until:
-            failed = self._sure or self._failure()
+            failed = self._certain_error or self._failure()
             if failed is not None:
                 self._refused += 1
                 if self._leg is None:
@@ -169,7 +150,7 @@ class Server:
                     self._answer(request, failed)
                 return
         if self._limit is not None:
-            beyond = self._beyond(self._limit)
+            beyond = self._over_rate_limit(self._limit)
             if beyond is not None:
                 self._limited += 1
                 self._answer(request, beyond)
@@ -183,15 +164,15 @@ class Server:
             self._answer(request, self._unavailable)
 
     def _failure(self) -> Exception | None:
-        """Is it made to fail, by a trigger or by chance?"""
+        """Return the error that a trigger or the error rate gives this request, if any."""
         now = self._agenda.time
         for start, end, share, error in self._errors:
             if start <= now < end and (share == 1.0 or self._chance() < share):
                 return error
         return None
 
-    def _beyond(self, limit: Limit) -> Answer | None:
-        """Is it beyond the rate limit?"""
+    def _over_rate_limit(self, limit: Limit) -> Answer | None:
+        """Return the 429 for a request beyond the rate limit, or None."""
         if self._bucket is not None:
             if self._bucket.try_acquire():
                 return None
@@ -201,7 +182,7 @@ class Server:
         if floor(now / limit.per) > window:
             window, count = floor(now / limit.per), 0
         self._window = (window, count + 1)
-        if count < limit.most:
+        if count < limit.burst:
             return None
         left = max(1.0, float(ceil((window + 1) * limit.per - now)))
         return answer(429, left if limit.retry_after is None else limit.retry_after)()
@@ -217,7 +198,7 @@ class Server:
         )
 
     def _worked(self, request: Request) -> None:
-        """A worker has done its own part, and waits for that of others."""
+        """Call other services, after the worker's own work."""
         self._call(request, 0)
 
     def _call(self, request: Request, place: int) -> None:
@@ -226,11 +207,11 @@ class Server:
             self._finish(request)
             return
 
-        def over(_: Journey, reason: str | None) -> None:
+        def over(_: SimulatedCall, reason: str | None) -> None:
             if reason is None:
                 self._call(request, place + 1)
             else:
-                # a give-up tells those further out not to begin anew; who does not retry passes on what it was told
+                # a give-up marks the answer as exhausted; a service without retries passes the mark on
                 policy = self._service.policy
                 retries = policy is not None and policy.max_attempts > 1 and reason != "fatal"
                 told = self._tells and (retries or reason == "layer")
@@ -253,7 +234,7 @@ class Server:
             self._answer(request, failure)
 
     def _take(self) -> None:
-        """Let free workers go on with what waits."""
+        """Start waiting requests on free workers."""
         drops = self._service.drop_expired
         while self._queue and self._busy < self._size:
             request = self._next()
@@ -269,17 +250,17 @@ class Server:
             self._at(self._agenda.time + self._leg(), lambda failure: request.reply(request, failure), failure)
 
     def _resize(self, _: object) -> None:
-        """A trigger begins or ends: more or fewer workers serve."""
-        self._size = staff(self._service, self._shrunk, self._agenda.time)
+        """Change the number of workers, as a trigger begins or ends."""
+        self._size = workers_at(self._service, self._reduced_capacity_spans, self._agenda.time)
         self._take()
 
     def _forget(self, _: object) -> None:
-        """Begin to count: what it saw in the warm-up counts for nothing."""
+        """Reset the counts, at the end of the warm-up."""
         self._requests = self._served = self._full = self._refused = self._limited = self._expired = 0
         self._used = self._wasted = 0.0
 
     def load(self) -> Load:
-        """What it saw so far, after the warm-up."""
+        """Return the counts since the warm-up."""
         return Load(
             requests=self._requests,
             served=self._served,
@@ -293,13 +274,13 @@ class Server:
 
 
 class RowServer:
-    """A `Row` that runs."""
+    """A running `Row`."""
 
     __slots__ = ("_agenda", "_conflict", "_leg", "_lost", "_version", "_written")
 
-    def __init__(self, row: Row, agenda: Agenda, chance: Chance, warmup: float = 0.0) -> None:
+    def __init__(self, row: Row, agenda: Agenda, streams: RandomStreams, warmup: float = 0.0) -> None:
         self._agenda = agenda
-        self._leg = Duration.of(row.network).drawn_from(chance.stream(f"network/{row.name}"))
+        self._leg = Duration.of(row.network).sampler(streams.stream(f"network/{row.name}"))
         self._conflict = answer(409)()
         self._version = 0
         self._forget(None)
@@ -307,12 +288,12 @@ class RowServer:
             agenda.at(warmup, self._forget, None)
 
     def submit(self, request: Request) -> None:
-        """A request is sent: the read first."""
+        """Send a request, beginning with its read."""
         self._agenda.at(self._agenda.time + self._leg(), self._read, request)
 
     def _read(self, request: Request) -> None:
         request.version = self._version
-        # the answer to the read, and the write
+        # two messages: the answer to the read, and the write
         self._agenda.at(self._agenda.time + self._leg() + self._leg(), self._write, request)
 
     def _write(self, request: Request) -> None:
@@ -326,48 +307,45 @@ class RowServer:
         self._agenda.at(self._agenda.time + self._leg(), lambda failure: request.reply(request, failure), failure)
 
     def _forget(self, _: object) -> None:
-        """Begin to count: what it saw in the warm-up counts for nothing."""
+        """Reset the counts, at the end of the warm-up."""
         self._written = self._lost = 0
 
     def load(self) -> Load:
-        """What it saw so far, after the warm-up."""
+        """Return the counts since the warm-up."""
         return Load(requests=self._written + self._lost, served=self._written, errors=self._lost)
 
 
-Serves: TypeAlias = Server | RowServer | Elsewhere
-
-
-def pace(triggers: list[Trigger]) -> Pace:
-    """How fast the workers work, given what goes wrong."""
+def service_rate(triggers: list[Trigger]) -> VaryingRate:
+    """Return how fast the workers work, given stalls and slow-downs."""
     spans = [(trigger.at, trigger.end, 0.0) for trigger in triggers if trigger.kind == "stall"]
     spans += [
         (trigger.at, trigger.end, 1.0 / (trigger.factor or 1.0)) for trigger in triggers if trigger.kind == "slow"
     ]
-    return Pace(1.0, spans)
+    return VaryingRate(1.0, spans)
 
 
-def shrunk(service: Service, triggers: list[Trigger]) -> list[tuple[float, float, float]]:
-    """When only a share of the workers serve: during triggers of capacity, and after any but spikes until warm."""
+def reduced_capacity_spans(service: Service, triggers: list[Trigger]) -> list[tuple[float, float, float]]:
+    """Return when only a share of the workers serve: during capacity triggers, and in the cold start after triggers."""
     spans = [(trigger.at, trigger.end, trigger.factor or 0.0) for trigger in triggers if trigger.kind == "capacity"]
     cold: list[tuple[float, float, float]] = []
     for end in sorted(trigger.end for trigger in triggers if service.cold_start and trigger.kind != "spike"):
-        # who is cold already is not colder for a second trigger, but longer
+        # a second trigger within a cold start extends it
         start = cold.pop()[0] if cold and end <= cold[-1][1] else end
         cold.append((start, end + service.cold_start, service.cold_capacity))
     return spans + cold
 
 
-def staff(service: Service, spans: list[tuple[float, float, float]], now: float) -> int:
-    """How many workers serve at an instant, given when only a share of them do."""
+def workers_at(service: Service, spans: list[tuple[float, float, float]], now: float) -> int:
+    """Return the number of workers that serve at an instant."""
     size = float(service.workers)
     for start, end, share in spans:
         if start <= now < end:
             size *= share
-    # a share of a worker is a worker
+    # round down, but not to 0
     return max(floor(size + 1e-9), 1 if size else 0)
 
 
 def _bucket(limit: Limit, agenda: Agenda) -> TokenBucket | None:
     if limit.kind == "window":
         return None
-    return TokenBucket(limit.rate, limit.most, clock=agenda)
+    return TokenBucket(limit.rate, limit.burst, clock=agenda)

@@ -1,6 +1,6 @@
-"""Many runs of a scenario: every case with every seed, and what that says, with its interval.
+"""Runs every case of a scenario with every seed, and estimates each measure with a confidence interval.
 
-Long studies are spread over the machine's cores. Whoever breaks one off gets what was computed so far.
+Long studies use worker processes. An interrupted study returns what was computed so far.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from contextlib import closing
 from typing import Any
 
 from abate.errors import whole
+from abate.frozen import Frozen
 from abate.sim.measures import Run, Series
-from abate.sim.outlook import outlook
-from abate.sim.parts import about_code
 from abate.sim.scenario import WITHIN, Case, Scenario
-from abate.sim.spread import spread
-from abate.values import Value
+from abate.sim.scenario_parser import locate_code_errors
+from abate.sim.vulnerable_range import vulnerable_range
+from abate.sim.worker_processes import run_in_workers
 
 Progress = Callable[[int, int], object]
-"""Told how many runs of how many are done."""
+"""Called with the number of finished runs, and of all runs."""
 
 SHORT = 2.0
-"""Seconds that are left to compute, below which other processes would only be in the way."""
+"""Seconds of remaining work below which worker processes do not pay."""
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """Student's t for 95 %, from one degree of freedom on."""
 NORMAL = 1.960
 
 
-class Estimate(Value):
-    """A figure over several seeds: its mean, and how far the true mean may lie from it (95 %).
+class Estimate(Frozen):
+    """A measure over several seeds: its mean, and the half-width of its 95 % confidence interval.
 
-    `never` counts the runs in which it was infinite, such as a recovery that did not happen; the mean is that of the
+    `never` counts the runs in which it was infinite, such as a recovery that did not happen; the mean is over the
     others.
 
     >>> estimate([1.0, 2.0, 3.0])
@@ -54,12 +54,25 @@ class Estimate(Value):
             return "-"
         if self.never == self.seeds:
             return "never"
-        shown = f"{figure(self.mean)} ± {figure(float(f'{self.within:.2g}'))}" if self.within else figure(self.mean)
+        shown = (
+            f"{format_number(self.mean)} ± {format_number(float(f'{self.within:.2g}'))}"
+            if self.within
+            else format_number(self.mean)
+        )
         return f"{shown}, never in {self.never} of {self.seeds}" if self.never else shown
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it without infinities and NaN, which JSON does not have.
+
+        >>> Estimate(math.inf, 0.0, seeds=2, never=2).as_json()
+        {'mean': None, 'within': None, 'never': 2}
+        """
+        known = math.isfinite(self.mean)
+        return {"mean": self.mean if known else None, "within": self.within if known else None, "never": self.never}
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The mean and its interval."""
+    """Return the mean and its interval."""
     finite = [value for value in values if math.isfinite(value)]
     never = sum(map(math.isinf, values))
     if not finite:
@@ -73,17 +86,17 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(statistics.fmean(finite), within, len(values), never)
 
 
-def figure(value: float) -> str:
-    """A number for people: four digits, and no more.
+def format_number(value: float) -> str:
+    """Format a number with four digits.
 
-    >>> figure(0.023493), figure(1234567.0), figure(12.0)
+    >>> format_number(0.023493), format_number(1234567.0), format_number(12.0)
     ('0.02349', '1,234,567', '12')
     """
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
-class Sample(Value):
-    """What is kept of one run."""
+class Sample(Frozen):
+    """The data of one run that a study keeps."""
 
     seed: int
     engine: str
@@ -94,10 +107,10 @@ class Sample(Value):
     notes: tuple[str, ...]
 
 
-class Verdict(Value):
-    """An assertion, what was seen of its measure, and whether it holds.
+class AssertionResult(Frozen):
+    """An assertion, the estimate of its measure, and whether it holds.
 
-    >>> print(Verdict("max_wasted", 0.1, "wasted", estimate([0.5]), holds=False))
+    >>> print(AssertionResult("max_wasted", 0.1, "wasted", estimate([0.5]), holds=False))
     max_wasted = 0.1, and wasted is 0.5
     """
 
@@ -111,16 +124,16 @@ class Verdict(Value):
         return f"{self.key} = {self.bound:g}, and {self.name} is {self.seen}"
 
     def as_json(self) -> dict[str, Any]:
-        """For machines, as `Study.as_json` has it.
+        """Return it for `Study.as_json`.
 
-        >>> Verdict("max_wasted", 0.1, "wasted", estimate([0.5]), holds=False).as_json()["holds"]
+        >>> AssertionResult("max_wasted", 0.1, "wasted", estimate([0.5]), holds=False).as_json()["holds"]
         False
         """
         bound = self.bound if math.isfinite(self.bound) else None
-        return {"key": self.key, "bound": bound, "measure": self.name, "seen": _plain(self.seen), "holds": self.holds}
+        return {"key": self.key, "bound": bound, "measure": self.name, "seen": self.seen.as_json(), "holds": self.holds}
 
 
-class Result(Value):
+class Result(Frozen):
     """One case with all its seeds."""
 
     case: Case
@@ -147,22 +160,22 @@ class Result(Value):
         if not self.samples:
             return [f"{self.case.name or 'the scenario'} was not run"] if self.case.asserted else []
         case = f"{self.case.name}: " if self.case.name else ""
-        return [f"{case}{verdict}" for verdict in self.verdicts() if not verdict.holds]
+        return [f"{case}{found}" for found in self.assertion_results() if not found.holds]
 
-    def verdicts(self) -> list[Verdict]:
-        """What was asserted of this case, and what was seen; nothing where it was not run."""
+    def assertion_results(self) -> list[AssertionResult]:
+        """Return the results of this case's assertions; none if it was not run."""
         measures, found = self.measures, []
         for key, bound in self.case.asserted.items() if self.samples else ():
             name = "recovery" if key == WITHIN else key.partition("_")[2]
             seen = measures[name]
             worst = math.inf if seen.never else seen.mean
             holds = worst >= bound if key.startswith("min_") else worst <= bound
-            found.append(Verdict(key, bound, name, seen, holds))
+            found.append(AssertionResult(key, bound, name, seen, holds))
         return found
 
 
-class Study(Value):
-    """A scenario that was run.
+class Study(Frozen):
+    """The results of a scenario.
 
     >>> from abate.sim.scenario import load_scenario
     >>> study = run_study(load_scenario("herd").changed("clients.count=50"), seeds=2)
@@ -173,14 +186,14 @@ class Study(Value):
     scenario: Scenario
     results: tuple[Result, ...]
     complete: bool = True
-    """Was nothing broken off?"""
+    """Whether all runs were made."""
 
     def broken(self) -> list[str]:
-        """Every assertion that does not hold."""
+        """Return every assertion that does not hold."""
         return [line for result in self.results for line in result.broken()]
 
     def as_json(self) -> dict[str, Any]:
-        """For machines: no infinities and no NaN, which JSON has not; `never` says how often a figure was infinite."""
+        """Return the study without infinities and NaN; `never` counts infinite values."""
         return {
             "scenario": self.scenario.name,
             "about": self.scenario.about,
@@ -192,11 +205,13 @@ class Study(Value):
                     "settings": dict(result.case.settings),
                     "engine": result.samples[0].engine if result.samples else result.case.engine,
                     "seeds": len(result.samples),
-                    "measures": {name: _plain(seen) for name, seen in result.measures.items()},
+                    "measures": {name: seen.as_json() for name, seen in result.measures.items()},
                     "reasons": _mean_reasons(result.samples),
                     "notes": list(result.notes),
-                    "verdicts": [verdict.as_json() for verdict in result.verdicts()],
-                    "outlook": [sight.as_json() for sight in outlook(result.case.world)],
+                    "assertions": [found.as_json() for found in result.assertion_results()],
+                    "vulnerable_range": None
+                    if (found := vulnerable_range(result.case.world)) is None
+                    else found.as_json(),
                 }
                 for result in self.results
             ],
@@ -211,9 +226,9 @@ def run_study(
     progress: Progress | None = None,
     raster: bool = False,
 ) -> Study:
-    """Run every case of a scenario with every seed, from 0 on; `raster` keeps the attempts of each case's first run.
+    """Run every case of a scenario with the seeds from 0 on; `raster` keeps the attempts of each case's first run.
 
-    `seeds`, `engine` and `jobs` (processes) are what the scenario says, and one per core, unless given.
+    By default `seeds` and `engine` are those of the scenario, and `jobs` is one process per core.
 
     >>> from abate.sim.scenario import load_scenario
     >>> run_study(load_scenario("herd"), seeds=0)
@@ -225,20 +240,20 @@ def run_study(
             whole(name, given, least=1)
     cases = scenario.cases()
     for case in cases:
-        with about_code(scenario.place):
+        with locate_code_errors(scenario.place):
             case.world.check_engine(engine or case.engine)
     tasks = [
         (place, seed, engine or case.engine, raster and seed == 0)
         for place, case in enumerate(cases)
         for seed in range(seeds or case.seeds)
     ]
-    # every case has had its turn before one has its second
+    # by seed, so that an interrupted study has runs of every case
     tasks.sort(key=lambda task: task[1])
     found: list[list[Sample]] = [[] for _ in cases]
     complete = True
     try:
         with (
-            about_code(scenario.place),
+            locate_code_errors(scenario.place),
             closing(_samples(scenario, cases, tasks, jobs or os.cpu_count() or 1)) as samples,
         ):
             for place, sample in samples:
@@ -258,20 +273,20 @@ Task = tuple[int, int, str, bool]
 
 
 def _samples(
-    scenario: Scenario, cases: list[Case], tasks: list[Task], jobs: int
+    scenario: Scenario, cases: Sequence[Case], tasks: list[Task], jobs: int
 ) -> Generator[tuple[int, Sample], None, None]:
-    """Every sample as it comes, with the place of its case."""
+    """Yield each sample with the number of its case, as they are computed."""
     began = time.monotonic()
     for number, task in enumerate(tasks):
         spent = time.monotonic() - began
         if jobs > 1 and number and spent / number * (len(tasks) - number) > SHORT:
-            yield from spread(_build, scenario, tasks[number:], jobs)
+            yield from run_in_workers(_build, scenario, tasks[number:], jobs)
             return
         yield task[0], _run(cases, task)
 
 
 def _build(scenario: Scenario) -> Callable[[Task], tuple[int, Sample]]:
-    """In a process that helps: the worlds are built once."""
+    """Build the worlds once, in a worker process."""
     cases = scenario.cases()
     return lambda task: (task[0], _run(cases, task))
 
@@ -283,11 +298,6 @@ def _run(cases: Sequence[Case], task: Task) -> Sample:
 
 def _sample(run: Run) -> Sample:
     return Sample(run.seed, run.engine, run.measures(), run.series, run.reasons, run.points, run.notes)
-
-
-def _plain(seen: Estimate) -> dict[str, Any]:
-    known = math.isfinite(seen.mean)
-    return {"mean": seen.mean if known else None, "within": seen.within if known else None, "never": seen.never}
 
 
 def _mean_reasons(samples: Sequence[Sample]) -> dict[str, float]:

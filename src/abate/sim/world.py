@@ -1,4 +1,4 @@
-"""A simulated world: who calls, what is called, and what goes wrong. Everything is a frozen value, checked at once.
+"""A simulated world: callers, services and triggers, as a frozen value that is checked when it is built.
 
 clients ──policy──► service ──policy──► service …        services have workers, queues, and calls of their own
                        ▲
@@ -7,17 +7,17 @@ clients ──policy──► service ──policy──► service …        s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from math import inf
 from typing import TYPE_CHECKING, Literal
 
 from abate.call.policy import Policy
 from abate.errors import choice, number, whole
-from abate.sim.clients import Clients, Controllers
-from abate.sim.fields import MOST_CALLS, hint, lasting, several, status, truth
-from abate.sim.pace import Pace
-from abate.sim.services import Row, Service
-from abate.values import Value
+from abate.frozen import Frozen
+from abate.sim.model import Clients, Controllers, Row, Service
+from abate.sim.validation import MAX_CALLS, as_values, check_bool, check_horizon, check_retry_after, check_status
+from abate.sim.varying_rate import VaryingRate
 
 if TYPE_CHECKING:
     from abate.sim.measures import Run
@@ -25,19 +25,23 @@ if TYPE_CHECKING:
 Trouble = Literal["error", "stall", "slow", "capacity", "spike"]
 Engine = Literal["exact", "coroutine", "fleet"]
 
-ENGINES = ("exact", "coroutine", "fleet")
+ENGINES = {
+    "exact": "abate.sim.exact_engine",
+    "coroutine": "abate.sim.coroutine_engine",
+    "fleet": "abate.sim.fleet",
+}
 TROUBLES = ("error", "stall", "slow", "capacity", "spike")
 FACTORS = {"slow": 2.0, "capacity": 0.5, "spike": 2.0}
-"""By how much, where a trigger does not say."""
+"""The default factors."""
 
 
-class Trigger(Value):
-    """Something goes wrong at the instant `at`, `for_` seconds long (``for`` in a scenario).
+class Trigger(Frozen):
+    """A failure that begins at the instant `at` and lasts `for_` seconds (``for`` in a scenario).
 
-    * **error**: requests are answered with `status` at once, all or a `share` of them, with a hint of `retry_after`.
-    * **stall**: nobody is served. **slow**: serving takes `factor` times as long.
+    * **error**: requests are answered with `status` at once, all or a `share` of them, with this `retry_after`.
+    * **stall**: no request is served. **slow**: serving takes `factor` times as long.
     * **capacity**: only `factor` of the workers serve. **spike**: `factor` times as many calls arrive.
-    * `service`: where; the service that clients call, unless given.
+    * `service`: by default the one that clients call.
 
     >>> Trigger("error", at=20.0, for_=10.0).end
     30.0
@@ -52,13 +56,13 @@ class Trigger(Value):
     status: int = 503
     retry_after: float | None = None
 
-    def checked(self) -> None:
+    def validate(self) -> None:
         choice("kind", self.kind, TROUBLES)
         number("at", self.at, least=0)
         number("for", self.for_, above=0)
         number("share", self.share, above=0, most=1)
-        status(self.status)
-        hint(self.retry_after)
+        check_status(self.status)
+        check_retry_after(self.retry_after)
         if self.kind != "error":
             self._check_errors_only()
         if self.kind not in FACTORS:
@@ -79,19 +83,19 @@ class Trigger(Value):
 
     @property
     def end(self) -> float:
-        """The instant at which it is over."""
+        """The instant at which it ends."""
         return self.at + self.for_
 
 
-class Misfit(ValueError):
-    """A part of a world that does not fit the others: `table` says which, as a path, and `said` what is wrong.
+class WorldError(ValueError):
+    """A part of a world that does not fit the others: `table` is its path, `said` what is wrong.
 
-    >>> print(Misfit("triggers.0", "at must be before the horizon of 60, not 99.0"))
+    >>> print(WorldError("triggers.0", "at must be before the horizon of 60, not 99.0"))
     triggers.0: at must be before the horizon of 60, not 99.0
     """
 
     def __init__(self, table: str, said: str) -> None:
-        super().__init__(table, said)  # both, so that it can be pickled
+        super().__init__(table, said)  # pickle needs both
         self.table = table
         self.said = said
 
@@ -99,19 +103,19 @@ class Misfit(ValueError):
         return f"{self.table}: {self.said}"
 
 
-class World(Value):
-    """Clients or controllers, services, a policy, triggers, and how long to look.
+class World(Frozen):
+    """Clients or controllers, services, a policy, triggers, and the length of a run.
 
-    * `policy`: of the clients; one attempt each, unless given. Its budget and shelter are made anew for each run.
-    * `horizon`: seconds that are simulated; `warmup`: seconds at the beginning that count for nothing.
-    * `tells_layers`: do services say that they have retried already, and requests how much time is left? Where they do
+    * `policy`: of the clients; by default one attempt. Each run has new budgets and shelters.
+    * `horizon`: seconds that are simulated; `warmup`: seconds at the beginning that are not measured.
+    * `tells_layers`: whether services report that they have retried already, and requests carry their deadline. If
       not, retries multiply from layer to layer.
 
     >>> import abate
     >>> world = World(
     ...     clients=Clients(count=1000, rate=0.1),
     ...     services=[Service("api", workers=10, service_time=0.05, queue_limit=50)],
-    ...     policy=abate.Policy(on=abate.sim.simulated, attempts=3),
+    ...     policy=abate.Policy(on=abate.sim.simulated, max_attempts=3),
     ...     triggers=[Trigger("error", at=10.0, for_=5.0)],
     ...     horizon=30.0,
     ... )
@@ -128,16 +132,16 @@ class World(Value):
     warmup: float = 0.0
     tells_layers: bool = True
 
-    def checked(self) -> None:
+    def validate(self) -> None:
         if not isinstance(self.clients, (Clients, Controllers)):
             raise TypeError(f"clients must be Clients or Controllers, not {self.clients!r}")
-        self.__dict__["services"] = several("services", self.services, (Service, Row))
-        self.__dict__["triggers"] = several("triggers", self.triggers, (Trigger,))
+        self.__dict__["services"] = as_values("services", self.services, (Service, Row))
+        self.__dict__["triggers"] = as_values("triggers", self.triggers, (Trigger,))
         if self.policy is not None and not isinstance(self.policy, Policy):
             raise TypeError(f"policy must be a Policy, not {self.policy!r}")
-        lasting("horizon", self.horizon)
+        check_horizon("horizon", self.horizon)
         number("warmup", self.warmup, least=0)
-        truth("tells_layers", self.tells_layers)
+        check_bool("tells_layers", self.tells_layers)
         if self.warmup >= self.horizon:
             raise ValueError(f"warmup must be less than the horizon of {self.horizon:g}, not {self.warmup!r}")
         if not self.services:
@@ -153,27 +157,27 @@ class World(Value):
         at = getattr(self.clients, key)
         if at is not None and at >= self.horizon:
             table = "clients" if key == "start" else "controllers"
-            raise Misfit(table, f"{key} must be before the horizon of {self.horizon:g}, not {at!r}")
+            raise WorldError(table, f"{key} must be before the horizon of {self.horizon:g}, not {at!r}")
 
     def _check_names(self) -> None:
         names = [service.name for service in self.services]
         for place, name in enumerate(names):
             if name in names[:place]:
-                raise Misfit("services", f"must have different names; two are called {name!r}")
+                raise WorldError("services", f"must have different names; two are called {name!r}")
         table = "clients" if isinstance(self.clients, Clients) else "controllers"
         called = [(table, self.clients.calls)] if self.clients.calls else []
         called += [(f"services.{service.name}", name) for service in self.services for name in service.calls]
         for table, name in called:
             if name not in names:
-                raise Misfit(table, f"calls {name!r}, which is no service; there are {', '.join(names)}")
+                raise WorldError(table, f"calls {name!r}, which is not a service; there are {', '.join(names)}")
 
     def _check_cycles(self) -> None:
         calls = {service.name: service.calls for service in self.services}
 
         def visit(name: str, path: tuple[str, ...]) -> None:
             if name in path:
-                circle = (*path[path.index(name) :], name)
-                raise Misfit(f"services.{name}", f"calls lead in a circle: {' -> '.join(circle)}")
+                cycle = (*path[path.index(name) :], name)
+                raise WorldError(f"services.{name}", f"calls form a cycle: {' -> '.join(cycle)}")
             for inner in calls[name]:
                 visit(inner, (*path, name))
 
@@ -185,32 +189,32 @@ class World(Value):
         for place, trigger in enumerate(self.triggers):
             table = f"triggers.{place}"
             if trigger.at >= self.horizon:
-                raise Misfit(table, f"at must be before the horizon of {self.horizon:g}, not {trigger.at!r}")
+                raise WorldError(table, f"at must be before the horizon of {self.horizon:g}, not {trigger.at!r}")
             if trigger.service and trigger.service not in names:
-                raise Misfit(table, f"service {trigger.service!r} is no service; there are {', '.join(names)}")
+                raise WorldError(table, f"service {trigger.service!r} is not a service; there are {', '.join(names)}")
             if trigger.kind != "spike" and isinstance(self.service(trigger.service or self.entry), Row):
-                raise Misfit(table, f"kind {trigger.kind!r} has no meaning for a row, only 'spike' has")
+                raise WorldError(table, f"kind {trigger.kind!r} has no meaning for a row, only 'spike' has")
 
     def _check_size(self) -> None:
-        """Refuse what nobody lives long enough to see: more calls than an engine gets through."""
+        """Refuse more calls than an engine can simulate in hours."""
         who, over = self.clients, f"over {self.horizon:g} s"
         calm, spiked = (_calls(who, self.horizon, spikes) for spikes in ((), self.spikes))
-        at_most = f"at most {MOST_CALLS:,} are simulated"
-        if calm > MOST_CALLS:
+        at_most = f"at most {MAX_CALLS:,} are simulated"
+        if calm > MAX_CALLS:
             if isinstance(who, Clients):
-                raise Misfit(
+                raise WorldError(
                     "clients", f"count {who.count} with a rate of {who.rate:g} {over} is {calm:.3g} calls; {at_most}"
                 )
             rounds = "" if who.resync is None else f", a resync of {who.resync:g}"
             of = f"count {who.count} with {who.keys} keys, a rate of {who.rate:g}{rounds}"
-            raise Misfit("controllers", f"{of} {over} is {calm:.3g} reconciles; {at_most}")
-        if spiked > MOST_CALLS:
+            raise WorldError("controllers", f"{of} {over} is {calm:.3g} reconciles; {at_most}")
+        if spiked > MAX_CALLS:
             place, spike = max(
                 ((place, trigger) for place, trigger in enumerate(self.triggers) if trigger.kind == "spike"),
                 key=lambda found: found[1].factor or 1.0,
             )
             said = f"factor {spike.factor:g} for {spike.for_:g} s makes it {spiked:.3g} calls; {at_most}"
-            raise Misfit(f"triggers.{place}", said)
+            raise WorldError(f"triggers.{place}", said)
 
     @property
     def entry(self) -> str:
@@ -218,11 +222,11 @@ class World(Value):
         return self.clients.calls or self.services[0].name
 
     def service(self, name: str) -> Service | Row:
-        """The service of that name."""
+        """Return the service of this name."""
         return next(service for service in self.services if service.name == name)
 
     def triggers_of(self, service: str) -> list[Trigger]:
-        """What goes wrong with a service; a trigger that names none is the entry's.
+        """Return the triggers of a service; one without a service belongs to the entry.
 
         >>> world = World(Clients(9), [Service("api")], triggers=[Trigger("stall", 1.0, 2.0)])
         >>> [trigger.kind for trigger in world.triggers_of("api")]
@@ -232,32 +236,32 @@ class World(Value):
 
     @property
     def spikes(self) -> list[tuple[float, float, float]]:
-        """When more calls arrive, and how many times as many."""
+        """The spikes: start, end, factor."""
         return [
             (trigger.at, trigger.end, trigger.factor or 1.0) for trigger in self.triggers if trigger.kind == "spike"
         ]
 
     @property
     def trouble(self) -> tuple[float, float] | None:
-        """From the beginning of the first trigger to the end of the last; None where nothing goes wrong."""
+        """From the beginning of the first trigger to the end of the last; None without triggers."""
         if not self.triggers:
             return None
         return min(trigger.at for trigger in self.triggers), max(trigger.end for trigger in self.triggers)
 
     def run(self, seed: int = 0, engine: Engine = "exact", raster: bool = False) -> Run:
-        """Let the world run once. The same seed gives the same run.
+        """Run the world once. The same seed gives the same run.
 
-        `raster` keeps the instant and the client of each attempt (the first 200,000), for the picture of a herd.
+        `raster` keeps the instant and the client of the first 200,000 attempts, for the raster picture.
 
         >>> world = World(Clients(count=10, arrivals="once"), [Service("api", service_time=0.1)])
         >>> world.run(seed=7).successes
         10
         """
-        from abate.sim.engines import engine_of
-
         whole("seed", seed, least=0)
         self.check_engine(engine)
-        found = engine_of(engine)(self, seed, raster)
+        # imported when it is needed: the fleet engine needs NumPy
+        simulate: Callable[[World, int, bool], Run] = import_module(ENGINES[engine]).run
+        found = simulate(self, seed, raster)
         if found.calls:
             return found
         warm = f" after the warm-up of {self.warmup:g} s" if self.warmup else ""
@@ -266,24 +270,25 @@ class World(Value):
         )
 
     def check_engine(self, engine: str) -> None:
-        """Refuse an engine that can't run the code of these clients.
+        """Refuse an unknown engine, and one that can't run the code of these clients.
 
         >>> World(Clients(count=10, code="app:fetch"), [Service("api")]).check_engine("fleet")
         Traceback (most recent call last):
-        ValueError: clients.code can be run by the engine 'coroutine' alone, not by 'fleet'
+        ValueError: clients.code can be run by the engine 'coroutine' only, not by 'fleet'
         """
+        choice("engine", engine, tuple(ENGINES))
         if engine != "coroutine" and isinstance(self.clients, Clients) and self.clients.code:
-            raise ValueError(f"clients.code can be run by the engine 'coroutine' alone, not by {engine!r}")
+            raise ValueError(f"clients.code can be run by the engine 'coroutine' only, not by {engine!r}")
 
 
 def _calls(who: Clients | Controllers, horizon: float, spikes: Sequence[tuple[float, float, float]]) -> float:
-    """Calls that are made before the horizon, as far as that is known: serial clients wait for their answers."""
-    busy = Pace(1.0, spikes).done(who.start if isinstance(who, Clients) else 0.0, horizon)
+    """Return the calls before the horizon; for serial clients, which wait for answers, a lower bound."""
+    busy = VaryingRate(1.0, spikes).done(who.start if isinstance(who, Clients) else 0.0, horizon)
     try:
         if isinstance(who, Clients):
             once = who.arrivals == "once" or who.kind == "serial"
             return float(who.count) if once else who.count * who.rate * busy
         rounds = (0 if who.resync is None else horizon / who.resync) + (who.relist is not None)
         return who.count * (who.rate * busy + who.keys * rounds)
-    except OverflowError:  # keys are whole numbers of any size
+    except OverflowError:  # of very large integers
         return inf

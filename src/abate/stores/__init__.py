@@ -1,23 +1,23 @@
-"""Where shared state lives: durable queues of keys and messages, and budgets, behind one URL.
+"""Stores: durable queues of keys and messages, and limits that processes share, behind one URL.
 
-    memory:                  this process alone; gone with it
-    sqlite:///work.db        a file beside this process, shared by the processes of one machine
+    memory:                  in this process only
+    sqlite:///work.db        a file, shared by the processes of one machine
     sqlite:////var/work.db   the same, by its absolute path
-    redis://host:6379/0      a Redis or Valkey, shared by all who reach it; rediss:// over TLS, unix:///path.sock
-    postgresql://host/db     a PostgreSQL, shared by all who reach it
+    redis://host:6379/0      a Redis or Valkey server; rediss:// over TLS, unix:///path.sock for a socket
+    postgresql://host/db     a PostgreSQL server; postgres:// is the same
 
-The guarantees of a queue, whatever the store:
+The guarantees of a queue in every store:
 
-* **Once by key**: a key waits at most once, however often it is added; the newest body counts, the higher priority,
-  the earlier of two instants. One that is added while somebody has it comes back once, after it is settled.
-* **One at a time**: a key is leased to one holder. A lease ends when it is settled or when it runs out, and what its
-  holder says after that is refused. Every lease has a token of its own, and tokens only grow.
-* **At least once**: what is added is there until somebody is done with it, or buries it; kill -9 loses nothing.
-* **Fair**: a higher priority first, then by the instant since which a message is ready; of eight turns one is for the
-  oldest, whatever its priority.
-* **Bounded**: full means `abate.QueueFull`. Keys, bodies and reasons have a length.
+* **Once by key**: a key waits at most once, however often it is added; the newest body, the higher priority and the
+  earlier due instant count. A key that is added while it is leased comes back once, after it is settled.
+* **One at a time**: a key is leased to one worker. A lease ends when it is settled or runs out, and later verdicts of
+  its holder are refused. Every lease has a token of its own, and tokens only grow.
+* **At least once**: a message stays in the queue until it is done or buried; kill -9 loses nothing.
+* **Fair**: the highest priority first, then the message that has been ready longest; every eighth turn is for the
+  oldest message, whatever its priority.
+* **Bounded**: a full queue raises `abate.QueueFull`. The lengths of keys, bodies and reasons are limited.
 
-A driver is imported only when a URL asks for it.
+The driver of a store is imported when a URL needs it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
-from abate.clock import Clock, given
+from abate.clock import Clock, as_clock
+from abate.stores.budget import BudgetTerms, StoreBudget
 from abate.stores.contract import DeadLetter, Depth, Queue, Store, StoreError, StoreUnreachable
-from abate.stores.ledger import StoreBudget, Terms
 
 __all__ = [
+    "BudgetTerms",
     "DeadLetter",
     "Depth",
     "Queue",
@@ -37,7 +38,6 @@ __all__ = [
     "StoreBudget",
     "StoreError",
     "StoreUnreachable",
-    "Terms",
     "open_store",
 ]
 
@@ -50,9 +50,9 @@ SCHEMES = {
     "postgresql": "abate.stores.postgres",
     "postgres": "abate.stores.postgres",
 }
-"""Where the stores of a scheme are opened: by `open_url(scheme, rest, clock, required)` of that module."""
+"""The module that opens a store, by `open_url(scheme, rest, clock, required)`."""
 LONGEST_SCHEME = 16
-"""Letters of what is taken for a scheme, and shown."""
+"""Characters of an unknown scheme that an error may show."""
 EXPECTED = (
     "'memory:', 'sqlite:///relative/path.db', 'sqlite:////absolute/path.db', 'redis://host:6379/0' "
     "or 'postgresql://host:5432/database'"
@@ -60,11 +60,11 @@ EXPECTED = (
 
 
 def open_store(url: str, *, clock: Clock | Callable[[], float] | None = None, required: bool = True) -> Store:
-    """Open the store that a URL names; it is made where it is not there yet.
+    """Open the store of a URL; create it if it does not exist.
 
-    What is wrong with it is said now: a wrong password, a file of another program, a server too old. A server that
-    can't be reached is an error too, unless it is not `required`: then budgets, buckets and shelters go by this
-    process's own limits until it can be, and queues raise as long as it can't.
+    Raise now if something is wrong: a wrong password, a file of another program, a server that is too old. A server
+    that can't be reached raises too, unless `required` is false: then budgets, buckets and shelters apply local limits
+    until it can be reached, and queues raise.
 
     >>> with open_store("memory:") as store:
     ...     queue = store.queue("orders")
@@ -84,5 +84,9 @@ def open_store(url: str, *, clock: Clock | Callable[[], float] | None = None, re
     if scheme not in SCHEMES:  # what follows the colon may hold a password, and so may what is no scheme
         named = f" {scheme + ':'!r}" if scheme.isascii() and scheme.isalnum() and len(scheme) <= LONGEST_SCHEME else ""
         raise ValueError(f"there is no store{named}: expected {EXPECTED}")
-    store: Store = importlib.import_module(SCHEMES[scheme]).open_url(scheme, rest, given(clock), required)
+    store: Store = importlib.import_module(SCHEMES[scheme]).open_url(scheme, rest, as_clock(clock), required)
     return store
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

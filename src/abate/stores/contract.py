@@ -1,4 +1,4 @@
-"""What every store promises for every state of a message.
+"""Base classes of queues and stores, and the contract that every engine fulfils.
 
 A message is in one of three states:
 
@@ -7,12 +7,12 @@ A message is in one of three states:
                │  └── the lease ran out ┘
                └─────── back ────────┘
 
-One that waits is ready from its due instant on, and delayed before. A lease that has run out is waiting again from
-that instant on, and no verdict of its former holder counts any more, even if nobody has taken it since: so a holder
-can tell by the clock alone whether it still has a lease, and the store never says otherwise.
+A waiting message is delayed until its due instant, and ready from then on. When a lease runs out, its message waits
+again from that instant on and the store refuses verdicts of the former holder, even if no other worker has received
+the message since. So a holder knows from the clock alone whether it still has the lease.
 
-The stores do the rest in methods that begin with an underscore; they are told values that have been checked
-(`abate.stores.input`).
+`Queue` and `Store` check arguments (`abate.stores.validation`) and hold the loops that all engines share: waiting for a
+message, and going through dead letters. Engines implement the methods that begin with an underscore.
 """
 
 from __future__ import annotations
@@ -20,42 +20,48 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakValueDictionary
 
+from abate import clock as clocks
 from abate import registry
 from abate.admit.budget import FundedBy
+from abate.clock import Clock, MachineClock
 from abate.errors import AbateError, number, whole
-from abate.stores.fleet import Courier, FleetBucket, FleetBudget, FleetShelter
-from abate.stores.fleet.offers import Answer, Offer
-from abate.stores.input import (
-    HIGHEST,
-    LONGEST_BODY,
-    LONGEST_KEY,
-    LONGEST_SHOWN,
-    MOST_BODY,
-    bounded,
-    envelope,
-    of_ours,
-    several,
-    text,
+from abate.frozen import Frozen
+from abate.stores.budget import BudgetTerms, StoreBudget
+from abate.stores.fleet import FleetBucket, FleetBudget, FleetShelter, FleetSync
+from abate.stores.fleet.messages import SyncReply, SyncRequest
+from abate.stores.validation import (
+    DEFAULT_MAX_BODY,
+    MAX_BODY_BYTES,
+    MAX_KEY_BYTES,
+    MAX_PRIORITY,
+    MAX_SHOWN_BYTES,
+    batches,
+    checked_attributes,
+    checked_keys,
+    checked_message,
+    checked_text,
+    checked_verdict,
 )
-from abate.stores.ledger import StoreBudget, Terms
-from abate.values import Value
-from abate.work.adds import Adds
+from abate.work.add_counts import AddCounts
 from abate.work.source import Back, Bury, Done, LeaseLost, Message, Settlement, Verdict
 
 S = TypeVar("S")
 
-SHORTEST_LEASE = 0.001
-"""Seconds; a shorter one might be over before it has begun."""
+MIN_LEASE = 0.001
+"""Seconds; a shorter lease could end before the message is delivered."""
+MIN_PAUSE = 1e-6
+"""Seconds; a shorter sleep may not move a virtual clock that counts from 1970."""
 
 
 class StoreError(AbateError):
-    """A store can't do its work: it is not there, broken, locked, full, or of another make.
+    """A store failed: it is missing, corrupt, locked, full, or of another version.
 
-    Nothing was changed, but for a server that stopped answering in the middle: what it was asked last may be done.
+    Nothing was changed, unless a server stopped answering: then its last operation may have been carried out.
 
     >>> import abate.stores
     >>> abate.stores.open_store("sqlite:////")
@@ -65,15 +71,15 @@ class StoreError(AbateError):
 
 
 class StoreUnreachable(StoreError):
-    """A store's server can't be reached, or doesn't answer: later it may be.
+    """A store's server can't be reached or doesn't answer. A later call may succeed.
 
     >>> issubclass(StoreUnreachable, StoreError)
     True
     """
 
 
-class Depth(Value):
-    """How many messages a queue holds, by what they wait for, and for how long the oldest has been ready.
+class Depth(Frozen):
+    """The number of messages in a queue by state, and how long the oldest has been ready.
 
     >>> Depth(ready=2, delayed=1).waiting
     3
@@ -84,18 +90,18 @@ class Depth(Value):
     leased: int = 0
     dead: int = 0
     age: float | None = None
-    """Seconds; None where nothing is ready."""
+    """Seconds; None if no message is ready."""
 
     @property
     def waiting(self) -> int:
-        """How many count against the capacity."""
+        """Return the number of messages that count against the capacity."""
         return self.ready + self.delayed
 
 
-class DeadLetter(Value):
-    """A message that could not be worked on, and why; `died` is when, in seconds since 1970.
+class DeadLetter(Frozen):
+    """A buried message and the reason; `died` is the time of burial, in seconds since 1970.
 
-    Bytes that are no UTF-8 are shown as ``\\xff``, and of a body a megabyte at most; the store keeps them as they are.
+    Bytes that are not UTF-8 are shown as ``\\xff``, and a body is shown up to a megabyte. The store keeps all of it.
 
     >>> DeadLetter("orders/42", "", {}, "permanent", "it has no address", "", 1, 0.0).reason
     'it has no address'
@@ -111,8 +117,18 @@ class DeadLetter(Value):
     died: float
 
 
+class Waiter(Protocol):
+    """One call of `receive` that waits for a message."""
+
+    def look(self, left: float) -> None:
+        """Note that the queue is about to be read, with `left` seconds to wait: every later wake-up is noticed."""
+
+    def wait(self, seconds: float) -> None:
+        """Block until the queue may have a message, at most for `seconds`; 0 or less if one is due already."""
+
+
 class Queue(ABC):
-    """Messages that wait for a worker, in a store. It is a `Source`: controllers and consumers take it as it is.
+    """A queue of messages in a store. It is a `Source`, so consumers and controllers can use it directly.
 
     >>> import abate.stores
     >>> queue = abate.stores.open_store("memory:").queue("orders")
@@ -124,20 +140,26 @@ class Queue(ABC):
 
     durable: bool
 
-    def __init__(self, name: str, lease: float, capacity: int | None, max_body: int = LONGEST_BODY) -> None:
-        self.name = text("a queue's name", name, LONGEST_KEY, empty=False)
-        self._lease = number("lease", lease, least=SHORTEST_LEASE)
+    _batch_size: int
+    """Maximum number of dead letters for one call of `_redrive_or_purge_batch`."""
+
+    def __init__(
+        self, store: Store, name: str, lease: float, capacity: int | None, max_body: int = DEFAULT_MAX_BODY
+    ) -> None:
+        self._opened_from = store
+        self.name = checked_text("a queue's name", name, MAX_KEY_BYTES, empty=False)
+        self._lease = number("lease", lease, least=MIN_LEASE)
         self.lease: float | None = self._lease
         self.capacity = None if capacity is None else whole("capacity", capacity, least=1)
         self.max_body = whole("max_body", max_body, least=1)
-        """Bytes of a body: a longer one is refused by `add`, and buried by `receive` if another program wrote it."""
-        if max_body > MOST_BODY:
-            raise ValueError(f"max_body must be a whole number of at most {MOST_BODY}, not {max_body!r}")
-        self._shown = min(max_body, LONGEST_SHOWN)
-        self.added = Adds()
-        """What was added through this object."""
+        """Bytes; `add` refuses a longer body, and `receive` buries a longer one written by another program."""
+        if max_body > MAX_BODY_BYTES:
+            raise ValueError(f"max_body must be a whole number of at most {MAX_BODY_BYTES}, not {max_body!r}")
+        self._max_shown = min(max_body, MAX_SHOWN_BYTES)
+        self.add_counts = AddCounts()
+        """Messages added through this object."""
 
-    # -- in
+    # -- adding
 
     def add(
         self,
@@ -149,77 +171,95 @@ class Queue(ABC):
         attributes: Mapping[str, str] | None = None,
         revive: bool = True,
     ) -> bool:
-        """Add a message, ready after so many seconds: is it new here?
+        """Add a message that becomes ready after `after` seconds. Return whether its key is new in this queue.
 
-        One that waits already takes the newer body, the higher priority and the earlier instant. One that is leased
-        comes back after it is settled. A dead one lives again, unless `revive` is false: then it stays where it is.
+        If the key waits already, its message takes the newer body, the higher priority and the earlier due instant. If
+        it is leased, it waits again once it is settled. If it is dead, it is redriven, unless `revive` is false.
 
         >>> import abate.stores
         >>> queue = abate.stores.open_store("memory:").queue("orders")
         >>> queue.add("orders/42", after=60.0), queue.add("orders/42", "now"), queue.receive()
         (True, False, [Message(key='orders/42', body='now', receives=1)])
         """
-        text("a key", key, LONGEST_KEY, empty=False)
-        text("a body", body, self.max_body)
-        if whole("priority", priority, least=0) > HIGHEST:
-            raise ValueError(f"priority must be a whole number of at most {HIGHEST}, not {priority!r}")
-        new = self._add(key, body, priority, number("after", after, least=0), envelope(attributes), revive)
-        self.added.note(new or not revive)  # what is not to be revived may be dead as well as waiting
+        checked_text("a key", key, MAX_KEY_BYTES, empty=False)
+        checked_text("a body", body, self.max_body)
+        if whole("priority", priority, least=0) > MAX_PRIORITY:
+            raise ValueError(f"priority must be a whole number of at most {MAX_PRIORITY}, not {priority!r}")
+        new = self._add(key, body, priority, number("after", after, least=0), checked_attributes(attributes), revive)
+        self.add_counts.record(new or not revive)  # without `revive` a known key may be dead: not coalesced
         return new
 
     def send(
         self, body: str, *, priority: int = 0, after: float = 0.0, attributes: Mapping[str, str] | None = None
     ) -> str:
-        """Add a message that is like no other: the key that was made for it."""
+        """Add a message under a new random key, and return the key."""
         key = os.urandom(16).hex()
         self.add(key, body, priority=priority, after=after, attributes=attributes)
         return key
 
     def cancel(self, key: str) -> bool:
-        """Forget a message that waits for its time, or the delayed add of one that is leased: was there one?"""
-        return self._cancel(text("a key", key, LONGEST_KEY, empty=False))
+        """Delete a delayed message, or the delayed add of a leased one. Return whether there was one."""
+        return self._cancel(checked_text("a key", key, MAX_KEY_BYTES, empty=False))
 
-    # -- out
+    # -- working
 
-    def receive(self, most: int = 1, wait: float = 0.0) -> list[Message]:
-        """Up to `most` messages, leased; where there are none, wait for up to `wait` seconds for the first."""
-        return self._receive(whole("most", most, least=1), number("wait", wait, least=0))
+    def receive(self, max_messages: int = 1, wait: float = 0.0) -> list[Message]:
+        """Lease and return up to `max_messages` messages; if none is ready, wait for the first up to `wait` seconds."""
+        return self._receive(whole("max_messages", max_messages, least=1), number("wait", wait, least=0))
+
+    def _receive(self, max_messages: int, wait: float) -> list[Message]:
+        if not wait:
+            return self._take(max_messages, None)[0]
+        clock = self._opened_from.clock
+        end = clock.now() + wait
+        with self._waiting() as waiter:
+            while True:
+                waiter.look(end - clock.now())
+                messages, due = self._take(max_messages, waiter)
+                left = end - clock.now()
+                if messages or left <= 0:
+                    return messages
+                pause = left if due is None else min(left, due)
+                if isinstance(clock, MachineClock):
+                    waiter.wait(pause)
+                else:
+                    clock.sleep(max(MIN_PAUSE, pause))
 
     def extend(self, messages: Sequence[Message]) -> list[Message]:
-        """Let the leases begin anew; the answer is those that were lost."""
+        """Restart the leases of these messages. Return the messages whose lease was lost."""
         for message in messages:
-            of_ours(message)
+            checked_message(message)
         return self._extend(messages) if messages else []
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Message]:
-        """Carry out the verdicts, all in one transaction; the answer is those whose lease was lost."""
-        checked = [(of_ours(message), bounded(verdict)) for message, verdict in settlements]
+        """Carry out the verdicts in one transaction. Return the messages whose lease was lost."""
+        checked = [(checked_message(message), checked_verdict(verdict)) for message, verdict in settlements]
         return self._settle(checked) if checked else []
 
     def done(self, message: Message, again: float | None = None) -> None:
-        """The work is done; with `again`, the message comes back after so many seconds as if it were new."""
-        self._one(message, Done(again))
+        """Delete a handled message; with `again`, add it anew instead, ready after `again` seconds."""
+        self._settle_one(message, Done(again))
 
     def back(self, message: Message, after: float = 0.0, *, touched: bool = True) -> None:
-        """The work is not done: back into the queue after so many seconds."""
-        self._one(message, Back(after, touched))
+        """Return a message to the queue, ready after `after` seconds."""
+        self._settle_one(message, Back(after, touched))
 
     def bury(self, message: Message, reason: str, *, kind: str = "permanent", trace: str = "") -> None:
-        """The work can't be done: to the dead letters."""
-        self._one(message, Bury(kind, reason, trace))
+        """Move a message that can't be handled to the dead letters."""
+        self._settle_one(message, Bury(kind, reason, trace))
 
-    def _one(self, message: Message, verdict: Verdict) -> None:
+    def _settle_one(self, message: Message, verdict: Verdict) -> None:
         if self.settle([(message, verdict)]):
             raise LeaseLost(message.key)
 
-    # -- what there is
+    # -- looking, and dead letters
 
     @abstractmethod
     def depth(self) -> Depth:
-        """How many messages there are."""
+        """Count the messages by state."""
 
-    def dead(self, limit: int = 100) -> list[DeadLetter]:
-        """The dead letters, those that died last first.
+    def dead(self, max_messages: int = 100) -> list[DeadLetter]:
+        """Return up to `max_messages` dead letters, the latest first.
 
         >>> import abate.stores
         >>> queue = abate.stores.open_store("memory:").queue("orders")
@@ -228,25 +268,53 @@ class Queue(ABC):
         >>> [(letter.key, letter.kind, letter.reason) for letter in queue.dead()], queue.redrive()
         ([('orders/42', 'permanent', 'it has no address')], 1)
         """
-        return self._dead(whole("limit", limit, least=1))
+        wanted = whole("max_messages", max_messages, least=1)
+        letters: dict[object, DeadLetter] = {}  # by identity: two pages may hold the same letter
+        position: object = None
+        while len(letters) < wanted:
+            page, position = self._dead_page(position, wanted - len(letters))
+            letters |= page
+            if position is None:
+                break
+        return list(letters.values())
 
     def redrive(self, keys: Sequence[str] | None = None) -> int:
-        """Let dead letters be ready again, as if never received; all of them, or those of `keys`: how many.
+        """Make dead letters ready again as if never received, all or those of `keys`. Return how many.
 
-        Those that died first are ready first; those that die meanwhile stay dead. They are let in whatever the capacity
-        is. Many are redriven in batches, each a transaction of its own, so that others get their turn: when it fails,
-        those that were redriven stay so, and the next call goes on with the rest.
+        The earliest dead letters become ready first. Messages that die during the call stay dead. The capacity does
+        not apply. Each batch is one transaction, so that other clients can run in between; if a batch fails, the
+        earlier ones stay redriven, and another call continues with the rest.
         """
-        return self._redrive(several(keys))
+        return self._redrive_or_purge(False, checked_keys(keys))
 
     def purge(self, keys: Sequence[str] | None = None) -> int:
-        """Delete dead letters for good; all of them, or those of `keys`: how many. Many in batches, as by `redrive`."""
-        return self._purge(several(keys))
+        """Delete dead letters, all or those of `keys`, in batches like `redrive`. Return how many."""
+        return self._redrive_or_purge(True, checked_keys(keys))
+
+    def _redrive_or_purge(self, purge: bool, keys: Sequence[str] | None) -> int:
+        total = 0
+        if keys is not None:
+            for number, batch in enumerate(batches(keys, self._batch_size)):
+                if number:
+                    self._yield_to_others()
+                total += self._redrive_or_purge_batch(purge, batch, None)[0]
+            return total
+        position = self._oldest_dead_letters()
+        while position is not None:
+            changed, position = self._redrive_or_purge_batch(purge, None, position)
+            total += changed
+            if position is not None:
+                self._yield_to_others()
+        return total
+
+    def _yield_to_others(self) -> None:
+        """Pause between two batches if other clients could not run otherwise."""
+        return
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}, lease {self._lease:g} s>"
 
-    # -- what a store does
+    # -- what an engine implements
 
     @abstractmethod
     def _add(
@@ -257,7 +325,12 @@ class Queue(ABC):
     def _cancel(self, key: str) -> bool: ...
 
     @abstractmethod
-    def _receive(self, most: int, wait: float) -> list[Message]: ...
+    def _take(self, max_messages: int, waiter: Any) -> tuple[list[Message], float | None]:
+        """Lease and return ready messages; if there are none, also the seconds until one is due (None: unknown)."""
+
+    @abstractmethod
+    def _waiting(self) -> AbstractContextManager[Waiter]:
+        """Take part in the wake-ups of this queue."""
 
     @abstractmethod
     def _extend(self, messages: Sequence[Message]) -> list[Message]: ...
@@ -266,19 +339,22 @@ class Queue(ABC):
     def _settle(self, settlements: Sequence[Settlement]) -> list[Message]: ...
 
     @abstractmethod
-    def _dead(self, limit: int) -> list[DeadLetter]: ...
+    def _dead_page(self, position: Any, max_letters: int) -> tuple[Mapping[Any, DeadLetter], object]:
+        """Return dead letters by identity, latest first, from `position` on (None: the latest); and the next one."""
 
     @abstractmethod
-    def _redrive(self, keys: Sequence[str] | None) -> int: ...
+    def _oldest_dead_letters(self) -> object:
+        """Return the position at which `_redrive_or_purge_batch` begins with all letters; None if there are none."""
 
     @abstractmethod
-    def _purge(self, keys: Sequence[str] | None) -> int: ...
+    def _redrive_or_purge_batch(self, purge: bool, keys: Sequence[str] | None, position: Any) -> tuple[int, object]:
+        """Redrive or purge one batch, of `keys` or from `position` on. Return how many, and the next position."""
 
 
 class Store(ABC):
-    """Queues and budgets by name, shared by all who open the same URL.
+    """Queues, budgets, buckets and shelters by name, shared by all processes that open the same URL.
 
-    Any thread may use it; so may a fork's child, but for the queues of ``memory:``, which belong to one process.
+    Any thread may use a store, and so may a forked child. The queues of ``memory:`` belong to one process.
 
     >>> import abate.stores
     >>> with abate.stores.open_store("memory:") as store:
@@ -288,21 +364,27 @@ class Store(ABC):
     {'orders': Depth(ready=1, delayed=0, leased=0, dead=0, age=...)}
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, clock: Clock | None) -> None:
         self.name = name
-        """What it is called in logs and events: without a password."""
-        self._courier: Courier | None = None
+        """The name in logs and events, without a password."""
+        self._clock = clock
+        self._fleet_sync: FleetSync | None = None
         self._shared: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
         registry.stores.add(self)
 
+    @property
+    def clock(self) -> Clock:
+        """Return the clock of this store: its own, or the current one."""
+        return self._clock or clocks.current()
+
     @abstractmethod
     def queue(
-        self, name: str, *, lease: float = 30.0, capacity: int | None = None, max_body: int = LONGEST_BODY
+        self, name: str, *, lease: float = 30.0, capacity: int | None = None, max_body: int = DEFAULT_MAX_BODY
     ) -> Queue:
-        """The queue of that name; `lease` is for how many seconds its messages are handed out.
+        """Open the queue of that name; a message is leased for `lease` seconds when it is received.
 
-        `max_body` is how many bytes a body may have, and should be the same wherever the queue is opened: a longer one
-        is refused by `add`, and one that is in the store all the same is buried when it is received.
+        `max_body` limits the bytes of a body, and should be the same wherever the queue is opened: `add` refuses a
+        longer body, and `receive` buries a message that has one.
 
         >>> import abate.stores
         >>> abate.stores.open_store("memory:").queue("orders", max_body=3).send("four")
@@ -312,7 +394,7 @@ class Store(ABC):
 
     @abstractmethod
     def queues(self) -> dict[str, Depth]:
-        """The queues that hold messages or have held some, by name."""
+        """Return the depths of all queues that hold or have held messages, by name."""
 
     def budget(
         self,
@@ -322,87 +404,87 @@ class Store(ABC):
         window: float = 10.0,
         funded_by: FundedBy = "success",
     ) -> FleetBudget:
-        """The retry budget of that name: of all processes together, without a round trip per call.
+        """Open the retry budget of that name, which all processes share without a round trip per call.
 
         >>> import abate
         >>> store = abate.open_store("memory:")
         >>> policy = abate.Policy(on=ConnectionError, budget=store.budget("orders", ratio=0.1))
         """
-        terms = Terms(ratio, reserve, window)
-        key = ("budget", self._named("budget", name), terms, funded_by)
-        return self._one_of(key, lambda: FleetBudget(self.courier, name, terms, funded_by))
+        terms = BudgetTerms(ratio, reserve, window)
+        key = ("budget", self._checked_name("budget", name), terms, funded_by)
+        return self._shared_instance(key, lambda: FleetBudget(self.fleet_sync, name, terms, funded_by))
 
     def ledger(self, name: str, ratio: float = 0.2, reserve: float = 10.0, window: float = 10.0) -> StoreBudget:
-        """The same budget, asked each time: for a process that doesn't live long enough to hold anything."""
-        return StoreBudget(self, self._named("budget", name), Terms(ratio, reserve, window))
+        """Open the same budget with a round trip per operation: for short-lived processes such as cron jobs."""
+        return StoreBudget(self, self._checked_name("budget", name), BudgetTerms(ratio, reserve, window))
 
     def bucket(self, name: str, rate: float, burst: int = 1) -> FleetBucket:
-        """The token bucket of that name: its rate is that of all processes together.
+        """Open the token bucket of that name; all processes together stay within its rate.
 
         >>> import abate
         >>> policy = abate.Policy(on=ConnectionError, gate=abate.open_store("memory:").bucket("mails", rate=50.0))
         """
-        key = ("bucket", self._named("bucket", name), rate, burst)
-        return self._one_of(key, lambda: FleetBucket(self.courier, name, rate, burst))
+        key = ("bucket", self._checked_name("bucket", name), rate, burst)
+        return self._shared_instance(key, lambda: FleetBucket(self.fleet_sync, name, rate, burst))
 
     def shelter(self, name: str, capacity: int = 1000, patience: float = 10.0) -> FleetShelter:
-        """The shelter of that dependency: one process probes for all, and the doors open one after the other.
+        """Open the shelter of that dependency: in an outage one process probes for all, and recovery is gradual.
 
         >>> import abate
         >>> policy = abate.Policy(on=ConnectionError, shelter=abate.open_store("memory:").shelter("orders"))
         """
-        key = ("shelter", self._named("shelter", name), capacity, patience)
-        return self._one_of(key, lambda: FleetShelter(self.courier, name, capacity, patience))
+        key = ("shelter", self._checked_name("shelter", name), capacity, patience)
+        return self._shared_instance(key, lambda: FleetShelter(self.fleet_sync, name, capacity, patience))
 
-    def _one_of(self, key: Hashable, make: Callable[[], S]) -> S:
-        """The one of that name and those terms that this process has: two would share the reserve twice."""
+    def _shared_instance(self, key: Hashable, make: Callable[[], S]) -> S:
+        """Return this process's object of that name and terms: a second one would hold a second share."""
         found = self._shared.get(key)
         return cast("S", self._shared.setdefault(key, make()) if found is None else found)
 
-    def _named(self, what: str, name: str) -> str:
-        return text(f"a {what}'s name", name, LONGEST_KEY, empty=False)
+    def _checked_name(self, what: str, name: str) -> str:
+        return checked_text(f"a {what}'s name", name, MAX_KEY_BYTES, empty=False)
 
     @property
-    def courier(self) -> Courier:
-        """Carries what this process shares; made when there is something to carry."""
-        if self._courier is None:
-            self._courier = Courier(self, self.name)
-        return self._courier
+    def fleet_sync(self) -> FleetSync:
+        """Return the background sync of this process's shared limits; create it on first use."""
+        if self._fleet_sync is None:
+            self._fleet_sync = FleetSync(self, self.name)
+        return self._fleet_sync
 
     @property
     def degraded(self) -> bool:
-        """Does the store not answer, so that this process goes by limits of its own? For a gauge.
+        """Return whether the store does not answer, so that this process applies local limits. For a gauge.
 
         >>> import abate
         >>> abate.open_store("memory:").degraded
         False
         """
-        return self._courier is not None and self._courier.degraded
+        return self._fleet_sync is not None and self._fleet_sync.degraded
 
     def leave(self) -> None:
-        """Hand in what this process holds of what is shared."""
-        if self._courier is not None:
-            self._courier.close()
+        """Return the shares of this process to the fleet."""
+        if self._fleet_sync is not None:
+            self._fleet_sync.close()
 
     @abstractmethod
-    def trade(self, member: str, offers: Sequence[Offer]) -> Sequence[Answer | StoreError]:
-        """Answer what a member brings (see `abate.stores.fleet`), in one round trip.
+    def sync_members(self, member: str, requests: Sequence[SyncRequest]) -> Sequence[SyncReply | StoreError]:
+        """Answer the requests of one process (see `abate.stores.fleet`) in one round trip.
 
-        An offer that alone can't be answered is answered by an error.
+        If a single request fails, its reply is the error.
         """
 
-    def exchange(self, name: str, terms: Terms, *, deposits: int = 0, want: int = 0, returned: int = 0) -> int:
-        """Pay into a budget, take back its newest withdrawals, and then withdraw up to `want`: how many were granted.
+    def exchange(self, name: str, terms: BudgetTerms, *, deposits: int = 0, want: int = 0, returned: int = 0) -> int:
+        """Deposit, take back the newest withdrawals, and withdraw up to `want`, in one transaction.
 
-        All of it is one transaction.
+        Return how many withdrawals were granted.
 
         >>> import abate.stores
         >>> store = abate.stores.open_store("memory:")
-        >>> store.exchange("nightly", Terms(ratio=0.6, reserve=0), deposits=5, want=10)
+        >>> store.exchange("nightly", BudgetTerms(ratio=0.6, reserve=0), deposits=5, want=10)
         3
         """
         return self._exchange(
-            self._named("budget", name),
+            self._checked_name("budget", name),
             terms,
             whole("deposits", deposits, least=0),
             whole("want", want, least=0),
@@ -410,15 +492,15 @@ class Store(ABC):
         )
 
     @abstractmethod
-    def balance(self, name: str, terms: Terms) -> float:
-        """How many withdrawals the budget of that name pays for."""
+    def balance(self, name: str, terms: BudgetTerms) -> float:
+        """Return how many withdrawals the budget of that name allows now."""
 
     @abstractmethod
-    def _exchange(self, name: str, terms: Terms, deposits: int, want: int, returned: int) -> int: ...
+    def _exchange(self, name: str, terms: BudgetTerms, deposits: int, want: int, returned: int) -> int: ...
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what the store holds open; whoever waits in it gets `StoreError`."""
+        """Close connections and files. Calls that wait in the store raise `StoreError`."""
 
     def __enter__(self) -> Store:
         return self

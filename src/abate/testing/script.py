@@ -1,4 +1,4 @@
-"""A function that does as it is told: fails, takes its time, answers."""
+"""A scripted function: raises, takes time, or returns, as given."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from abate.errors import number
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """An outcome that takes its time."""
+    """An outcome after a delay."""
 
     seconds: float
     outcome: object
 
 
 def after(seconds: float, outcome: object) -> Late:
-    """An outcome that comes after so many seconds on the context's clock.
+    """Return an outcome that comes after `seconds` on the context's clock.
 
     >>> import abate
     >>> with abate.testing.VirtualClock() as clock:
@@ -30,7 +30,7 @@ def after(seconds: float, outcome: object) -> Late:
 
 
 class Script:
-    """A function that plays outcomes in order: exceptions are raised, anything else is returned.
+    """A function with given outcomes, in order: exceptions are raised, anything else is returned.
 
     `acall` is the same as a coroutine function. `calls` holds the arguments of every call. When the outcomes have
     run out, a further call is an AssertionError.
@@ -73,7 +73,7 @@ class Script:
 
 def _played(outcome: object) -> object:
     if isinstance(outcome, BaseException):
-        # an error that many scripts share would keep the frames of all that it was raised through
+        # a shared error object would keep the frames of every call that raised it
         raise outcome.with_traceback(None)
     if isinstance(outcome, type) and issubclass(outcome, BaseException):
         raise outcome

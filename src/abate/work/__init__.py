@@ -1,28 +1,26 @@
-"""Work that waits its turn: queues of keys, for threads and for tasks.
+"""Provides key queues for threads and tasks, consumers, and controllers.
 
-A key says that something wants attention, not what has changed: the worker looks for itself. The guarantees:
+A key says that something needs attention; the worker finds out what has changed. The guarantees of a queue:
 
 * **Coalescing**: a key waits at most once, however often it is added.
-* **One at a time**: a key is never in the hands of two workers. One that is added meanwhile comes back once, after
-  `done`.
-* **Fair**: in the order in which they were added; a higher priority goes first, but one of eight turns is for the
-  oldest, whatever its priority: a key with n before it goes within 8 (n + 1) turns. Priorities are whole numbers from
-  0.
-* **Stingy**: a key that fails comes back by its own backoff with jitter, and all together at no more than a rate. An
-  add makes a key ready that waits for its time; of two delays the earlier counts.
-* **Bounded**: full means `QueueFull`, or waiting, as asked. Failures are counted for a bounded number of keys.
-* **Nothing is lost**: `shutdown` delivers what is ready, and what comes back from a worker's hand; what was to come
-  later is dropped. `drain` waits for what is in hand.
+* **One at a time**: two workers never have the same key. A key that is added while a worker has it comes back once,
+  after `done`.
+* **Fair**: keys come in the order of their adds. A higher priority goes first, but every eighth take returns the oldest
+  key, so a key with n keys before it comes within 8 (n + 1) takes. Priorities are whole numbers from 0.
+* **Backoff**: a failed key comes back after its own backoff with jitter, and all failed keys together stay within a
+  rate. An add makes a delayed key ready; of two delays the shorter one counts.
+* **Bounded**: a full queue raises `QueueFull`, or makes the caller wait. Failures are counted for at most 100,000 keys.
+* **No ready key is lost**: `shutdown` delivers the ready keys, and those that workers return; it drops delayed keys.
+  `drain` waits for the keys that workers have.
 
-There is no background thread: those who wait for a key look after the time.
+There is no background thread: the threads and tasks that wait for a key also watch for delayed keys to become due.
 """
 
-from abate.work.answers import Again, PermanentFailure, Recoverable, SilentSuccess
-from abate.work.fuse import Fuse
-from abate.work.keys import KeyQueue, QueueFull
-from abate.work.lines import ShutDown
-from abate.work.queue import AsyncWorkQueue, WorkQueue
+from abate.work.handler_results import Again, PermanentFailure, Recoverable, SilentSuccess
+from abate.work.key_queue import KeyQueue, QueueFull
+from abate.work.queue_waiters import ShutDown
 from abate.work.source import Back, Bury, Done, LeaseLost, Message, Source
+from abate.work.work_queue import AsyncWorkQueue, WorkQueue
 
 __all__ = [
     "Again",
@@ -30,7 +28,6 @@ __all__ = [
     "Back",
     "Bury",
     "Done",
-    "Fuse",
     "KeyQueue",
     "LeaseLost",
     "Message",
@@ -42,3 +39,7 @@ __all__ = [
     "Source",
     "WorkQueue",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

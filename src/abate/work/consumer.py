@@ -1,4 +1,4 @@
-"""The consumer: works off messages, and keeps those that can't be."""
+"""Implements the consumer, which calls a function for each message of a queue."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from abate import registry
-from abate.decide.rules import Matcher, rules
-from abate.errors import whole
+from abate.admit.breaker import CircuitBreaker
+from abate.decide.rules import Matcher, build_rules
+from abate.errors import by_keyword, whole
 from abate.redact import shown
-from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
-from abate.work.adds import Adds
-from abate.work.fuse import Fuse
-from abate.work.judge import Judge
-from abate.work.leader import of_work
-from abate.work.service import P, Service, T, opened
+from abate.schedule.backoff import Backoff, RandomSource, Schedule, schedule
+from abate.work.add_counts import AddCounts
+from abate.work.leader import check_queue_name
+from abate.work.service import P, Service, T, open_if_url
 from abate.work.source import Message, Source
+from abate.work.verdicts import VerdictRules
 
 if TYPE_CHECKING:
     from abate.stores import Depth, Store
 
 
 class Consumer(Service[P, T]):
-    """Brings messages to a function; made by `consumer`."""
+    """Calls a function for each message; made by `consumer`."""
 
     def __init__(
         self,
@@ -31,27 +31,27 @@ class Consumer(Service[P, T]):
         source: Source | Store | str | None,
         name: str | None,
         workers: int,
-        judge: Judge,
-        fuse: Fuse | None,
+        verdict_rules: VerdictRules,
+        breaker: CircuitBreaker | None,
         timeout: float | None,
         grace: float,
     ) -> None:
         super().__init__(function, name, workers, grace, timeout)
-        self.source = None if source is None else self._read(source)
-        self.judge = judge
-        self.fuse = fuse
+        self.source = None if source is None else self._open_source(source)
+        self.verdict_rules = verdict_rules
+        self.breaker = breaker
         registry.services.add(self)
 
     def _source(self, given: object) -> Source:
         if given is not None:
-            return self._read(given)
+            return self._open_source(given)
         if self.source is None:
             raise ValueError(f"{self.name} has no source: give one to consumer(source=) or to run(source)")
         return self.source
 
-    def _read(self, given: object) -> Source:
-        """A source as it is; of a store, or of the URL of one, the queue of this consumer's name."""
-        source: Any = opened(given)
+    def _open_source(self, given: object) -> Source:
+        """Return a source; for a store, or its URL, the queue of this consumer's name."""
+        source: Any = open_if_url(given)
         if hasattr(source, "queue") and not hasattr(source, "settle"):
             source = source.queue(self.name)
         for method in ("receive", "extend", "settle"):
@@ -61,31 +61,31 @@ class Consumer(Service[P, T]):
                 )
         for name in ("name", "lease", "durable"):
             if not hasattr(source, name):
-                raise TypeError(f"a source must say its {name} (see abate.work.Source), and {given!r} doesn't")
-        if hasattr(source, "redrive"):  # it is a store's
-            of_work(source.name)
+                raise TypeError(f"a source must have a {name} (see abate.work.Source), and {given!r} has none")
+        if hasattr(source, "redrive"):  # a queue of a store
+            check_queue_name(source.name)
         checked: Source = source
         return checked
 
     @property
     def adds(self) -> int | None:
-        """Adds of messages through this process's queue, if it counts them."""
-        added = self._added()
-        return None if added is None else added.all.read()
+        """Return how many messages this process has added to the queue, if the source counts them."""
+        added = self._source_add_counts()
+        return None if added is None else added.total.read()
 
     @property
     def coalesced(self) -> int | None:
-        """How many of these were of a message that waited already."""
-        added = self._added()
+        """Return how many of these were coalesced with a message that waited."""
+        added = self._source_add_counts()
         return None if added is None else added.coalesced.read()
 
-    def _added(self) -> Adds | None:
+    def _source_add_counts(self) -> AddCounts | None:
         running = self._running
-        added: Adds | None = getattr(self.source if running is None else running[1].source, "added", None)
+        added: AddCounts | None = getattr(self.source if running is None else running[1].source, "add_counts", None)
         return added
 
     def depth(self) -> Depth | None:
-        """What waits, is in hand and was buried; None where the source can't tell, as SQS can't for nothing."""
+        """Count the messages of the source by state; None if the source can't count them, as in SQS."""
         running = self._running
         look = getattr(self.source if running is None else running[1].source, "depth", None)
         depth: Depth | None = None if look is None else look()
@@ -93,19 +93,20 @@ class Consumer(Service[P, T]):
 
     @property
     def backoff(self) -> Schedule:
-        """How long a message that fails stays away."""
-        return self.judge.backoff
+        """Return the schedule of delays after failures of a message."""
+        return self.verdict_rules.backoff
 
-    def _judge(self) -> Judge:
-        return self.judge
+    def _verdict_rules(self) -> VerdictRules:
+        return self.verdict_rules
 
-    def _fuse(self) -> Fuse | None:
-        return self.fuse
+    def _breaker(self) -> CircuitBreaker | None:
+        return self.breaker
 
     def _handle(self, message: Message) -> object:
-        return self._one(message)
+        return self._call_function(message)
 
 
+@by_keyword("abate.consumer", "@abate.consumer() or @abate.consumer(workers=4)")
 def consumer(
     *,
     source: Source | Store | str | None = None,
@@ -113,29 +114,29 @@ def consumer(
     on: Matcher | Iterable[Matcher] | None = None,
     backoff: Schedule | Callable[[int], float] | Iterable[float] | None = None,
     max_receives: int | None = 10,
-    fuse: Fuse | Literal[False] | None = None,
+    breaker: CircuitBreaker | Literal[False] | None = None,
     timeout: float | None = None,
     grace: float = 30.0,
     name: str | None = None,
-    rng: Uniform | None = None,
+    rng: RandomSource | None = None,
 ) -> Callable[[Callable[P, T]], Consumer[P, T]]:
-    """Make a consumer of a function, plain or ``async``, that handles one `Message`.
+    """Return a decorator that makes a consumer of a function, plain or ``async``, that handles one `Message`.
 
-    It returns nothing when the message is done (or `Again`, to see it once more later; any other value is ignored, and
-    the log says so once), and raises `SilentSuccess`
-    where there was nothing to do, `PermanentFailure` to bury the message with the reason, `Recoverable` or any other
-    error to have it come back. At least once: a message may come twice, after a lease ran out.
+    The function returns None when the message is done, or `Again` to get it once more later; any other value is
+    ignored, with one warning. It raises `SilentSuccess` if there was nothing to do, `PermanentFailure` to bury the
+    message with the reason, and `Recoverable` or any other error to retry it. Delivery is at least once: a message may
+    come twice, after a lease ran out.
 
-    * `source`: a `Source`, a store or the URL of one (then the queue of this consumer's name); or given to `run`.
-    * `workers`: so many messages are in hand at once.
-    * `on`: what is worth another try, as for a policy; without it, every error is.
-    * `backoff`: how long a message stays away; by default from 1 s to 900 s with full jitter.
-    * `max_receives`: a message that was handed out so often is buried; None for no bound. One that may have killed its
-      process is worked on alone before that, if need be with one receive more.
-    * `fuse`: when most messages fail, none are taken for a while (see `Fuse`); False for none.
-    * `timeout`: seconds for one message. A coroutine is cut off; a plain function has a deadline that clients inside
-      keep. A handler that goes on all the same is taken to hang: its lease is not extended, and it is replaced.
-    * `grace`: seconds to finish what is in hand after a SIGTERM.
+    * `source`: a `Source`, or a store or its URL (then the queue of this consumer's name); or pass it to `run`.
+    * `workers`: how many messages are handled at once.
+    * `on`: which errors are retried, as for a policy; without it, every error is.
+    * `backoff`: the delay before a retry; by default from 1 s to 900 s with full jitter.
+    * `max_receives`: a message that fails after this many receives is buried; None for no limit. A message that may
+      have killed its process is handled alone before that, with one more receive if necessary.
+    * `breaker`: the `CircuitBreaker` that stops receiving for a while when most messages fail; False for none.
+    * `timeout`: seconds for one message. A coroutine is cancelled; a plain function gets a deadline that clients inside
+      respect. A handler that still runs after that is stuck: its lease is not extended, and it is replaced.
+    * `grace`: seconds for messages in flight to finish after a SIGTERM.
 
     >>> import abate
     >>> orders = abate.open_store("memory:").queue("orders")
@@ -149,12 +150,12 @@ def consumer(
     >>> [letter.reason for letter in orders.dead()]
     ['no address']
     """
-    if fuse is not None and fuse is not False and not isinstance(fuse, Fuse):
-        raise TypeError(f"fuse must be a Fuse, or False for none, not {shown(fuse)}")
-    judge = Judge(
+    if breaker is not None and breaker is not False and not isinstance(breaker, CircuitBreaker):
+        raise TypeError(f"breaker must be a CircuitBreaker, or False for none, not {shown(breaker)}")
+    verdict_rules = VerdictRules(
         Backoff(1.0, 900.0) if backoff is None else schedule(backoff),
-        None if on is None else rules(on),
-        most=None if max_receives is None else whole("max_receives", max_receives, least=1),
+        None if on is None else build_rules(on),
+        max_receives=None if max_receives is None else whole("max_receives", max_receives, least=1),
         rng=rng,
     )
 
@@ -164,8 +165,8 @@ def consumer(
             source=source,
             name=name,
             workers=workers,
-            judge=judge,
-            fuse=None if fuse is False else fuse or Fuse(rng=rng),
+            verdict_rules=verdict_rules,
+            breaker=None if breaker is False else breaker or CircuitBreaker(rng=rng),
             timeout=timeout,
             grace=grace,
         )

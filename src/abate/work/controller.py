@@ -1,12 +1,10 @@
-"""The controller: keeps things in step, key by key."""
+"""Implements the controller, which calls a function for each key until it succeeds."""
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterable, Callable, Hashable, Iterable
-from contextlib import suppress
 from functools import partial
 from inspect import isasyncgen, iscoroutinefunction
 from itertools import count
@@ -15,22 +13,23 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from abate import clock as clocks
 from abate import registry
 from abate.admit.budget import Budget
-from abate.decide.rules import Matcher, rules
-from abate.errors import AttemptTimeout, number, whole
+from abate.decide.rules import Matcher, build_rules
+from abate.errors import by_keyword, number, whole
 from abate.logs import Log
 from abate.redact import shown
-from abate.schedule.backoff import Backoff, Schedule, Uniform, schedule
+from abate.schedule.backoff import Backoff, RandomSource, Schedule, schedule
 from abate.work import feeds
-from abate.work.adds import Adds
-from abate.work.crew import Crew
-from abate.work.judge import Judge
-from abate.work.keys import QueueFull
-from abate.work.leader import LEASE, led, of_work, place
-from abate.work.local import MOST_PARKED, LocalKeys, Parked
+from abate.work.add_counts import AddCounts
+from abate.work.backoff_guard import BackoffGuard
+from abate.work.key_queue import QueueFull
+from abate.work.leader import LEASE, check_queue_name, election_queue, run_while_leader
 from abate.work.loop import Loop
-from abate.work.pauses import Pauses
-from abate.work.service import Health, P, Service, T, opened
+from abate.work.memory_source import MAX_PARKED, MemorySource, Parked
+from abate.work.resync_keys import KnownKeys
+from abate.work.service import Health, P, Service, T, open_if_url
 from abate.work.source import Message, Source
+from abate.work.thread_pool import DaemonThreadPool
+from abate.work.verdicts import VerdictRules
 
 if TYPE_CHECKING:
     from abate.stores import Depth, Store
@@ -40,18 +39,14 @@ L = TypeVar("L", bound=Callable[[], Any])
 
 log = Log("abate.work")
 
-MOST_KNOWN = 1_000_000
-"""Keys that a resync without `keys` remembers."""
-SHORTEST = 0.001
+MIN_RESYNC = 0.001
 """Seconds; the shortest period of a resync."""
-FULL = 1.0
-"""Seconds after which a feed looks again whether a store that was full has room."""
-CLOSING = 5.0
-"""Seconds that feeds have to end when the controller stops; those that don't are left behind."""
+FULL_RETRY = 1.0
+"""Seconds after which a feed tries again to add to a store that is full."""
 
 
 class Controller(Service[P, T]):
-    """Brings keys to a function until they are in step; made by `controller`."""
+    """Calls a function for each key until it succeeds; made by `controller`."""
 
     def __init__(
         self,
@@ -64,37 +59,36 @@ class Controller(Service[P, T]):
         resync: float | None,
         keys: Callable[[], Any] | None,
         leader: bool,
-        judge: Judge,
+        verdict_rules: VerdictRules,
         budget: Budget,
         timeout: float | None,
         grace: float,
-        rng: Uniform | None,
+        rng: RandomSource | None,
     ) -> None:
         super().__init__(function, name, workers, grace, timeout)
-        self.store = opened(store)
+        self.store = open_if_url(store)
         self._capacity = capacity
-        self._local = LocalKeys(self.name, capacity, rng)
-        self._added = Adds()
-        """Through all queues in stores that it has had."""
-        self._queue: Any = self._local
+        self._memory = MemorySource(self.name, capacity, rng)
+        self._add_counts = AddCounts()
+        """Counts adds to every store queue that this controller has used."""
+        self._queue: Any = self._memory
         if self.store is not None:
-            self._queue = self._stored(self.store)
-            self._queue.added = self._added
-        self._verdicts = judge
-        self._held = Pauses(budget)
-        self._chance: Uniform = rng or random
+            self._queue = self._open_queue(self.store)
+            self._queue.add_counts = self._add_counts
+        self._rules = verdict_rules
+        self._backoff_guarded = BackoffGuard(budget)
+        self._rng: RandomSource = rng or random
         self._feeds: list[feeds.Feed] = []
-        self._intakes: list[feeds.Intake] = []
-        self._known: dict[Hashable, None] | None = None
-        self._forgotten = False
+        self._runners: list[feeds.FeedRunner] = []
+        self._known: KnownKeys | None = None
         if resync is not None:
             if keys is None:
-                self._known = {}
+                self._known = KnownKeys(self.name)
             elif not callable(keys):
                 raise TypeError(f"keys must be a function that lists them, not {shown(keys)}")
-            bring = partial(feeds.resynced, keys or self._remembered, number("resync", resync, least=SHORTEST))
+            produce = partial(feeds.resync_feed, keys or self._known_keys, number("resync", resync, least=MIN_RESYNC))
             # a resync does not unpark keys
-            self._feeds.append(feeds.Feed("resync", self._led(bring) if leader else bring, revives=False))
+            self._feeds.append(feeds.Feed("resync", self._while_leading(produce) if leader else produce, unparks=False))
         elif keys is not None or leader:
             raise ValueError("keys are listed, and leaders chosen, for a resync: give resync= the seconds of a period")
         self._leader = leader
@@ -103,10 +97,10 @@ class Controller(Service[P, T]):
     # -- keys
 
     def add(self, key: Any, priority: int = 0, *, after: float = 0.0) -> None:
-        """A key wants attention, now or after so many seconds. A key that is parked comes back to life.
+        """Add a key, to be handled after `after` seconds. A parked key is unparked.
 
-        One whose last look failed, and that waits for its backoff, is looked at sooner if the retry budget pays for
-        that, as for any retry; otherwise it keeps its time, and is looked at then.
+        A key that failed and waits for its backoff is handled sooner if the retry budget allows it, as for any retry;
+        otherwise it is handled when its backoff is over.
 
         >>> import abate
         >>> @abate.controller(workers=1)
@@ -120,22 +114,21 @@ class Controller(Service[P, T]):
         self._remember(key)
 
     def discard(self, key: Any) -> None:
-        """A key is gone: it is neither planned any more, nor parked, nor brought back by a resync of this process.
+        """Forget a key: cancel its delayed add, unpark it, and leave it out of the resyncs of this process.
 
-        One that is ready or in hand is still looked at: its function finds that nothing is left to do.
+        A key that is ready or in flight is still handled; its function then finds nothing to do.
         """
         if self._known is not None:
-            self._known.pop(key, None)
-        self._held.forget(key)
+            self._known.discard(key)
+        self._backoff_guarded.forget(key)
         self._queue.cancel(key)
         if not self.in_memory:
             self._queue.purge([key])
 
     def parked(self) -> list[Parked]:
-        """The keys that are not worked on until somebody adds them again, each with its reason.
+        """Return the latest 10,000 parked keys, with reasons. A parked key is not handled until it is added again.
 
-        Up to 10,000 of them, the latest; `depth` counts all. In memory no more are kept, and the reasons of older ones
-        are forgotten.
+        `depth` counts all parked keys of a store. Without a store, only the latest 10,000 are kept.
 
         >>> import abate
         >>> @abate.controller(workers=1)
@@ -147,20 +140,18 @@ class Controller(Service[P, T]):
         [('orders/42', 'no such order')]
         """
         if self.in_memory:
-            return list(self._local.parked.values())
-        return [
-            Parked(letter.key, letter.kind, letter.reason, letter.trace) for letter in self._queue.dead(MOST_PARKED)
-        ]
+            return list(self._memory.parked.values())
+        return [Parked(letter.key, letter.kind, letter.reason, letter.trace) for letter in self._queue.dead(MAX_PARKED)]
 
     def waiting(self) -> int:
-        """How many keys are ready, or to come later."""
+        """Return how many keys are ready or delayed."""
         if self.in_memory:
-            return self._local.waiting()
+            return self._memory.waiting()
         depth = self._queue.depth()
         return int(depth.ready + depth.delayed)
 
     def depth(self) -> Depth:
-        """What waits, is in hand and is parked.
+        """Count the keys that wait, are in flight, and are parked.
 
         >>> import abate
         >>> @abate.controller()
@@ -174,13 +165,13 @@ class Controller(Service[P, T]):
         if not self.in_memory:
             depth: Depth = self._queue.depth()
             return depth
-        queue = self._local.queue
+        queue = self._memory.queue
         ready = len(queue)
-        return Depth(ready, queue.delayed, queue.in_hand, len(self._local.parked), queue.age() if ready else None)
+        return Depth(ready, queue.delayed, queue.in_hand, len(self._memory.parked), queue.age() if ready else None)
 
     @property
     def adds(self) -> int:
-        """Adds of keys by this process so far. A key that comes back counts in memory, but not where a store brings it.
+        """Return how many adds this process has made. A key that comes back counts in memory, but not in a store.
 
         >>> import abate
         >>> @abate.controller(store="memory:")
@@ -189,36 +180,36 @@ class Controller(Service[P, T]):
         >>> reconcile.adds, reconcile.coalesced
         (2, 1)
         """
-        return self._local.queue.adds + self._added.all.read()
+        return self._memory.queue.adds + self._add_counts.total.read()
 
     @property
     def coalesced(self) -> int:
-        """Those among them that changed nothing, as their key was waiting already."""
-        return self._local.queue.coalesced + self._added.coalesced.read()
+        """Return how many of these adds changed nothing, as the key was waiting already."""
+        return self._memory.queue.coalesced + self._add_counts.coalesced.read()
 
     @property
     def in_memory(self) -> bool:
-        """Are the keys in this process alone?"""
-        return self._queue is self._local
+        """Return whether the keys are kept in the memory of this process instead of a store."""
+        return self._queue is self._memory
 
     @property
     def backoff(self) -> Schedule:
-        """How long a key that fails stays away."""
-        return self._verdicts.backoff
+        """Return the schedule of delays after failures of a key."""
+        return self._rules.backoff
 
-    # -- what brings them
+    # -- feeds
 
     @overload
-    def source(self, feed: F, *, keys: feeds.Mapping | None = None) -> F: ...
+    def source(self, feed: F, *, keys: feeds.KeysOf | None = None) -> F: ...
     @overload
-    def source(self, feed: None = None, *, keys: feeds.Mapping | None = None) -> Callable[[F], F]: ...
-    def source(self, feed: Any = None, *, keys: feeds.Mapping | None = None) -> Any:
-        """Add a key for each thing that an async iterable, or an async generator function, brings.
+    def source(self, feed: None = None, *, keys: feeds.KeysOf | None = None) -> Callable[[F], F]: ...
+    def source(self, feed: Any = None, *, keys: feeds.KeysOf | None = None) -> Any:
+        """Add each item of an async iterable, or of an async generator function, as a key.
 
-        With `keys`, what it brings are events, and `keys(event)` says which keys they concern: one, a list of them (a
-        change of a part concerns its owner), or None. An event for which it raises is skipped, logged and counted
-        (`health().skipped`). A source that raises or ends is started again after a backoff; so give the function, as a
-        generator that has ended can't be.
+        With `keys`, the items are events, and `keys(event)` returns the key of an event, a list of keys (a changed part
+        may concern its owner), or None. If it raises, the event is skipped, logged and counted (`health().skipped`). A
+        source that raises or ends is started again after a backoff. Pass a generator function rather than a generator,
+        which can't be started again.
 
         >>> import abate
         >>> @abate.controller()
@@ -231,14 +222,14 @@ class Controller(Service[P, T]):
         def decorate(feed: Any) -> Any:
             if iscoroutinefunction(feed) or not (callable(feed) or isinstance(feed, AsyncIterable)):
                 raise TypeError(f"a source must be an async generator function or an async iterable, not {shown(feed)}")
-            bring = partial(feeds.watched, feed, _mapping(keys))
-            self._declare(feeds.Feed(self._distinct(feed), bring, lasting=not isasyncgen(feed)))
+            produce = partial(feeds.watch_feed, feed, _mapping(keys))
+            self._declare(feeds.Feed(self._unique_name(feed), produce, restartable=not isasyncgen(feed)))
             return feed
 
         return decorate if feed is None else decorate(feed)
 
-    def poll(self, every: float, *, keys: feeds.Mapping | None = None) -> Callable[[L], L]:
-        """Ask a function for keys (or for events, with `keys`) at the start, and then every so many seconds.
+    def poll(self, every: float, *, keys: feeds.KeysOf | None = None) -> Callable[[L], L]:
+        """Call a function that returns keys (or events, with `keys`) at the start, and then every `every` seconds.
 
         >>> import abate
         >>> @abate.controller()
@@ -252,7 +243,7 @@ class Controller(Service[P, T]):
         def decorate(look: L) -> L:
             if not callable(look):
                 raise TypeError(f"a poller must be a function that returns keys, not {shown(look)}")
-            self._declare(feeds.Feed(self._distinct(look), partial(feeds.polled, look, seconds, _mapping(keys))))
+            self._declare(feeds.Feed(self._unique_name(look), partial(feeds.poll_feed, look, seconds, _mapping(keys))))
             return look
 
         return decorate
@@ -262,8 +253,8 @@ class Controller(Service[P, T]):
         if self._running is not None:
             log.warning("%s: %s was declared while it runs: it begins with the next run", self.name, feed.name)
 
-    def _distinct(self, feed: object) -> str:
-        """The name of a feed, which no other of this controller has."""
+    def _unique_name(self, feed: object) -> str:
+        """Return a name for a feed that no other feed of this controller has."""
         name = getattr(feed, "__name__", type(feed).__name__)
         taken = {other.name for other in self._feeds}
         return name if name not in taken else next(f"{name}-{n}" for n in count(2) if f"{name}-{n}" not in taken)
@@ -278,146 +269,112 @@ class Controller(Service[P, T]):
         grace: float | None = None,
         drain: bool = False,
     ) -> Counter[str]:
-        """The same in a task of your own event loop, which has its own signals."""
+        """Do the same as `run` in your own event loop, without signal handlers."""
         try:
             return await super().arun(source, workers=workers, grace=grace, drain=drain)
         finally:
-            left = self._local.waiting() if self.in_memory and not drain else 0
+            left = self._memory.waiting() if self.in_memory and not drain else 0
             if left:
-                text = "%s: ended with %d keys that wait for later: they are in memory alone, until the next run"
+                text = "%s: ended with %d delayed keys: they are kept in memory until the next run"
                 log.warning(text, self.name, left)
 
     def _source(self, given: object) -> Source:
         if given is not None:
-            self.store = opened(given)
-            queue = self._stored(self.store)
-            self._local.move(queue.add)  # what was added before it was known where to
-            queue.added = self._added  # from here on: what was moved has been counted
+            self.store = open_if_url(given)
+            queue = self._open_queue(self.store)
+            self._memory.move_to(queue.add)  # keys that were added before the store was known
+            queue.add_counts = self._add_counts  # from here on: moved keys have been counted
             self._queue = queue
         if self._leader and self.in_memory:
-            raise ValueError(f"{self.name} has no store by which a leader could be chosen: leader=True needs one")
+            raise ValueError(f"{self.name} has no store: leader=True needs one to elect the leader")
         if self._known is not None and not self.in_memory:
             log.warning(
-                "%s: a resync without keys= is of those keys that this process has added or looked at since its start: "
-                "where processes share a store, give keys= to have all of them resynced",
+                "%s: a resync without keys= covers only keys that this process has added or handled since its start: "
+                "when processes share a store, give keys= to resync all of them",
                 self.name,
             )
         source: Source = self._queue
         return source
 
-    def _stored(self, store: Any) -> Any:
+    def _open_queue(self, store: Any) -> Any:
         if not hasattr(store, "queue"):
             raise TypeError(f"store must be a store or the URL of one, not {shown(store)}")
         queue = store.queue(self.name, capacity=self._capacity)
-        of_work(queue.name)
+        check_queue_name(queue.name)
         return queue
 
-    def _judge(self) -> Judge:
-        return self._verdicts
+    def _verdict_rules(self) -> VerdictRules:
+        return self._rules
 
-    def _pauses(self) -> Pauses:
-        return self._held
+    def _backoff_guard(self) -> BackoffGuard:
+        return self._backoff_guarded
 
     def _handle(self, message: Message) -> object:
-        self._remember(message.key)  # before: the function may discard it
-        return self._one(message.key)
+        self._remember(message.key)  # first, as the function may discard it
+        return self._call_function(message.key)
 
     def health(self) -> Health:
-        """How it is."""
+        """Return the health of the controller and its feeds."""
         health = super().health()
         if not health.live:
             return health
         fields = {name: getattr(health, name) for name in Health.__match_args__}
-        troubles = {intake.feed.name: intake.trouble for intake in self._intakes}
-        fields["feeds"] = {name: trouble for name, trouble in troubles.items() if trouble is not None}
-        fields["skipped"] = sum(intake.skipped for intake in self._intakes)
+        troubles = {runner.feed.name: runner.problem for runner in self._runners}
+        fields["feeds"] = {name: problem for name, problem in troubles.items() if problem is not None}
+        fields["skipped"] = sum(runner.skipped for runner in self._runners)
         return Health(**fields)
 
-    async def _alongside(self, loop: Loop) -> None:
-        # threads of their own, as a poller that hangs must not keep a lease from being extended; one for the leader's
-        crew = Crew(len(self._feeds) + 1)
-        self._intakes = [
-            feeds.Intake(self.name, feed, partial(self._push, crew, feed.revives), crew.run, self._chance)
+    async def _run_beside(self, loop: Loop) -> None:
+        # A separate pool, as a poller that hangs must not delay an extend; one more thread for the leader's lease.
+        threads = DaemonThreadPool(len(self._feeds) + 1)
+        self._runners = [
+            feeds.FeedRunner(self.name, feed, partial(self._push, threads, feed.unparks), threads.run, self._rng)
             for feed in self._feeds
         ]
-        stopping = asyncio.ensure_future(loop.stopping.wait())
-        tasks = {stopping, *(asyncio.ensure_future(intake.keep_up()) for intake in self._intakes)}
         try:
-            while not stopping.done():
-                ended, _ = await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
-                for task in ended:
-                    task.result()  # one that can't be started again; where it has broken, so has the controller
-                tasks -= ended
+            await feeds.run_all(self.name, self._runners, loop.stopping)
         finally:
-            for task in tasks:
-                task.cancel()
-            await self._close(tasks)
-            crew.dismiss()
+            threads.shutdown()
 
-    async def _close(self, tasks: set[asyncio.Task[Any]]) -> None:
-        """Wait for feeds that were cancelled; one that goes on must not hold up the end."""
-        clock = clocks.current()
-        ends = clock.now() + CLOSING
-        while left := [task for task in tasks if not task.done()]:
-            try:
-                cut = clock.within(max(0.0, ends - clock.now()))
-                async with cut:
-                    await asyncio.wait(left)
-            except asyncio.CancelledError:
-                pass  # the loop has ended: so does this, when the feeds have closed what they hold
-            except AttemptTimeout:
-                text = "%s: %d sources did not end within %g s, and are left behind"
-                log.error(text, self.name, len(left), CLOSING)
-                return
+    def _while_leading(self, produce: feeds.FeedFunction) -> feeds.FeedFunction:
+        """Return a feed that runs in only one of the processes that share the queue: the leader."""
 
-    def _led(self, bring: feeds.Bring) -> feeds.Bring:
-        """What one of the processes that share the queue does for all."""
-
-        async def while_leading(intake: feeds.Intake) -> None:
-            queue = self.store.queue(place(self._queue.name), lease=LEASE)
-            await led(self.name, queue, intake.run, lambda: bring(intake))
+        async def while_leading(runner: feeds.FeedRunner) -> None:
+            queue = self.store.queue(election_queue(self._queue.name), lease=LEASE)
+            await run_while_leader(self.name, queue, runner.run, lambda: produce(runner))
 
         return while_leading
 
-    async def _push(self, crew: Crew, revive: bool, key: Any) -> None:
-        """Add a key that a feed brings, and wait for room where there is none."""
+    async def _push(self, threads: DaemonThreadPool, revive: bool, key: Any) -> None:
+        """Add a key from a feed; while the queue is full, wait."""
         self._remember(key)
         if self.in_memory:
-            if revive or key not in self._local.parked:
-                await self._local.put(key)
+            if revive or key not in self._memory.parked:
+                await self._memory.put(key)
             return
         add = partial(self._queue.add, key, revive=revive)
         while True:
             try:
-                await crew.run(add)
+                await threads.run(add)
                 return
             except QueueFull:
-                await clocks.current().asleep(FULL)
+                await clocks.current().asleep(FULL_RETRY)
 
     def _remember(self, key: Hashable) -> None:
-        known = self._known
-        if known is None or key in known:
-            return
-        known[key] = None
-        if len(known) > MOST_KNOWN:
-            if not self._forgotten:
-                self._forgotten = True
-                text = "%s: a resync without keys= remembers %d keys, and forgets the first ones for more: give keys="
-                log.warning(text, self.name, MOST_KNOWN)
-            with suppress(RuntimeError):  # another thread adds at this moment, and will forget one
-                known.pop(next(iter(known)), None)
+        if self._known is not None:
+            self._known.add(key)
 
-    def _remembered(self) -> list[Hashable]:
-        """The keys for a resync: all that this process has added or looked at."""
-        return list(self._known or ())
+    def _known_keys(self) -> list[Hashable]:
+        return [] if self._known is None else self._known.list()
 
 
-def _mapping(keys: feeds.Mapping | None) -> feeds.Mapping | None:
+def _mapping(keys: feeds.KeysOf | None) -> feeds.KeysOf | None:
     if keys is not None and (not callable(keys) or iscoroutinefunction(keys)):
         raise TypeError(f"keys must be a plain function from an event to its keys, not {shown(keys)}")
     return keys
 
 
+@by_keyword("abate.controller", "@abate.controller() or @abate.controller(workers=4)")
 def controller(
     *,
     workers: int = 4,
@@ -434,28 +391,29 @@ def controller(
     timeout: float | None = None,
     grace: float = 30.0,
     name: str | None = None,
-    rng: Uniform | None = None,
+    rng: RandomSource | None = None,
 ) -> Callable[[Callable[P, T]], Controller[P, T]]:
-    """Make a controller of a function, plain or ``async``, that brings one key into step.
+    """Return a decorator that makes a controller of a function, plain or ``async``, that reconciles one key.
 
-    The function looks for itself what is to be done about its key, and returns nothing when that is done, or `Again`
-    to look once more later. A key that raises comes back; one that raises `PermanentFailure` is parked.
+    The function finds out what its key needs and does it. It returns None when that is done, or `Again` to be called
+    once more later. If it raises, the key is retried; if it raises `PermanentFailure`, the key is parked.
 
-    * `workers`: so many keys are worked on at once; never one key by two.
-    * `capacity`: so many keys wait at most; then `add` raises `QueueFull`, and sources wait.
-    * `store`: a store, or its URL, in which the keys outlive the process and are shared; without one, in memory.
-    * `resync`, `keys`: every key is looked at once in so many seconds, at an offset of its own; `keys` lists them.
-      Without it they are those that this process has added or looked at since its start: enough in memory, but not
-      where processes share a store.
-    * `leader`: of the processes that share the store only one resyncs. Without it all do, at the same instants, and
-      what they add is the same.
-    * `on`: what is worth another try, as for a policy; without it, every error is.
-    * `backoff`: of a key, from its first failure on; by default from 0.2 s to 60 s with full jitter.
-    * `budget`, `slow`: a key comes back by its backoff if the retry budget admits it, or else after `slow` seconds,
-      give or take half. Nor does an add, a source or a resync bring it back sooner than the budget pays for.
-    * `max_requeues`: a key that fails more often than this is parked; None for no bound.
-    * `timeout`: seconds for one look. A coroutine is cut off; a plain function has a deadline that clients inside keep.
-    * `grace`: seconds to finish what is in hand after a SIGTERM.
+    * `workers`: the number of keys handled at the same time. Two workers never handle the same key.
+    * `capacity`: the maximum number of waiting keys. Beyond it, `add` raises `QueueFull`, and sources wait.
+    * `store`: a store or its URL. Keys in a store outlive the process and are shared; without one they are in memory.
+    * `resync`, `keys`: the period in seconds in which every key is handled once, each at its own offset. `keys` is a
+      function that lists them. Without it, only keys that this process has added or handled since its start are
+      resynced: enough in memory, but not if processes share a store.
+    * `leader`: whether only one of the processes that share the store resyncs. Without it all do, at the same instants,
+      and their adds coalesce.
+    * `on`: the errors to retry, as for a policy; without it, all of them.
+    * `backoff`: the delays of a key, from its first failure on; by default from 0.2 s to 60 s with full jitter.
+    * `budget`, `slow`: a failed key comes back after its backoff if the retry budget allows it, otherwise after `slow`
+      seconds, plus or minus half. An add, a source or a resync brings it back earlier only if the budget allows that.
+    * `max_requeues`: a key that fails more often than this is parked; None for no limit.
+    * `timeout`: seconds for one call. A coroutine is cancelled; a plain function gets a deadline that clients inside
+      respect.
+    * `grace`: seconds for keys in flight to finish after a SIGTERM.
 
     >>> import abate
     >>> @abate.controller(workers=2)
@@ -469,9 +427,9 @@ def controller(
     if budget is not None and not isinstance(budget, Budget):
         raise TypeError(f"budget must be a Budget, not {shown(budget)}")
     pays = Budget() if budget is None else budget
-    judge = Judge(
+    verdict_rules = VerdictRules(
         Backoff(0.2, 60.0) if backoff is None else schedule(backoff),
-        None if on is None else rules(on),
+        None if on is None else build_rules(on),
         pays,
         number("slow", slow, above=0),
         None if max_requeues is None else whole("max_requeues", max_requeues, least=0) + 1,
@@ -488,7 +446,7 @@ def controller(
             resync=resync,
             keys=keys,
             leader=leader,
-            judge=judge,
+            verdict_rules=verdict_rules,
             budget=pays,
             timeout=timeout,
             grace=grace,

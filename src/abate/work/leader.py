@@ -1,8 +1,8 @@
-"""One of many does it: the leader is whoever holds the lease of one key in the store, and nothing else.
+"""Implements leader election: the leader is the process that holds the lease of one key in the store.
 
-A leader that dies, hangs or loses the store stops leading when its lease runs out, by its own clock and by the store's;
-the next one that asks leads. The key is in a queue of its own, beside the one whose workers elect the leader: no work
-is ever put there (`of_work`).
+A leader that dies, hangs or can't reach the store stops leading when its lease runs out, by its own clock and by the
+store's. Then the next process that asks becomes the leader. The key is in a separate queue beside the queue whose
+workers elect the leader; that queue is reserved (`check_queue_name`).
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from abate.work.source import Back, Message
 
 log = Log("abate.work")
 
-KEY = "leader"
+LEADER_KEY = "leader"
 SUFFIX = ".leader"
 LEASE = 15.0
-"""Seconds until another one leads when the leader is gone."""
-BEATS = 3
-"""Times that the lease is extended, and asked for, while it lasts."""
+"""Seconds that the leader's lease lasts, after which another process can become the leader."""
+EXTENDS_PER_LEASE = 3
+"""How often per lease the leader extends it, and other processes ask for it."""
 
 Run = Callable[..., Awaitable[Any]]
 
 
-def place(queue: str) -> str:
-    """The name of the queue in which the workers of another elect their leader.
+def election_queue(queue: str) -> str:
+    """Return the name of the queue in which the workers of a queue elect their leader.
 
-    >>> place("orders")
+    >>> election_queue("orders")
     'orders.leader'
     """
     return queue + SUFFIX
 
 
-def of_work(name: str) -> str:
-    """The name of a queue, which is to hold work.
+def check_queue_name(name: str) -> str:
+    """Return the name of a queue, or raise if it is reserved for elections.
 
-    >>> of_work("orders.leader")
+    >>> check_queue_name("orders.leader")
     Traceback (most recent call last):
     ValueError: a queue of work must not be called 'orders.leader': the workers of 'orders' elect their leader there
     """
@@ -53,24 +53,24 @@ def of_work(name: str) -> str:
     return name
 
 
-async def led(name: str, queue: Any, run: Run, work: Callable[[], Awaitable[None]]) -> None:
-    """Do the work while this process leads, until it is done or this is cancelled."""
+async def run_while_leader(name: str, queue: Any, run: Run, work: Callable[[], Awaitable[None]]) -> None:
+    """Run `work` while this process is the leader, until the work ends or this is cancelled."""
     clock = clocks.current()
     while True:
-        await run(queue.add, KEY)  # each time: a store that was flushed has forgotten it
+        await run(queue.add, LEADER_KEY)  # each time, as the store may have been flushed
         asked = clock.now()
         messages = await run(queue.receive, 1, 0.0)
-        if messages and await _leading(name, queue, run, work, messages[0], asked + queue.lease):
+        if messages and await _lead(name, queue, run, work, messages[0], asked + queue.lease):
             return
-        await clock.asleep(queue.lease / BEATS * (0.75 + 0.5 * random.random()))
+        await clock.asleep(queue.lease / EXTENDS_PER_LEASE * (0.75 + 0.5 * random.random()))
 
 
-async def _leading(
+async def _lead(
     name: str, queue: Any, run: Run, work: Callable[[], Awaitable[None]], lease: Message, until: float
 ) -> bool:
-    """Lead until that instant, and longer as the lease is extended: is the work done?
+    """Lead until that instant, and longer as the lease is extended. Return whether the work is done.
 
-    In the store a lease begins when it was asked for, or later; counted from then it ends here before it does there.
+    The lease is counted from before the request. The store counts it from a later instant, so it ends here first.
     """
     log.info("%s: this process leads", name)
     clock = clocks.current()
@@ -78,7 +78,7 @@ async def _leading(
     try:
         while not working.done():
             try:
-                cut = clock.within(max(0.0, min(queue.lease / BEATS, until - clock.now())))
+                cut = clock.within(max(0.0, min(queue.lease / EXTENDS_PER_LEASE, until - clock.now())))
                 async with cut:
                     await asyncio.wait({working})
             except AttemptTimeout:

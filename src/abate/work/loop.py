@@ -1,78 +1,65 @@
-"""The loop that works: takes messages from a source, hands them to workers, and settles them.
+"""Runs the loop of a consumer or controller: receives messages, runs handlers, and settles the messages.
 
-    receive ──► in hand ──► worker ──► judge ──► outbox ──► settle ──► its place is free
-                  │ every third of a lease
-                  └► extend
+    receive ──► in flight ──► worker ──► verdict ──► settle ──► the worker is free
+                   │ every third of a lease
+                   └► extend
 
-* No more messages are in hand than there are workers, so none waits while its lease runs.
-* Messages of one group are worked on one after the other. One that has to come back takes with it those of its group
-  that are in hand behind it.
-* A lease is extended while the work lasts. One that is lost is not settled; its worker, if it is a task, is cancelled.
-* A source that fails is asked again after half of the time for which it has failed, at least 1 and at most 10 seconds,
-  less up to half of that by chance. What could not be settled is kept until it can.
-* A worker that ends by something that is no answer (an exit, a cancellation of its own making) has crashed: its message
-  has failed once, and another worker takes its place.
-* A handler that goes on after its `timeout` hangs: a plain function, or a coroutine that ignores its cancellation. Its
-  lease is extended no more, so that another process can take the message, and its place is given to another worker.
-  There are up to as many of these replacements as there are workers; then the loop is not ready any more.
-* A message that may have killed the process that had it is a suspect (see `Judge.suspect`), and is worked on alone:
-  nothing more is taken, what is in hand ends first, and other suspects go back untouched. One that is at work for
-  long is joined by others again.
-* Stopping: nothing more is taken, but what waits in a source that doesn't outlive the process is worked off. What is
-  not done when the grace is over is cancelled, and given back as if it had not been touched; a plain function can't be
-  cancelled, and its lease runs out. `LAST_WORDS` seconds later the run ends, whatever still hangs.
-* What changes comes first, what is told about it (logs, sinks) after it.
+* No more messages are in flight than there are workers, so that no lease runs while its message waits.
+* Messages of one group are handled in order. If one goes back, the messages of its group that are in flight behind it
+  go back too.
+* A lease is extended while the handler runs. A message whose lease was lost is not settled; its handler is cancelled if
+  it is a coroutine.
+* A handler that ends without a result (by an exit, or by cancelling itself) has crashed: its message failed once.
+* A handler that exceeds its `timeout` is stuck if it is a plain function, or a coroutine that ignores its cancellation.
+  Its lease is not extended any more, so that another process can receive the message, and another worker replaces it.
+  There are at most as many replacements as workers; with more stuck handlers the loop is not ready.
+* Stopping: no more messages are received, except from a source that does not outlive the process, which is drained.
+  When the grace is over, coroutines are cancelled and their messages go back untouched; leases of plain functions run
+  out.
+  `FINAL_SETTLE_TIMEOUT` seconds later the run ends in any case.
+* State changes come first, logs and events after them.
+
+`source_client` calls the source, `settler` sends verdicts, `suspects` runs messages alone that may kill the process,
+and `breaker_trials` asks the circuit breaker.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from inspect import isawaitable, iscoroutinefunction
+from collections.abc import Collection, Sequence
 from math import inf
-from typing import Any, cast
+from typing import Any
 
 from abate import clock as clocks
 from abate import events
+from abate.admit.breaker import CircuitBreaker
 from abate.clock import Clock
 from abate.errors import AttemptTimeout
 from abate.logs import Log
-from abate.redact import described
-from abate.work.crew import Crew
-from abate.work.fuse import Fuse
-from abate.work.hands import Hands, Work
-from abate.work.judge import Failed, Judge
-from abate.work.pauses import Pauses
-from abate.work.source import Back, Bury, Done, Message, Settlement, Source, Verdict
-from abate.work.worker import Handler, Worker, report_buried
+from abate.work.backoff_guard import BackoffGuard
+from abate.work.breaker_trials import BreakerTrials
+from abate.work.in_flight import Delivery
+from abate.work.message_handler import Handler, Worker
+from abate.work.run_state import RunState
+from abate.work.settler import Settler
+from abate.work.source import Back, Bury, Done, Message, Source, Verdict
+from abate.work.source_client import MIN_POLL, SourceClient
+from abate.work.suspects import Suspects
+from abate.work.thread_pool import DaemonThreadPool
+from abate.work.verdicts import VerdictRules
 
 log = Log("abate.work")
 
-BEATS = 3
-"""Times that a lease is extended while it lasts."""
-PATIENCE = 1.0
+EXTENDS_PER_LEASE = 3
+"""How often per lease it is extended."""
+RECEIVE_WAIT = 1.0
 """Seconds that one receive waits for a message, unless the source has a `patience` of its own."""
-SHORTEST_LOOK = 0.05
-"""Seconds between two looks at a source that does not wait, or can't be waited for as the clock is virtual."""
-SHORT_REST, LONG_REST = 1.0, 10.0
-"""Seconds; a source that fails is left alone for half of the time for which it has failed, within these bounds."""
-HASTE = 1.0
-"""Seconds; the longest time for which a source that fails is left alone while the loop stops."""
-TRIES = 8
-"""Times that a verdict is sent off by itself, over a lease at least, before its message is left to its lease."""
-LAST_WORDS = 5.0
-"""Seconds for settling what is left when the grace is over."""
-MOMENT = 0.1
-"""Seconds for tasks to end that are cancelled when no time is left."""
-LATE = 1.0
-"""Seconds, or a tenth of the timeout where that is longer: how late a handler may be before it is taken to hang."""
-APART = 10.0
-"""Seconds, or a lease where that is shorter: over how long suspects that came together are spread when they go back."""
-COMPANY = 30.0
-"""Seconds, or a lease or the timeout where one is longer: for how long a suspect waits for others to end. And seconds
-for which others wait for a suspect that is at work."""
+FINAL_SETTLE_TIMEOUT = 5.0
+"""Seconds to settle messages after the grace."""
+MIN_CLOSE_TIMEOUT = 0.1
+"""Seconds for cancelled tasks to end when no time is left."""
+STUCK_TOLERANCE = 1.0
+"""Seconds, or a tenth of the timeout if that is longer, by which a handler may exceed its timeout."""
 
 
 class Loop:
@@ -83,544 +70,366 @@ class Loop:
         name: str,
         source: Source,
         handle: Handler,
-        judge: Judge,
+        verdict_rules: VerdictRules,
         *,
         workers: int,
         asynchronous: bool,
-        fuse: Fuse | None = None,
-        pauses: Pauses | None = None,
+        breaker: CircuitBreaker | None = None,
+        backoff_guard: BackoffGuard | None = None,
         timeout: float | None = None,
     ) -> None:
         self.name = name
         self.source = source
         self.workers = workers
-        self.fuse = fuse
-        self.pauses = pauses
+        self.backoff_guard = backoff_guard
         self.timeout = timeout
-        self.crew = Crew(3)  # for the source: one thread receives, one extends, one settles
-        self.handlers = Crew(workers)  # apart from these, so that no handler keeps a lease from being extended
-        self.tally: Counter[str] = Counter()
+        self.state = state = RunState(name, source)
+        self.in_flight, self.tally, self.stopping = state.in_flight, state.tally, state.stopping
+        self.client = SourceClient(state)
+        self.handler_threads = DaemonThreadPool(workers)  # separate from the source's: no handler may delay an extend
         redrives = getattr(source, "redrives", False)
-        self.worker = Worker(name, handle, judge, asynchronous, timeout, self.handlers, self.tally, redrives)
-        self.clock: Clock = clocks.current()
-        self.in_hand = Hands()
-        self.outbox: list[Settlement] = []
-        self._settling: frozenset[Message] = frozenset()
-        """Being settled now: 'lost' is ignored for these, as the extend may have run after the settle."""
-        self.failing: str | None = None
-        """What the source's last error said; None while it answers."""
-        self.stopping = asyncio.Event()
-        self.ends = inf
-        """The instant at which the run ends, whatever hangs."""
-        self._changed = asyncio.Event()
-        self._replaced = 0
-        """Messages in hand whose handlers hang, and whose places others have."""
-        self._suspect: Work | None = None
-        """It is worked on alone, or waits for that."""
-        self._draining = False
-        """Does the run end when nothing is left?"""
-        self._careful = False
-        """Did the last receive bring a suspect? The next one asks for one message, so that fewer have to go back."""
+        self.worker = Worker(
+            name, handle, verdict_rules, asynchronous, timeout, self.handler_threads, self.tally, redrives
+        )
+        self.trials = BreakerTrials(state, breaker)
+        self.settler = Settler(state, self.client, self._on_lease_lost, self._release, self._drop)
+        self.suspects = Suspects(state, timeout, self.worker.must_run_alone, self._begin)
+        self.ends_at = inf
+        """The instant at which the run ends in any case."""
+        self._replacements = 0
+        """Stuck handlers that another worker has replaced."""
 
-    # -- from outside, in the event loop
+    # -- for the service, in the event loop
 
     async def run(self, grace: float, drain: bool = False) -> None:
-        """Work until `stop`, or with `drain` until nothing is left; then finish what is in hand within the grace."""
-        self.clock = clocks.current()
-        self._draining = drain
-        taking = asyncio.create_task(self._take())
-        beside = (self._settle(), self._beat(), self._watch(), self.stopping.wait())
-        tasks = {taking, *map(asyncio.ensure_future, beside)}
+        """Handle messages until `stop`, or with `drain` until nothing is left; then finish within the grace."""
+        self.state.clock = clocks.current()
+        self.state.draining = drain
+        receiving = asyncio.create_task(self._receive_loop())
+        others = (self.settler.run(), self._extend_loop(), self._stuck_loop(), self.stopping.wait())
+        tasks = {receiving, *map(asyncio.ensure_future, others)}
         try:
             ended, _ = await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
             for task in ended:
-                task.result()  # where one of them has broken, so has the loop
-            await self._finish(taking, grace)
+                task.result()  # raise its error, if it has failed
+            await self._finish(receiving, grace)
         except asyncio.CancelledError:
             self.stop()
-            await self._finish(taking, 0.0)
+            await self._finish(receiving, 0.0)
             raise
         finally:
-            await cancelled(tasks, self.left(), self.clock)
-            self.crew.dismiss()
-            self.handlers.dismiss()
+            await cancel_tasks(tasks, self.seconds_left(), self.state.clock)
+            self.client.shutdown()
+            self.handler_threads.shutdown()
 
     def stop(self) -> None:
-        """Take no more."""
+        """Stop receiving messages."""
         self.stopping.set()
-        self._changed.set()
+        self.state.changed.set()
 
-    def left(self) -> float:
-        """Seconds for what is cancelled at the end."""
-        return max(MOMENT, min(LAST_WORDS, self.ends - self.clock.now()))
+    def seconds_left(self) -> float:
+        """Return the seconds that cancelled tasks have to end."""
+        return max(MIN_CLOSE_TIMEOUT, min(FINAL_SETTLE_TIMEOUT, self.ends_at - self.state.clock.now()))
 
-    # -- how it is; any thread may ask
+    # -- health, from any thread
+
+    @property
+    def failing(self) -> str | None:
+        """Return the last error of the source; None while it answers."""
+        return self.client.failing
 
     @property
     def stuck(self) -> int:
-        """How many handlers hang."""
-        return sum(work.stuck for work in self.in_hand)
+        """Return how many handlers are stuck."""
+        return sum(delivery.stuck for delivery in self.in_flight)
 
     @property
     def ready(self) -> bool:
-        """Does it take work?"""
+        """Return whether it takes work."""
         return self.failing is None and not self.stopping.is_set() and self.stuck < self.workers
 
     def oldest(self) -> float | None:
-        """For how many seconds the handler that began first has been at work; None where none is."""
-        began = min((work.began for work in self.in_hand if work.runs), default=None)
-        return None if began is None else max(0.0, self.clock.now() - began)
+        """Return for how many seconds the longest-running handler has run; None if none runs."""
+        began = min((delivery.began for delivery in self.in_flight if delivery.is_running), default=None)
+        return None if began is None else max(0.0, self.state.clock.now() - began)
 
-    def blown(self) -> float | None:
-        """For how many more seconds the fuse lets nothing through; 0 on trial; None where it is whole, or none."""
-        return None if self.fuse is None else self.fuse.blown(self.clock.now())
+    def breaker_open(self) -> float | None:
+        """Return the seconds until the breaker half-opens; 0 while half-open; None if closed, or without one."""
+        return self.trials.seconds_until_half_open()
 
     # -- the tasks
 
-    async def _take(self) -> None:
+    async def _receive_loop(self) -> None:
         """Receive messages as workers become free."""
-        patience = getattr(self.source, "patience", PATIENCE)
+        state, suspects = self.state, self.suspects
+        patience = getattr(self.source, "patience", RECEIVE_WAIT)
         failing_since: float | None = None
-        while not (self.stopping.is_set() and self.source.durable):
-            if self._suspect is not None:
-                await self._work_alone(self._suspect)
+        while not state.takes_no_more:
+            if suspects.current is not None:
+                await suspects.run_alone(suspects.current)
                 continue
-            free = min(self._places(), self._room())
+            free = min(self._free_workers(), self.trials.allowed())
             if free < 1:
-                await self._change(self._pause())
+                await state.wait_for_change(self.trials.pause())
                 continue
-            ending = self._draining or self.stopping.is_set()
-            asked = self.clock.now()
+            ending = state.ending
+            asked = state.clock.now()
             try:
                 messages = await self._receive(int(free), 0.0 if ending else patience)
             except Exception as error:
-                failing_since = self.clock.now() if failing_since is None else failing_since
-                await self._rest(self._trouble("receive from", error, self._pause_of(failing_since)))
+                failing_since = state.clock.now() if failing_since is None else failing_since
+                await self.client.back_off("receive from", error, failing_since)
                 continue
-            failing_since = self.failing = None
+            failing_since = self.client.failing = None
             self._accept(messages)
             if messages:
-                self._careful = any(map(self.worker.suspects, messages))
+                suspects.received(messages)
             elif ending:
                 if not self._busy():
                     return
-                await self._change(None)  # what is in hand may bring something back
-            elif self.clock.now() < asked + SHORTEST_LOOK:
-                await self._change(SHORTEST_LOOK)  # a source that doesn't wait must not be asked without a pause
-        if self._suspect is not None and self._waits(self._suspect):
-            self._return(self._suspect, 0.0)
+                await state.wait_for_change(None)  # a message in flight may come back
+            elif state.clock.now() < asked + MIN_POLL:
+                await state.wait_for_change(MIN_POLL)  # the source did not wait
+        if suspects.current is not None and suspects.is_waiting(suspects.current):
+            self._return_untouched(suspects.current, 0.0)
 
-    def _places(self) -> int:
-        """How many more workers could begin; after a suspect one by one."""
-        taken = len(self.in_hand) - self._replaced
-        return min(self.workers - taken, 1 if self._careful else self.workers)
+    def _free_workers(self) -> int:
+        """Return how many workers are free; at most one after a suspect."""
+        busy = len(self.in_flight) - self._replacements
+        return min(self.workers - busy, 1 if self.suspects.one_at_a_time else self.workers)
 
     def _busy(self) -> bool:
-        """Is anything in hand but handlers that hang?"""
-        return any(not work.stuck for work in self.in_hand)
+        """Return whether anything is in flight, apart from stuck handlers."""
+        return any(not delivery.stuck for delivery in self.in_flight)
 
-    def _room(self) -> float:
-        """How many more the fuse allows."""
-        if self.fuse is None:
-            return inf
-        room = self.fuse.room(self.clock.now())
-        return room if room == inf else room - len(self._trials(self.fuse))
-
-    def _trials(self, fuse: Fuse) -> list[float]:
-        """Until when each trial of the fuse is waited for: those that last for longer than a pause are not."""
-        now = self.clock.now()
-        until = [work.began + fuse.pause for work in self.in_hand if work.blows == fuse.blows and work.began < inf]
-        return [instant for instant in until if now < instant]
-
-    def _pause(self) -> float | None:
-        """Seconds until the fuse lets something through; None where it is not what is waited for."""
-        if self.fuse is None:
-            return None
-        now = self.clock.now()
-        if now < self.fuse.opens:
-            return self.fuse.opens - now
-        trials = () if self.fuse.room(now) == inf else self._trials(self.fuse)
-        return min(trials) - now if trials else None
-
-    async def _receive(self, most: int, wait: float) -> Sequence[Message]:
-        """Ask the source; a stop breaks it off if it is a task, and gives back what a thread still brings."""
+    async def _receive(self, max_messages: int, wait: float) -> Sequence[Message]:
         if not self.worker.asynchronous:
-            most = self.handlers.prepare(most)
-        if clocks.entered() is not None and not iscoroutinefunction(self.source.receive):
-            # a plain function that waits on a virtual clock would move it past everybody else's instants
-            messages = cast("Sequence[Message]", self.source.receive(most, 0.0))
-            if not messages and wait:
-                await self._change(SHORTEST_LOOK)
-            return messages
-        asking = asyncio.ensure_future(self._call(self.source.receive, most, wait))
-        stopped = asyncio.ensure_future(self.stopping.wait())
-        try:
-            await asyncio.wait({asking} if self.stopping.is_set() else {asking, stopped}, return_when="FIRST_COMPLETED")
-            if not asking.done() and iscoroutinefunction(self.source.receive):
-                asking.cancel()
-                await asyncio.wait({asking})
-                if asking.cancelled():
-                    return ()
-            return cast("Sequence[Message]", await asking)
-        finally:
-            stopped.cancel()
-            asking.cancel()
+            max_messages = self.handler_threads.ensure_idle(max_messages)
+        return await self.client.receive(max_messages, wait)
 
-    async def _beat(self) -> None:
-        """Extend the leases of what is in hand."""
-        if self.source.lease is None:
+    async def _extend_loop(self) -> None:
+        """Extend the leases of the messages in flight."""
+        lease = self.source.lease
+        if lease is None:
             await asyncio.Event().wait()
-        assert self.source.lease is not None
+        assert lease is not None
         while True:
-            await self.clock.asleep(self.source.lease / BEATS)
-            held = [work for work in self.in_hand if not (work.lost or work.stuck)]
-            messages = [work.message for work in held if work.message not in self._settling]
+            await self.state.clock.asleep(lease / EXTENDS_PER_LEASE)
+            held = [delivery for delivery in self.in_flight if not (delivery.lease_lost or delivery.stuck)]
+            messages = [delivery.message for delivery in held if delivery.message not in self.settler.sending]
             if not messages:
                 continue
             try:
-                lost = await self._call(self.source.extend, messages)
+                lost = await self.client.call(self.source.extend, messages)
             except Exception as error:
-                self._trouble("extend leases in", error, self.source.lease / BEATS)
+                self.client.on_error("extend leases in", error, lease / EXTENDS_PER_LEASE)
             else:
-                self.failing = None
+                self.client.failing = None
                 for message in lost:
-                    if message not in self._settling:
-                        self._lose(message)
+                    if message not in self.settler.sending:
+                        self._on_lease_lost(message)
 
-    async def _watch(self) -> None:
-        """Find handlers that hang."""
+    async def _stuck_loop(self) -> None:
+        """Find stuck handlers."""
         if self.timeout is None:
             await asyncio.Event().wait()
         assert self.timeout is not None
-        limit = self.timeout + max(LATE, 0.1 * self.timeout)
+        clock, limit = self.state.clock, self.timeout + max(STUCK_TOLERANCE, 0.1 * self.timeout)
         while True:
-            # one that begins meanwhile is not late before this sleep is over
-            began = min((work.began for work in self.in_hand if work.runs and not work.stuck), default=self.clock.now())
-            await self.clock.asleep(began + limit - self.clock.now())
-            for work in self.in_hand:
-                if work.runs and not work.stuck and work.began + limit <= self.clock.now():
-                    self._give_up_on(work)
+            # a handler that begins during this sleep can't be stuck before the sleep ends
+            running = [delivery for delivery in self.in_flight if delivery.is_running and not delivery.stuck]
+            began = min((delivery.began for delivery in running), default=clock.now())
+            await clock.asleep(began + limit - clock.now())
+            for delivery in self.in_flight:
+                if delivery.is_running and not delivery.stuck and delivery.began + limit <= clock.now():
+                    self._mark_stuck(delivery)
 
-    async def _settle(self) -> None:
-        """Send off the verdicts, together where there are several."""
-        failing_since: float | None = None
-        while True:
-            if not self.outbox:
-                await self._change(None)
-                continue
-            # after a failure one by one, so that one that can't be settled doesn't hold up the others
-            batch = self.outbox[:] if failing_since is None else self.outbox[:1]
-            self._settling = frozenset(message for message, _ in batch)
-            try:
-                lost = await self._call(self.source.settle, batch)
-            except Exception as error:
-                self._settling = frozenset()
-                failing_since = self.clock.now() if failing_since is None else failing_since
-                self.outbox = [*self.outbox[len(batch) :], *batch]
-                await self._rest(self._trouble("settle messages in", error, self._pause_of(failing_since)))
-                if len(batch) == 1:
-                    self._tried(batch[0])
-                continue
-            self._settling = frozenset()
-            failing_since = self.failing = None
-            del self.outbox[: len(batch)]
-            for message in lost:
-                self._lose(message)
-            for message, verdict in batch:
-                self._free(message)
-                if message not in lost:
-                    report_buried(self.name, message, verdict)
-
-    def _tried(self, settlement: Settlement) -> None:
-        """A verdict could not be carried out, by itself: one that never can be must not hold a place for ever."""
-        message, verdict = settlement
-        work = self.in_hand.of(message)
-        if work is None:
-            return
-        now, lease = self.clock.now(), self.source.lease
-        work.tries += 1
-        work.tried = min(work.tried, now)
-        if work.tries >= TRIES and lease is not None and now - work.tried >= lease:
-            self.tally["unsettled"] += 1
-            self.outbox.remove(settlement)
-            self._let_go(work)
-            log.error("%s: %r could not be settled (%r): it is left to its lease", self.name, message.key, verdict)
-
-    async def _finish(self, taking: asyncio.Task[None], grace: float) -> None:
-        """Wait for what is in hand, and cancel what is not done in time."""
-        self.ends = self.clock.now() + grace + LAST_WORDS
+    async def _finish(self, receiving: asyncio.Task[None], grace: float) -> None:
+        """Wait for the messages in flight, and cancel handlers that have not ended within the grace."""
+        clock = self.state.clock
+        self.ends_at = clock.now() + grace + FINAL_SETTLE_TIMEOUT
         try:
-            cut = self.clock.within(grace)
+            cut = clock.within(grace)
             async with cut:
-                await asyncio.wait({taking})  # a thread may still bring something, which is to be given back
-                await self._empty()
+                await asyncio.wait({receiving})  # a thread may still receive messages, which have to go back
+                await self._wait_until_idle()
         except AttemptTimeout:
-            taking.cancel()
-            self._break_off()
+            receiving.cancel()
+            self._cancel_unfinished()
             try:
-                cut = self.clock.within(LAST_WORDS)
+                cut = clock.within(FINAL_SETTLE_TIMEOUT)
                 async with cut:
-                    await self._empty()
+                    await self._wait_until_idle()
             except AttemptTimeout:
                 pass
-        stuck = [str(work.message.key) for work in self.in_hand]
-        if stuck:
-            for work in self.in_hand:
-                work.lost = True
-            self.in_hand.drop()
-            log.error("%s: %s not done within the grace of %g s: left to their leases", self.name, stuck[:10], grace)
+        left = [str(delivery.message.key) for delivery in self.in_flight]
+        if left:
+            for delivery in self.in_flight:
+                delivery.lease_lost = True
+            self.in_flight.clear()
+            log.error("%s: %s not done within the grace of %g s: left to their leases", self.name, left[:10], grace)
 
-    def _break_off(self) -> None:
-        """The grace is over: cancel what can be cancelled, and give back what nobody has begun with."""
-        for work in self.in_hand:
-            if work.waits:
-                self._return(work, 0.0)
-            elif work.runs and self.worker.asynchronous and work.task is not None:
-                work.broken_off = True
-                work.task.cancel()
-            elif work.runs:  # it goes on, for nobody
-                work.lost = work.stuck = True
-                self._changed.set()
+    async def _wait_until_idle(self) -> None:
+        while self._busy():
+            await self.state.wait_for_change(None)
+
+    def _cancel_unfinished(self) -> None:
+        """Cancel coroutines after the grace, and return messages whose handler has not begun."""
+        for delivery in self.in_flight:
+            if delivery.is_waiting:
+                self._return_untouched(delivery, 0.0)
+            elif delivery.is_running and self.worker.asynchronous and delivery.task is not None:
+                delivery.cancelled_by_grace = True
+                delivery.task.cancel()
+            elif delivery.is_running:  # a thread can't be stopped; its result is ignored
+                delivery.lease_lost = delivery.stuck = True
+                self.state.changed.set()
 
     # -- one message
 
     def _accept(self, messages: Sequence[Message]) -> None:
-        """Messages have come: to workers, or in line behind others of their groups.
+        """Start messages that were received, or let them wait behind others of their groups.
 
-        All are in hand before the first has its turn: one that goes back takes those behind it along.
+        All are in flight before the first starts, as one that goes back returns the messages behind it as well.
         """
-        for work in [self.in_hand.take(message) for message in messages]:
-            if work is not None and work.waits:
-                self._start(work)
+        for delivery in [self.in_flight.add(message) for message in messages]:
+            if delivery is not None and delivery.is_waiting:
+                self._start_or_return(delivery)
 
-    def _start(self, work: Work) -> None:
-        """It is the turn of a message: let a worker begin, unless this is no time for it."""
-        now = self.clock.now()
-        if work is self._suspect:
-            return  # it has its turn, and waits to be alone
-        if self.stopping.is_set() and self.source.durable:
-            self._return(work, 0.0)
-        elif self.fuse is not None and now < self.fuse.opens:  # it has blown while this one was on its way
-            self._return(work, self.fuse.opens - now)
-        elif (suspect := self.worker.suspects(work.message)) and self._suspect is not None:
-            # a run that is to end when nothing is left takes one by one from here on, and must not end before the last
-            ending = self._draining or self.stopping.is_set()
-            apart = 0.0 if ending else min(APART, self.source.lease or APART)
-            self._return(work, random.random() * apart)
-        elif self.pauses is not None and (rest := self.pauses.rest(work.message, now)) > 0:
-            self._return(work, rest, "held")  # asked last, as it pays for what may begin
+    def _start_or_return(self, delivery: Delivery) -> None:
+        """Start the handler of a message, or return the message if it can't start now."""
+        suspects, message = self.suspects, delivery.message
+        if delivery is suspects.current:
+            return  # it waits to be alone
+        if self.state.takes_no_more:
+            self._return_untouched(delivery, 0.0)
+        elif breaker_open := self.breaker_open():  # it opened while this message was received
+            self._return_untouched(delivery, breaker_open)
+        elif (suspect := suspects.must_run_alone(message)) and suspects.current is not None:
+            self._return_untouched(delivery, suspects.return_delay())
+        elif (backoff := self._remaining_backoff(message)) > 0:  # last, as it charges the budget for a start
+            self._return_untouched(delivery, backoff, "held")
         elif suspect:
-            self._suspect = work
-            self._return_behind(work, 0.0)
-            self._changed.set()
-            self._say_alone(work.message)
+            suspects.current = delivery
+            self._return_group_behind(delivery, 0.0)
+            self.state.changed.set()
+            suspects.report(message)
         else:
-            self._begin(work)
+            self._begin(delivery)
 
-    def _say_alone(self, message: Message) -> None:
-        """Say why the other workers have nothing to do."""
-        if message.unanswered is None:
-            why = f"it was handed out {message.receives} times, and is not settled"
-        else:
-            why = f"receives in a row that ended without an answer: {message.unanswered}"
-        log.warning("%s: %r is worked on alone: %s", self.name, message.key, why)
+    def _remaining_backoff(self, message: Message) -> float:
+        return 0.0 if self.backoff_guard is None else self.backoff_guard.remaining(message, self.state.clock.now())
 
-    def _begin(self, work: Work) -> None:
-        work.began = self.clock.now()
-        work.blows = 0 if self.fuse is None else self.fuse.blows
-        work.task = asyncio.create_task(self._work(work))
+    def _begin(self, delivery: Delivery) -> None:
+        delivery.began = self.state.clock.now()
+        delivery.trips = self.trials.trips
+        delivery.task = asyncio.create_task(self._run_handler(delivery))
 
-    async def _work_alone(self, work: Work) -> None:
-        """Let a suspect work while nothing else is in hand; nothing is taken meanwhile.
-
-        It doesn't wait for ever: after a while it begins beside what is left. Nor do others wait for it for ever:
-        after `COMPANY` seconds at work it is one among others. If that kills an innocent, it becomes a suspect and is
-        tried alone before it is buried.
-        """
-        until = self.clock.now() + max(COMPANY, self.source.lease or 0.0, self.timeout or 0.0)
-        while self._waits(work) and self.clock.now() < until and not self.stopping.is_set():
-            if all(other is work or other.stuck for other in self.in_hand):
-                break
-            await self._change(until - self.clock.now())
-        if self._waits(work) and not (self.stopping.is_set() and self.source.durable):
-            self._begin(work)
-            until = self.clock.now() + COMPANY
-            while work.runs and not work.stuck and self.in_hand.of(work.message) is work and self.clock.now() < until:
-                await self._change(until - self.clock.now())
-        if not self._waits(work):
-            self._suspect = None
-
-    def _waits(self, work: Work) -> bool:
-        return work.waits and self.in_hand.of(work.message) is work
-
-    async def _work(self, work: Work) -> None:
-        ended = await self.worker.work(work, self.clock)
-        if work.replaced:
-            work.replaced = False
-            self._replaced -= 1
+    async def _run_handler(self, delivery: Delivery) -> None:
+        result = await self.worker.handle(delivery, self.state.clock)
+        if delivery.replaced:
+            delivery.replaced = False
+            self._replacements -= 1
             if not self.worker.asynchronous:
-                self.handlers.shrink()
-        if self.in_hand.of(work.message) is not work:
-            return  # the loop has ended without it
-        if ended is None and work.broken_off:
-            self._return(work, 0.0)
-        elif ended is None:
-            self._let_go(work)
+                self.handler_threads.shrink()
+        if self.in_flight.get(delivery.message) is not delivery:
+            return  # the run has ended already
+        if result is None and delivery.cancelled_by_grace:
+            self._return_untouched(delivery, 0.0)
+        elif result is None:
+            self._drop(delivery)
         else:
-            verdict = ended.judgement.verdict
-            if self.pauses is not None:
-                self.pauses.settled(work.message, verdict, self.clock.now())
-            self._deliver(work, verdict)
-            pause = self._tell_fuse(work, ended.judgement.failed)
-            self.worker.tell(work.message, ended)
-            self._say_blown(pause)
+            verdict = result.decision.verdict
+            if self.backoff_guard is not None:
+                self.backoff_guard.record(delivery.message, verdict, self.state.clock.now())
+            self._queue_verdict(delivery, verdict)
+            pause = self.trials.record(delivery, result.decision.failed)
+            self.worker.report(delivery.message, result)
+            self.trials.report_open(pause)
 
-    def _tell_fuse(self, work: Work, failed: Failed) -> float:
-        """For how many seconds does this blow the fuse? A handler that hangs has failed already."""
-        if self.fuse is None or failed is None or work.stuck:
-            return 0.0
-        return self.fuse.record(not failed, self.clock.now(), work.blows, failed == "answered")
-
-    def _say_blown(self, pause: float) -> None:
-        if pause:
-            log.warning("%s: most messages fail: none are taken for %.3g s", self.name, pause)
-            events.emit(events.FuseBlown(self.name, pause))
-
-    def _give_up_on(self, work: Work) -> None:
-        """A handler hangs: its message is left to its lease, and its place is given to another while there are any."""
-        pause = self._tell_fuse(work, True)
-        work.stuck = True
+    def _mark_stuck(self, delivery: Delivery) -> None:
+        """Mark a handler as stuck: let its lease run out, and replace the worker if replacements are left."""
+        pause = self.trials.record(delivery, True)
+        delivery.stuck = True
         self.tally["stuck"] += 1
-        hanging = self.stuck
-        if hanging <= self.workers:
-            work.replaced = True
-            self._replaced += 1
+        stuck = self.stuck
+        if stuck <= self.workers:
+            delivery.replaced = True
+            self._replacements += 1
             if not self.worker.asynchronous:
-                self.handlers.grow()
-        self._return_behind(work, 0.0)
-        self._changed.set()
+                self.handler_threads.grow()
+        self._return_group_behind(delivery, 0.0)
+        self.state.changed.set()
         log.error(
             "%s: the handler of %r has not ended %.3g s after its timeout of %g s, and can't be stopped: its lease is"
             " not extended any more",
             self.name,
-            work.message.key,
-            self.clock.now() - work.began - (self.timeout or 0.0),
+            delivery.message.key,
+            self.state.clock.now() - delivery.began - (self.timeout or 0.0),
             self.timeout,
         )
-        if hanging == self.workers:
+        if stuck == self.workers:
             log.error(
-                "%s: %d handlers hang, as many as there are workers: it is not ready, and those that hang from here on"
+                "%s: %d handlers are stuck, as many as there are workers: it is not ready, and further stuck handlers"
                 " are not replaced. Restart it.",
                 self.name,
-                hanging,
+                stuck,
             )
-        self._say_blown(pause)
+        self.trials.report_open(pause)
 
-    def _return(self, work: Work, after: float, ending: str = "returned") -> None:
-        """A message goes back as if it had not been touched."""
+    def _return_untouched(self, delivery: Delivery, after: float, ending: str = "returned") -> None:
+        """Return a message as if it had not been received."""
         self.tally[ending] += 1
-        self._deliver(work, Back(after, touched=False))
+        self._queue_verdict(delivery, Back(after, touched=False))
 
-    def _deliver(self, work: Work, verdict: Verdict) -> None:
-        work.verdict = verdict
-        self.outbox.append((work.message, verdict))
+    def _queue_verdict(self, delivery: Delivery, verdict: Verdict) -> None:
+        delivery.verdict = verdict
+        self.settler.add(delivery.message, verdict)
         match verdict:
             case Done(None):
                 pass
             case Done(float() | int() as again):
-                self._return_behind(work, again)
+                self._return_group_behind(delivery, again)
             case Back(after):
-                self._return_behind(work, after)
+                self._return_group_behind(delivery, after)
             case Bury():
-                if not getattr(self.source, "buries", True):  # it will be handed out again
-                    self._return_behind(work, 0.0)
-        self._changed.set()
+                if not getattr(self.source, "buries", True):  # it will be received again
+                    self._return_group_behind(delivery, 0.0)
+        self.state.changed.set()
 
-    def _return_behind(self, work: Work, after: float) -> None:
-        """What comes back holds its group: those of it that wait in hand go back as well."""
-        for behind in self.in_hand.behind(work)[:1]:  # which takes the next along
-            self._return(behind, after)
+    def _return_group_behind(self, delivery: Delivery, after: float) -> None:
+        """Return the messages of a group that wait behind one that comes back, to keep their order."""
+        for behind in self.in_flight.waiting_behind(delivery)[:1]:  # returning the first returns the next
+            self._return_untouched(behind, after)
 
-    def _lose(self, message: Message) -> None:
-        """The lease has run out."""
-        work = self.in_hand.of(message)
-        if work is None or work.lost:
+    def _on_lease_lost(self, message: Message) -> None:
+        delivery = self.in_flight.get(message)
+        if delivery is None or delivery.lease_lost:
             return
-        work.lost = True
+        delivery.lease_lost = True
         self.tally["lost"] += 1
-        if work.task is None or work.verdict is not None:
-            self._let_go(work)
+        if delivery.task is None or delivery.verdict is not None:
+            self._drop(delivery)
         elif self.worker.asynchronous:
-            work.task.cancel()
+            delivery.task.cancel()
         log.warning("%s: the lease of %r ran out", self.name, message.key)
         events.emit(events.LeaseLost(self.name, message.key))
 
-    def _let_go(self, work: Work) -> None:
-        """A message is not ours any more, and will come again: before those of its group that wait in hand."""
-        self._return_behind(work, 0.0)
-        self._free(work.message)
+    def _drop(self, delivery: Delivery) -> None:
+        """Give up a message, which will be received again: the messages of its group behind it go back too."""
+        self._return_group_behind(delivery, 0.0)
+        self._release(delivery.message)
 
-    def _free(self, message: Message) -> None:
-        """The place of a message is free, and the next of its group has its turn."""
-        following = self.in_hand.free(message)
-        self._changed.set()
+    def _release(self, message: Message) -> None:
+        """Free the worker of a message, and start the next message of its group."""
+        following = self.in_flight.remove(message)
+        self.state.changed.set()
         if following is not None:
-            self._start(following)
-
-    # -- waiting
-
-    async def _call(self, method: Callable[..., Any], *args: object) -> Any:
-        """Ask the source, in a thread if it can't be awaited."""
-        if iscoroutinefunction(method):
-            return await method(*args)
-        answer = await self.crew.run(method, *args)
-        return await answer if isawaitable(answer) else answer
-
-    def _pause_of(self, failing_since: float) -> float:
-        """Seconds to leave a source alone that fails: half of its outage so far, within bounds."""
-        longest = min(LONG_REST, max(SHORT_REST, (self.clock.now() - failing_since) / 2))
-        return longest * (0.5 + random.random() / 2)
-
-    def _trouble(self, what: str, error: Exception, delay: float) -> float:
-        """The source has failed, not the handler: say so, and return the delay."""
-        self.failing = described(error)
-        text = "%s: could not %s the queue %s, next try in %.3g s: %r"
-        log.warning(text, self.name, what, self.source.name, delay, error)
-        events.emit(events.SourceFailed(self.name, self.source.name, error, delay))
-        return delay
-
-    async def _rest(self, seconds: float) -> None:
-        """Leave the source alone for so many seconds. A stop ends that; after it, for no more than `HASTE`."""
-        if self.stopping.is_set():
-            await self.clock.asleep(min(seconds, HASTE))
-            return
-        try:
-            cut = self.clock.within(seconds)
-            async with cut:
-                await self.stopping.wait()
-        except AttemptTimeout:
-            pass
-
-    async def _change(self, seconds: float | None) -> None:
-        """Wait until something has changed, or so many seconds."""
-        self._changed.clear()
-        if seconds is None:
-            await self._changed.wait()
-            return
-        try:
-            cut = self.clock.within(seconds)
-            async with cut:
-                await self._changed.wait()
-        except AttemptTimeout:
-            pass
-
-    async def _empty(self) -> None:
-        while self._busy():
-            await self._change(None)
+            self._start_or_return(following)
 
 
-async def cancelled(tasks: Collection[asyncio.Future[Any]], seconds: float, clock: Clock) -> bool:
-    """Cancel tasks: have they all ended within so many seconds? One that ignores its cancellation is left behind."""
+async def cancel_tasks(tasks: Collection[asyncio.Future[Any]], seconds: float, clock: Clock) -> bool:
+    """Cancel tasks. Return whether all have ended within `seconds`; a task that ignores this is left running."""
     for task in tasks:
         task.cancel()
     try:
@@ -632,5 +441,5 @@ async def cancelled(tasks: Collection[asyncio.Future[Any]], seconds: float, cloc
         pass
     for task in tasks:
         if task.done() and not task.cancelled():
-            task.exception()  # or asyncio would complain that nobody has asked for it
+            task.exception()  # mark it as retrieved, or asyncio logs it
     return all(task.done() for task in tasks)

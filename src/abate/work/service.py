@@ -1,4 +1,4 @@
-"""What a controller and a consumer have in common: they run, they stop, and they tell how they are."""
+"""Implements what controllers and consumers share: running, stopping, and health."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, ca
 
 from abate import clock as clocks
 from abate import forks
+from abate.admit.breaker import CircuitBreaker
 from abate.errors import AttemptTimeout, number, whole
+from abate.frozen import Frozen
 from abate.logs import Log
-from abate.values import Value
-from abate.work.fuse import Fuse
-from abate.work.judge import Judge
-from abate.work.loop import MOMENT, Loop, cancelled
-from abate.work.pauses import Pauses
+from abate.work.backoff_guard import BackoffGuard
+from abate.work.loop import MIN_CLOSE_TIMEOUT, Loop, cancel_tasks
 from abate.work.source import Message, Source
+from abate.work.verdicts import VerdictRules
 
 if TYPE_CHECKING:
     from abate.stores import Depth, Store
@@ -34,21 +34,21 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Health(Value):
-    """How a controller or consumer is.
+class Health(Frozen):
+    """The health of a controller or consumer.
 
-    * `live`: it runs. One that answers this at all has an event loop that turns.
-    * `ready`: it takes work: it isn't stopping, its source answers, and fewer handlers hang than there are workers.
-    * `in_hand`: keys or messages that workers have.
-    * `failing`: what the source's last error said; None while it answers.
-    * `tally`: how many have ended in which way since the start.
-    * `feeds`: of a controller's sources, pollers and resync those that fail or have ended, by name, and why.
-    * `skipped`: what these have brought and no key could be made of, since the start.
-    * `stuck`: how many handlers have outlasted their `timeout` and can't be stopped. Only a restart ends these.
-    * `oldest`: for how many seconds the handler that began first has been at work; None where none is. Without a
-      `timeout` it is what shows a handler that hangs.
-    * `blown`: for how many more seconds a consumer takes no message, as its fuse has blown; 0 while it takes one at a
-      time on trial; None while the fuse is whole. It is as ready as before: what is down is a dependency.
+    * `live`: it runs.
+    * `ready`: it takes work: it is not stopping, its source answers, and at least one worker is not stuck.
+    * `in_hand`: how many keys or messages are being handled.
+    * `failing`: the last error of the source; None while it answers.
+    * `tally`: how many messages ended since the start, by ending.
+    * `feeds`: the sources, pollers and resync of a controller that fail or have ended, by name, with the reason.
+    * `skipped`: how many events of these had no valid key, since the start.
+    * `stuck`: how many handlers have exceeded their `timeout` and can't be stopped. Only a restart ends them.
+    * `oldest`: for how many seconds the longest-running handler has run; None if none runs. Without a `timeout` it
+      shows a stuck handler.
+    * `breaker_open`: seconds until a consumer's circuit breaker half-opens; 0 while it is half-open and takes one
+      message at a time; None while it is closed. An open breaker does not change `ready`, as only a dependency is down.
 
     >>> Health(live=True, ready=True).in_hand
     0
@@ -63,11 +63,11 @@ class Health(Value):
     skipped: int = 0
     stuck: int = 0
     oldest: float | None = None
-    blown: float | None = None
+    breaker_open: float | None = None
 
 
 class Service(Generic[P, T]):
-    """Runs a handler over a source of work. It can be called like the function that it was made from."""
+    """Runs a handler over a source. It can be called like the function that it was made from."""
 
     def __init__(
         self, function: Callable[P, T], name: str | None, workers: int, grace: float, timeout: float | None
@@ -83,34 +83,34 @@ class Service(Generic[P, T]):
         self.timeout = None if timeout is None else number("timeout", timeout, above=0)
         self._running: tuple[asyncio.AbstractEventLoop, Loop] | None = None
         self._last: Loop | None = None
-        self._one = cast("Callable[[Any], object]", function)
+        self._call_function = cast("Callable[[Any], object]", function)
         update_wrapper(cast("Callable[..., Any]", self), function)
-        forks.keep(self)
+        forks.register(self)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.function(*args, **kwargs)
 
-    # -- what differs
+    # -- for subclasses
 
     def _source(self, given: object) -> Source:
-        """Where the work comes from."""
+        """Return the source of the run."""
         raise NotImplementedError
 
-    def _judge(self) -> Judge:
+    def _verdict_rules(self) -> VerdictRules:
         raise NotImplementedError
 
-    def _fuse(self) -> Fuse | None:
+    def _breaker(self) -> CircuitBreaker | None:
         return None
 
-    def _pauses(self) -> Pauses | None:
+    def _backoff_guard(self) -> BackoffGuard | None:
         return None
 
     def _handle(self, message: Message) -> object:
-        """Call the function with what it is to see of a message."""
+        """Call the function with a message, or its key."""
         raise NotImplementedError
 
-    async def _alongside(self, loop: Loop) -> None:
-        """What goes on beside the loop until it stops."""
+    async def _run_beside(self, loop: Loop) -> None:
+        """Run beside the loop until it stops."""
         await loop.stopping.wait()
 
     # -- running
@@ -123,10 +123,10 @@ class Service(Generic[P, T]):
         grace: float | None = None,
         drain: bool = False,
     ) -> Counter[str]:
-        """Work until `stop`, SIGTERM or SIGINT; with `drain`, until nothing is left to do. The answer is the tally.
+        """Run until `stop`, SIGTERM or SIGINT; with `drain`, until nothing is left to do. Return the tally.
 
-        The first signal lets what is in hand finish within the grace, the second one doesn't. Five seconds after the
-        grace it returns, whatever still hangs: a handler or feed that ignores its cancellation, a store.
+        After the first signal the messages in flight can finish within the grace; the second signal ends that. Five
+        seconds after the grace it returns, even if a handler, a feed or a store still hangs.
         """
 
         async def main() -> Counter[str]:
@@ -135,7 +135,7 @@ class Service(Generic[P, T]):
                 return await running
 
         try:
-            return run_to_end(main(), self.left)
+            return run_bounded(main(), self.seconds_left)
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
 
@@ -147,24 +147,24 @@ class Service(Generic[P, T]):
         grace: float | None = None,
         drain: bool = False,
     ) -> Counter[str]:
-        """The same in a task of your own event loop, which has its own signals."""
+        """Do the same as `run` in your own event loop, without signal handlers."""
         if self._running is not None:
             raise RuntimeError(f"{self.name} runs already")
         loop = self._last = Loop(
             self.name,
             self._source(source),
             self._handle,
-            self._judge(),
+            self._verdict_rules(),
             workers=self.workers if workers is None else whole("workers", workers, least=1),
             asynchronous=iscoroutinefunction(self.function) or iscoroutinefunction(type(self.function).__call__),
-            fuse=self._fuse(),
-            pauses=self._pauses(),
+            breaker=self._breaker(),
+            backoff_guard=self._backoff_guard(),
             timeout=self.timeout,
         )
         self._running = asyncio.get_running_loop(), loop
-        beside = None if drain else asyncio.ensure_future(self._alongside(loop))
+        beside = None if drain else asyncio.ensure_future(self._run_beside(loop))
         if beside is not None:
-            beside.add_done_callback(lambda _: loop.stop())  # where it breaks, nothing brings work any more
+            beside.add_done_callback(lambda _: loop.stop())  # if it fails, no more work comes
         try:
             await loop.run(self.grace if grace is None else number("grace", grace, least=0), drain)
         finally:
@@ -176,15 +176,14 @@ class Service(Generic[P, T]):
             beside.result()
         return loop.tally
 
-    def left(self) -> float:
-        """Seconds that are left of a run for what was begun beside it."""
-        return MOMENT if self._last is None else self._last.left()
+    def seconds_left(self) -> float:
+        """Return the seconds that tasks beside the loop have to end."""
+        return MIN_CLOSE_TIMEOUT if self._last is None else self._last.seconds_left()
 
     def stop(self) -> None:
-        """Take no more work, and end when what is in hand is done. Any thread may call it, and so may a signal handler.
+        """Take no more work, and end when the messages in flight are done. Any thread or signal handler may call it.
 
-        It is for the run that goes on: without one it does nothing, and a later run is not stopped by it. A second
-        call changes nothing.
+        Without a run it does nothing, and it does not affect a later run. A second call changes nothing.
         """
         running = self._running
         if running is not None:
@@ -192,11 +191,11 @@ class Service(Generic[P, T]):
                 running[0].call_soon_threadsafe(running[1].stop)
 
     def after_fork(self) -> None:
-        """In a child nothing runs: the event loop's thread is the parent's."""
+        """Forget the run: its event loop does not run in the child."""
         self._running = None
 
     def health(self) -> Health:
-        """How it is."""
+        """Return the health of the current run; not live if there is none."""
         running = self._running
         if running is None:
             return Health(live=False, ready=False)
@@ -204,23 +203,23 @@ class Service(Generic[P, T]):
         return Health(
             True,
             loop.ready,
-            len(loop.in_hand),
+            len(loop.in_flight),
             loop.failing,
             dict(loop.tally),
             stuck=loop.stuck,
             oldest=loop.oldest(),
-            blown=loop.blown(),
+            breaker_open=loop.breaker_open(),
         )
 
     def depth(self) -> Depth | None:
-        """What waits, is in hand and was buried; None where the source can't tell. Asking a store takes time."""
+        """Count the messages by state; None if the source can't. This may call a store."""
         return None
 
 
-def run_to_end(main: Coroutine[Any, Any, T], left: Callable[[], float]) -> T:
-    """Run a coroutine in an event loop of its own, as `asyncio.run` does; but for its end there are `left()` seconds.
+def run_bounded(main: Coroutine[Any, Any, T], left: Callable[[], float]) -> T:
+    """Run a coroutine in an event loop of its own, as `asyncio.run` does, but close the loop within `left()` seconds.
 
-    `asyncio.run` waits for ever for a task that ignores its cancellation, and for a thread of `asyncio.to_thread`.
+    `asyncio.run` waits forever for a task that ignores its cancellation, and for a thread of `asyncio.to_thread`.
     """
     runner = asyncio.Runner()
     loop = runner.get_loop()
@@ -230,17 +229,17 @@ def run_to_end(main: Coroutine[Any, Any, T], left: Callable[[], float]) -> T:
         return runner.run(main)
     finally:
         try:
-            runner.run(_wind_up(threads, left()))
+            runner.run(_close_event_loop(threads, left()))
         finally:
             asyncio.set_event_loop(None)
-            loop.close()  # rather than the runner, which would wait
+            loop.close()  # not `runner.close()`, which would wait
 
 
-async def _wind_up(threads: ThreadPoolExecutor, seconds: float) -> None:
-    """End what is left in this event loop, as far as it can be ended."""
+async def _close_event_loop(threads: ThreadPoolExecutor, seconds: float) -> None:
+    """End the tasks, generators and threads of this event loop, within `seconds`."""
     clock, loop = clocks.MACHINE, asyncio.get_running_loop()
     ends = clock.now() + seconds
-    await cancelled([task for task in asyncio.all_tasks() if task is not asyncio.current_task()], seconds, clock)
+    await cancel_tasks([task for task in asyncio.all_tasks() if task is not asyncio.current_task()], seconds, clock)
     ended = asyncio.Event()
 
     def shut_down() -> None:
@@ -248,10 +247,10 @@ async def _wind_up(threads: ThreadPoolExecutor, seconds: float) -> None:
         try:
             loop.call_soon_threadsafe(ended.set)
         except RuntimeError:
-            pass  # too late
+            pass  # the event loop is closed already
 
     try:
-        cut = clock.within(max(MOMENT, ends - clock.now()))
+        cut = clock.within(max(MIN_CLOSE_TIMEOUT, ends - clock.now()))
         async with cut:
             await loop.shutdown_asyncgens()
             threading.Thread(target=shut_down, daemon=True).start()
@@ -260,8 +259,8 @@ async def _wind_up(threads: ThreadPoolExecutor, seconds: float) -> None:
         log.error("a thread or an asynchronous generator does not end, and is left behind")
 
 
-def opened(store: object) -> Any:
-    """A store: as it is, or opened by its URL."""
+def open_if_url(store: object) -> Any:
+    """Return a store; open it if a URL is given."""
     if not isinstance(store, str):
         return store
     from abate.stores import open_store
@@ -270,33 +269,33 @@ def opened(store: object) -> Any:
 
 
 class Signals:
-    """Stops at the first SIGTERM or SIGINT, and breaks off at the second, where signals come to this thread at all."""
+    """Calls `stop` at the first SIGTERM or SIGINT, and `break_off` at the second. Only works in the main thread."""
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT)
     taken: ClassVar[int] = 0
-    """How many signals have been taken in this process; who called the program that runs a service can't tell else."""
+    """How many signals this process has received."""
 
     def __init__(self, stop: Callable[[], object], break_off: Callable[[], object]) -> None:
         self._next = [break_off, stop]
-        self._heard = sys.platform != "win32" and threading.current_thread() is threading.main_thread()
+        self._in_main_thread = sys.platform != "win32" and threading.current_thread() is threading.main_thread()
         self._before: dict[int, Any] = {}
         self.last: int | None = None
-        """The number of the signal that came last."""
+        """The number of the last signal."""
 
     def __enter__(self) -> Signals:
-        if self._heard:
+        if self._in_main_thread:
             for number in self.SIGNALS:
                 self._before[number] = signal.getsignal(number)
-                asyncio.get_running_loop().add_signal_handler(number, self._came, number)
+                asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         return self
 
     def __exit__(self, *exit: object) -> None:
-        if self._heard:
+        if self._in_main_thread:
             for number in self.SIGNALS:
                 asyncio.get_running_loop().remove_signal_handler(number)
                 signal.signal(number, self._before[number])
 
-    def _came(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         self.last = number
         Signals.taken += 1
         if self._next:

@@ -1,8 +1,8 @@
-"""Where work comes from: the contract between the loop that works and the queue that hands out.
+"""Defines the contract between a source of messages and the loop that handles them.
 
-A source hands a message out under a lease. Whoever has it extends the lease while the work lasts, and settles it
-with a verdict: done, back after a delay, or buried with a reason. A lease that runs out makes the message somebody
-else's; a verdict that comes later than that is refused.
+A source delivers a message under a lease. The loop extends the lease while the handler runs, and settles the message
+with a verdict: done, back after a delay, or buried with a reason. When a lease runs out, the message can be received by
+others, and a later verdict is refused.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 from abate.errors import AbateError, number
-from abate.values import Value
+from abate.frozen import Frozen
 
-NOTHING: Mapping[str, str] = MappingProxyType({})
+NO_ATTRIBUTES: Mapping[str, str] = MappingProxyType({})
 
 
 class LeaseLost(AbateError):
-    """The lease of a message ran out before it was settled: it is somebody else's, or will be.
+    """The lease of a message ran out before it was settled, so another worker may have received it.
 
     >>> raise LeaseLost("orders/42")
     Traceback (most recent call last):
@@ -34,19 +34,17 @@ class LeaseLost(AbateError):
 
 
 class Message:
-    """A piece of work in hand. No two are equal, even if they say the same.
+    """A message under a lease. Two messages are never equal, even with the same content.
 
-    * `key`: its identity in the queue; while it is in hand, nobody else has it.
-    * `body`: what was sent, as text; empty where the key says it all.
-    * `receives`: how often it has been handed out since it was last done, this time included.
-    * `token`: grows with every lease. What is written elsewhere on its behalf can carry it, so that a writer whose
-      lease ran out is told by its lower number.
-    * `attributes`: what the sender wrote on the envelope.
-    * `group`: messages of one group are worked on in order, one at a time; None for no order.
-    * `handle`: what the source knows this lease by.
-    * `unanswered`: how many of its last receives ended without an answer, this one not included: the lease ran out, as
-      it does when a process dies. One that was answered with done or back begins anew from 0. None where the source
-      counts receives, and can't tell how they ended.
+    * `key`: its identity in the queue; while it is leased, no other worker can receive it.
+    * `body`: what was sent, as text; may be empty.
+    * `receives`: how often it was received since it was last done, this time included.
+    * `token`: grows with every lease. Use it as a fencing token: a writer whose lease ran out has a lower one.
+    * `attributes`: strings by name, from the sender.
+    * `group`: messages of one group are handled in order, one at a time; None for no order.
+    * `handle`: how the source identifies this lease.
+    * `unanswered`: how many of its last receives, without this one, ended without an answer because the lease ran out,
+      as it does when a process dies. Done and back reset it to 0. None if the source does not know.
 
     >>> Message("orders/42", "{}")
     Message(key='orders/42', body='{}', receives=1)
@@ -60,7 +58,7 @@ class Message:
         body: str = "",
         receives: int = 1,
         token: int = 0,
-        attributes: Mapping[str, str] = NOTHING,
+        attributes: Mapping[str, str] = NO_ATTRIBUTES,
         group: str | None = None,
         handle: object = None,
         unanswered: int | None = 0,
@@ -78,7 +76,7 @@ class Message:
         return f"Message(key={self.key!r}, body={self.body!r}, receives={self.receives})"
 
     def json(self) -> Any:
-        """The body, read as JSON; `ValueError` where it is none, or nested too deeply to be read.
+        """Parse the body as JSON; raise `ValueError` if it is not JSON, or is nested too deeply.
 
         >>> Message("a", '{"order": 42}').json()
         {'order': 42}
@@ -91,31 +89,30 @@ class Message:
             raise ValueError("the body is nested too deeply to be read as JSON") from None
 
 
-class Done(Value):
-    """The work is done; with `again`, the key comes back after so many seconds as if it had just been added."""
+class Done(Frozen):
+    """The message is done. With `again`, its key comes back after this many seconds as if it had just been added."""
 
     again: float | None = None
 
 
-class Back(Value):
-    """The work is not done: back into the queue after so many seconds.
+class Back(Frozen):
+    """Return the message to the queue, ready after `after` seconds.
 
-    A message that was not touched (`touched` is false) has not been received, as far as the source can take that
-    back.
+    With `touched=False` the receive does not count, if the source can take that back.
     """
 
     after: float
     touched: bool = True
 
-    def checked(self) -> None:
+    def validate(self) -> None:
         number("after", self.after, least=0)
 
 
-class Bury(Value):
-    """The work can't be done: to the dead letters.
+class Bury(Frozen):
+    """Move the message to the dead letters.
 
-    `kind` is one of few words (``permanent``, ``fatal``, ``receives``, ``unreadable``), `reason` what the error said,
-    `trace` where it happened.
+    `kind` is ``permanent``, ``fatal``, ``receives`` or ``unreadable``; `reason` is the text of the error, `trace` its
+    traceback.
     """
 
     kind: str
@@ -128,26 +125,26 @@ Settlement: TypeAlias = tuple[Message, Verdict]
 
 
 class Source(Protocol):
-    """Hands out messages under a lease. Each method may be a plain one (it is called in a thread) or ``async``.
+    """Delivers messages under a lease. Each method may be a plain function (called in a thread) or ``async``.
 
-    Three of them, so that whoever has batches (a transaction, a pipeline, a batch of SQS) can use them. One that had
-    best be asked seldom may have a `patience` as well: seconds for which a receive is asked to wait, instead of one.
+    All three take several messages, so that a source can use batches. A source that should be called rarely may have a
+    `patience` as well: the seconds that a receive waits, instead of one.
     """
 
     name: str
     lease: float | None
-    """Seconds for which a message is the worker's; None where it is until it is settled."""
+    """Seconds that a lease lasts; None if it lasts until the message is settled."""
     durable: bool
-    """Does what waits outlive this process? Then a shutdown leaves it there; otherwise it is worked off."""
+    """Whether waiting messages outlive the process. If so, a shutdown leaves them in the source; if not, it drains."""
 
-    def receive(self, most: int, wait: float) -> Sequence[Message] | Awaitable[Sequence[Message]]:
-        """Up to `most` messages; where there are none, wait for up to `wait` seconds for the first."""
+    def receive(self, max_messages: int, wait: float) -> Sequence[Message] | Awaitable[Sequence[Message]]:
+        """Return up to `max_messages` messages; if there are none, wait for the first up to `wait` seconds."""
         ...
 
     def extend(self, messages: Sequence[Message]) -> Sequence[Message] | Awaitable[Sequence[Message]]:
-        """Let the leases begin anew; the answer is those that were lost."""
+        """Restart the leases. Return the messages whose lease was lost."""
         ...
 
     def settle(self, settlements: Sequence[Settlement]) -> Sequence[Message] | Awaitable[Sequence[Message]]:
-        """Carry out the verdicts; the answer is those whose lease was lost, so that nothing was done for them."""
+        """Carry out the verdicts. Return the messages whose lease was lost, for which nothing was done."""
         ...

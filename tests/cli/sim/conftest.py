@@ -14,7 +14,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "crowd.toml").write_text(HERD)
     (tmp_path / "fragile.toml").write_text(FRAGILE)
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
-    (tmp_path / "app.toml").write_text('[orders]\non = "abate.http.transient"\nattempts = 5\n')
+    (tmp_path / "app.toml").write_text('[orders]\non = "abate.http.transient"\nmax_attempts = 5\n')
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -11,7 +11,7 @@ seeds = 3
 count = 50
 
 [policy]
-attempts = 3
+max_attempts = 3
 
 [services.api]
 workers = 10
@@ -32,7 +32,7 @@ count = 50
 arrivals = "once"
 
 [policy]
-attempts = 3
+max_attempts = 3
 
 [services.api]
 workers = 10
@@ -58,7 +58,7 @@ seeds = 1
 count = 280
 
 [policy]
-attempts = 2
+max_attempts = 2
 attempt_timeout = 1.0
 budget = { ratio = 1.0, reserve = 1000, funded_by = "request" }
 
@@ -67,5 +67,18 @@ workers = 30
 service_time = 0.1
 """
 
-NARROW = ["--attempts", "1:3", "--base", "0.2", "--cap", "5", "--jitter", "full", "--ratio", "0.2", "--reserve", "0:20"]
+NARROW = [
+    "--max-attempts",
+    "1:3",
+    "--base",
+    "0.2",
+    "--cap",
+    "5",
+    "--jitter",
+    "full",
+    "--ratio",
+    "0.2",
+    "--reserve",
+    "0:20",
+]
 QUICK = [*NARROW, "--seeds", 2, "--samples", 4]

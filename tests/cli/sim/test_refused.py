@@ -25,14 +25,14 @@ from tests.cli.sim.scenarios import OUTAGE
             ["outage.toml: --set policy.attempt=6: [policy] has an unknown key 'attempt'"],
         ),
         (
-            ["outage.toml", "--set", "run.seeds=2", "--set", "policy.attempts=0"],
-            ["outage.toml: --set policy.attempts=0: [policy]: attempts", "0"],
+            ["outage.toml", "--set", "run.seeds=2", "--set", "policy.max_attempts=0"],
+            ["outage.toml: --set policy.max_attempts=0: [policy]: max_attempts", "0"],
         ),
         (["outage.toml", "--clients", "200000000"], ["outage.toml: --clients 200000000: [clients]: count must be"]),
         (["outage.toml", "--set", "polcy.attempts=6"], ["outage.toml", "'polcy'"]),
         (["outage.toml", "--set", "services.api.workers=0"], ["outage.toml", "[services.api]", "workers", "0"]),
         (["outage.toml", "--set", "services.db.workers=1"], ["outage.toml", "services.db.workers", "api", "'db'"]),
-        (["outage.toml", "--set", "policy.attempts"], ["--set", "'policy.attempts'"]),
+        (["outage.toml", "--set", "policy.max_attempts"], ["--set", "'policy.max_attempts'"]),
         (["outage.toml", "--set", "run.horizon=3"], ["outage.toml", "[[triggers]]", "at must", "5", "3"]),
         (["outage.toml", "--measures", "speed"], ["--measures", "outage.toml", "'speed'", "amplification"]),
         (["outage.toml", "--policy", "app.toml"], ["'app.toml'", "app.toml:orders"]),
@@ -60,7 +60,7 @@ def test_an_engine_that_cannot_run_code_is_refused_with_the_file(sim, folder, wo
     (folder / "own.toml").write_text(OUTAGE.replace("count = 50", 'count = 50\ncode = "asyncio:sleep"'))
     code, out, err = sim(*words, "--engine", "fleet", "--code", "asyncio")
     assert (code, out) == (2, "")
-    assert err == "abate: own.toml: [clients]: code can be run by the engine 'coroutine' alone, not by 'fleet'\n"
+    assert err == "abate: own.toml: [clients]: code can be run by the engine 'coroutine' only, not by 'fleet'\n"
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,6 @@ def test_an_engine_that_cannot_run_code_is_refused_with_the_file(sim, folder, wo
         ["--seeds", "3"],
         ["--compare", "outage.toml"],
         ["--compare", "outage.toml", "once.toml", "--report", "out.html"],
-        ["--compare", "outage.toml", "once.toml", "--live"],
-        ["outage.toml", "--live", "--report", "out.html"],
         ["outage.toml", "--seeds", "many"],
         ["outage.toml", "--nonsense"],
     ],

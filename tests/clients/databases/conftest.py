@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from tests.clients.databases.faces import DRIVERS, Driver
+from tests.clients.databases.drivers import DRIVERS, Driver
 from tests.clients.databases.servers import Server, start_mariadb, start_postgres
 
 

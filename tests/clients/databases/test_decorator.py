@@ -10,7 +10,7 @@ import pytest
 
 import abate
 from abate import Backoff, report
-from abate.clients.databases import connection_lost, retry_on_db_conflict, running
+from abate.clients.databases import connection_lost, open_transaction, retry_on_db_conflict
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ class Bank:
 def test_a_transaction_is_run_again_until_the_conflict_is_over(bank):
     """Busy twice, then committed, once."""
     bank.hold()
-    deposit = retry_on_db_conflict(attempts=3, backoff=[0.0])(bank.deposit)
+    deposit = retry_on_db_conflict(max_attempts=3, backoff=[0.0])(bank.deposit)
     assert deposit(5, free_at=3) == 5
     assert bank.attempts == 3
     assert bank.deposits() == [5]
@@ -76,7 +76,7 @@ def test_a_conflict_that_stays_is_raised_as_it_is(bank):
     """With the report of a policy that has the function's name."""
     bank.hold()
 
-    @retry_on_db_conflict(attempts=2, backoff=[0.0])
+    @retry_on_db_conflict(max_attempts=2, backoff=[0.0])
     def deposit():
         bank.deposit(5)
 
@@ -120,8 +120,8 @@ def test_settings_are_the_policy_s():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"attempts": 0}, "attempts must be a whole number of at least 1, not 0"),
-        ({"attempts": print}, "attempts must be a whole number of at least 1, not <built-in function print>"),
+        ({"max_attempts": 0}, "max_attempts must be a whole number of at least 1, not 0"),
+        ({"max_attempts": "5"}, "max_attempts must be a whole number of at least 1, not .5."),
         ({"timeout": -1}, "timeout must be a number above 0, not -1"),
         ({"on": "OSError"}, "on must be exception types, predicates or rules, not 'OSError'"),
         ({"jitter": "full"}, "jitter"),
@@ -229,12 +229,12 @@ def test_nested_the_outermost_retries(bank):
     runs = []
     bank.hold()
 
-    @retry_on_db_conflict(attempts=10, backoff=[0.0])
+    @retry_on_db_conflict(max_attempts=10, backoff=[0.0])
     def inner():
         runs.append("inner")
         return bank.deposit(5, free_at=3)
 
-    @retry_on_db_conflict(attempts=3, backoff=[0.0])
+    @retry_on_db_conflict(max_attempts=3, backoff=[0.0])
     def outer():
         runs.append("outer")
         return inner()
@@ -249,17 +249,17 @@ def test_nested_and_awaited_the_outermost_retries(bank):
     runs = []
     bank.hold()
 
-    @retry_on_db_conflict(attempts=10, backoff=[0.0])
+    @retry_on_db_conflict(max_attempts=10, backoff=[0.0])
     async def inner():
         runs.append("inner")
         await asyncio.to_thread(innermost)
 
-    @retry_on_db_conflict(attempts=10, backoff=[0.0])
+    @retry_on_db_conflict(max_attempts=10, backoff=[0.0])
     def innermost():
         runs.append("innermost")
         bank.deposit(5, free_at=3)
 
-    @retry_on_db_conflict(attempts=3, backoff=[0.0])
+    @retry_on_db_conflict(max_attempts=3, backoff=[0.0])
     async def outer():
         runs.append("outer")
         await asyncio.gather(inner())
@@ -284,7 +284,7 @@ def test_after_the_outer_one_is_over_what_it_started_retries_by_itself(bank):
 
     async def inside(over):
         await over.wait()
-        assert running() is None
+        assert open_transaction() is None
         return await later(over)
 
     async def main():
@@ -299,10 +299,10 @@ def test_after_the_outer_one_is_over_what_it_started_retries_by_itself(bank):
 
 def test_one_after_another_each_retries(bank):
     """Also after one that has failed."""
-    deposit = retry_on_db_conflict(attempts=2, backoff=[0.0])(bank.deposit)
+    deposit = retry_on_db_conflict(max_attempts=2, backoff=[0.0])(bank.deposit)
     bank.hold()
     with pytest.raises(sqlite3.OperationalError):
         deposit(5)
-    assert running() is None
+    assert open_transaction() is None
     assert deposit(6, free_at=4) == 6
     assert bank.attempts == 4

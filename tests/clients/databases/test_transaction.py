@@ -185,7 +185,7 @@ def test_after_a_lock_wait_timeout_the_transaction_is_rolled_back(mariadb, maria
     """Nothing of the attempts that failed is left, whether the last one fails or not."""
     runs = []
 
-    @transaction(mariadb_engine, attempts=2, backoff=NOW)
+    @transaction(mariadb_engine, max_attempts=2, backoff=NOW)
     def change(connection):
         runs.append(connection.execute(sa.text("SELECT balance FROM accounts WHERE id = 1")).scalar())
         set_balance(connection, 7, account=1)
@@ -205,7 +205,7 @@ def test_a_decorated_function_that_leaves_by_with_is_rolled_back_too(mariadb, ma
     connection = mariadb.connect()
     connection.autocommit(False)
 
-    @retry_on_db_conflict(attempts=2, backoff=NOW)
+    @retry_on_db_conflict(max_attempts=2, backoff=NOW)
     def change():
         connection.begin()
         try:

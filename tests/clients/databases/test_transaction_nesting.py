@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import abate
 from abate import report
-from abate.clients.databases import Running, retry_on_db_conflict, running
+from abate.clients.databases import OpenTransaction, open_transaction, retry_on_db_conflict
 from abate.clients.sqlalchemy import transaction
 
 NOW = [0.0]
@@ -137,7 +137,7 @@ def test_transactions_of_different_engines_may_be_nested(sqlite_engine, postgres
     assert ours.call(lambda one: theirs.call(lambda two: two.scalar(select))) == 42
     with pytest.raises(RuntimeError, match="open around this one"):
         ours.call(lambda one: theirs.call(lambda two: ours.call(lambda three: None)))
-    assert running() is None
+    assert open_transaction() is None
 
 
 def test_sessions_of_several_engines_are_nested_by_who_made_them(sqlite_engine, postgres_engine):
@@ -162,12 +162,12 @@ def test_a_decorated_function_inside_passes_its_conflicts_on(postgres, postgres_
     runs = []
     holder = conflict_in(postgres)
 
-    @retry_on_db_conflict(attempts=10, backoff=NOW)
+    @retry_on_db_conflict(max_attempts=10, backoff=NOW)
     def lock(connection):
         runs.append("inner")
         connection.execute(LOCK_2)
 
-    @transaction(postgres_engine, attempts=2, backoff=NOW)
+    @transaction(postgres_engine, max_attempts=2, backoff=NOW)
     def change(connection):
         runs.append("outer")
         if len(runs) > 2:
@@ -184,12 +184,12 @@ def test_a_transaction_inside_a_decorated_function_retries_and_nobody_else(postg
     runs = []
     holder = conflict_in(postgres)
 
-    @transaction(postgres_engine, attempts=2, backoff=NOW, name="inner")
+    @transaction(postgres_engine, max_attempts=2, backoff=NOW, name="inner")
     def change(connection):
         runs.append("inner")
         connection.execute(LOCK_2)
 
-    @retry_on_db_conflict(attempts=5, backoff=NOW, name="outer")
+    @retry_on_db_conflict(max_attempts=5, backoff=NOW, name="outer")
     def around():
         runs.append("outer")
         change()
@@ -272,14 +272,14 @@ def test_functions_of_the_wrong_kind_are_refused(sqlite_engine):
     with pytest.raises(TypeError, match="first argument"):
         transaction(sqlite_engine)(lambda *, connection: None)
     with pytest.raises(ValueError, match="attempts"):
-        transaction(sqlite_engine, attempts=0)
+        transaction(sqlite_engine, max_attempts=0)
 
 
 def test_a_transaction_that_is_left_in_another_context_takes_none_away_there():
     """As a generator may be: it is over where it was entered, and the other context is still in its own."""
-    first, here = Running(), contextvars.copy_context()
+    first, here = OpenTransaction(), contextvars.copy_context()
     here.run(first.__enter__)
-    with Running() as own:
+    with OpenTransaction() as own:
         first.__exit__(None, None, None)
-        assert running() is own
-    assert here.run(running) is None
+        assert open_transaction() is own
+    assert here.run(open_transaction) is None

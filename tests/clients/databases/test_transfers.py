@@ -88,7 +88,7 @@ class Bank:
         self.audit(server.run("SELECT id, balance FROM accounts"), server.run("SELECT * FROM ledger"))
 
 
-SETTINGS = {"attempts": 100, "backoff": Backoff(base=0.01, cap=0.2), "budget": Budget.unlimited()}
+SETTINGS = {"max_attempts": 100, "backoff": Backoff(base=0.01, cap=0.2), "budget": Budget.unlimited()}
 patiently = retry_on_db_conflict(**SETTINGS)
 
 

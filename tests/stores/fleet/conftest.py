@@ -3,7 +3,7 @@
 import pytest
 
 from abate.stores import open_store
-from abate.stores.fleet import Courier
+from abate.stores.fleet import FleetSync
 
 
 class Flaky:
@@ -12,19 +12,19 @@ class Flaky:
     def __init__(self, store):
         self.store = store
         self.error = None
-        self.journeys = 0
+        self.rounds = 0
 
-    def trade(self, member, offers):
-        self.journeys += 1
+    def sync_members(self, member, requests):
+        self.rounds += 1
         if self.error is not None:
             raise self.error
-        return self.store.trade(member, offers)
+        return self.store.sync_members(member, requests)
 
 
 @pytest.fixture
 def still(monkeypatch):
     """Couriers go by hand."""
-    monkeypatch.setattr(Courier, "start", lambda self: None)
+    monkeypatch.setattr(FleetSync, "start", lambda self: None)
 
 
 @pytest.fixture
@@ -39,6 +39,6 @@ def flaky(store):
 
 
 @pytest.fixture
-def courier(flaky):
+def fleet_sync(flaky):
     """A new member of the fleet."""
-    return lambda: Courier(flaky, "fleet")
+    return lambda: FleetSync(flaky, "fleet")

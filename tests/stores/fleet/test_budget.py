@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import abate
 from abate import events
-from abate.stores import Terms, open_store
-from abate.stores.fleet import Courier, FleetBudget
+from abate.stores import BudgetTerms, open_store
+from abate.stores.fleet import FleetBudget, FleetSync
 from abate.testing import VirtualClock
 
 
@@ -23,73 +23,73 @@ def spend(budget, most=10**6):
     return most
 
 
-def members(courier, many, **terms):
+def members(fleet_sync, many, **terms):
     """So many processes that share one budget; all of them have gone to the store since the last one came."""
-    couriers = [courier() for _ in range(many)]
-    budgets = [FleetBudget(one, "orders", Terms(**terms)) for one in couriers]
-    for one in couriers:
-        one.travel()
-    return couriers, budgets
+    fleet_syncs = [fleet_sync() for _ in range(many)]
+    budgets = [FleetBudget(one, "orders", BudgetTerms(**terms)) for one in fleet_syncs]
+    for one in fleet_syncs:
+        one.sync_once()
+    return fleet_syncs, budgets
 
 
-def test_a_lone_member_has_the_whole_budget(courier):
+def test_a_lone_member_has_the_whole_budget(fleet_sync):
     """Half of the reserve at once, the rest when it is needed."""
-    (one,), (budget,) = members(courier, 1, ratio=0.2, reserve=10.0, window=10.0)
+    (one,), (budget,) = members(fleet_sync, 1, ratio=0.2, reserve=10.0, window=10.0)
     spent = spend(budget)
     assert spent == 50
     for _ in range(20):
-        one.travel()
+        one.sync_once()
         spent += spend(budget)
     assert spent == 100
 
 
-def test_what_one_earns_another_may_spend(courier):
+def test_what_one_earns_another_may_spend(fleet_sync):
     """The fleet has one balance."""
-    (rich, poor), (earning, spending) = members(courier, 2, ratio=0.5, reserve=0.0)
+    (rich, poor), (earning, spending) = members(fleet_sync, 2, ratio=0.5, reserve=0.0)
     for _ in range(40):
         earning.deposit()
     assert not spending.try_withdraw()
-    rich.travel()
+    rich.sync_once()
     spent = 0
     for _ in range(20):
-        poor.travel()
+        poor.sync_once()
         spent += spend(spending)
     assert spent == 20
 
 
-def test_what_is_earned_here_can_be_spent_at_once(courier):
+def test_what_is_earned_here_can_be_spent_at_once(fleet_sync):
     """No journey is needed for it, and what the ratio says is exact."""
-    _, (budget,) = members(courier, 1, ratio=0.29, reserve=0.0)
+    _, (budget,) = members(fleet_sync, 1, ratio=0.29, reserve=0.0)
     for _ in range(100):
         budget.deposit()
     assert budget.balance() == 29.0
     assert spend(budget) == 29
 
 
-def test_a_refund_can_be_spent_again(courier):
+def test_a_refund_can_be_spent_again(fleet_sync):
     """A wait that was cancelled costs nothing."""
-    _, (budget,) = members(courier, 1, ratio=0.0, reserve=0.4, window=10.0)
+    _, (budget,) = members(fleet_sync, 1, ratio=0.0, reserve=0.4, window=10.0)
     assert spend(budget) == 2
     budget.refund()
     assert spend(budget) == 1
 
 
-def test_where_there_are_more_members_than_tokens_nobody_sits_on_them(courier):
+def test_where_there_are_more_members_than_tokens_nobody_sits_on_them(fleet_sync):
     """In quiet times none are held, so that whoever is in need finds them."""
-    couriers, budgets = members(courier, 50, ratio=0.0, reserve=1.0, window=10.0)
+    fleet_syncs, budgets = members(fleet_sync, 50, ratio=0.0, reserve=1.0, window=10.0)
     assert [budget.balance() for budget in budgets[5:]] == [0.0] * 45
-    needy, budget = couriers[-1], budgets[-1]
+    needy, budget = fleet_syncs[-1], budgets[-1]
     spent = 0
-    for one in couriers:
-        one.travel()
+    for one in fleet_syncs:
+        one.sync_once()
     for _ in range(60):
         spent += spend(budget)
-        needy.travel()
+        needy.sync_once()
     assert spent == 10
 
 
 STEPS = st.lists(
-    st.tuples(st.integers(0, 3), st.sampled_from(["deposit", "withdraw", "travel", "refund"]), st.integers(1, 30)),
+    st.tuples(st.integers(0, 3), st.sampled_from(["deposit", "withdraw", "sync_once", "refund"]), st.integers(1, 30)),
     max_size=60,
 )
 
@@ -99,8 +99,10 @@ STEPS = st.lists(
 def test_all_together_never_spend_more_than_one_budget_allows(steps, ratio, reserve):
     """Whoever earns, spends, returns and travels when: the sum is that of one budget."""
     with pytest.MonkeyPatch.context() as still, open_store("memory:") as store:
-        still.setattr(Courier, "start", lambda self: None)
-        couriers, budgets = members(lambda: Courier(store, "fleet"), 4, ratio=ratio, reserve=reserve, window=1000.0)
+        still.setattr(FleetSync, "start", lambda self: None)
+        fleet_syncs, budgets = members(
+            lambda: FleetSync(store, "fleet"), 4, ratio=ratio, reserve=reserve, window=1000.0
+        )
         deposits = spent = 0
         owed = [0, 0, 0, 0]
         for who, what, many in steps:
@@ -115,94 +117,94 @@ def test_all_together_never_spend_more_than_one_budget_allows(steps, ratio, rese
                     budgets[who].refund()
                     spent -= 1
                     owed[who] -= 1
-            if what == "travel":
-                couriers[who].travel()
+            if what == "sync_once":
+                fleet_syncs[who].sync_once()
             assert spent <= floor(reserve * 1000.0 + ratio * deposits + 1e-6)
 
 
-def test_without_the_store_each_has_its_part_of_the_reserve(courier, flaky):
+def test_without_the_store_each_has_its_part_of_the_reserve(fleet_sync, flaky):
     """The same ratio, and the reserve shared by as many as there were."""
-    couriers, budgets = members(courier, 4, ratio=0.5, reserve=4.0, window=10.0)
+    fleet_syncs, budgets = members(fleet_sync, 4, ratio=0.5, reserve=4.0, window=10.0)
     flaky.error = ConnectionError("gone")
-    for one, budget in zip(couriers, budgets, strict=True):
-        one.travel()
-        budget._fresh = 0.0  # a while later
+    for one, budget in zip(fleet_syncs, budgets, strict=True):
+        one.sync_once()
+        budget._valid_until = 0.0  # a while later
         assert spend(budget) == 10
         for _ in range(10):
             budget.deposit()
         assert spend(budget) == 5
 
 
-def test_what_was_spent_with_the_store_is_spent_without_it(courier, flaky):
+def test_what_was_spent_with_the_store_is_spent_without_it(fleet_sync, flaky):
     """A store that goes away leaves no full budget behind."""
-    (one,), (budget,) = members(courier, 1, ratio=0.0, reserve=1.0, window=10.0)
+    (one,), (budget,) = members(fleet_sync, 1, ratio=0.0, reserve=1.0, window=10.0)
     assert spend(budget) == 5
     flaky.error = ConnectionError("gone")
-    one.travel()
-    budget._fresh = 0.0
+    one.sync_once()
+    budget._valid_until = 0.0
     assert spend(budget) == 5
 
 
-def test_a_journey_that_fails_leaves_nothing_held(courier, flaky):
+def test_a_journey_that_fails_leaves_nothing_held(fleet_sync, flaky):
     """The store may have taken back what was handed in: each goes by its own limits at once."""
-    (one,), (budget,) = members(courier, 1, ratio=0.0, reserve=1.0, window=10.0)
+    (one,), (budget,) = members(fleet_sync, 1, ratio=0.0, reserve=1.0, window=10.0)
     flaky.error = ConnectionError("gone")
-    one.travel()
+    one.sync_once()
     assert len(budget._tokens) == 0
     assert spend(budget) == 10
 
 
-def test_the_store_coming_and_going_is_said_once_each(courier, flaky, caplog):
+def test_the_store_coming_and_going_is_said_once_each(fleet_sync, flaky, caplog):
     """An event and a line of the log when it goes, and when it is back."""
     seen = []
-    (one,), _ = members(courier, 1)
+    (one,), _ = members(fleet_sync, 1)
     sink = abate.observe.install(seen.append)
     try:
         flaky.error = ConnectionError("gone")
-        one.travel()
-        one.travel()
+        one.sync_once()
+        one.sync_once()
         assert one.degraded
         flaky.error = None
-        one.travel()
-        one.travel()
+        one.sync_once()
+        one.sync_once()
     finally:
         abate.observe.remove(sink)
-    assert [(event.policy, event.degraded) for event in seen if isinstance(event, events.StoreDegraded)] == [
+    assert [(event.name, event.degraded) for event in seen if isinstance(event, events.StoreDegraded)] == [
         ("fleet", True),
         ("fleet", False),
     ]
-    assert "each process goes by its own limits" in caplog.text
+    assert "each process applies local limits" in caplog.text
     assert "answers again" in caplog.text
 
 
-def test_a_store_that_was_never_there_leaves_a_budget_of_its_own(courier, flaky):
+def test_a_store_that_was_never_there_leaves_a_budget_of_its_own(fleet_sync, flaky):
     """Construction doesn't fail, and calls have a budget."""
     flaky.error = ConnectionError("gone")
-    budget = FleetBudget(courier(), "orders", Terms(ratio=0.0, reserve=1.0, window=10.0))
+    budget = FleetBudget(fleet_sync(), "orders", BudgetTerms(ratio=0.0, reserve=1.0, window=10.0))
     assert spend(budget) == 10
 
 
 def test_closing_hands_in_what_is_held(still):
     """The tokens of a process that ends in order are there for the others."""
     with open_store("memory:") as store:
-        courier = Courier(store, "fleet")
-        FleetBudget(courier, "orders", Terms(0.0, 1.0, 10.0))
-        assert store.balance("orders", Terms(0.0, 1.0, 10.0)) == 5.0
-        courier._thread = object()
-        budget = FleetBudget(courier, "orders", Terms(0.0, 1.0, 10.0))
-        courier.close()
-        assert store.balance("orders", Terms(0.0, 1.0, 10.0)) == 10.0
+        fleet_sync = FleetSync(store, "fleet")
+        FleetBudget(fleet_sync, "orders", BudgetTerms(0.0, 1.0, 10.0))
+        assert store.balance("orders", BudgetTerms(0.0, 1.0, 10.0)) == 5.0
+        fleet_sync._thread = object()
+        budget = FleetBudget(fleet_sync, "orders", BudgetTerms(0.0, 1.0, 10.0))
+        fleet_sync.close()
+        assert store.balance("orders", BudgetTerms(0.0, 1.0, 10.0)) == 10.0
         del budget
 
 
 def test_what_was_handed_in_at_the_end_is_not_spent(still):
     """After closing it is a budget of its own."""
     with open_store("memory:") as store:
-        courier = Courier(store, "fleet")
-        budget = FleetBudget(courier, "orders", Terms(0.0, 1.0, 10.0))
+        fleet_sync = FleetSync(store, "fleet")
+        budget = FleetBudget(fleet_sync, "orders", BudgetTerms(0.0, 1.0, 10.0))
         assert spend(budget, 3) == 3
-        courier._thread = object()
-        courier.close()
+        fleet_sync._thread = object()
+        fleet_sync.close()
         assert len(budget._tokens) == 0
         assert spend(budget) == 7
 
@@ -215,9 +217,9 @@ def test_one_name_is_one_budget(store):
     assert store.shelter("a") is store.shelter("a")
 
 
-def test_a_refund_in_virtual_time_makes_no_token(courier):
+def test_a_refund_in_virtual_time_makes_no_token(fleet_sync):
     """Nor does one of a withdrawal that no token stood for."""
-    _, (budget,) = members(courier, 1, ratio=0.0, reserve=1.0, window=10.0)
+    _, (budget,) = members(fleet_sync, 1, ratio=0.0, reserve=1.0, window=10.0)
     with VirtualClock():
         assert spend(budget, 3) == 3
         for _ in range(3):
@@ -243,7 +245,7 @@ def test_a_child_joins_the_fleet(tmp_path):
             if not child:
                 end = time.monotonic() + 20.0
                 spent = 0
-                while store.courier.journeys < 4 and time.monotonic() < end:
+                while store.fleet_sync.rounds < 4 and time.monotonic() < end:
                     spent += budget.try_withdraw()
                     time.sleep(0.001)
                 os.write(writing, f"{spent} {budget._members}\n".encode())
@@ -259,9 +261,9 @@ def test_a_child_joins_the_fleet(tmp_path):
     assert sum(int(spent) for spent, _ in rows) <= 1000
 
 
-def test_a_childs_tokens_are_its_own(courier):
+def test_a_childs_tokens_are_its_own(fleet_sync):
     """A fork doesn't double what was granted."""
-    (one,), (budget,) = members(courier, 1, ratio=0.0, reserve=1.0, window=10.0)
+    (one,), (budget,) = members(fleet_sync, 1, ratio=0.0, reserve=1.0, window=10.0)
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -276,18 +278,18 @@ def test_a_childs_tokens_are_its_own(courier):
     assert len(budget._tokens) == 5
 
 
-def test_virtual_time_has_a_budget_of_its_own(courier):
+def test_virtual_time_has_a_budget_of_its_own(fleet_sync):
     """A test in virtual time neither sees nor spends what the fleet has."""
-    _, (budget,) = members(courier, 1, ratio=0.0, reserve=1.0, window=10.0)
+    _, (budget,) = members(fleet_sync, 1, ratio=0.0, reserve=1.0, window=10.0)
     with VirtualClock():
         assert spend(budget) == 10
     assert spend(budget) == 5
 
 
-def test_a_policy_takes_it(courier):
+def test_a_policy_takes_it(fleet_sync):
     """It is a budget: retries are paid from it."""
-    _, (budget,) = members(courier, 1, ratio=0.0, reserve=0.2, window=10.0)
-    policy = abate.Policy(on=ConnectionError, attempts=5, backoff=[0.0], budget=budget)
+    _, (budget,) = members(fleet_sync, 1, ratio=0.0, reserve=0.2, window=10.0)
+    policy = abate.Policy(on=ConnectionError, max_attempts=5, backoff=[0.0], budget=budget)
     calls = []
 
     @policy

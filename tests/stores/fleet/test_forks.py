@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 import abate
-from abate.stores import Terms, open_store
-from abate.stores.fleet import FleetBucket, FleetBudget, FleetShelter, courier
-from abate.stores.fleet.offers import Sight
-from abate.stores.sqlite import trade
+from abate import registry
+from abate.stores import BudgetTerms, open_store
+from abate.stores.fleet import FleetBucket, FleetBudget, FleetShelter
+from abate.stores.fleet import sync as fleet_sync
+from abate.stores.fleet.messages import ShelterReport
+from abate.stores.sqlite import sync
 from tests.conformance.conftest import SHARED, STORES
-from tests.stores.sharing import forks, in_child, until
+from tests.stores.processes import forks, in_child, until
 
 pytestmark = [forks, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")]
 
@@ -27,8 +29,8 @@ pytestmark = [forks, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs f
 @pytest.fixture
 def quick(monkeypatch):
     """Couriers that go many times a second."""
-    monkeypatch.setattr(courier, "EVERY", 0.02)
-    monkeypatch.setattr(courier, "LEAST", 0.01)
+    monkeypatch.setattr(fleet_sync, "SYNC_INTERVAL", 0.02)
+    monkeypatch.setattr(fleet_sync, "MIN_SYNC_INTERVAL", 0.01)
 
 
 @pytest.fixture(params=SHARED)
@@ -48,8 +50,15 @@ def local(tmp_path, quick):
         yield opened
 
 
+@pytest.fixture(autouse=True)
+def alone():
+    """Close the stores that earlier tests have left open: a forked child may join their fleets, too."""
+    for store in registry.stores.alive():
+        store.close()
+
+
 def threads():
-    return [thread.name for thread in threading.enumerate() if thread.name == "abate-courier"]
+    return [thread.name for thread in threading.enumerate() if thread.name == "abate-fleet-sync"]
 
 
 def counted(store, name="orders"):
@@ -93,11 +102,11 @@ def test_a_childs_shelter_hears_of_a_hint(shared):
 
     def child():
         work()
-        told = shared.courier.journeys
-        until(lambda: shelter._answers and shared.courier.journeys > told)
+        told = shared.fleet_sync.rounds
+        until(lambda: shelter._answers and shared.fleet_sync.rounds > told)
         for other in ("somebody else", "and another"):
-            shared.trade(other, [Sight("orders", "probing", 0, 1, 30.0)])
-        until(lambda: shelter._doors.main._barred > time.monotonic() + 1.0)
+            shared.sync_members(other, [ShelterReport("orders", "probing", 0, 1, 30.0)])
+        until(lambda: shelter._dispatchers.main._remote_closed_until > time.monotonic() + 1.0)
         with pytest.raises(abate.Refused), abate.deadline(0.01):
             work()
         return "barred"
@@ -109,13 +118,13 @@ def test_a_call_that_waits_in_a_child_starts_its_courier(local):
     """Where the parent knew of a storm: what others know by now is worth more than a probe of one's own."""
     shelter = local.shelter("orders", patience=60.0)
     work = decorated(shelter=shelter)
-    weather = shelter._doors.main.weather
-    weather.warned(time.monotonic(), 1)
-    weather.opens = time.monotonic() + 60.0
+    limiter = shelter._dispatchers.main.limiter
+    limiter.apply_remote_outage(time.monotonic(), 1)
+    limiter.prober.pause_until = time.monotonic() + 60.0
 
     def child():
         threading.Thread(target=work, daemon=True).start()
-        until(lambda: local.courier.journeys)
+        until(lambda: local.fleet_sync.rounds)
         return shelter.waiters, shelter.state
 
     assert in_child(child) == "(1, 'probing')"
@@ -136,8 +145,8 @@ def test_a_childs_bucket_has_a_part_of_its_own(shared):
 def test_a_child_that_uses_nothing_does_not_join(local):
     """It may execute another program, or work on something else: no thread, no connection, no member."""
     things = earning(local), local.shelter("orders"), local.bucket("mails", 10.0)
-    here = local.courier.member
-    assert in_child(lambda: (threads(), local.courier.journeys)) == "([], 0)"
+    here = local.fleet_sync.member
+    assert in_child(lambda: (threads(), local.fleet_sync.rounds)) == "([], 0)"
     assert {member.decode() for (member,) in local.file.read("SELECT member FROM member")} == {here}
     del things
 
@@ -166,7 +175,7 @@ def test_a_child_of_a_child_joins(shared, used):
 
 def test_forks_in_the_middle_of_journeys_disturb_neither(shared, monkeypatch):
     """The courier's thread is on its way nearly all the time: children and parent count everything, once."""
-    monkeypatch.setattr(courier, "EVERY", 0.0005)
+    monkeypatch.setattr(fleet_sync, "SYNC_INTERVAL", 0.0005)
     work = decorated(budget=earning(shared))
 
     def child():
@@ -188,13 +197,13 @@ def test_a_fork_while_the_store_hangs_leaves_the_child_free(local):
     arrived, answer, parent = threading.Event(), threading.Event(), os.getpid()
 
     class Hanging:
-        def trade(self, member, offers):
+        def sync_members(self, member, requests):
             if os.getpid() == parent and threading.current_thread() is not threading.main_thread():
                 arrived.set()
                 answer.wait(30.0)
-            return local.trade(member, offers)
+            return local.sync_members(member, requests)
 
-    budget = FleetBudget(courier.Courier(Hanging(), "hanging"), "orders", Terms(1.0, 0.0, 1000.0))
+    budget = FleetBudget(fleet_sync.FleetSync(Hanging(), "hanging"), "orders", BudgetTerms(1.0, 0.0, 1000.0))
     assert arrived.wait(30.0)
 
     def child():
@@ -206,7 +215,7 @@ def test_a_fork_while_the_store_hangs_leaves_the_child_free(local):
         assert in_child(child) == "carried"
     finally:
         answer.set()
-        budget._courier.close()
+        budget._fleet_sync.close()
 
 
 # ── A child begins with nothing ──────────────────────────────────────────────────────────────────────────
@@ -214,8 +223,8 @@ def test_a_fork_while_the_store_hangs_leaves_the_child_free(local):
 
 def test_what_the_parent_has_counted_is_not_offered_by_the_child(still, local):
     """Deposits, answers and demands that no journey has carried yet are the parent's; it offers them itself."""
-    one = courier.Courier(local, "fleet")
-    budget = FleetBudget(one, "orders", Terms(1.0, 0.0, 1000.0))
+    one = fleet_sync.FleetSync(local, "fleet")
+    budget = FleetBudget(one, "orders", BudgetTerms(1.0, 0.0, 1000.0))
     shelter = FleetShelter(one, "orders", rng=random.Random(1))
     bucket = FleetBucket(one, "mails", 1000.0, 10)
     work = decorated(budget=budget, shelter=shelter)
@@ -224,7 +233,7 @@ def test_what_the_parent_has_counted_is_not_offered_by_the_child(still, local):
     bucket.try_acquire(5)
 
     def offered():
-        accounts, sight, demand = budget.offer(0.0), shelter.offer(0.0), bucket.offer(time.monotonic())
+        accounts, sight, demand = budget.request(0.0), shelter.request(0.0), bucket.request(time.monotonic())
         return accounts.earned, sight.answered, demand.wanted > 0
 
     def child():
@@ -238,44 +247,44 @@ def test_what_the_parent_has_counted_is_not_offered_by_the_child(still, local):
 
 def test_many_deposits_in_a_run_are_the_parents_too(still, local):
     """A busy slot's deposits that nobody has looked at yet, and those to come in the child."""
-    budget = FleetBudget(courier.Courier(local, "fleet"), "orders", Terms(1.0, 0.0, 1000.0))
+    budget = FleetBudget(fleet_sync.FleetSync(local, "fleet"), "orders", BudgetTerms(1.0, 0.0, 1000.0))
     work = decorated(budget=budget)
-    budget.timeline.main._skip = 100  # as after a busy slot
+    budget.states.main._batch_target = 100  # as after a busy slot
     for _ in range(50):
         work()
 
     def child():
         for _ in range(20):
             work()
-        return budget.offer(0.0).earned
+        return budget.request(0.0).earned
 
     assert in_child(child) == "20"
-    assert budget.offer(0.0).earned == 50
+    assert budget.request(0.0).earned == 50
 
 
-def test_without_the_store_a_child_does_not_spend_what_its_parent_earned(courier, flaky):
+def test_without_the_store_a_child_does_not_spend_what_its_parent_earned(fleet_sync, flaky):
     """Each of many children would spend it again."""
-    budget = FleetBudget(courier(), "orders", Terms(1.0, 0.0, 1000.0))
+    budget = FleetBudget(fleet_sync(), "orders", BudgetTerms(1.0, 0.0, 1000.0))
     for _ in range(50):
         budget.deposit()
     flaky.error = ConnectionError("gone")
 
     def child():
         budget.deposit()
-        budget._courier.travel()
+        budget._fleet_sync.sync_once()
         return budget.balance()
 
     assert in_child(child) == "1.0"
-    budget._courier.travel()
+    budget._fleet_sync.sync_once()
     assert budget.balance() == 50.0
 
 
 def test_a_child_waits_for_its_first_news_however_late_it_begins(still, local, monkeypatch):
     """A second from the first use, not from the fork: until then no reserve, and after it on its own."""
-    monkeypatch.setattr("abate.stores.fleet.budget.SOON", 0.05)
-    monkeypatch.setattr("abate.stores.fleet.bucket.SOON", 0.05)
-    one = courier.Courier(local, "fleet")
-    budget, bucket = FleetBudget(one, "orders", Terms(0.0, 1.0, 10.0)), FleetBucket(one, "mails", 100.0, 10)
+    monkeypatch.setattr("abate.stores.fleet.budget.FIRST_REPLY_TIMEOUT", 0.05)
+    monkeypatch.setattr("abate.stores.fleet.bucket.FIRST_REPLY_TIMEOUT", 0.05)
+    one = fleet_sync.FleetSync(local, "fleet")
+    budget, bucket = FleetBudget(one, "orders", BudgetTerms(0.0, 1.0, 10.0)), FleetBucket(one, "mails", 100.0, 10)
 
     def child():
         time.sleep(0.06)
@@ -315,7 +324,7 @@ def test_a_child_whose_thread_cannot_be_started_makes_its_calls(local, monkeypat
             poor.setattr(threading.Thread, "start", none)
             for _ in range(5):
                 work()
-            without = threads(), caplog.text.count("there is no thread")
+            without = threads(), caplog.text.count("no thread can be started")
         work()
         until(lambda: counted(local) >= 6)
         return without, len(threads())
@@ -325,7 +334,7 @@ def test_a_child_whose_thread_cannot_be_started_makes_its_calls(local, monkeypat
 
 def test_what_a_child_was_given_returns_when_it_ends(local, monkeypatch):
     """It is counted as a member until it has stayed away for a while; a child that was killed, too."""
-    monkeypatch.setattr(trade, "GONE", 0.3)
+    monkeypatch.setattr(sync, "MEMBER_TIMEOUT", 0.3)
     budget = local.budget("orders", ratio=0.0, reserve=4.0, window=10.0)
     reading, writing = os.pipe()
     child = os.fork()
@@ -390,17 +399,17 @@ def test_the_workers_of_a_prefork_server_share_one_budget(shared):
 
 APP = """
     import abate
-    from abate.stores.fleet import courier
-    courier.EVERY = 0.02
+    from abate.stores.fleet import sync
+    sync.SYNC_INTERVAL = 0.02
     store = abate.open_store({url!r})
     work = abate.Policy(name="orders", on=ConnectionError,
                         budget=store.budget("orders", ratio=1.0, reserve=0.0, window=1000.0))(lambda: None)
-    before = store.courier.member
+    before = store.fleet_sync.member
     def serve(n):
         for _ in range(10):
             work()
         store.close()
-        return store.courier.member
+        return store.fleet_sync.member
 """
 MAIN = """
     import multiprocessing, app

@@ -6,15 +6,15 @@ from math import inf
 import pytest
 
 import abate
-from abate.admit.room import Waiter
-from abate.admit.weather import Ticket
+from abate.admit.limiter import Permit
+from abate.admit.shelter_queue import Waiter
 from abate.stores.fleet import FleetShelter
-from abate.stores.fleet.offers import Forecast
+from abate.stores.fleet.messages import ShelterAdvice
 
-STORM = Forecast("storm", closed=0.0, probe=False, limit=0.0, members=7)
-RECOVERING = Forecast("recovering", closed=0.0, probe=False, limit=1.0, members=7)
-CALM = Forecast("calm", closed=0.0, probe=False, limit=inf, members=7)
-GOOD = 3.0
+STORM = ShelterAdvice("storm", closed=0.0, probe=False, limit=0.0, members=7)
+RECOVERING = ShelterAdvice("recovering", closed=0.0, probe=False, limit=1.0, members=7)
+CALM = ShelterAdvice("calm", closed=0.0, probe=False, limit=inf, members=7)
+REPLY_VALID = 3.0
 """Seconds for which a forecast is good."""
 
 
@@ -37,34 +37,34 @@ def failing(error):
 class Member:
     """One process's shelter, whose door is asked at instants that a test chooses."""
 
-    def __init__(self, courier):
-        self.shelter = FleetShelter(courier, "orders", rng=random.Random(1))
-        self.door = self.shelter.door()
-        self.began = self.door.clock.now()
+    def __init__(self, fleet_sync):
+        self.shelter = FleetShelter(fleet_sync, "orders", rng=random.Random(1))
+        self.dispatcher = self.shelter.dispatcher()
+        self.began = self.dispatcher.clock.now()
 
-    def told(self, forecast):
+    def told(self, advice):
         """A journey brings a forecast."""
-        self.began = self.door.clock.now()
-        self.shelter.take(forecast, self.began + GOOD)
+        self.began = self.dispatcher.clock.now()
+        self.shelter.apply(advice, self.began + REPLY_VALID)
         return self
 
     def sent(self, after=0.1):
         """Ask for an attempt so many seconds later: its ticket, or None where it has to wait."""
         now = self.began + after
-        answer = self.door.knock(now, now, None, True)
+        answer = self.dispatcher.try_enter(now, now, None, True)
         if isinstance(answer, Waiter):
-            self.door.leave(answer, now)
+            self.dispatcher.leave(answer, now)
             return None
-        assert isinstance(answer, Ticket)
+        assert isinstance(answer, Permit)
         return answer
 
-    def answered(self, ticket, after=0.1):
-        self.door.answered(ticket, self.began + after, "orders")
+    def answered(self, permit, after=0.1):
+        self.dispatcher.answered(permit, self.began + after, "orders")
 
 
 @pytest.fixture
-def member(courier):
-    return Member(courier())
+def member(fleet_sync):
+    return Member(fleet_sync())
 
 
 # -- the forecast
@@ -74,15 +74,15 @@ def test_in_a_storm_one_who_does_not_probe_sends_nothing_until_the_next_news(mem
     """When those don't come, it shelters alone."""
     member.told(STORM)
     assert member.shelter.state == "probing"
-    assert member.sent(after=GOOD - 0.01) is None
-    assert member.sent(after=GOOD + 0.01) is not None
+    assert member.sent(after=REPLY_VALID - 0.01) is None
+    assert member.sent(after=REPLY_VALID + 0.01) is not None
 
 
 def test_in_a_storm_the_prober_sends_one_at_a_time(member):
     """At once, and for as many processes as there are."""
     member.told(STORM._replace(probe=True))
     assert member.shelter.state == "probing"
-    assert member.door.weather.peers == 7
+    assert member.dispatcher.limiter.prober.peers == 7
     assert member.sent() is not None
     assert member.sent() is None
 
@@ -116,21 +116,21 @@ def test_a_part_is_the_most_in_flight(member, limit, sent):
 def test_less_than_one_is_nothing_until_the_next_news(member, limit):
     """Its turn has not come; without news it goes on by itself, without a limit of others."""
     member.told(RECOVERING._replace(limit=limit))
-    assert member.sent(after=GOOD - 0.01) is None
-    assert [member.sent(after=GOOD + 0.01) is not None for _ in range(3)] == [True] * 3
+    assert member.sent(after=REPLY_VALID - 0.01) is None
+    assert [member.sent(after=REPLY_VALID + 0.01) is not None for _ in range(3)] == [True] * 3
 
 
 def test_who_may_send_again_minds_the_hint(member):
     """While it recovers, and in calm."""
-    for forecast in (RECOVERING, CALM):
-        member.told(forecast._replace(closed=20.0))
+    for advice in (RECOVERING, CALM):
+        member.told(advice._replace(closed=20.0))
         assert member.sent(after=19.0) is None
-        ticket = member.sent(after=20.1)
-        assert ticket is not None
-        member.answered(ticket, after=20.2)
+        permit = member.sent(after=20.1)
+        assert permit is not None
+        member.answered(permit, after=20.2)
 
 
-@pytest.mark.parametrize("lifted", ["told of calm", "unheard", "closed"])
+@pytest.mark.parametrize("lifted", ["told of calm", "fall_back", "on_close"])
 @pytest.mark.parametrize("before", [STORM, RECOVERING, RECOVERING._replace(limit=0.0), CALM._replace(closed=60.0)])
 def test_calm_and_silence_lift_what_was_said(member, before, lifted):
     """Nothing that others said before holds anybody back."""
@@ -141,7 +141,7 @@ def test_calm_and_silence_lift_what_was_said(member, before, lifted):
     else:
         getattr(member.shelter, lifted)()
     assert member.shelter.state == state, "that it is quiet elsewhere is no storm"
-    assert (member.door._barred, member.door._ceiling) == (-inf, inf)
+    assert (member.dispatcher._remote_closed_until, member.dispatcher._remote_limit) == (-inf, inf)
     first = member.sent()
     assert first is not None
     member.answered(first)
@@ -152,67 +152,69 @@ def test_who_waits_is_let_in_by_the_forecast(member):
     """A call that was held back goes with the news, not when it looks again."""
     member.told(STORM)
     now = member.began
-    waiter = member.door.knock(now, now, None, True)
+    waiter = member.dispatcher.try_enter(now, now, None, True)
     assert waiter.answer is None
     member.told(STORM._replace(probe=True))
-    assert isinstance(waiter.answer, Ticket)
+    assert isinstance(waiter.answer, Permit)
 
 
 # -- the sight
 
 
-def test_a_newcomer_has_seen_nothing(courier, flaky):
+def test_a_newcomer_has_seen_nothing(fleet_sync, flaky):
     """Its first journey says neither good nor bad."""
     told = []
-    flaky.store = type("Listening", (), {"trade": lambda self, member, offers: told.extend(offers) or [CALM]})()
-    FleetShelter(courier(), "orders")
+    flaky.store = type(
+        "Listening", (), {"sync_members": lambda self, member, requests: told.extend(requests) or [CALM]}
+    )()
+    FleetShelter(fleet_sync(), "orders")
     assert [(sight.state, sight.answered, sight.failed, sight.closed) for sight in told] == [("calm", 0, 0, 0.0)]
 
 
 def test_a_hint_is_told_with_what_is_left_of_it(member):
     """Once it was heard, until it is over, whether or not there are calls."""
-    policy = abate.Policy(on=busy, attempts=1, shelter=member.shelter)
-    now = member.door.clock.now()
-    assert member.shelter.offer(now).closed == 0.0
+    policy = abate.Policy(on=busy, max_attempts=1, shelter=member.shelter)
+    now = member.dispatcher.clock.now()
+    assert member.shelter.request(now).closed == 0.0
     with pytest.raises(Busy):
         policy.call(lambda: (_ for _ in ()).throw(Busy()))
-    first = member.shelter.offer(now)
+    first = member.shelter.request(now)
     assert (first.failed, first.answered, first.state) == (1, 0, "probing")
     assert first.closed == pytest.approx(member.shelter.patience / 2, abs=0.1)
-    later = member.shelter.offer(now + 2.0)
+    later = member.shelter.request(now + 2.0)
     assert later.closed == pytest.approx(first.closed - 2.0)
-    assert member.shelter.offer(now + 100.0).closed == 0.0
+    assert member.shelter.request(now + 100.0).closed == 0.0
 
 
 def test_errors_that_the_server_answers_with_are_not_told(member):
     """They may be those of one caller; a process that gets nothing else shelters alone."""
-    policy = abate.Policy(on=failing, attempts=1, shelter=member.shelter)
+    policy = abate.Policy(on=failing, max_attempts=1, shelter=member.shelter)
     for _ in range(6):
         with pytest.raises((Failing, abate.Refused)), abate.deadline(0.1):
             policy.call(lambda: (_ for _ in ()).throw(Failing()))
     assert member.shelter.state == "probing"
-    assert member.shelter.offer(member.door.clock.now()).failed == 0
+    assert member.shelter.request(member.dispatcher.clock.now()).failed == 0
 
 
 def test_what_was_seen_is_told_once(member):
     """Answers and failures since the last journey; a process without calls tells of calm."""
-    down = abate.Policy(on=ConnectionError, attempts=1, shelter=member.shelter)
+    down = abate.Policy(on=ConnectionError, max_attempts=1, shelter=member.shelter)
     down.call(lambda: None)
     down.call(lambda: None)
     now = member.began
-    sight = member.shelter.offer(now)
+    sight = member.shelter.request(now)
     assert (sight.name, sight.answered, sight.failed) == ("orders", 2, 0)
-    member.door.failed(member.sent(), now, abate.Backoff(1.0), None, None, False, "orders")
-    assert member.shelter.offer(now)[2:4] == (0, 1)
-    assert member.shelter.offer(now)[1:4] == ("calm", 0, 0)
+    member.dispatcher.failed(member.sent(), now, abate.Backoff(1.0), None, None, False, "orders")
+    assert member.shelter.request(now)[2:4] == (0, 1)
+    assert member.shelter.request(now)[1:4] == ("calm", 0, 0)
 
 
 def test_who_waits_is_concerned(member):
     """Nothing was seen since the last time, but calls are held back: it may be the one who probes."""
     member.told(STORM)
     now = member.began
-    assert member.shelter.offer(now).state == "calm"
-    waiter = member.door.knock(now, now, None, True)
-    assert member.shelter.offer(now).state == "probing"
-    member.door.leave(waiter, now)
-    assert member.shelter.offer(now).state == "calm"
+    assert member.shelter.request(now).state == "calm"
+    waiter = member.dispatcher.try_enter(now, now, None, True)
+    assert member.shelter.request(now).state == "probing"
+    member.dispatcher.leave(waiter, now)
+    assert member.shelter.request(now).state == "calm"

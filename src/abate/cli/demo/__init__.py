@@ -1,18 +1,18 @@
-"""``abate demo``: at 02:13 a control plane sneezes.
+"""``abate demo``: controllers and an API with an outage, in real processes, first with naive retries, then with abate.
 
-An API process of limited capacity drops every connection and answers 503 for ten seconds. The same 500 controllers,
-in processes of their own, go through it twice: with the loop that most people write, and with abate. All of it is
-real but the reason: processes, sockets, seconds. Nothing is needed but the standard library.
+The API process has limited capacity, drops every connection, and answers 503 for ten seconds. The same 500 controllers
+go through it twice: with a common retry loop, and with abate. It needs the standard library only.
 
-    run.py        both ways one after the other, and what is shown meanwhile
-    passage.py    one way through the outage, and what was measured
-    scenario.py   how long, how many
-    children.py   child processes that end with us
-    api.py        the API                                     (a process of its own)
-    member.py     some of the controllers                     (processes of their own)
-    naive.py, calm.py   how they retry
-    wire.py       HTTP, from the controller's side
-    table.py, picture.py, report.py, live.py   what is shown
+    both_runs.py            the command: both runs, progress, the output
+    measured_run.py         one run, and what was measured in it
+    scenario.py             the sizes and durations
+    child_processes.py      child processes that end with the parent
+    api_process.py          the API                              (a process)
+    controller_process.py   some of the controllers              (several processes)
+    desired_objects.py      what controllers reconcile
+    naive.py, with_abate.py how they retry
+    api_client.py           HTTP to the API
+    table.py, picture.py, report.py   the output
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser = commands.add_parser(
         "demo",
         help="500 controllers through a ten-second outage, with and without abate",
-        description="500 controllers go through an outage of ten seconds, first with naive retries, then with abate. "
+        description="Run 500 controllers through an outage of ten seconds, first with naive retries, then with abate. "
         "Takes about a minute, on this machine alone.",
     )
     parser.add_argument("--fast", action="store_true", help="200 controllers, an outage of two seconds")
-    parser.add_argument("--report", metavar="FILE", help="the report, an HTML file (by default a temporary file)")
-    parser.add_argument("--picture", metavar="FILE", help="the report's picture alone as well, an SVG file")
+    parser.add_argument("--report", metavar="FILE", help="write the report, an HTML file (a temporary file)")
+    parser.add_argument("--picture", metavar="FILE", help="also write the report's picture, an SVG file")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the demo."""
-    from abate.cli.demo.run import show  # an event loop and more, which `abate --help` does not need
+    from abate.cli.demo.both_runs import run_demo  # asyncio and more, which `abate --help` does not need
 
-    return show(options.fast, options.report, options.picture)
+    return run_demo(options.fast, options.report, options.picture)

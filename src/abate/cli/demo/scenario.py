@@ -1,35 +1,35 @@
-"""What both ways go through: how many controllers, how long the outage, how much the API can do."""
+"""The sizes and durations of the demo, the same for both runs."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from abate.values import Value
+from abate.frozen import Frozen
 
 Way = Literal["naive", "abate"]
 """How controllers retry."""
 
 BAR = 0.1
-"""Seconds; arrivals are counted by the tenth of one."""
+"""Seconds per bar of the picture: the API counts arrivals per tenth of a second."""
 WORKERS, SERVICE, PLACES = 10, 0.03, 50
-"""The API serves so many requests at once, each for so many seconds; so many more may queue, and the rest get 503."""
+"""The API serves `WORKERS` requests at once, in `SERVICE` seconds each; `PLACES` more may queue, and others get 503."""
 
 
-class Scenario(Value):
-    """One storm; all times are in seconds."""
+class Scenario(Frozen):
+    """One outage; all times are in seconds."""
 
     controllers: int = 500
     processes: int = 5
-    """The controllers are spread over so many."""
+    """Over which the controllers are spread."""
     calm: float = 2.0
     """Before the outage."""
     outage: float = 10.0
     changes: float = 20.0
-    """Per second, of all controllers together, until the outage is over: each must be written to the API once."""
+    """Per second, of all controllers together, until the outage is over. Each must be written to the API once."""
     cap: float = 3.0
-    """The longest wait of the naive loop. With a longer one it takes longer to recover, in as many volleys."""
+    """The longest wait of the naive loop. A longer one makes recovery slower, with the same number of volleys."""
     limit: float = 60.0
-    """After the outage; what has not been written by then is lost."""
+    """After the outage; what is not written by then counts as lost."""
 
     @property
     def size(self) -> int:

@@ -1,9 +1,10 @@
-"""What came of it, in figures: the ways side by side."""
+"""The figures of both runs, side by side."""
 
 from __future__ import annotations
 
-from abate.cli.demo.passage import Passage
+from abate.cli.demo.measured_run import DemoRun
 from abate.cli.demo.scenario import Scenario
+from abate.cli.terminal import table
 
 ROWS = (
     "attempts in all",
@@ -13,47 +14,42 @@ ROWS = (
     "work lost",
 )
 HEADINGS = ("naive backoff", "abate", "ratio")
-LABEL, COLUMNS = 34, (15, 12, 8)
 
 
 def headline(scenario: Scenario) -> str:
-    """What both ways went through, in one line."""
+    """Return the scenario in one line."""
     return (
         f"{scenario.controllers} controllers in {scenario.processes} processes, "
         f"an API that answers 503 for {scenario.outage:g} s"
     )
 
 
-def rows(naive: Passage, abated: Passage) -> list[tuple[str, str, str, str]]:
-    """Each row's label, both figures, and what abate's is of the naive one."""
+def comparison(naive: DemoRun, abated: DemoRun) -> str:
+    """Return the table for a terminal."""
+    return table(["", *HEADINGS], rows(naive, abated), figures_from=1)
+
+
+def rows(naive: DemoRun, abated: DemoRun) -> list[tuple[str, str, str, str]]:
+    """Return each row: its label, both figures, and the ratio of abate's to the naive one."""
     before, after = figures(naive), figures(abated)
     return [
-        (label, _shown(label, before[label], naive), _shown(label, after[label], abated), _ratio(before, after, label))
+        (label, _cell(label, before[label], naive), _cell(label, after[label], abated), _ratio(before, after, label))
         for label in ROWS
     ]
 
 
-def table(naive: Passage, abated: Passage) -> str:
-    """The table for a terminal."""
-    lines = [("", *HEADINGS), *rows(naive, abated)]
-    return "\n".join(
-        label.ljust(LABEL) + "".join(cell.rjust(width) for cell, width in zip(cells, COLUMNS, strict=True))
-        for label, *cells in lines
-    )
-
-
-def figures(passage: Passage) -> dict[str, float | None]:
-    """One way's figures by the labels of `ROWS`; None for what never came about."""
-    values = (passage.attempts, passage.during, passage.peak, passage.recovered, passage.lost)
+def figures(run: DemoRun) -> dict[str, float | None]:
+    """Return the figures of one run by the labels of `ROWS`; None for a recovery that did not happen."""
+    values = (run.attempts, run.during, run.peak, run.recovered, run.lost)
     return dict(zip(ROWS, values, strict=True))
 
 
-def _shown(label: str, figure: float | None, passage: Passage) -> str:
+def _cell(label: str, figure: float | None, run: DemoRun) -> str:
     if figure is None:
-        return f"> {passage.scenario.limit:g}"
+        return f"> {run.scenario.limit:g}"
     if label == "seconds to recover":
         return f"{figure:.1f}"
-    return f"{figure:g} of {passage.wanted}" if label == "work lost" else f"{figure:g}"
+    return f"{figure:g} of {run.wanted}" if label == "work lost" else f"{figure:g}"
 
 
 def _ratio(before: dict[str, float | None], after: dict[str, float | None], label: str) -> str:

@@ -1,4 +1,4 @@
-"""Numbers that only grow, as lines of a chart: how much each has grown per second, for the last minutes."""
+"""Growing totals as lines of a chart: the growth per second over the last minutes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from itertools import islice
 
 POINTS = 240
-"""Points of a line: four minutes, at one a second."""
+"""Points of a line: four minutes, at one per second."""
 
 
 class Rates:
-    """Lines of one chart.
+    """The lines of one chart.
 
     >>> rates = Rates()
     >>> rates.note((100, 0), 1.0), rates.note((110, 3), 2.0)
@@ -27,10 +27,10 @@ class Rates:
         self._lines: list[deque[float]] = []
 
     def note(self, totals: Sequence[float], seconds: float, *levels: float) -> tuple[float, ...]:
-        """What the totals are, so many seconds after the last time: the new points. `levels` are points as they are."""
+        """Add points: the growth of the totals in these seconds, and `levels` unchanged. Return the new points."""
         before = totals if self._totals is None else self._totals
         grown = (max(0.0, new - old) / seconds for new, old in zip(totals, before, strict=True))
-        points = tuple(short(value) for value in (*grown, *levels))
+        points = tuple(rounded(value) for value in (*grown, *levels))
         self._totals = totals
         if not self._lines:
             self._lines = [deque(maxlen=POINTS) for _ in points]
@@ -38,19 +38,19 @@ class Rates:
             line.append(point)
         return points
 
-    def lately(self, line: int, points: int) -> float:
-        """The sum of a line's last points."""
+    def recent_sum(self, line: int, points: int) -> float:
+        """Return the sum of a line's last points."""
         return sum(islice(reversed(self._lines[line]), points)) if self._lines else 0.0
 
     def lines(self) -> list[list[float]]:
-        """The lines, each with its oldest point first."""
+        """Return the lines, each with its oldest point first."""
         return [list(line) for line in self._lines]
 
 
-def short(value: float) -> float:
-    """A number with no more digits than a chart shows.
+def rounded(value: float) -> float:
+    """Round a number to the digits that a chart shows.
 
-    >>> short(3.0), short(0.123456), short(1234.56)
+    >>> rounded(3.0), rounded(0.123456), rounded(1234.56)
     (3, 0.12, 1235)
     """
     rounded = round(value, 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0)

@@ -1,6 +1,6 @@
-"""The page beside any program: served from a thread of its own, with an event loop of its own.
+"""Serve the page from a thread with its own event loop, beside any program.
 
-A program that hangs, or has no event loop at all, can be looked at all the same.
+So a program that hangs, or that has no event loop, can still be observed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from starlette.applications import Starlette
 from starlette.types import Message, Scope
 
 from abate.errors import whole
-from abate.http_server import Connection, HttpServer, is_loopback, listening, url
-from abate.observe.page.sign_in import LONGEST_BODY
-from abate.observe.page.site import app
+from abate.http_server import Connection, HttpServer, is_loopback, listen, url
+from abate.observe.page.asgi_app import app
+from abate.observe.page.sign_in import MAX_BODY
 
 GRACE = 1.0
-"""Seconds for visitors to take the last word, at the end."""
-LAST_WORDS = 5.0
+"""Seconds for visitors to receive the last data at the end."""
+JOIN_TIMEOUT = 5.0
 """Seconds to wait for the thread to end."""
 
 
@@ -30,11 +30,11 @@ LAST_WORDS = 5.0
 def serving(
     host: str = "127.0.0.1", port: int = 8321, token: str | None = None, *, local_only: bool = False
 ) -> Iterator[str]:
-    """Serve the live page while the block runs; it is told the page's address.
+    """Serve the live page while the block runs; the context manager returns the page's URL.
 
-    On loopback it answers to this machine alone, and a token is for who shares the machine, or for a proxy in front. A
-    host that others can reach needs a token, or `local_only=True` to answer to this machine alone there, too. An empty
-    host is all addresses; port 0 is any that is free.
+    On loopback the page answers this machine only; a token protects it from other users of the machine, or behind a
+    proxy. A host that others can reach needs a token, or `local_only=True` to answer this machine only. An empty host
+    means all addresses; port 0 means any free port.
 
     >>> with serving(port=0) as address:
     ...     address.startswith("http://127.0.0.1:")
@@ -54,13 +54,13 @@ def serving(
             f"the page needs a token, as {where} can be reached from elsewhere: write serving(..., token=...), or "
             "serving(..., local_only=True) to answer to this machine alone"
         )
-    server = listening(host, port)
+    server = listen(host, port)
     try:
         site = app(token, local_only=local_only or token is None)
     except BaseException:
         server.close()
         raise
-    page = _Page(site, server)
+    page = _ServerThread(site, server)
     page.start()
     try:
         yield url(host, server)
@@ -69,8 +69,8 @@ def serving(
         site.state.detach()
 
 
-class _Page(threading.Thread):
-    """The thread; it does not keep the program from ending."""
+class _ServerThread(threading.Thread):
+    """The server's daemon thread."""
 
     def __init__(self, site: Starlette, listens: socket.socket) -> None:
         super().__init__(name="abate-page", daemon=True)
@@ -84,20 +84,20 @@ class _Page(threading.Thread):
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        server = HttpServer(self._answer, bodies=LONGEST_BODY)
+        server = HttpServer(self._answer, max_body=MAX_BODY)
         async with self._site.router.lifespan_context(self._site):
             await server.start(self._listens)
             await self._over.wait()
         await server.close(GRACE)
 
     def stop(self) -> None:
-        """Let all visitors go, and end."""
+        """Disconnect all visitors, and end."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._over.set)
-        self.join(LAST_WORDS)
+        self.join(JOIN_TIMEOUT)
 
     async def _answer(self, connection: Connection) -> None:
-        """Answer a request by the page's app, which speaks ASGI."""
+        """Answer a request by the page's ASGI app."""
         request = connection.request
         scope: Scope = {
             "type": "http",
@@ -119,7 +119,7 @@ class _Page(threading.Thread):
         async def receive() -> Message:
             if bodies:
                 return {"type": "http.request", "body": bodies.pop(), "more_body": False}
-            await connection.left()
+            await connection.wait_closed()
             return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:

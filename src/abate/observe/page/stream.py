@@ -1,7 +1,7 @@
-"""The stream of events to browsers: each gets the newest, and none can hold up another.
+"""The stream of events to browsers: each gets the newest state, and none can hold up another.
 
-There is no queue of events: whoever has sent one waits for the next look, and then takes the newest, whatever it has
-missed. One that does not take what it is sent within its patience is dropped; a page that still wants it comes again.
+There is no queue of events: after sending one, each connection waits for the next refresh and takes the newest state.
+A browser that does not read within `patience` seconds is dropped; an open page reconnects.
 """
 
 from __future__ import annotations
@@ -14,62 +14,56 @@ from starlette.types import Receive, Scope, Send
 from abate.clock import Clock
 from abate.errors import AttemptTimeout
 from abate.logs import Log
-from abate.observe.page.board import Board
+from abate.observe.page.state import PageState
 
 log = Log("abate.page")
 
 
 class Stream:
-    """Looks at the board once in `every` seconds, from the first visitor on, and tells all of them."""
+    """Refreshes the state every `every` seconds, from the first visitor on, and sends it to all of them."""
 
-    def __init__(self, board: Board, clock: Clock, every: float, most: int, patience: float) -> None:
-        self._board = board
+    def __init__(self, state: PageState, clock: Clock, every: float, most: int, patience: float) -> None:
+        self._state = state
         self._clock = clock
         self._every = every
         self._most = most
         self._patience = patience
-        self._looking: asyncio.Task[None] | None = None
-        self._looked = asyncio.Event()
-        self._asking: set[asyncio.Task[None]] = set()
+        self._refresher: asyncio.Task[None] | None = None
+        self._refreshed = asyncio.Event()
         self._closed = False
         self.visitors = 0
 
-    # -- looking
+    # -- refreshing
 
     def start(self) -> None:
-        """Begin to look, in this event loop, unless that has begun."""
+        """Begin to refresh in this event loop, unless that has begun."""
         loop = asyncio.get_running_loop()
-        if self._looking is None or self._looking.done() or self._looking.get_loop() is not loop:
-            self._closed, self._looked = False, asyncio.Event()
-            self._looking = loop.create_task(self._look())
+        if self._refresher is None or self._refresher.done() or self._refresher.get_loop() is not loop:
+            self._closed, self._refreshed = False, asyncio.Event()
+            self._refresher = loop.create_task(self._refresh())
 
     def close(self) -> None:
-        """End everything: in this event loop, all visitors are let go."""
+        """End everything: disconnect all visitors of this event loop."""
         self._closed = True
-        if self._looking is not None:
-            self._looking.cancel()
-        self._looked.set()
-        self._board.depths.close()
+        if self._refresher is not None:
+            self._refresher.cancel()
+        self._refreshed.set()
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         while True:
             try:
-                self._board.look()
-                for service in self._board.depths.due(self._board.services().values(), self._clock.now()):
-                    task = asyncio.ensure_future(self._board.depths.ask(service))
-                    self._asking.add(task)
-                    task.add_done_callback(self._asking.discard)
+                self._state.refresh()
             except Exception:
-                log.exception("the page could not look, and looks again in %g s", self._every)
-            told, self._looked = self._looked, asyncio.Event()
-            told.set()
+                log.exception("the page could not be refreshed: next try in %g s", self._every)
+            done, self._refreshed = self._refreshed, asyncio.Event()
+            done.set()
             await self._clock.asleep(self._every)
 
     # -- one visitor
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.visitors >= self._most:
-            refusal = PlainTextResponse(f"{self._most} are looking already\n", 503, {"Retry-After": "10"})
+            refusal = PlainTextResponse(f"{self._most} visitors are connected already\n", 503, {"Retry-After": "10"})
             await refusal(scope, receive, send)
             return
         self.visitors += 1
@@ -101,17 +95,17 @@ class Stream:
             await asyncio.gather(leaving, feeding, return_exceptions=True)
 
     async def _feed(self, send: Send) -> None:
-        """Send the newest, and then the next that is new, until the end."""
-        if not self._board.looked:
-            await self._looked.wait()
-        body = self._board.hello() + self._board.frame()
+        """Send the newest state, and then each new one, until the end."""
+        if not self._state.is_ready:
+            await self._refreshed.wait()
+        body = self._state.history() + self._state.frame()
         while not self._closed:
-            looked = self._looked
+            looked = self._refreshed
             cut = self._clock.within(self._patience)
             async with cut:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             await looked.wait()
-            body = self._board.frame()
+            body = self._state.frame()
         await send({"type": "http.response.body", "body": b""})
 
 

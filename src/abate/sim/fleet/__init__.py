@@ -1,15 +1,15 @@
-"""The fleet engine: a hundred thousand to ten million clients, as arrays, in buckets of 10 ms.
+"""The fleet engine: 100,000 to 10,000,000 clients as NumPy arrays, in steps (buckets) of 10 ms.
 
-What happens within a bucket happens at once: first what is sent, then what the service makes of it, then what has timed
-out, then the decisions about what has failed. Every event keeps its own instant, so that nothing is rounded up and
-delays don't add up to a drift; what falls into the bucket at hand, or before it, is done with the next one.
+A bucket is processed at once: attempts that are sent, the service, timeouts, then the decisions about failures. Every
+event keeps its own instant, so that rounding errors don't add up; an event that falls into the current bucket or before
+is processed with the next one.
 
-    wheel ──► sends ──► server ──► successes           a request's fate is known when it is started
+    wheel ──► sends ──► server ──► successes           the outcome of a request is known when it is started
       ▲                    └──────► failures ──► decide, schedule, admit ──┐
       └────────────────────────────────────────────────────────────────────┘
 
-The rules are the array forms of the production ones (`abate.sim.arrays`). A world that holds something without an array
-form is run by the exact engine, and its run says so.
+The rules are vectorized forms of the production ones (`abate.sim.fleet.vectorized`). A world that has a feature without
+such a form is run by the exact engine, and a note says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""When the clients of a fleet call: what `abate.sim.arrivals` does, a bucket at a time.
+"""When the clients of a fleet call: `abate.sim.arrivals`, one bucket at a time.
 
-Open clients are a stream (Poisson), rounds (periodic, all at once or each by chance) or beats (each at its own offset).
-Serial ones are told when to begin by their last result; here is only how long they pause, and when they begin at all.
+Open clients are Poisson arrivals, periodic arrivals (all at once, or at random instants) or offset arrivals (each
+client at its own offset). For serial clients there are only their first calls and think times.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from abate.schedule.beat import consistent_jitter
-from abate.sim.arrays import Floats, Flow, stream
-from abate.sim.clients import Clients
-from abate.sim.fleet.wheel import WIDTH
-from abate.sim.pace import Pace
+from abate.schedule.periodic import consistent_jitter
+from abate.sim.fleet.timer_wheel import WIDTH
+from abate.sim.fleet.vectorized import Floats, VectorRate, stream
+from abate.sim.model import Clients
+from abate.sim.varying_rate import VaryingRate
 from abate.sim.world import World
 
 Arrived = tuple[NDArray[np.int32], Floats]
-"""Clients, and the instants at which they call."""
+"""Clients, and the instants of their calls."""
 
 
-class Source(Protocol):
-    """Where new calls come from."""
+class ArrivalSource(Protocol):
+    """Yields new calls."""
 
     def take(self, bucket: int) -> Arrived:
-        """Those of a bucket; buckets are taken one after the other."""
+        """Return the calls of the next bucket."""
         ...
 
 
-def arrivals(world: World, seed: int) -> Source:
-    """The source of a world whose clients are open."""
+def arrivals(world: World, seed: int) -> ArrivalSource:
+    """Return the arrivals of a world with open clients."""
     clients = _clients(world)
     rng = stream(seed, "arrivals")
     if clients.arrivals == "poisson":
-        return Stream(world, clients, rng)
+        return PoissonArrivals(world, clients, rng)
     if clients.offset == "consistent" and (clients.arrivals == "periodic" or clients.spread):
-        return Beats(world, clients)
-    return Rounds(world, clients, rng)
+        return OffsetArrivals(world, clients)
+    return PeriodicArrivals(world, clients, rng)
 
 
-class Pauses:
+class ThinkTimes:
     """Serial clients: when they begin, and how long they wait after a result."""
 
     __slots__ = ("_flow", "_periodic", "_rng")
@@ -50,11 +50,11 @@ class Pauses:
     def __init__(self, world: World, seed: int) -> None:
         clients = _clients(world)
         self._periodic = clients.arrivals == "periodic"
-        self._flow = Flow.of(_pace(world, clients.rate))
+        self._flow = VectorRate.of(_pace(world, clients.rate))
         self._rng = stream(seed, "arrivals")
 
     def first(self, clients: Clients) -> Floats:
-        """The instants at which they call for the first time."""
+        """Return the instants of the first calls."""
         if not self._periodic:
             return self.after(np.full(clients.count, float(clients.start)))
         period = 1.0 / clients.rate
@@ -64,13 +64,13 @@ class Pauses:
         return clients.start + shares * period
 
     def after(self, instants: Floats) -> Floats:
-        """The instants at which those call again who have had their results at these."""
+        """Return the instants of the next calls, after results at these instants."""
         n = len(instants)
         return self._flow.after(instants, np.ones(n) if self._periodic else self._rng.standard_exponential(n))
 
 
-class Stream:
-    """A Poisson stream that all clients make together: whose a call is, is chance."""
+class PoissonArrivals:
+    """One Poisson stream of all clients; each call gets a random client."""
 
     __slots__ = ("_count", "_numbers", "_rng")
 
@@ -78,7 +78,7 @@ class Stream:
         self._count = clients.count
         self._rng = rng
         edges = np.maximum(np.arange(int(world.horizon / WIDTH) + 2) * WIDTH, clients.start)
-        self._numbers = rng.poisson(np.diff(Flow.of(_pace(world, clients.offered)).done(edges)))
+        self._numbers = rng.poisson(np.diff(VectorRate.of(_pace(world, clients.offered)).done(edges)))
 
     def take(self, bucket: int) -> Arrived:
         number = self._numbers[bucket]
@@ -86,18 +86,18 @@ class Stream:
         return (uniforms[:number] * self._count).astype(np.int32), (bucket + uniforms[number:]) * WIDTH
 
 
-class Rounds:
-    """Periods in each of which every client calls once: all at its beginning, or each at an instant by chance."""
+class PeriodicArrivals:
+    """Periods in which every client calls once: all at the beginning, or each at a random instant."""
 
-    __slots__ = ("_clients", "_end", "_rng", "_rounds", "_start", "_waiting")
+    __slots__ = ("_clients", "_end", "_periods", "_rng", "_start", "_waiting")
 
     def __init__(self, world: World, clients: Clients, rng: np.random.Generator) -> None:
         self._clients = clients
         self._rng = rng
-        self._rounds = _rounds(world, clients)
-        self._start, self._end = next(self._rounds)
+        self._periods = _periods(world, clients)
+        self._start, self._end = next(self._periods)
         self._waiting: NDArray[np.int32] | None = None
-        """Those who have not called in the round that has begun."""
+        """Clients that have not called in the current period."""
 
     def take(self, bucket: int) -> Arrived:
         end = (bucket + 1) * WIDTH
@@ -110,7 +110,7 @@ class Rounds:
             if self._clients.offset == "none" or self._end == self._start:
                 number, until = len(self._waiting), self._start
             else:
-                # evenly spread by chance over what is left of the round
+                # uniformly distributed over the rest of the period
                 until = min(end, self._end)
                 number = int(self._rng.binomial(len(self._waiting), (until - self._start) / (self._end - self._start)))
             callers.append(self._waiting[:number])
@@ -118,22 +118,22 @@ class Rounds:
             self._waiting, self._start = self._waiting[number:], until
             if until >= self._end or self._clients.offset == "none":
                 self._waiting = None
-                self._start, self._end = next(self._rounds)
+                self._start, self._end = next(self._periods)
         return np.concatenate(callers), np.concatenate(instants)
 
 
-class Beats:
-    """Clients that keep to their own offsets, once or in every period."""
+class OffsetArrivals:
+    """Clients that call at their own offset, once or in every period."""
 
     __slots__ = ("_done", "_flow", "_once", "_order", "_phases")
 
     def __init__(self, world: World, clients: Clients) -> None:
         self._once = clients.arrivals == "once"
-        self._flow = Flow.of(_pace(world, clients.rate))
+        self._flow = VectorRate.of(_pace(world, clients.rate))
         first = clients.start + _offsets(clients.count, clients.spread if self._once else 1.0 / clients.rate)
         self._order = first.argsort(kind="stable").astype(np.int32)
         self._phases = self._flow.done(first[self._order])
-        """In units of periods: a client's beats are whole numbers beyond its phase."""
+        """In units of periods: a client calls at its phase plus whole numbers."""
         self._done = float(self._phases[0])
 
     def take(self, bucket: int) -> Arrived:
@@ -157,13 +157,13 @@ def _clients(world: World) -> Clients:
     return world.clients
 
 
-def _pace(world: World, rate: float) -> Pace:
+def _pace(world: World, rate: float) -> VaryingRate:
     spikes = [(trigger.at, trigger.end, trigger.factor or 1.0) for trigger in world.triggers if trigger.kind == "spike"]
-    return Pace(rate, spikes)
+    return VaryingRate(rate, spikes)
 
 
-def _rounds(world: World, clients: Clients) -> Iterator[tuple[float, float]]:
-    """Where each round begins and ends; when there are no more, one that never begins."""
+def _periods(world: World, clients: Clients) -> Iterator[tuple[float, float]]:
+    """Yield start and end of each period; after the last, one that never begins."""
     start = float(clients.start)
     if clients.arrivals == "once":
         yield start, start + clients.spread

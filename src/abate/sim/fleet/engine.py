@@ -1,4 +1,4 @@
-"""Lets the bucket that is at hand happen, one after the other, and decides about what has failed in it."""
+"""Simulates a fleet one 10 ms step (bucket) at a time: sends, serves, times out, decides about failures."""
 
 from __future__ import annotations
 
@@ -12,38 +12,36 @@ from numpy.typing import NDArray
 from abate.call.policy import Policy
 from abate.decide.outcome import FATAL, Outcome, Ruling
 from abate.errors import AttemptTimeout
-from abate.sim import exact
+from abate.sim import exact_engine
 from abate.sim.agenda import Agenda
-from abate.sim.answers import answer
-from abate.sim.arrays import Delays, Floats, Purse, Truths, Whole, stream
-from abate.sim.binding import bound, failures_of, once, unnamed
-from abate.sim.clients import Clients
-from abate.sim.durations import Duration
-from abate.sim.fleet.arrivals import Pauses, Source, arrivals
-from abate.sim.fleet.pool import Pool
+from abate.sim.binding import bind_policy, possible_failures, single_attempt_policy, unmatched_policy_note
+from abate.sim.error_responses import answer
+from abate.sim.fleet.arrivals import ArrivalSource, ThinkTimes, arrivals
+from abate.sim.fleet.call_table import CallTable
+from abate.sim.fleet.recorder import FleetRecorder
 from abate.sim.fleet.server import LATE, Server
-from abate.sim.fleet.support import without_array_form
-from abate.sim.fleet.tally import Tally
-from abate.sim.fleet.wheel import PER_SECOND, WIDTH, Wheel
-from abate.sim.fleet.workers import Started
+from abate.sim.fleet.server_workers import Started
+from abate.sim.fleet.timer_wheel import PER_SECOND, WIDTH, TimerWheel
+from abate.sim.fleet.unsupported import unsupported_features
+from abate.sim.fleet.vectorized import Floats, Mask, VectorBackoff, VectorBudget, Whole, stream
 from abate.sim.measures import EDGE, Load, Run
-from abate.sim.services import Service
+from abate.sim.model import Clients, Duration, Service
 from abate.sim.world import World
 
 KEYS = 2**15 - 1
-"""Instants that are told apart within a bucket, when what is sent is put in order."""
+"""Distinct instants within a bucket, when attempts are sorted."""
 
 Batch = tuple[Whole, Floats, Floats]
-"""Calls whose attempts are sent, at these instants, and until when an answer is waited for."""
-NOBODY = (np.empty(0, np.intp), np.empty(0), np.empty(0))
+"""Calls whose attempts are sent, the instants, and the deadlines of the answers."""
+EMPTY = (np.empty(0, np.intp), np.empty(0), np.empty(0))
 Failed = tuple[int, Whole, Floats]
-"""A kind of failure, the calls that it befalls, and the instants at which it does."""
+"""A kind of failure, the calls that fail, and the instants."""
 Retries = tuple[Whole, Floats, Floats]
-"""Calls, the instants at which they have failed, and the delays before their next attempts."""
+"""Calls, the instants of their failures, and the delays before their next attempts."""
 
 
 def run(world: World, seed: int, raster: bool = False) -> Run:
-    """Run a world, from bucket to bucket.
+    """Run a world, bucket by bucket.
 
     >>> import abate.sim as sim
     >>> world = sim.World(sim.Clients(count=100_000, rate=0.01), [sim.Service("api", workers=200, service_time=0.1)])
@@ -52,10 +50,10 @@ def run(world: World, seed: int, raster: bool = False) -> Run:
     >>> run(world.__class__(sim.Clients(count=1), [sim.Row("row")]), seed=1).notes
     ('run by the exact engine: there is no array form of a row',)
     """
-    lacking = without_array_form(world)
+    lacking = unsupported_features(world)
     if lacking:
         note = f"run by the exact engine: there is no array form of {', '.join(lacking)}"
-        return exact.run(world, seed, raster).noted(note)
+        return exact_engine.run(world, seed, raster).noted(note)
     return Fleet(world, seed, raster).run()
 
 
@@ -64,16 +62,16 @@ class Fleet:
 
     __slots__ = (
         "_answers",
+        "_budget",
+        "_calls",
         "_decorrelated",
         "_earned",
         "_last",
         "_leg",
         "_notes",
         "_on_the_way",
-        "_pauses",
         "_policy",
-        "_pool",
-        "_purse",
+        "_recorder",
         "_rng",
         "_rulings",
         "_schedules",
@@ -81,7 +79,7 @@ class Fleet:
         "_sends",
         "_server",
         "_source",
-        "_tally",
+        "_think_times",
         "_timers",
         "_world",
     )
@@ -98,31 +96,31 @@ class Fleet:
         self._policy, self._notes = _bound(world, service)
         self._rulings = _rulings(service, world, self._policy)
         self._schedules = {
-            reason: Delays(plan, self._policy.max_attempts - 1)  # type: ignore[arg-type]
+            reason: VectorBackoff(plan, self._policy.max_attempts - 1)  # type: ignore[arg-type]
             for reason, plan in (("blip", self._policy.backoff), ("overload", self._policy.overload_backoff))
         }
         self._decorrelated = getattr(self._policy.backoff, "jitter", None) == "decorrelated"
-        self._purse = Purse(self._policy.budget)
+        self._budget = VectorBudget(self._policy.budget)
         self._earned = np.zeros(self._last + 1, np.int64)
-        """Successes that pay into the budget, by the bucket."""
+        """Successes that fund the budget, by bucket."""
         self._leg = Duration.of(service.network).mean
-        self._on_the_way: deque[Batch] = deque([NOBODY] * round(self._leg * PER_SECOND))
+        self._on_the_way: deque[Batch] = deque([EMPTY] * round(self._leg * PER_SECOND))
         self._server = Server(service, world, seed, self._last + 1)
-        self._tally = Tally(world, raster)
-        self._sends, self._timers, self._answers = (Wheel(world.horizon) for _ in range(3))
+        self._recorder = FleetRecorder(world, raster)
+        self._sends, self._timers, self._answers = (TimerWheel(world.horizon) for _ in range(3))
         needed = {"due": self._policy.bounded, "previous": self._decorrelated, "kind": self._leg > 0}
-        self._pool = Pool(clients.count if serial else 0, tuple(name for name, true in needed.items() if true))
-        self._source: Source | None = None
-        self._pauses: Pauses | None = None
+        self._calls = CallTable(clients.count if serial else 0, tuple(name for name, true in needed.items() if true))
+        self._source: ArrivalSource | None = None
+        self._think_times: ThinkTimes | None = None
         if serial:
-            self._pauses = Pauses(world, seed)
-            self._pool.at[:] = self._pauses.first(clients)
-            self._sends.add(np.arange(clients.count), self._pool.at)
+            self._think_times = ThinkTimes(world, seed)
+            self._calls.at[:] = self._think_times.first(clients)
+            self._sends.add(np.arange(clients.count), self._calls.at)
         else:
             self._source = arrivals(world, seed)
 
     def run(self) -> Run:
-        """Let everything happen."""
+        """Simulate all buckets, and return the run."""
         begins, before = ceil(self._world.warmup * PER_SECOND - EDGE), Load(requests=0)
         for bucket in range(self._last + 1):
             if bucket == begins:
@@ -130,7 +128,7 @@ class Fleet:
             self._step(bucket)
         loads = {service.name: Load(requests=0) for service in self._world.services}
         loads[self._world.entry] = self._server.load().since(before)
-        return self._tally.run(self._seed, loads, self._notes)
+        return self._recorder.run(self._seed, loads, self._notes)
 
     def _step(self, bucket: int) -> None:
         sent = self._send(bucket)
@@ -147,16 +145,16 @@ class Fleet:
             failed = [(kind, calls, at) for kind, calls, at, _ in refused]
         if self._policy.bounded:
             for _, calls, _ in failed:
-                self._pool.due[calls] = np.inf
+                self._calls.due[calls] = np.inf
             failed.append(self._expired(bucket, sent[0]))
-        self._purse.deposit(int(self._earned[bucket]), bucket * WIDTH)
+        self._budget.deposit(int(self._earned[bucket]), bucket * WIDTH)
         self._retry(bucket, [self._decide(kind, *self._by_now(bucket, calls, at)) for kind, calls, at in failed])
 
-    # -- what is sent
+    # -- sending
 
     def _send(self, bucket: int) -> Batch:
-        """The attempts of a bucket, in the order of their instants: those of new calls, and retries."""
-        pool = self._pool
+        """Return the attempts of a bucket, first attempts and retries, in the order of their instants."""
+        pool = self._calls
         calls = self._sends.take(bucket)
         at = pool.at[calls]
         if self._source is not None:
@@ -171,77 +169,79 @@ class Fleet:
             new = calls[pool.attempts[calls] == 0]
             pool.began[new] = pool.at[new]
             self._begun(bucket, pool.client[new], pool.began[new])
-        # what is left over from the bucket before comes first
+        # attempts left over from the last bucket come first
         key = np.maximum((at * PER_SECOND - (bucket - 1)) * KEYS, 0.0)
         order = key.astype(np.uint16).argsort(kind="stable")
         calls, at = calls[order], at[order]
-        self._tally.attempted(pool, calls, at)
+        self._recorder.attempted(pool, calls, at)
         return calls, at, self._bounds(calls, at)
 
     def _begun(self, bucket: int, clients: NDArray[np.int32], began: Floats) -> None:
-        self._tally.called(clients, began)
-        if self._purse.by_request:
-            self._purse.deposit(len(clients), bucket * WIDTH)
+        self._recorder.called(clients, began)
+        if self._budget.by_request:
+            self._budget.deposit(len(clients), bucket * WIDTH)
 
     def _bounds(self, calls: Whole, at: Floats) -> Floats:
-        """Until when the answers to attempts that are sent now are waited for."""
+        """Return the deadlines of attempts that are sent now."""
         due = np.full(len(calls), np.inf)
         if self._policy.bounded:
             if self._policy.attempt_timeout is not None:
                 due = at + self._policy.attempt_timeout
             if self._policy.timeout is not None:
-                due = np.minimum(due, self._pool.began[calls] + self._policy.timeout)
-            self._pool.due[calls] = due
+                due = np.minimum(due, self._calls.began[calls] + self._policy.timeout)
+            self._calls.due[calls] = due
         return due
 
-    # -- what becomes of it
+    # -- answers and timeouts
 
     def _served(self, part: Started) -> None:
-        """Tell those who will still wait for it of their success, as soon as it is certain."""
+        """Record successes, of the requests that finish before their deadline."""
         calls, answered = part.calls, part.finish + self._leg
         if self._policy.bounded:
             good = answered < part.due
             calls, answered = calls[good], answered[good]
-            self._pool.due[calls] = np.inf
+            self._calls.due[calls] = np.inf
         counted, instants = calls, answered
         if len(answered) and np.max(answered) > self._world.horizon:
             within = answered <= self._world.horizon
             counted, instants = calls[within], answered[within]
-        self._tally.succeeded(self._pool.client[counted], self._pool.began[counted], instants)
-        if self._purse.by_success:
+        self._recorder.succeeded(self._calls.client[counted], self._calls.began[counted], instants)
+        if self._budget.by_success:
             np.add.at(self._earned, (instants * PER_SECOND).astype(np.intp), 1)
         self._over(calls, answered)
 
     def _answer(self, kind: int, calls: Whole, at: Floats, due: Floats) -> None:
-        """Send a refusal back, to those who will still wait for it."""
+        """Send refusals back, to the calls whose deadline is later."""
         waiting = at < due
         calls, at = calls[waiting], at[waiting]
         if self._policy.bounded:
-            self._pool.due[calls] = np.inf
-        self._pool.kind[calls] = kind
-        self._pool.at[calls] = at
+            self._calls.due[calls] = np.inf
+        self._calls.kind[calls] = kind
+        self._calls.at[calls] = at
         self._answers.add(calls, at)
 
     def _answered(self, bucket: int) -> list[Failed]:
-        """The refusals that come back."""
+        """Return the refusals that arrive in a bucket."""
         calls = self._answers.take(bucket)
-        kinds = self._pool.kind[calls]
-        return [(kind, calls[kinds == kind], self._pool.at[calls[kinds == kind]]) for kind in np.unique(kinds).tolist()]
+        kinds = self._calls.kind[calls]
+        return [
+            (kind, calls[kinds == kind], self._calls.at[calls[kinds == kind]]) for kind in np.unique(kinds).tolist()
+        ]
 
     def _expired(self, bucket: int, sent: Whole) -> Failed:
-        """Those who have waited long enough; `sent` are new among those who wait."""
-        due = self._pool.due
+        """Return the calls that time out in a bucket; `sent` are the attempts that start to wait."""
+        due = self._calls.due
         waiting = sent[np.isfinite(due[sent])]
         self._timers.add(waiting, due[waiting])
         calls = self._timers.take(bucket)
-        # a timer that was set for somebody who has gone on since finds another instant here, or none
+        # a timer of an attempt that has ended finds another deadline here, or none
         calls = np.unique(calls[due[calls] < (bucket + 1) * WIDTH])
         at = due[calls]
         due[calls] = np.inf
         return LATE, calls, at
 
     def _by_now(self, bucket: int, calls: Whole, at: Floats) -> tuple[Whole, Floats]:
-        """Those that happen before the horizon."""
+        """Return the calls whose instants lie before the horizon."""
         if bucket < self._last:
             return calls, at
         return calls[at <= self._world.horizon], at[at <= self._world.horizon]
@@ -249,13 +249,13 @@ class Fleet:
     # -- decide, schedule, admit
 
     def _decide(self, kind: int, calls: Whole, at: Floats) -> Retries:
-        """What `Call.failed` decides, up to the budget: the refusals that cost nothing."""
-        policy, ruling, pool = self._policy, self._rulings[kind], self._pool
+        """Decide as `Call.failed` does, up to the budget: give up, or return the delays."""
+        policy, ruling, pool = self._policy, self._rulings[kind], self._calls
         retries = pool.attempts[calls] + 1
         pool.attempts[calls] = retries
         if not ruling.retry:
             self._give_up(calls, at, "layer" if ruling.reason == "layer" else "fatal")
-            return NOBODY
+            return EMPTY
         calls, at = self._stop(retries >= policy.max_attempts, "attempts", calls, at)
         hint = ruling.hint
         if policy.timeout is not None:
@@ -268,7 +268,7 @@ class Fleet:
         safe = ruling.safe is not False if policy.idempotent is None else policy.idempotent
         if ruling.reached and not safe:
             self._give_up(calls, at, "unsafe")
-            return NOBODY
+            return EMPTY
         delay = self._delay(ruling, calls)
         if policy.timeout is not None:
             late = at + delay >= pool.began[calls] + policy.timeout
@@ -277,63 +277,66 @@ class Fleet:
         return calls, at, delay
 
     def _delay(self, ruling: Ruling, calls: Whole) -> Floats:
-        plan, pool = self._schedules["overload" if ruling.overloaded else "blip"], self._pool
+        plan, pool = self._schedules["overload" if ruling.overloaded else "blip"], self._calls
         retries, uniforms = pool.attempts[calls], self._rng.random(len(calls))
         if self._decorrelated:
             delay = pool.previous[calls] = plan.delay(retries, uniforms, pool.previous[calls])
         else:
             delay = plan.delay(retries, uniforms)
-        return delay if ruling.hint is None else plan.after_hint(ruling.hint, retries, delay)
+        return delay if ruling.hint is None else plan.delay_after_hint(ruling.hint, retries, delay)
 
     def _retry(self, bucket: int, groups: list[Retries]) -> None:
-        """Put those on the wheel whom the budget pays for: the first ones to ask."""
+        """Schedule the retries that the budget admits, in the order of the failures."""
         if not groups:
             return
         calls, at, delay = (np.concatenate(column) for column in zip(*groups, strict=True))
-        paid = self._purse.withdraw(len(calls), bucket * WIDTH)
+        paid = self._budget.withdraw(len(calls), bucket * WIDTH)
         if paid < len(calls):
             order = at.argsort(kind="stable")
             self._give_up(calls[order[paid:]], at[order[paid:]], "budget")
             calls, at, delay = calls[order[:paid]], at[order[:paid]], delay[order[:paid]]
-        due = self._pool.at[calls] = at + delay
+        due = self._calls.at[calls] = at + delay
         self._sends.add(calls, due)
 
-    def _stop(self, where: Truths, reason: str, calls: Whole, at: Floats) -> tuple[Whole, Floats]:
-        """Give up on some; the others."""
+    def _stop(self, where: Mask, reason: str, calls: Whole, at: Floats) -> tuple[Whole, Floats]:
+        """Give up on some calls, and return the others."""
         if not where.any():
             return calls, at
         self._give_up(calls[where], at[where], reason)
         return calls[~where], at[~where]
 
     def _give_up(self, calls: Whole, at: Floats, reason: str) -> None:
-        self._tally.failed(self._pool.began[calls], at, reason)
+        self._recorder.failed(self._calls.began[calls], at, reason)
         self._over(calls, at)
 
     def _over(self, calls: Whole, at: Floats) -> None:
-        """These calls have ended: serial clients pause and call again."""
-        pool = self._pool
-        if self._pauses is None:
-            pool.give_back(calls)
+        """End calls; serial clients call again after a pause."""
+        pool = self._calls
+        if self._think_times is None:
+            pool.release(calls)
             return
         pool.attempts[calls] = 0
         if self._decorrelated:
             pool.previous[calls] = np.nan
-        due = pool.at[calls] = self._pauses.after(at)
+        due = pool.at[calls] = self._think_times.after(at)
         self._sends.add(calls, due)
 
 
 def _bound(world: World, service: Service) -> tuple[Policy, list[str]]:
-    """The policy of the clients, with its rulings on what may happen in this world, and what is to be said about it."""
-    policy, failures = world.policy or once(), failures_of(world, service)
-    # its clock and its chance are not asked: the arrays have their own
-    note = unnamed(policy, failures)
-    return bound(policy, Agenda(), Random(0), failures), [] if note is None else [note]
+    """Return the clients' policy, with its rulings on the errors of this world, and its notes."""
+    policy, failures = world.policy or single_attempt_policy(), possible_failures(world, service)
+    # its clock and random numbers are not used
+    note = unmatched_policy_note(policy, failures)
+    return bind_policy(policy, Agenda(), Random(0), failures), [] if note is None else [note]
 
 
 def _rulings(service: Service, world: World, policy: Policy) -> list[Ruling]:
-    """The rulings on the kinds of failure, by their numbers."""
+    """Return the ruling on each kind of failure, by its number."""
     answers = [answer(503), answer(service.status)]
     for trigger in world.triggers_of(service.name):
         if trigger.kind == "error":
             answers.append(answer(trigger.status, trigger.retry_after))
-    return [policy.rules.decide(Outcome(AttemptTimeout(0.0))), *(policy.known.get(kind, FATAL) for kind in answers)]
+    return [
+        policy.rules.decide(Outcome(AttemptTimeout(0.0))),
+        *(policy.rulings_by_type.get(kind, FATAL) for kind in answers),
+    ]

@@ -1,6 +1,6 @@
-"""The service that a fleet calls: what `abate.sim.server` does, a bucket at a time, by the same rules.
+"""The service that a fleet calls: `abate.sim.server`, one bucket at a time, by the same rules.
 
-A request's fate is known when a worker begins with it: the work takes what it takes, and nobody breaks it off.
+The end of a request is known when a worker starts it, as requests in service are never interrupted.
 """
 
 from __future__ import annotations
@@ -8,40 +8,39 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from abate.sim.arrays import Floats, Whole, stream
-from abate.sim.durations import Duration
-from abate.sim.fleet.line import Line
-from abate.sim.fleet.wheel import WIDTH
-from abate.sim.fleet.workers import Crew, Current, Started
+from abate.sim.fleet.request_queue import RequestQueue
+from abate.sim.fleet.server_workers import DiscreteWorkers, FluidWorkers, Started
+from abate.sim.fleet.timer_wheel import WIDTH
+from abate.sim.fleet.vectorized import Floats, Whole, stream
 from abate.sim.measures import Load
-from abate.sim.services import Service
+from abate.sim.model import Duration, Service
 from abate.sim.world import World
 
 LATE, FULL, CHANCE, TRIGGERED = range(4)
-"""The kinds of failures: timed out, refused by a full queue, by chance; and from here on those of the triggers."""
+"""The kinds of failures: timeout, full queue, error rate; triggers are numbered from the last on."""
 
 Refused = tuple[int, Whole, Floats, Floats]
-"""A kind of failure, the calls that it befalls, at which instants, and until when an answer was waited for."""
+"""A kind of failure, the calls that fail, the instants, and the deadlines."""
 
 
-def flows(service: Service) -> bool:
-    """Does serving take less than a bucket?
+def is_fluid(service: Service) -> bool:
+    """Return whether serving takes at most a bucket, on average.
 
-    >>> flows(Service("api", workers=100, service_time=0.005)), flows(Service("api", service_time=0.1))
+    >>> is_fluid(Service("api", workers=100, service_time=0.005)), is_fluid(Service("api", service_time=0.1))
     (True, False)
     """
     return Duration.of(service.service_time).mean <= WIDTH
 
 
 class Server:
-    """A `Service` that a fleet calls."""
+    """A running `Service`."""
 
     __slots__ = (
         "_chance",
         "_errors",
         "_full",
         "_horizon",
-        "_line",
+        "_queue",
         "_refused",
         "_requests",
         "_room",
@@ -58,16 +57,16 @@ class Server:
         self._horizon = world.horizon
         self._errors = [trigger for trigger in triggers if trigger.kind == "error"]
         self._chance = stream(seed, f"errors/{service.name}")
-        self._line = Line()
+        self._queue = RequestQueue()
         self._room = service.queue_limit
-        self._workers = (Current if flows(service) else Crew)(
+        self._workers = (FluidWorkers if is_fluid(service) else DiscreteWorkers)(
             service, triggers, stream(seed, f"service/{service.name}"), buckets
         )
         self._requests = self._served = self._full = self._refused = 0
         self._used = self._wasted = 0.0
 
     def arrive(self, bucket: int, calls: Whole, at: Floats, due: Floats) -> tuple[list[Refused], list[Started]]:
-        """Requests arrive, in the order of their instants: who of them is refused, and who is begun with now."""
+        """Handle arrivals, sorted by instant; return those refused, and those started in this bucket."""
         self._requests += len(calls)
         refused: list[Refused] = []
         kinds = self._failures(bucket, at) if self._errors or self._service.error_rate else None
@@ -78,31 +77,31 @@ class Server:
             passed = kinds < 0
             calls, at, due = calls[passed], at[passed], due[passed]
             self._refused += len(kinds) - len(calls)
-        full = self._workers.come(bucket, len(self._line), at)
+        full = self._workers.come(bucket, len(self._queue), at)
         if full is not None:
             refused.append((FULL, calls[full], at[full], due[full]))
             calls, at, due = calls[~full], at[~full], due[~full]
-        self._line.append(calls, at, due)
-        started = self._workers.serve(bucket, self._line)
-        if self._room is not None and len(self._line) > self._room:
-            refused.append((FULL, *self._line.drop_last(len(self._line) - self._room)))
+        self._queue.append(calls, at, due)
+        started = self._workers.serve(bucket, self._queue)
+        if self._room is not None and len(self._queue) > self._room:
+            refused.append((FULL, *self._queue.drop_last(len(self._queue) - self._room)))
         self._full += sum(len(calls) for kind, calls, _, _ in refused if kind == FULL)
         for part in started:
             self._account(part)
         return refused, started
 
     def _failures(self, bucket: int, at: Floats) -> NDArray[np.int16] | None:
-        """The kinds of failure that triggers and chance make of requests; below 0 for none."""
+        """Return the kind of failure of each request by trigger or error rate; below 0 for none."""
         kinds = np.full(len(at), -1, np.int16)
-        # some of them are left over from the bucket before
+        # some are left over from the last bucket
         start, end = (bucket - 1) * WIDTH, (bucket + 1) * WIDTH
         hit = False
         for kind, trigger in enumerate(self._errors, TRIGGERED):
             if trigger.at < end and start < trigger.end:
-                befallen = (trigger.at <= at) & (at < trigger.end) & (kinds < 0)
+                failing = (trigger.at <= at) & (at < trigger.end) & (kinds < 0)
                 if trigger.share < 1.0:
-                    befallen &= self._chance.random(len(at)) < trigger.share
-                kinds[befallen] = kind
+                    failing &= self._chance.random(len(at)) < trigger.share
+                kinds[failing] = kind
                 hit = True
         if self._service.error_rate:
             kinds[(kinds < 0) & (self._chance.random(len(at)) < self._service.error_rate)] = CHANCE
@@ -110,7 +109,7 @@ class Server:
         return kinds if hit else None
 
     def _account(self, part: Started) -> None:
-        """Count the work that is finished before the horizon."""
+        """Count the work that ends before the horizon."""
         finish, used = part.finish, part.finish - part.begin
         if len(finish) and np.max(finish) > self._horizon:
             within = finish <= self._horizon
@@ -122,7 +121,7 @@ class Server:
         self._wasted += float(used[finish >= due].sum())
 
     def load(self) -> Load:
-        """What it saw so far."""
+        """Return the counts so far."""
         return Load(
             requests=self._requests,
             served=self._served,

@@ -1,17 +1,21 @@
-"""What a study found, for people: one page that opens offline, and the same pictures as PNG or SVG.
+"""Reports of a study: one HTML page that opens offline, and the same pictures as PNG or SVG.
 
-* **A page** is one file: pictures, tables and style are inside it. It has no script and asks for nothing from anywhere.
-* **Everything that came from a file is escaped**: names, texts and notes are shown as they are, and do nothing.
-* **The same study gives the same bytes**: no dates, no chance.
-* **The pictures that fit are drawn**: load over time and the herd where cases are few; lines where a number is swept;
-  the recovery map, the hysteresis and the front of a tuning where they are given.
+* **The page** is one file, with pictures, tables and style inside. It has no script and loads nothing.
+* **Text from files is escaped**: names, descriptions and notes.
+* **The same study gives the same bytes**: no dates, no random numbers.
+* **Pictures**: load over time and the herd if there are few cases; lines if a number is swept; recovery map and
+  hysteresis if given.
 
-matplotlib draws; it is the extra ``abate[sim]``, and nothing else imports it.
+Pictures need matplotlib, which is part of the extra ``abate[sim]``.
 """
 
 from __future__ import annotations
 
 from abate.sim.report.files import write_picture, write_report
-from abate.sim.report.surveys import Hysteresis, RecoveryMap, hysteresis, recovery_map
+from abate.sim.surveys import Hysteresis, RecoveryMap, hysteresis, recovery_map
 
 __all__ = ["Hysteresis", "RecoveryMap", "hysteresis", "recovery_map", "write_picture", "write_report"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

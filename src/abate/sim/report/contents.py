@@ -1,28 +1,26 @@
-"""Which pictures fit a study."""
+"""Chooses the pictures of a study."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from abate.sim.report.front import front_picture
-from abate.sim.report.maps import hysteresis_picture, map_picture
-from abate.sim.report.over_time import has_dots, herd_picture, load_picture
 from abate.sim.report.picture import Picture
-from abate.sim.report.stacks import is_stack, stack_picture
-from abate.sim.report.surveys import Hysteresis, RecoveryMap
-from abate.sim.report.sweeps import sweep_picture, swept_number
+from abate.sim.report.stack_pictures import is_stack, stack_picture
+from abate.sim.report.survey_pictures import hysteresis_picture, map_picture
+from abate.sim.report.sweep_pictures import sweep_picture, swept_number
+from abate.sim.report.time_pictures import has_dots, herd_picture, load_picture
 from abate.sim.study import Study
-from abate.sim.tune import Tuning
+from abate.sim.surveys import Hysteresis, RecoveryMap
 
 Survey = RecoveryMap | Hysteresis
 
 
-def pictures_of(study: Study, tuning: Tuning | None = None, surveys: Sequence[Survey] = ()) -> list[Picture]:
-    """The pictures of a study: lines where a number is swept, else load, stack and herd; then what is given.
+def choose_pictures(study: Study, surveys: Sequence[Survey] = ()) -> list[Picture]:
+    """Return the pictures of a study: lines if a number is swept, else load, stack and herd; then its surveys.
 
     >>> from abate.sim import load_scenario, run_study
     >>> study = run_study(load_scenario("herd").changed("clients.count=20"), seeds=1, raster=True)
-    >>> [picture.name for picture in pictures_of(study)]
+    >>> [picture.name for picture in choose_pictures(study)]
     ['load', 'herd']
     """
     results = [result for result in study.results if result.samples]
@@ -41,6 +39,4 @@ def pictures_of(study: Study, tuning: Tuning | None = None, surveys: Sequence[Su
                 found.append(herd_picture(dotted, name))
     for survey in surveys:
         found.append(map_picture(survey, name) if isinstance(survey, RecoveryMap) else hysteresis_picture(survey, name))
-    if tuning is not None and tuning.front:
-        found.append(front_picture(tuning))
     return found

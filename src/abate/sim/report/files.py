@@ -1,20 +1,19 @@
-"""A study into a file. It is written when all of it is there: what fails leaves the old file as it was."""
+"""Writes reports to files. A file is written at the end, so that an error leaves the old file unchanged."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from abate.sim.report.contents import Survey, pictures_of
+from abate.sim.report.contents import Survey, choose_pictures
 from abate.sim.study import Study
-from abate.sim.tune import Tuning
 
 SUFFIXES = (".png", ".svg")
 MISSING = "reports need matplotlib: pip install 'abate[sim]'"
 
 
-def write_report(study: Study, path: str | Path, tuning: Tuning | None = None, surveys: Sequence[Survey] = ()) -> None:
-    """Write a study as one HTML page that opens offline, with what a tuning and surveys of it found, if given.
+def write_report(study: Study, path: str | Path, surveys: Sequence[Survey] = ()) -> None:
+    """Write a study as one HTML page that opens offline, with its surveys.
 
     >>> import tempfile
     >>> from abate.sim import load_scenario, run_study
@@ -25,14 +24,14 @@ def write_report(study: Study, path: str | Path, tuning: Tuning | None = None, s
     '<!DOCTYPE html>'
     """
     try:
-        from abate.sim.report.page import page_of
+        from abate.sim.report.html_page import page_of
     except ImportError as missing:
         raise ImportError(MISSING) from missing
-    text = page_of(study, pictures_of(study, tuning, surveys), tuning)
+    text = page_of(study, choose_pictures(study, surveys))
     Path(path).write_text(text, encoding="utf-8", newline="\n")
 
 
-def write_picture(study: Study, path: str | Path, tuning: Tuning | None = None, surveys: Sequence[Survey] = ()) -> None:
+def write_picture(study: Study, path: str | Path, surveys: Sequence[Survey] = ()) -> None:
     """Write the pictures of a study as one PNG or SVG, by the suffix of the path.
 
     >>> from abate.sim import load_scenario, run_study
@@ -44,10 +43,10 @@ def write_picture(study: Study, path: str | Path, tuning: Tuning | None = None, 
     if suffix not in SUFFIXES:
         raise ValueError(f"a picture must end in {' or '.join(SUFFIXES)}, not {str(path)!r}")
     try:
-        from abate.sim.report.canvas import whole_figure
+        from abate.sim.report.matplotlib_render import render_figure
     except ImportError as missing:
         raise ImportError(MISSING) from missing
-    pictures = pictures_of(study, tuning, surveys)
+    pictures = choose_pictures(study, surveys)
     if not pictures:
-        raise ValueError(f"{study.scenario.place}: nothing was run, so there is nothing to draw")
-    Path(path).write_bytes(whole_figure(pictures, suffix[1:]))
+        raise ValueError(f"{study.scenario.place}: nothing was run: there is nothing to draw")
+    Path(path).write_bytes(render_figure(pictures, suffix[1:]))

@@ -1,12 +1,11 @@
-"""What a picture is made of: panels that draw themselves, and a key to their colours."""
+"""The parts of a picture: panels, and keys that explain their colours."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from abate.sim.report.palette import Colour
-from abate.values import Value
+from abate.frozen import Frozen
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,16 +13,16 @@ if TYPE_CHECKING:
 Sign = Literal["line", "dashed", "dotted", "area", "dot", "o", "s", "^", "D", "v", "P", "X", "*"]
 
 
-class Key(Value):
-    """What a colour stands for, and as what it is drawn: a line, an area, or a line with a marker."""
+class Key(Frozen):
+    """A legend entry: label, colour and sign."""
 
     label: str
-    colour: Colour
+    colour: str
     sign: Sign = "line"
 
 
-class Panel(Value):
-    """One pair of axes: its title, a figure or two beside it, what it shows in words, and how it is drawn."""
+class Panel(Frozen):
+    """One pair of axes: title, note, alternative text, and the function that draws it."""
 
     title: str
     note: str
@@ -31,8 +30,8 @@ class Panel(Value):
     draw: Callable[[Axes], None]
 
 
-class Picture(Value):
-    """Panels that belong together, one key for all of them, and what to see in them."""
+class Picture(Frozen):
+    """Panels with common keys and a caption."""
 
     name: str
     title: str

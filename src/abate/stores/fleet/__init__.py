@@ -1,13 +1,13 @@
-"""What a fleet shares without a round trip per call: budgets, buckets, and what is known of a dependency.
+"""Limits that a fleet of processes shares without a round trip per call: budgets, buckets and shelters.
 
-Each process has one courier for a store. It goes once a second or so, and carries everything at once: what was earned,
-spent, wanted or seen here, for what is granted until the next time. Calls never wait for it. When the store is slow or
-gone each process goes by limits of its own, and says so.
+Each process has one background sync for a store. About once a second it sends what was earned, spent, wanted or seen by
+all limits of this process, and gets what is granted until the next time. Calls never wait for it. While the store is
+slow or down, each process applies local limits, and logs that.
 """
 
 from abate.stores.fleet.bucket import FleetBucket
 from abate.stores.fleet.budget import FleetBudget
-from abate.stores.fleet.courier import Courier
 from abate.stores.fleet.shelter import FleetShelter
+from abate.stores.fleet.sync import FleetSync
 
-__all__ = ["Courier", "FleetBucket", "FleetBudget", "FleetShelter"]
+__all__ = ["FleetBucket", "FleetBudget", "FleetShelter", "FleetSync"]

@@ -1,8 +1,8 @@
-"""A token bucket that a fleet shares: each process has a part of its rate, by what it wants.
+"""A token bucket that a fleet shares: each process has a part of the rate, by its demand.
 
-The store hands out the parts so that together they are never more than the whole. Waiting is as in any bucket. Without
-news from the store every process that was known last has an equal part. A fork's child starts its courier when it asks
-for the first token; until the first news it has the part of a newcomer.
+The store grants the parts so that they never add up to more than the whole. Waiting is as in any bucket. Without a
+valid reply of the store each process has an equal part, by the last known number of members. A forked child starts its
+sync when it asks for the first token; until the first reply it has the part of a new member.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from math import inf
 from typing import NoReturn
 
 from abate import forks
-from abate.admit.bucket import Claim, Level, TokenBucket
+from abate.admit.bucket import BucketState, Reservation, TokenBucket
 from abate.clock import MACHINE
-from abate.stores.fleet.courier import SOON, Courier
-from abate.stores.fleet.offers import Demand, Share
+from abate.stores.fleet.messages import BucketGrant, BucketRequest
+from abate.stores.fleet.sync import FIRST_REPLY_TIMEOUT, FleetSync
 
-LEAST = 0.1
-"""Of an equal part: what those have who have none yet, as they come newly. A rate of 0 would be a wait without end."""
+NEWCOMER_SHARE = 0.1
+"""The part of a new member, as a part of an equal part. With a rate of 0 it would wait forever."""
 
 
 class FleetBucket(TokenBucket):
@@ -29,51 +29,61 @@ class FleetBucket(TokenBucket):
     True
     """
 
-    __slots__ = ("__weakref__", "_asked", "_courier", "_fresh", "_members", "_new", "_part", "_since", "whole_rate")
+    __slots__ = (
+        "__weakref__",
+        "_asked",
+        "_fleet_sync",
+        "_members",
+        "_new",
+        "_part",
+        "_since",
+        "_valid_until",
+        "whole_rate",
+    )
 
-    def __init__(self, courier: Courier, name: str, rate: float, burst: int = 1) -> None:
+    def __init__(self, fleet_sync: FleetSync, name: str, rate: float, burst: int = 1) -> None:
         super().__init__(rate, burst, name=name)
         self.whole_rate = self.rate
-        self._courier = courier
+        self._fleet_sync = fleet_sync
         self._members = 1
-        self._begin()
-        forks.keep(self)
-        courier.join(self)
+        self._reset()
+        forks.register(self)
+        fleet_sync.join(self)
 
-    def _made_from(self) -> NoReturn:
+    def _pickled_settings(self) -> NoReturn:
         raise TypeError(f"{self!r} cannot be pickled: it belongs to a store, which is opened in each process")
 
-    def _begin(self) -> None:
-        self._asked = 0  # tokens, since the courier left
+    def _reset(self) -> None:
+        self._asked = 0  # tokens since the last request
         self._since = MACHINE.now()
         self._part = 0.0
-        self._fresh = -inf  # until when that is good
-        self._new = True  # has nobody asked for tokens, and the courier not brought news?
+        self._valid_until = -inf  # the instant until which the part is valid
+        self._new = True  # no token asked for, and no reply yet
 
     def after_fork(self) -> None:
-        """In a child: a part of its own, when the courier brings it."""
-        self._begin()
+        """Start in the child without a part."""
+        self._reset()
 
     def try_acquire(self, n: int = 1) -> bool:
         """Take `n` tokens if they are there now."""
         self._asked += n
         return super().try_acquire(n)
 
-    def _claim(self, level: Level, n: int, timeout: float | None) -> Claim:
+    def _reserve(self, level: BucketState, n: int, timeout: float | None) -> Reservation:
         self._asked += n
-        return super()._claim(level, n, timeout)
+        return super()._reserve(level, n, timeout)
 
-    def _refill(self, level: Level, n: int) -> float:
+    def _refill(self, level: BucketState, n: int) -> float:
         part, now = self._part, MACHINE.now()
-        if now >= self._fresh:
+        if now >= self._valid_until:
             if self._new:
-                # the first use in a child: siblings that don't know of each other would take an equal part each
-                self._fresh = now + SOON
+                # the first use in a child: siblings that don't know of each other must not take an equal part each
+                self._valid_until = now + FIRST_REPLY_TIMEOUT
             else:
                 part = 1.0 / self._members
             self._new = False
-            self._courier.start()
-        self.rate = self.whole_rate * max(part, LEAST / self._members)
+            self._fleet_sync.start()
+        self.rate = self.whole_rate * max(part, NEWCOMER_SHARE / self._members)
         return super()._refill(level, n)
 
     def _ceiling(self, n: int) -> float:
@@ -82,20 +92,20 @@ class FleetBucket(TokenBucket):
     def refusal(self) -> str:
         return f"more than {self.whole_rate:g} per second, of all processes together"
 
-    # -- for the courier
+    # -- for the sync
 
-    def offer(self, now: float) -> Demand:
-        """How many tokens per second were asked for."""
+    def request(self, now: float) -> BucketRequest:
+        """Return how many tokens per second were asked for."""
         asked, self._asked = self._asked, 0
         elapsed, self._since = max(0.1, now - self._since), now
-        return Demand(self.name, asked / elapsed)
+        return BucketRequest(self.name, asked / elapsed)
 
-    def take(self, answer: Share, until: float) -> None:
-        """The part until the next journey."""
-        self._part, self._members, self._fresh, self._new = answer.part, answer.members, until, False
+    def apply(self, reply: BucketGrant, until: float) -> None:
+        """Use this part until the next sync."""
+        self._part, self._members, self._valid_until, self._new = reply.part, reply.members, until, False
 
-    def unheard(self) -> None:
-        """An equal part for each, from now on."""
-        self._fresh, self._new = -inf, False
+    def fall_back(self) -> None:
+        """Use an equal part from now on."""
+        self._valid_until, self._new = -inf, False
 
-    closed = unheard
+    on_close = fall_back

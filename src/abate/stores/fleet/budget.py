@@ -1,14 +1,14 @@
 """A retry budget that a fleet shares without a round trip per call.
 
-A process holds tokens, each of them a withdrawal that the store has counted already. A withdrawal takes one, or spends
-what this process has earned and not reported yet. Where it has neither, it is refused, and the courier hurries to
-bring more: as many as were needed lately, and in quiet times a part of half the reserve.
+A process holds tokens, each of them a withdrawal that the store has counted already. A withdrawal takes a token, or
+spends what this process has earned and not reported yet. With neither it is refused, and a sync is requested soon: for
+as many tokens as were needed lately, and while idle for a part of half the reserve.
 
-Deposits are counted as in any budget, so a call that succeeds costs the same. Without news from the store it is a
-budget of its own: the same ratio, and this process's part of the reserve.
+Deposits are counted as in any budget, so a call that succeeds costs the same. Without a valid reply of the store it is
+a local budget: the same ratio, and this process's part of the reserve.
 
-A fork's child begins with nothing. The first deposit or withdrawal there starts its courier; until the first news it
-may spend what it has earned itself.
+A forked child starts with nothing. Its first deposit or withdrawal starts its sync; until the first reply it may spend
+what it has earned itself.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ from math import ceil, inf
 from typing import NoReturn
 
 from abate import forks
-from abate.admit.budget import Budget, FundedBy, Ledger
-from abate.admit.budget import Terms as Units
-from abate.clock import MACHINE, switch
-from abate.stores.fleet.courier import SOON, Courier
-from abate.stores.fleet.offers import Accounts, Tokens
-from abate.stores.ledger import Terms
+from abate.admit.budget import Budget, BudgetState, FundedBy, Units
+from abate.clock import MACHINE, ever_used
+from abate.stores.budget import BudgetTerms
+from abate.stores.fleet.messages import BudgetGrant, BudgetRequest
+from abate.stores.fleet.sync import FIRST_REPLY_TIMEOUT, FleetSync
 
-AHEAD = 1.5
-"""Tokens are asked for by what was needed since the last time, times this."""
-QUIET = 0.5
-"""The part of the reserve that is held by all together in quiet times."""
+DEMAND_FACTOR = 1.5
+"""Tokens are requested for the demand since the last sync, times this."""
+IDLE_RESERVE_SHARE = 0.5
+"""The part of the reserve that all members together hold while idle."""
 
 
-class FirstUse(Iterator[int]):
-    """In a child, stands for the numbers that deposits take, until the first is taken: that starts the courier.
+class StartOnFirstUse(Iterator[int]):
+    """Replaces the counter of deposits in a child until the first deposit, which starts the sync.
 
-    So children that use the budget join the fleet, the others don't, and no call has to ask whether it is the first.
+    So only children that use the budget join the fleet, and no call has to check whether it is the first.
     """
 
     __slots__ = ("_budget", "numbers")
@@ -46,7 +45,7 @@ class FirstUse(Iterator[int]):
 
     def __next__(self) -> int:
         if self._budget.used():
-            self._budget.timeline.main.tick = self.numbers
+            self._budget.states.main.timed_deposits = self.numbers
         return next(self.numbers)
 
 
@@ -63,177 +62,178 @@ class FleetBudget(Budget):
 
     __slots__ = (
         "__weakref__",
-        "_asked",
-        "_courier",
-        "_earned",
-        "_earning",
-        "_fresh",
+        "_demand",
+        "_earning_units",
+        "_fleet_sync",
         "_held",
-        "_lent",
         "_members",
-        "_needed",
-        "_spent",
+        "_refundable",
+        "_reported_deposits",
+        "_shared_terms",
         "_tokens",
+        "_unreported_withdrawals",
+        "_valid_until",
     )
 
-    def __init__(self, courier: Courier, name: str, terms: Terms, funded_by: FundedBy = "success") -> None:
+    def __init__(self, fleet_sync: FleetSync, name: str, terms: BudgetTerms, funded_by: FundedBy = "success") -> None:
         super().__init__(terms.ratio, terms.reserve, terms.window, funded_by, name=name)
-        self._courier = courier
-        self._asked = terms
-        self._earning = Units.of(self.ratio, 0.0)
+        self._fleet_sync = fleet_sync
+        self._shared_terms = terms
+        self._earning_units = Units.of(self.ratio, 0.0)
         self._members = 1
-        self._begin()
-        forks.keep(self)  # after the ledger, which is mended first
-        courier.join(self)
+        self._reset()
+        forks.register(self)  # after the state, which is repaired first
+        fleet_sync.join(self)
 
-    def _made_from(self) -> NoReturn:
+    def _pickled_settings(self) -> NoReturn:
         raise TypeError(f"{self!r} cannot be pickled: it belongs to a store, which is opened in each process")
 
-    def _begin(self) -> None:
-        """Nothing is held or reported yet."""
+    def _reset(self) -> None:
+        """Start with nothing held and nothing reported."""
         self._tokens: deque[None] = deque()
-        self._held = 0  # tokens when the courier left
-        self._fresh = inf  # until when to go by what the courier brought
-        self._lent = 0  # withdrawals that a refund may give back as a token
-        self._earned = self.timeline.main.earned  # deposits that the store knows of
-        self._spent = 0  # withdrawals that no token stood for, since the last journey
-        self._needed = 0  # withdrawals asked for since the last journey
+        self._held = 0  # tokens at the last request
+        self._valid_until = inf  # the instant until which the last reply is valid
+        self._refundable = 0  # withdrawals that a refund may give back as a token
+        self._reported_deposits = self.states.main.earned  # deposits that the store knows of
+        self._unreported_withdrawals = 0  # withdrawals without a token, since the last sync
+        self._demand = 0  # withdrawals asked for since the last sync
 
     def after_fork(self) -> None:
-        """In a child nothing is held, and what the parent earned is the parent's to report and to spend."""
-        ledger = self.timeline.main
-        if isinstance(ledger.tick, FirstUse):  # the parent is a child that has not used it
-            ledger.tick = ledger.tick.numbers
-        ledger.disown()
-        self._begin()
-        if self._courier.over:
-            self._fresh = -inf
+        """Start with nothing in the child: the parent reports and spends what it has earned."""
+        ledger = self.states.main
+        if isinstance(ledger.timed_deposits, StartOnFirstUse):  # the parent is a child that has not used it
+            ledger.timed_deposits = ledger.timed_deposits.numbers
+        ledger.forget_deposits()
+        self._reset()
+        if self._fleet_sync.is_closed:
+            self._valid_until = -inf
         else:
-            ledger.tick = FirstUse(self, ledger.tick)
+            ledger.timed_deposits = StartOnFirstUse(self, ledger.timed_deposits)
 
     def used(self) -> bool:
-        """A child uses it for the first time: does its courier go from now on?"""
-        if self._fresh == inf:
-            # wait for the first news before taking a reserve: children are many, and don't know of each other
-            self._fresh = MACHINE.now() + SOON
-        return self._courier.start()
+        """Note the first use in a child. Return whether its sync runs now."""
+        if self._valid_until == inf:
+            # no reserve before the first reply: there may be many children that don't know of each other
+            self._valid_until = MACHINE.now() + FIRST_REPLY_TIMEOUT
+        return self._fleet_sync.start()
 
     # -- for calls
 
     def try_withdraw(self, now: float | None = None) -> bool:
-        """Spend one retry, if a token is there or one was earned here; it never waits for the store."""
-        if self._elsewhere():
+        """Spend one retry, if there is a token or one was earned here. Never wait for the store."""
+        if self._in_virtual_time():
             return super().try_withdraw(now)
-        if MACHINE.now() >= self._fresh:
-            self._courier.start()  # it may have found no thread before
+        if MACHINE.now() >= self._valid_until:
+            self._fleet_sync.start()  # no thread could be started before, perhaps
             return super().try_withdraw(now)
-        self._needed += 1
+        self._demand += 1
         try:
             self._tokens.pop()
         except IndexError:
-            if not self._on_credit():
-                self._courier.hurry()
+            if not self._borrow():
+                self._fleet_sync.sync_soon()
                 return False
-        self._lent += 1
-        super().try_withdraw(now)  # so that a store that goes away leaves no full budget behind
+        self._refundable += 1
+        super().try_withdraw(now)  # so that the local budget is not full when the store fails
         return True
 
     def refund(self) -> None:
         """Take the newest withdrawal back: its retry was not made."""
-        if self._lent > 0 and not self._elsewhere() and MACHINE.now() < self._fresh:
-            self._lent -= 1
+        if self._refundable > 0 and not self._in_virtual_time() and MACHINE.now() < self._valid_until:
+            self._refundable -= 1
             self._tokens.append(None)
         super().refund()
 
-    def _elsewhere(self) -> bool:
-        """Is this a virtual time, which has a budget of its own?"""
-        return switch.virtual and self.timeline.here() is not self.timeline.main
+    def _in_virtual_time(self) -> bool:
+        """Return whether a virtual clock applies, which has a budget of its own."""
+        return ever_used.virtual and self.states.here() is not self.states.main
 
     def balance(self) -> float:
-        """How many retries this process could make now."""
-        if self._elsewhere() or MACHINE.now() >= self._fresh:
+        """Return how many retries this process could make now."""
+        if self._in_virtual_time() or MACHINE.now() >= self._valid_until:
             return super().balance()
-        ledger = self.timeline.main
-        credit = ledger.section.ask(self._credit, ledger, otherwise=self._known_credit)
-        return len(self._tokens) + max(0, credit) / self._earning.one
+        ledger = self.states.main
+        credit = ledger.section.call(self._credit, ledger, otherwise=self._known_credit)
+        return len(self._tokens) + max(0, credit) / self._earning_units.one
 
-    def _credit(self, ledger: Ledger) -> int:
-        """What was earned here since the last journey, less what was spent of it, in units; within the section."""
-        ledger.fold(ledger.now())
+    def _credit(self, ledger: BudgetState) -> int:
+        """Return what was earned here since the last sync, less what was spent of it, in units."""
+        ledger.settle_counts(ledger.now())
         return self._known_credit(ledger)
 
-    def _known_credit(self, ledger: Ledger) -> int:
-        return self._earning.balance(ledger.earned - self._earned, self._spent)
+    def _known_credit(self, ledger: BudgetState) -> int:
+        return self._earning_units.balance(ledger.earned - self._reported_deposits, self._unreported_withdrawals)
 
-    def _on_credit(self) -> bool:
-        ledger = self.timeline.main
-        return ledger.section.ask(self._borrow, ledger, otherwise=_refused)
+    def _borrow(self) -> bool:
+        """Spend what was earned here and not reported yet."""
+        ledger = self.states.main
+        return ledger.section.call(self._borrow_locked, ledger, otherwise=_refused)
 
-    def _borrow(self, ledger: Ledger) -> bool:
-        if self._credit(ledger) < self._earning.one:
+    def _borrow_locked(self, ledger: BudgetState) -> bool:
+        if self._credit(ledger) < self._earning_units.one:
             return False
-        self._spent += 1
+        self._unreported_withdrawals += 1
         return True
 
-    # -- for the courier
+    # -- for the sync
 
-    def offer(self, now: float) -> Accounts:
-        """What was earned and spent, what is held, and what is wanted."""
-        ledger = self.timeline.main
-        earned, spent = ledger.section.ask(self._report, ledger, now, otherwise=_nothing_new)
-        needed, self._needed = self._needed, 0
+    def request(self, now: float) -> BudgetRequest:
+        """Return what was earned and spent, what is held, and what is wanted."""
+        ledger = self.states.main
+        earned, spent = ledger.section.call(self._report, ledger, now, otherwise=_nothing_new)
+        needed, self._demand = self._demand, 0
         self._held = len(self._tokens)
-        # more members than tokens: nobody holds any in quiet times, otherwise idle members would hold every token
-        quiet = int(QUIET * self.reserve * self.window / self._members)
-        want = max(quiet, ceil(AHEAD * needed))
-        return Accounts(self.name, self._asked, earned, spent, self._held, want)
+        # 0 with more members than tokens: idle members must not hold every token
+        quiet = int(IDLE_RESERVE_SHARE * self.reserve * self.window / self._members)
+        want = max(quiet, ceil(DEMAND_FACTOR * needed))
+        return BudgetRequest(self.name, self._shared_terms, earned, spent, self._held, want)
 
-    def _report(self, ledger: Ledger, now: float) -> tuple[int, int]:
-        """What was earned and spent since the last journey."""
-        ledger.fold(ledger.now())
-        if now >= self._fresh:  # what was done alone is over: it is neither owed nor owned
-            self._earned, self._spent, self._lent = ledger.earned, 0, 0
+    def _report(self, ledger: BudgetState, now: float) -> tuple[int, int]:
+        """Return what was earned and spent since the last sync."""
+        ledger.settle_counts(ledger.now())
+        if now >= self._valid_until:  # local deposits and withdrawals are not reported
+            self._reported_deposits, self._unreported_withdrawals, self._refundable = ledger.earned, 0, 0
             self._tokens.clear()
-        earned, self._earned = ledger.earned - self._earned, ledger.earned
-        spent, self._spent = self._spent, 0
+        earned, self._reported_deposits = ledger.earned - self._reported_deposits, ledger.earned
+        spent, self._unreported_withdrawals = self._unreported_withdrawals, 0
         return earned, spent
 
-    def take(self, answer: Tokens, until: float) -> None:
-        """Hold what was granted, less what was used while the courier was on its way."""
-        self._agree(answer.members)
-        self._fresh = until
-        change = answer.granted - self._held
+    def apply(self, reply: BudgetGrant, until: float) -> None:
+        """Hold what was granted, less what was used since the request."""
+        self._set_members(reply.members)
+        self._valid_until = until
+        change = reply.granted - self._held
         if change > 0:
             self._tokens.extend([None] * change)
         for _ in range(-change):
             try:
                 self._tokens.pop()
-            except IndexError:  # it was used, and is not granted any more
-                self.timeline.main.section.run(self._spend)
+            except IndexError:  # it was used since the request, and not granted again
+                self.states.main.section.run_or_defer(self._spend)
 
     def _spend(self) -> None:
-        self._spent += 1
+        self._unreported_withdrawals += 1
 
-    def unheard(self) -> None:
-        """The store has not answered: it may have taken back what was handed in. On its own from now on."""
-        self._fresh = -inf
+    def fall_back(self) -> None:
+        """Apply a local budget: the store may have counted the returned tokens."""
+        self._valid_until = -inf
         self._tokens.clear()
 
-    closed = unheard
+    on_close = fall_back
 
-    def _agree(self, members: int) -> None:
-        """So many share the reserve, from now on also without the store."""
+    def _set_members(self, members: int) -> None:
+        """Set the number of members, which share the reserve also without the store."""
         if members == self._members:
             return
         self._members = members
-        self.timeline.main.agree(Units.of(self.ratio, self.reserve * self.window / members))
+        self.states.main.set_units(Units.of(self.ratio, self.reserve * self.window / members))
 
 
-def _refused(_: Ledger) -> bool:
-    """Answer a withdrawal that re-enters a fold: whether there is credit is not known."""
+def _refused(_: BudgetState) -> bool:
+    """Refuse a withdrawal that re-enters the section: the credit is not known."""
     return False
 
 
-def _nothing_new(_: Ledger, now: float) -> tuple[int, int]:
-    """Report nothing from within a fold, as a signal handler does that closes the store: it stays to be reported."""
+def _nothing_new(_: BudgetState, now: float) -> tuple[int, int]:
+    """Report nothing within the section (a signal handler closes the store): it is reported later."""
     return 0, 0

@@ -1,9 +1,9 @@
-"""A shelter whose fleet knows together what each process would have to find out for itself.
+"""A shelter that a fleet shares: what one process learns about a dependency, all know.
 
-Each process tells what it sees of the dependency, and goes by the forecast that it is given (see `weather`): in a storm
-one process probes and the others send nothing; when the dependency comes back, the doors open one after the other.
-Without news from the store each shelters alone. A fork's child starts its courier with the first call that comes to its
-door: in calm that is the first that is measured, which in a child is the first of all.
+Each process reports what it sees of the dependency, and applies the advice that it gets (see `outage`): in a storm one
+process probes and the others send nothing; during recovery the limit grows step by step. Without a valid reply of the
+store each process shelters alone. A forked child starts its sync with the first call that enters its dispatcher: in
+calm that is the first call that is measured, which in a child is the very first.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from math import inf
 from typing import NoReturn
 
 from abate import forks
+from abate.admit.limiter import State
 from abate.admit.shelter import Shelter
-from abate.admit.weather import State
-from abate.schedule.backoff import Uniform
-from abate.stores.fleet.courier import Courier
-from abate.stores.fleet.offers import Forecast, Sight
+from abate.schedule.backoff import RandomSource
+from abate.stores.fleet.messages import ShelterAdvice, ShelterReport
+from abate.stores.fleet.sync import FleetSync
 
 
 class FleetShelter(Shelter):
@@ -29,64 +29,73 @@ class FleetShelter(Shelter):
     'calm'
     """
 
-    __slots__ = ("_answers", "_courier", "_failures", "_told")
+    __slots__ = ("_answers", "_failures", "_fleet_sync", "_reported_state")
 
     def __init__(
-        self, courier: Courier, name: str, capacity: int = 1000, patience: float = 10.0, *, rng: Uniform | None = None
+        self,
+        fleet_sync: FleetSync,
+        name: str,
+        capacity: int = 1000,
+        patience: float = 10.0,
+        *,
+        rng: RandomSource | None = None,
     ) -> None:
-        self._courier = courier
-        self._told: State = "calm"
+        self._fleet_sync = fleet_sync
+        self._reported_state: State = "calm"
         super().__init__(capacity, patience, name=name, rng=rng)
         self._answers = self._failures = 0
-        forks.keep(self)  # after the door, which is mended first
-        courier.join(self)
+        forks.register(self)  # after the dispatcher, which is repaired first
+        fleet_sync.join(self)
 
-    def _made_from(self) -> NoReturn:
+    def _pickled_settings(self) -> NoReturn:
         raise TypeError(f"{self!r} cannot be pickled: it belongs to a store, which is opened in each process")
 
-    def _calmed(self, calm: bool) -> None:
-        super()._calmed(calm)
-        state = self._doors.main.weather.state
-        if state != self._told:  # news for the others
-            self._told = state
-            self._courier.hurry()
+    def _on_calm_change(self, calm: bool) -> None:
+        super()._on_calm_change(calm)
+        state = self._dispatchers.main.state
+        if state != self._reported_state:  # tell the others
+            self._reported_state = state
+            self._fleet_sync.sync_soon()
         else:
-            self._courier.start()  # in a child it has not begun yet
+            self._fleet_sync.start()  # a child may not have started it yet
 
     def after_fork(self) -> None:
-        """In a child: go by what is seen here until it is told more; what the parent has seen, the parent tells."""
-        weather = self._doors.main.weather
-        self._answers, self._failures, self._told = weather.answers, weather.failures, weather.state
-        self.calm, weather.look = False, -inf  # the first call comes to the door, and with it the courier begins
+        """Shelter alone in the child until the first advice. The parent reports what it has seen."""
+        dispatcher = self._dispatchers.main
+        self._answers, self._failures = dispatcher.counts()
+        self._reported_state = dispatcher.state
+        self.calm = False
+        dispatcher.sample_next()  # the first call asks the dispatcher, which starts the sync
 
-    def offer(self, now: float) -> Sight:
-        """What was seen since the last time."""
-        weather = self._doors.main.weather
-        answered, self._answers = weather.answers - self._answers, weather.answers
-        failed, self._failures = weather.failures - self._failures, weather.failures
-        # who has no calls for it must not be the one who probes
-        concerned = failed or answered or self._doors.main.waiters
-        state = weather.state if concerned else "calm"
-        return Sight(self.name, state, answered, failed, max(0.0, weather.hinted - now))
+    def request(self, now: float) -> ShelterReport:
+        """Return what was seen since the last sync."""
+        dispatcher = self._dispatchers.main
+        answers, failures = dispatcher.counts()
+        answered, self._answers = answers - self._answers, answers
+        failed, self._failures = failures - self._failures, failures
+        # a process without calls must not be the prober
+        concerned = failed or answered or dispatcher.waiters
+        state = dispatcher.state if concerned else "calm"
+        return ShelterReport(self.name, state, answered, failed, max(0.0, dispatcher.hint_until - now))
 
-    def take(self, answer: Forecast, until: float) -> None:
-        """Go by the forecast until the next."""
-        door = self._doors.main
-        closed = door.clock.now() + answer.closed if answer.closed else -inf
-        match answer.state:
+    def apply(self, reply: ShelterAdvice, until: float) -> None:
+        """Apply the advice until the next one."""
+        dispatcher = self._dispatchers.main
+        closed = dispatcher.clock.now() + reply.closed if reply.closed else -inf
+        match reply.state:
             case "storm":
-                door.heed(True, closed if answer.probe else until, inf, answer.members)
-            case "recovering" if answer.limit < 1:
-                door.heed(False, until, inf)
+                dispatcher.apply_remote(True, closed if reply.probe else until, inf, reply.members)
+            case "recovering" if reply.limit < 1:
+                dispatcher.apply_remote(False, until, inf)
             case "recovering":
-                door.heed(False, closed, answer.limit)
+                dispatcher.apply_remote(False, closed, reply.limit)
             case _:
-                door.heed(False, closed, inf)
+                dispatcher.apply_remote(False, closed, inf)
 
-    def unheard(self) -> None:
+    def fall_back(self) -> None:
         """Shelter alone."""
-        self._doors.main.heed(False, -inf, inf)
+        self._dispatchers.main.apply_remote(False, -inf, inf)
 
-    def closed(self) -> None:
+    def on_close(self) -> None:
         """Shelter alone from now on."""
-        self.unheard()
+        self.fall_back()

@@ -1,4 +1,4 @@
-"""Where a store in PostgreSQL is, as its URL says: what goes to libpq, and what is abate's own."""
+"""Parse the URL of a store in PostgreSQL into libpq's options and abate's own."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ SCHEMA = "abate"
 DEFAULTS = {
     "application_name": "abate",
     "client_encoding": "UTF8",
-    # a peer that is gone without a word is noticed by the connection that only listens
+    # so that the listening connection notices a peer that has disappeared
     "keepalives_idle": "10",
     "keepalives_interval": "5",
     "keepalives_count": "3",
 }
 LIMITS = "-c statement_timeout={milliseconds} -c default_transaction_isolation=read\\ committed"
-"""The server gives up when we do, so that nothing is done that nobody waits for any more."""
+"""The server stops a statement when the client gives up on it, so that it is not executed afterwards."""
 
 
 class Address:
-    """A database, a schema in it, and how long to wait; as text without user and password."""
+    """A database, a schema in it, and a time limit; its text has no user and no password."""
 
     def __init__(self, rest: str) -> None:
         uri, _, query = rest.partition("?")
         _refuse_unescaped(uri, query)
-        theirs: list[tuple[str, str]] = []
+        libpq_options: list[tuple[str, str]] = []
         self.schema, self.timeout = SCHEMA, TIMEOUT
         for name, value in parse_qsl(query, keep_blank_values=True):
             match name:
@@ -41,8 +41,10 @@ class Address:
                 case "timeout":
                     self.timeout = _seconds(value)
                 case _:
-                    theirs.append((name, value))
-        asked = _parsed(f"postgresql:{uri}" + (f"?{urlencode(theirs, quote_via=quote)}" if theirs else ""))
+                    libpq_options.append((name, value))
+        asked = _parse_conninfo(
+            f"postgresql:{uri}" + (f"?{urlencode(libpq_options, quote_via=quote)}" if libpq_options else "")
+        )
         self._secrets = [secret for secret in (asked.get("password"), _password(uri)) if secret]
         self.user = asked.get("user", "")
         self._asked = {
@@ -56,7 +58,7 @@ class Address:
         self._shown = f"postgresql://{where}{port}/{asked.get('dbname', '')}{schema}"
 
     def conninfo(self, limited: bool) -> bytes:
-        """What libpq is told; `limited` where the server itself is to end what takes too long."""
+        """Return the connection string for libpq; with `limited`, the server stops statements that take too long."""
         told = dict(self._asked)
         if limited:
             limits = LIMITS.format(milliseconds=int(self.timeout * 1000))
@@ -64,7 +66,7 @@ class Address:
         return " ".join(f"{name}={_quoted(value)}" for name, value in told.items()).encode()
 
     def without_password(self, said: str) -> str:
-        """What somebody said, in one line; whatever could be a password is taken out."""
+        """Return a message without passwords."""
         for secret in self._secrets:
             said = said.replace(secret, HIDDEN)
         return redacted(said)
@@ -76,7 +78,7 @@ class Address:
 
 
 def _refuse_unescaped(uri: str, query: str) -> None:
-    """A password with one of these characters would be taken for a host, a port or an option, and shown as that."""
+    """Refuse a URL with unescaped characters: a part of its password could be read, and shown, as host or option."""
     authority, _, path = uri.removeprefix("//").partition("/")
     hosts = authority.rpartition("@")[2].split(",")
     ports = [host.rpartition(":")[2] for host in hosts if ":" in host and not host.endswith("]")]
@@ -88,14 +90,14 @@ def _refuse_unescaped(uri: str, query: str) -> None:
 
 
 def _password(uri: str) -> str:
-    """The password as it is written in a URL."""
+    """Return the password of a URL, still escaped."""
     return uri.removeprefix("//").rpartition("@")[0].partition(":")[2]
 
 
-def _parsed(uri: str) -> dict[str, str]:
+def _parse_conninfo(uri: str) -> dict[str, str]:
     try:
         options = pq.Conninfo.parse(uri.encode())
-    except OperationalError as error:  # its text may hold the URL
+    except OperationalError as error:  # its message may contain the URL
         unknown = re.search(r'invalid URI query parameter: "(\w+)"', str(error))
         if unknown:
             raise ValueError(

@@ -1,14 +1,14 @@
-"""The connections of one process to its store.
+"""The pool of a process's connections to PostgreSQL, which executes statements.
 
-* At most `MOST` at once for statements, as many as a controller's loop, its courier and an add need together; those
-  not used for `IDLE` seconds are closed, so most processes have one or two. Who comes when all are in use waits. One
-  more listens, while somebody waits for a message (`bells`).
-* A statement is a transaction of its own, and one round trip. It is sent once: whether a server that hung up, or is
-  late, has done it can't be known. It is sent again, once, where that can't matter: a connection was found dead before
-  anything was sent; the server says that it has undone it (a deadlock, a conflict), which takes a moment's pause, as
-  the other one has to go first; or it is `safe`, so that twice is as good as once.
-* Whatever fails is a `StoreError`. There are no retries beyond that: those who call have a backoff.
-* A fork's child opens connections of its own, and leaves the parent's alone.
+* At most `MAX_CONNECTIONS` execute statements, enough for a controller's loop, the fleet's sync and an add together.
+  Connections not used for `MAX_IDLE` seconds are closed, so most processes have one or two. If all are in use, a
+  statement waits. One more connection listens while a thread waits for a message (`listener`).
+* A statement is one transaction and one round trip. It is sent once, since a server that closed the connection or is
+  late may have executed it. It is sent again, once, in three cases: the connection was found dead before anything was
+  sent; the server has rolled it back (a deadlock or a conflict), after a short pause that lets the other transaction
+  finish; or it is `safe`, that is, idempotent.
+* Failures raise `StoreError`. There are no other retries: callers have a backoff.
+* A forked child opens its own connections, and leaves the parent's alone.
 """
 
 from __future__ import annotations
@@ -20,84 +20,83 @@ from time import monotonic, sleep
 
 from abate import forks
 from abate.logs import Log
-from abate.schedule.backoff import Uniform
+from abate.schedule.backoff import RandomSource
 from abate.stores.contract import StoreError, StoreUnreachable
 from abate.stores.postgres.address import Address
-from abate.stores.postgres.schema import Foreign, migrate, spelled
-from abate.stores.postgres.session import Failed, Lost, Row, Session, Trouble, Unreachable
-from abate.stores.postgres.words import explained
+from abate.stores.postgres.errors import to_store_error
+from abate.stores.postgres.schema import UnusableDatabase, migrate, with_schema
+from abate.stores.postgres.session import ConnectFailed, ConnectionLost, Row, Session, SessionError, StatementFailed
 
 log = Log("abate.stores")
 
-MOST = 4
-IDLE = 30.0
+MAX_CONNECTIONS = 4
+MAX_IDLE = 30.0
 NEVER = object()
-"""What nobody takes out of the places that are free."""
-OLDEST = 130000
-"""The oldest server: 13."""
-UNDONE = ("40P01", "40001")
-"""A deadlock, a conflict: the server has undone the statement."""
-AFTER_YOU = 0.02
-"""Seconds, give or take a half, for which the other one of a deadlock is let go first."""
-GONE = ("3F000", "42P01", "42883", "42703")
-"""There is no such schema, table, function or column: somebody has dropped them since."""
-ELSEWHERE = ("25006", "57P01", "57P02", "57P03")
-"""This server can't be written to, or is about to end: another one may answer at this address by now."""
-POOLER = "unsupported startup parameter"
-"""What a pooler says to options that it can't pass on."""
+"""A sentinel that is never in the queue of free slots."""
+MIN_VERSION = 130000
+"""The oldest supported server: 13."""
+ROLLED_BACK = ("40P01", "40001")
+"""A deadlock, a conflict: the server has rolled the statement back."""
+ROLLBACK_PAUSE = 0.02
+"""Seconds, give or take half, before a rolled-back statement is sent again."""
+SCHEMA_DROPPED = ("3F000", "42P01", "42883", "42703")
+"""No such schema, table, function or column: it was dropped after the migration."""
+FAILED_OVER = ("25006", "57P01", "57P02", "57P03")
+"""The server is read-only or shutting down: the address may lead to another server by now."""
+POOLER_REFUSAL = "unsupported startup parameter"
+"""The message of a pooler that can't pass on an option."""
 
 
 class Pool:
-    """Runs statements; any thread may."""
+    """Executes statements on pooled connections; any thread may use it."""
 
-    def __init__(self, address: Address, required: bool = True, rng: Uniform = random) -> None:
+    def __init__(self, address: Address, required: bool = True, rng: RandomSource = random) -> None:
         self.address = address
         self._rng = rng
         self._limited = True
         self._ready = False
         self._closed = False
         self.after_fork()
-        forks.keep(self)
+        forks.register(self)
         try:
-            self.run("SELECT 1", safe=True)  # so what is wrong with the database is said now
+            self.run("SELECT 1", safe=True)  # report an unusable database now
         except StoreUnreachable as error:
             if required:
                 raise
             log.warning("%s: it is asked again when it is needed", error)
 
     def after_fork(self) -> None:
-        """In the child: nothing is in use, and nothing of the parent's is touched."""
-        # no lock: each step is atomic, as a signal handler may run a statement in the middle of another
+        """Start empty: the child does not use the parent's connections."""
+        # no lock, but atomic steps: a signal handler may run a statement during another one
         self._free: SimpleQueue[None] = SimpleQueue()
-        for _ in range(MOST):
+        for _ in range(MAX_CONNECTIONS):
             self._free.put(None)
-        self._idle: list[Session] = []  # libpq closes none that another process has opened
+        self._idle: list[Session] = []  # dropping the parent's does not close them
 
     def run(self, statement: str, *params: str | None, safe: bool = False, limit: float | None = None) -> list[Row]:
-        """The rows of one statement, within `limit` seconds, or as many as the URL says."""
+        """Execute one statement and return its rows, within `limit` seconds; by default the timeout of the URL."""
         limit = min(self.address.timeout, limit or self.address.timeout)
         deadline = monotonic() + limit
-        spelt = spelled(statement, self.address.schema)
+        spelt = with_schema(statement, self.address.schema)
         try:
             try:
                 return self._run(spelt, params, deadline)
-            except Lost:
+            except ConnectionLost:
                 if not safe:
                     raise
-            except Failed as failed:
-                if failed.state not in UNDONE:
+            except StatementFailed as failed:
+                if failed.state not in ROLLED_BACK:
                     raise
-                sleep(AFTER_YOU * (0.5 + self._rng.random()))
+                sleep(ROLLBACK_PAUSE * (0.5 + self._rng.random()))
             return self._run(spelt, params, deadline)
-        except Trouble as trouble:
-            raise explained(trouble, self.address, limit) from None
+        except SessionError as trouble:
+            raise to_store_error(trouble, self.address, limit) from None
 
     def _run(self, statement: str, params: tuple[str | None, ...], deadline: float) -> list[Row]:
         rows: list[Row] = []
-        free = self._free  # a fork's child has one of its own
+        free = self._free  # a forked child gets a new one
         try:
-            # an iterator takes a place, and nothing comes before giving it back: a signal handler that raises may come
-            # between any two steps but these
+            # take a slot by an iterator: a signal handler can't raise between taking it and entering the `try`
             for _ in iter(partial(free.get, timeout=max(0.0, deadline - monotonic())), NEVER):
                 try:
                     rows = self._run_on_one(statement, params, deadline)
@@ -105,97 +104,101 @@ class Pool:
                     free.put(None)
                 break
         except Empty:
-            raise StoreError(f"all {MOST} connections of this process to {self.address} are in use") from None
+            raise StoreError(
+                f"all {MAX_CONNECTIONS} connections of this process to {self.address} are in use"
+            ) from None
         return rows
 
     def _run_on_one(self, statement: str, params: tuple[str | None, ...], deadline: float) -> list[Row]:
-        session = self._session(deadline)
+        session = self._acquire(deadline)
         try:
             rows = session.run(statement, params, deadline)
-        except Failed as failed:
-            if failed.state in GONE:
+        except StatementFailed as failed:
+            if failed.state in SCHEMA_DROPPED:
                 self._ready = False
-            if failed.state in ELSEWHERE:
+            if failed.state in FAILED_OVER:
                 session.close()
             else:
-                self._put(session)
+                self._release(session)
             raise
         except BaseException:
             session.close()
             raise
-        self._put(session)  # from here on it may be in the hands of another thread
+        self._release(session)  # another thread may use it from here on
         return rows
 
     # -- connections
 
-    def _session(self, deadline: float) -> Session:
-        """One that is idle and alive, or a new one."""
+    def _acquire(self, deadline: float) -> Session:
+        """Return an idle connection that is alive, or a new one."""
         while True:
             if self._closed:
                 raise StoreError(f"{self.address} is closed")
-            session = _popped(self._idle)
+            session = _pop_or_none(self._idle)
             if session is None:
                 session = self.connect(deadline)
             elif session.broken():
                 session.close()
                 continue
             if not self._ready:
-                self._prepare(session, deadline)
+                self._migrate(session, deadline)
             return session
 
     def connect(self, deadline: float) -> Session:
-        """A new connection."""
+        """Open a connection."""
         try:
             return Session(self.address.conninfo(self._limited), deadline)
-        except Unreachable as trouble:
-            if POOLER not in trouble.said or not self._limited:
+        except ConnectFailed as trouble:
+            if POOLER_REFUSAL not in trouble.said or not self._limited:
                 raise
             self._limited = False
             return Session(self.address.conninfo(self._limited), deadline)
 
-    def _prepare(self, session: Session, deadline: float) -> None:
-        """See to it that there are the tables that this version needs."""
-        # making the tables takes many round trips, and is done once: it has all the time that the URL gives
+    def _migrate(self, session: Session, deadline: float) -> None:
+        """Create or migrate the tables for this version."""
+        # this takes many round trips, but happens once: allow the full timeout of the URL
         limit = max(deadline - monotonic(), self.address.timeout)
         deadline = monotonic() + limit
         try:
-            if session.version < OLDEST:
-                raise Foreign(f"is PostgreSQL {session.version // 10000}: expected {OLDEST // 10000} or newer")
+            if session.version < MIN_VERSION:
+                raise UnusableDatabase(
+                    f"is PostgreSQL {session.version // 10000}: expected {MIN_VERSION // 10000} or newer"
+                )
             migrate(partial(_on, session, deadline), self.address.schema)
-        except Foreign as foreign:
+        except UnusableDatabase as foreign:
             session.close()
             raise StoreError(f"{self.address} {foreign}") from None
-        except Trouble as trouble:
+        except SessionError as trouble:
             session.close()
-            raise explained(trouble, self.address, limit, preparing=True) from None
+            raise to_store_error(trouble, self.address, limit, preparing=True) from None
         except BaseException:
             session.close()
             raise
         self._ready = True
 
-    def _put(self, session: Session) -> None:
-        """Keep a connection for the next one; close those that nobody has needed for long."""
+    def _release(self, session: Session) -> None:
+        """Return a connection to the idle ones; close those not used for `MAX_IDLE` seconds."""
         self._idle.append(session)
         if self._closed:
             self.close()
-        long_ago = monotonic() - IDLE
+        long_ago = monotonic() - MAX_IDLE
         for one in self._idle.copy():
             if one.used < long_ago:
                 try:
                     self._idle.remove(one)
                 except ValueError:
-                    continue  # it was taken just now
+                    continue  # another thread has just taken it
                 one.close()
 
     def close(self) -> None:
-        """Close the connections; those in use are closed when their statement has ended."""
+        """Close the connections; those in use are closed when their statement ends."""
         self._closed = True
-        while (session := _popped(self._idle)) is not None:
+        while (session := _pop_or_none(self._idle)) is not None:
             session.close()
 
 
-def _popped(sessions: list[Session]) -> Session | None:
-    """Take out the last of some connections; None where there is none."""
+def _pop_or_none(sessions: list[Session]) -> Session | None:
+    """Remove and return the last connection; None if there is none."""
     try:
         return sessions.pop()
     except IndexError:

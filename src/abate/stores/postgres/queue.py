@@ -1,34 +1,42 @@
-"""A queue in PostgreSQL: what is asked of it is said in one statement each. The rules are in `rules`."""
+"""A queue in PostgreSQL: each operation is one statement. The functions it calls are in `queue_functions`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import isfinite
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
-from abate.clock import MachineClock
 from abate.stores.contract import DeadLetter, Depth, Queue
-from abate.stores.envelope import UNREADABLE, checked, readable, shown, unwrapped, wrapped
-from abate.stores.input import LONGEST_REASON
-from abate.stores.postgres.letters import read, written
+from abate.stores.encoding import (
+    decode_attributes,
+    decode_message,
+    encode_attributes,
+    preview,
+    preview_attributes,
+    unreadable_reason,
+)
+from abate.stores.postgres.encoding import decode_text, encode_text
+from abate.stores.postgres.listener import ListeningWaiter
 from abate.stores.postgres.pool import Pool
 from abate.stores.postgres.session import Row
-from abate.work.keys import QueueFull
+from abate.stores.validation import MAX_REASON_BYTES
+from abate.work.key_queue import QueueFull
 from abate.work.source import Back, Bury, Done, Message, Settlement, Verdict
 
 if TYPE_CHECKING:
     from abate.stores.postgres.store import PostgresStore
 
-SHORTEST_PAUSE = 1e-6
-"""Seconds; a shorter one might not move a clock that counts from 1970 at all."""
-MOST = 1000
-"""Messages that are taken, redriven or purged by one statement."""
+MAX_BATCH = 1000
+"""Maximum number of messages that one statement receives, redrives or purges."""
 LETTERS_AT_ONCE = 100
-"""Dead letters that are read by one statement; each may be a quarter of a megabyte long."""
+"""Maximum number of dead letters that one statement reads; each may be a megabyte long."""
 
-Place: TypeAlias = tuple[str, str]
-"""Of a dead letter among the others: when it died, and its id."""
+DeadLetterPosition: TypeAlias = tuple[str, str]
+"""When a letter died, and its id."""
+FIRST, LAST = ("-infinity", "0"), ("infinity", "0")
+"""Positions before and after all letters."""
 
 # of one queue, or of all
 DEPTHS = """
@@ -55,22 +63,23 @@ DEPTHS = """
 """
 
 DIED_LAST = "SELECT o_died, o_id FROM @.letters($1, 1, 'infinity', 0)"
-LETTERS = "SELECT * FROM @.letters($1, $2, $3, $4)"
-EXHUME = "SELECT * FROM @.exhume($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+DEAD_LETTERS = "SELECT * FROM @.letters($1, $2, $3, $4)"
+REDRIVE_OR_PURGE = "SELECT * FROM @.exhume($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 
 
 class PostgresQueue(Queue):
-    """The items of one queue in a store in PostgreSQL."""
+    """A queue in a store in PostgreSQL."""
 
     durable = True
+    _batch_size = MAX_BATCH
 
     def __init__(self, store: PostgresStore, name: str, lease: float, capacity: int | None, max_body: int) -> None:
-        super().__init__(name, lease, capacity, max_body)
+        super().__init__(store, name, lease, capacity, max_body)
         self._store = store
         self._pool: Pool = store.pool
-        self._name = written(self.name)
+        self._name = encode_text(self.name)
 
-    # -- in
+    # -- adding
 
     def _add(
         self, key: str, body: str, priority: int, after: float, attributes: Mapping[str, str], revive: bool
@@ -78,9 +87,9 @@ class PostgresQueue(Queue):
         ((answer,),) = self._pool.run(
             "SELECT @.add($1, $2, $3, $4, $5, $6, $7, $8, $9)",
             self._name,
-            written(key),
-            written(body),
-            wrapped(attributes),
+            encode_text(key),
+            encode_text(body),
+            encode_attributes(attributes),
             str(priority),
             repr(after),
             str(revive),
@@ -92,134 +101,109 @@ class PostgresQueue(Queue):
         return answer == b"new"
 
     def _cancel(self, key: str) -> bool:
-        ((gone,),) = self._pool.run("SELECT @.cancel($1, $2, $3)", self._name, written(key), self._store.now())
+        ((gone,),) = self._pool.run("SELECT @.cancel($1, $2, $3)", self._name, encode_text(key), self._store.now())
         return gone == b"t"
 
-    # -- out
+    # -- working
 
-    def _receive(self, most: int, wait: float) -> list[Message]:
-        if not wait:
-            return self._take(most)[0]
-        clock = self._store.clock
-        real = isinstance(clock, MachineClock)
-        end = clock.now() + wait
-        with self._store.bells.line(self._name) as line:
-            while True:
-                seen = line.rung
-                messages, pause = self._take(most)
-                left = end - clock.now()
-                if messages or left <= 0:
-                    return messages
-                pause = left if pause is None else min(left, pause)
-                if not real:
-                    clock.sleep(max(SHORTEST_PAUSE, pause))
-                elif not self._store.ears.attend(self._name):
-                    self._store.bells.wait(line, seen, self._store.ears.patience(pause))
+    @contextmanager
+    def _waiting(self) -> Iterator[ListeningWaiter]:
+        wakeups = self._store.wakeups
+        with wakeups.waiting(self._name) as wait_list:
+            yield ListeningWaiter(wakeups, wait_list, self._store.listener, self._name)
 
-    def _take(self, most: int) -> tuple[list[Message], float | None]:
-        """What is ready, up to so many; where nothing is, the seconds until something will be."""
+    def _take(self, max_messages: int, waiter: object) -> tuple[list[Message], float | None]:
         messages: list[Message] = []
         pause: float | None = None
-        while len(messages) < most:
-            many = min(most - len(messages), MOST)
+        while len(messages) < max_messages:
+            wanted = min(max_messages - len(messages), MAX_BATCH)
             rows = self._pool.run(
-                "SELECT * FROM @.hand_out($1, $2, $3, $4)", self._name, str(many), repr(self._lease), self._store.now()
+                "SELECT * FROM @.hand_out($1, $2, $3, $4)",
+                self._name,
+                str(wanted),
+                repr(self._lease),
+                self._store.now(),
             )
             if rows[0][0] is None:
                 pause = None if rows[0][5] is None else float(rows[0][5])
                 break
-            unreadable = self._read(rows, messages)
+            unreadable = self._decode(rows, messages)
             if unreadable:
-                # by its key as it is: what can't be read can't be written the same either
+                # with the key as it is stored: a key that can't be decoded can't be encoded the same way
                 self._pool.run("SELECT @.settle($1, $2, $3)", self._name, json.dumps(unreadable), self._store.now())
-            elif len(rows) < many:
+            elif len(rows) < wanted:
                 break
         return messages, pause
 
-    def _read(self, rows: Sequence[Row], messages: list[Message]) -> list[list[object]]:
-        """Read what was received; the answer is the verdicts on what can't be read, which is buried as it is."""
+    def _decode(self, rows: Sequence[Row], messages: list[Message]) -> list[list[object]]:
+        """Decode received rows into `messages`. Return verdicts that bury the rows that can't be decoded."""
         unreadable: list[list[object]] = []
         for key, body, attributes, receives, token, _, unanswered in rows:
             leased = int(receives or 0), int(token or 0)
             try:
-                if written(read(key)) != (key or b"").decode():
-                    raise ValueError("its key holds U+0001 as no key does")
-                found, text = checked(read(key).encode(), read(body).encode(), self.max_body)
-                message = Message(found, text, *leased, unwrapped(attributes), unanswered=int(unanswered or 0))
+                if encode_text(decode_text(key)) != (key or b"").decode():
+                    raise ValueError("its key has a U+0001 that is not part of an escape")
+                found, text = decode_message(decode_text(key).encode(), decode_text(body).encode(), self.max_body)
+                message = Message(found, text, *leased, decode_attributes(attributes), unanswered=int(unanswered or 0))
             except ValueError as error:
-                why = map(written, UNREADABLE.because(error))
+                why = map(encode_text, unreadable_reason(error))
                 unreadable.append([(key or b"").decode(), leased[1], "bury", None, None, *why])
             else:
                 messages.append(message)
         return sorted(unreadable, key=lambda verdict: str(verdict[0]))
 
     def _extend(self, messages: Sequence[Message]) -> list[Message]:
-        ordered = sorted(messages, key=_key)  # as in a settlement
-        held = json.dumps([[written(_key(message)), message.token] for message in ordered])
+        ordered = sorted(messages, key=_key)  # as in `_settle`
+        held = json.dumps([[encode_text(_key(message)), message.token] for message in ordered])
         rows = self._pool.run(
             "SELECT @.extend($1, $2, $3, $4)", self._name, held, repr(self._lease), self._store.now(), safe=True
         )
         return [ordered[int(place or 0)] for (place,) in rows]
 
     def _settle(self, settlements: Sequence[Settlement]) -> list[Message]:
-        # rows are taken in the order of their keys, so that nobody waits for another in a circle
+        # rows are locked in the order of their keys, so that two settlements can't deadlock
         ordered = sorted(enumerate(settlements), key=lambda one: _key(one[1][0]))
-        verdicts = json.dumps([_verdict(message, verdict) for _, (message, verdict) in ordered])
+        verdicts = json.dumps([_encode_verdict(message, verdict) for _, (message, verdict) in ordered])
         rows = self._pool.run("SELECT @.settle($1, $2, $3)", self._name, verdicts, self._store.now())
         lost = sorted(ordered[int(place or 0)][0] for (place,) in rows)
         return [settlements[place][0] for place in lost]
 
-    # -- what there is
+    # -- looking, and dead letters
 
     def depth(self) -> Depth:
         return depths(self._pool, self._store.now(), self._name).get(self.name, Depth())
 
-    def _dead(self, limit: int) -> list[DeadLetter]:
-        letters: list[DeadLetter] = []
-        died, id = "infinity", "0"
-        while len(letters) < limit:
-            most = min(limit - len(letters), LETTERS_AT_ONCE)
-            rows = self._pool.run(LETTERS, self._name, str(most), died, id, safe=True)
-            letters += [_letter(row, self._shown) for row in rows]
-            if len(rows) < most:
-                break
-            died, id = _place(rows[-1][-2:])
-        return letters
+    def _dead_page(
+        self, position: DeadLetterPosition | None, max_letters: int
+    ) -> tuple[dict[bytes | None, DeadLetter], DeadLetterPosition | None]:
+        wanted = min(max_letters, LETTERS_AT_ONCE)
+        rows = self._pool.run(DEAD_LETTERS, self._name, str(wanted), *(position or LAST), safe=True)
+        letters = {row[-1]: _dead_letter(row, self._max_shown) for row in rows}
+        return letters, None if len(rows) < wanted else _position(rows[-1][-2:])
 
-    def _redrive(self, keys: Sequence[str] | None) -> int:
-        return self._exhumed("false", keys)
+    def _oldest_dead_letters(self) -> tuple[DeadLetterPosition, DeadLetterPosition] | None:
+        last = self._pool.run(DIED_LAST, self._name, safe=True)  # letters that die later are not touched
+        return (FIRST, _position(last[0])) if last else None
 
-    def _purge(self, keys: Sequence[str] | None) -> int:
-        return self._exhumed("true", keys)
-
-    def _exhumed(self, purge: str, keys: Sequence[str] | None) -> int:
-        if keys is not None:
-            batches = (keys[start : start + MOST] for start in range(0, len(keys), MOST))
-            return sum(self._exhume(purge, batch, ("-infinity", "0"), ("infinity", "0"))[0] for batch in batches)
-        last = self._pool.run(DIED_LAST, self._name, safe=True)
-        if not last:
-            return 0
-        behind, until = ("-infinity", "0"), _place(last[0])  # those that die meanwhile are left alone, so this ends
-        total = 0
-        while True:
-            many, looked_at, behind = self._exhume(purge, None, behind, until)
-            total += many
-            if looked_at < MOST:
-                return total
-
-    def _exhume(self, purge: str, keys: Sequence[str] | None, behind: Place, until: Place) -> tuple[int, int, Place]:
-        """One batch, in a transaction of its own: how many, how many were looked at, and the place of the last."""
-        listed = None if keys is None else json.dumps([written(key) for key in keys])
-        ((many, looked_at, *last),) = self._pool.run(
-            EXHUME, self._name, purge, listed, str(MOST), *behind, *until, self._store.now()
+    def _redrive_or_purge_batch(
+        self,
+        purge: bool,
+        keys: Sequence[str] | None,
+        position: tuple[DeadLetterPosition, DeadLetterPosition] | None,
+    ) -> tuple[int, tuple[DeadLetterPosition, DeadLetterPosition] | None]:
+        listed = None if keys is None else json.dumps([encode_text(key) for key in keys])
+        after, until = position or (FIRST, LAST)
+        ((changed, looked_at, *last),) = self._pool.run(
+            REDRIVE_OR_PURGE, self._name, str(purge), listed, str(self._batch_size), *after, *until, self._store.now()
         )
-        return int(many or 0), int(looked_at or 0), _place(last)
+        ended = position is None or int(looked_at or 0) < self._batch_size
+        return int(changed or 0), None if ended else (_position(last), until)
 
 
 def depths(pool: Pool, now: str | None, name: str | None = None) -> dict[str, Depth]:
-    """How many messages there are in a queue, or in each queue."""
+    """Count the messages of one queue, or of each queue."""
     return {
-        read(queue): Depth(
+        decode_text(queue): Depth(
             int(ready or 0), int(delayed or 0), int(leased or 0), int(dead or 0), None if age is None else float(age)
         )
         for queue, ready, delayed, leased, dead, age in pool.run(DEPTHS, name, now, safe=True)
@@ -230,8 +214,8 @@ def _key(message: Message) -> str:
     return str(message.key)
 
 
-def _verdict(message: Message, verdict: Verdict) -> list[object]:
-    held = [written(str(message.key)), message.token]
+def _encode_verdict(message: Message, verdict: Verdict) -> list[object]:
+    held = [encode_text(str(message.key)), message.token]
     match verdict:
         case Done(None):
             return [*held, "done"]
@@ -240,26 +224,26 @@ def _verdict(message: Message, verdict: Verdict) -> list[object]:
         case Back(after, touched):
             return [*held, "back", after, int(touched)]
         case Bury(kind, reason, trace):
-            return [*held, "bury", None, None, written(kind), written(reason), written(trace)]
+            return [*held, "bury", None, None, encode_text(kind), encode_text(reason), encode_text(trace)]
         case other:
             assert_never(other)
 
 
-def _letter(row: Row, longest: int) -> DeadLetter:
+def _dead_letter(row: Row, max_bytes: int) -> DeadLetter:
     key, body, attributes, kind, reason, trace, receives, died, _ = row
     instant = float(died or 0)
     return DeadLetter(
-        readable(read(key), longest),
-        readable(read(body), longest),
-        shown(attributes),
-        readable(read(kind), LONGEST_REASON),
-        readable(read(reason), LONGEST_REASON),
-        readable(read(trace), LONGEST_REASON),
+        preview(decode_text(key), max_bytes),
+        preview(decode_text(body), max_bytes),
+        preview_attributes(attributes),
+        preview(decode_text(kind), MAX_REASON_BYTES),
+        preview(decode_text(reason), MAX_REASON_BYTES),
+        preview(decode_text(trace), MAX_REASON_BYTES),
         int(receives or 0),
         instant if isfinite(instant) else 0.0,
     )
 
 
-def _place(row: Sequence[bytes | None]) -> Place:
+def _position(row: Sequence[bytes | None]) -> DeadLetterPosition:
     died, id = row
     return (died or b"").decode(), (id or b"").decode()

@@ -1,22 +1,22 @@
-"""The tables of a store in PostgreSQL, version by version, in a schema of their own.
+"""The tables of a store in PostgreSQL, and the migrations between their versions.
 
-One row of `item` is one key of one queue. Its `due` is the instant that its state has to do with: since when, or from
-when, a waiting one is ready; when the lease of a leased one runs out; when a dead one died. Instants are seconds since
-1970. Another program may add a message:
+One row of `item` is one key of one queue. The meaning of `due` depends on the state: a waiting item is ready from then
+on, the lease of a leased item ends then, a dead item died then. Instants are seconds since 1970. Another program may
+add a message:
 
     INSERT INTO abate.item (queue, key, body) VALUES ('orders', 'orders/42', '')
 
-How dead rows are kept from slowing it down:
+Measures against slowdown by dead rows (old row versions):
 
-* A row that is done is deleted. One that waits or is leased has its place in two indexes, and no more: by its key, and
-  by its turn. Dead letters have one of their own, which nobody passes on the way to what is ready.
-* A lease moves a row to another place in the index, so it can't be updated within its page alone. What it leaves
-  behind is stepped over by one who looks from the beginning once in two seconds; everybody else begins where that one
-  found the first (`lane`), so it does not matter when the vacuum comes.
-* Vacuum comes by the number of dead rows, not by their share, and does not dawdle; it leaves the file's length alone,
-  as cutting it off needs a lock that everybody would wait for.
-* No transaction of ours is longer than one statement. Somebody else's that stays open for hours (a dump, a forgotten
-  session) keeps PostgreSQL from cleaning anything, in this database as in every other.
+* An item that is done is deleted. A waiting or leased item is in two indexes: by key, and by turn. Dead letters have an
+  index of their own, which receiving does not read.
+* A lease moves an item within its index, so it is not a HOT update and leaves a dead index entry. Once in two seconds
+  one receiver scans over these from the beginning; all others start where it found the first item (`lane`), so their
+  cost does not depend on when vacuum runs.
+* Autovacuum is triggered by the number of dead rows, not by their share, and runs without a cost delay. It does not
+  truncate the table, which would need an exclusive lock.
+* A transaction lasts for one statement only. A foreign transaction that stays open for hours (a dump, a forgotten
+  session) prevents vacuum from removing dead rows, as in every database.
 
 In the statements ``@`` stands for the schema, and ``@name`` for its name within a string.
 """
@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from abate.stores.postgres import rules, trading
+from abate.stores.postgres import queue_functions, sync_functions
 
 PROGRAM = "abate"
 
@@ -60,8 +60,8 @@ FIRST = (
     """,
     "CREATE INDEX item_by_turn ON @.item (queue, priority, due, id) WHERE state < 2",
     "CREATE INDEX item_dead ON @.item (queue, due, id) WHERE state = 2",
-    # turns: of eight, how many have gone to the highest priority; counted: how many lived when `counted_at` was the
-    # newest id
+    # turns: how many of eight turns the highest priority has had; counted: the number of items that were not dead when
+    # `counted_at` was the newest id
     """
     CREATE TABLE @.queue (
         name text COLLATE "C" PRIMARY KEY,
@@ -70,7 +70,7 @@ FIRST = (
         counted_at bigint
     ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000)
     """,
-    # of each priority: nothing that waits or is leased is due before `since`, as was seen at the instant `looked`
+    # for each priority: no waiting or leased item was due before `since` when it was scanned at `looked`
     """
     CREATE TABLE @.lane (
         queue text COLLATE "C" NOT NULL,
@@ -80,17 +80,17 @@ FIRST = (
         PRIMARY KEY (queue, priority)
     ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000)
     """,
-    # the tokens of leases, over all queues; a sequence is never rolled back
+    # the tokens of leases, for all queues; a sequence is never rolled back
     "CREATE SEQUENCE @.token",
-    # for which queues somebody listens, and until when: others needn't be rung for. It may be lost with a crash, as
-    # those who listen are then.
+    # the queues that processes listen for, and until when: adds to other queues need no notification. Unlogged, since a
+    # crash also disconnects the listeners.
     """
     CREATE UNLOGGED TABLE @.listener (
         queue text COLLATE "C" PRIMARY KEY,
         until float8 NOT NULL
     ) WITH (fillfactor = 50)
     """,
-    # the counts of budgets, in slots that begin at an instant
+    # the counts of budgets, by slot; `begins` is the start of the slot
     """
     CREATE TABLE @.slot (
         budget text COLLATE "C" NOT NULL,
@@ -102,7 +102,7 @@ FIRST = (
     ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000)
     """,
     "CREATE INDEX slot_by_end ON @.slot (forgotten)",
-    # who has come lately, for each thing that is shared: what it wants and has of a bucket, or sees of a dependency
+    # active members of each shared limit: demand and share of a bucket, or the observed state of a dependency
     """
     CREATE TABLE @.member (
         scope text COLLATE "C" NOT NULL,
@@ -114,7 +114,7 @@ FIRST = (
         PRIMARY KEY (scope, member)
     ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000)
     """,
-    # what is known of a dependency that is not calm
+    # the state of each dependency in an outage or recovering from one
     """
     CREATE TABLE @.weather (
         name text COLLATE "C" PRIMARY KEY,
@@ -129,12 +129,12 @@ FIRST = (
     """,
 )
 
-# How many of an item's last receives ended without an answer, as the lease ran out. The functions `receive`, `redrive`
-# and `purge` of the first version are not dropped, as its processes may still be running.
+# unanswered: the number of an item's latest receives whose lease ran out. The functions `receive`, `redrive` and
+# `purge` of the first version are not dropped, since its processes may still be running.
 SECOND = ("ALTER TABLE @.item ADD COLUMN unanswered integer NOT NULL DEFAULT 0",)
 
-# pace: of each queue, the latest instant that was written down, and how many seconds its time is ahead of the clock.
-# waiting: how many waited when `waiting_at` was the newest id, counted at the instant `waiting_since` up to
+# pace: for each queue, the latest recorded instant, and the seconds that its time is ahead of the clock.
+# waiting: the number of waiting items when `waiting_at` was the newest id, counted at `waiting_since` up to
 # `waiting_most`.
 THIRD = (
     """
@@ -152,12 +152,12 @@ THIRD = (
 )
 
 STEPS: tuple[tuple[str, ...], ...] = (FIRST, SECOND, THIRD)
-"""The statements that lead from each version of the tables to the next. What has been released is never changed, only
-added to."""
+"""The statements that migrate each version of the tables to the next. Released steps are never changed; new ones are
+added."""
 
-FUNCTIONS = (*rules.FUNCTIONS, *trading.FUNCTIONS)
-"""As the newest version has them: all are replaced when a schema is brought to it, so a change needs a step, even if
-that is empty. Others are using them at that moment, so a function that takes or returns something else takes another
+FUNCTIONS = (*queue_functions.FUNCTIONS, *sync_functions.FUNCTIONS)
+"""The functions of the newest version. A migration replaces all of them, so a change of one needs a step in `STEPS`,
+even an empty one. Other processes use them during the migration, so a function with another signature needs a new
 name."""
 
 FOUND = """
@@ -176,24 +176,24 @@ MARK = (
 VERSION = "SELECT program, version FROM @.store"
 
 Run: TypeAlias = Callable[..., Sequence[Sequence[bytes | None]]]
-"""Runs a statement with its parameters: the rows."""
+"""Executes a statement with its parameters and returns the rows."""
 
 
-class Foreign(Exception):
-    """There is a database, and not one that this version of abate can use; the message says why."""
+class UnusableDatabase(Exception):
+    """This version of abate can't use the database; the message says why."""
 
 
-def spelled(statement: str, schema: str) -> str:
-    """A statement with the schema in its place.
+def with_schema(statement: str, schema: str) -> str:
+    """Return a statement with the name of the schema inserted.
 
-    >>> print(spelled("SELECT pg_notify('@name', key) FROM @.item", "abate"))
+    >>> print(with_schema("SELECT pg_notify('@name', key) FROM @.item", "abate"))
     SELECT pg_notify('abate', key) FROM "abate".item
     """
     return statement.replace("@name", schema).replace("@", f'"{schema}"')
 
 
 def migrate(run: Run, schema: str) -> None:
-    """Bring a database to the newest version, on one connection; several processes may do so at once."""
+    """Migrate a schema to the newest version, on one connection; several processes may do so at once."""
     if _version(run, schema) == len(STEPS):
         return
     run("BEGIN")
@@ -203,17 +203,17 @@ def migrate(run: Run, schema: str) -> None:
     if version == 0:
         statements = [*(() if _found(run, schema)[0] else ("CREATE SCHEMA @",)), *MARK, *statements]
     for statement in (*statements, *FUNCTIONS):
-        run(spelled(statement, schema))
-    run(spelled("UPDATE @.store SET version = $1", schema), str(len(STEPS)))
+        run(with_schema(statement, schema))
+    run(with_schema("UPDATE @.store SET version = $1", schema), str(len(STEPS)))
     run("COMMIT")
 
 
 def _found(run: Run, schema: str) -> tuple[int, int, int]:
-    """Is there such a schema, how many tables it has, and does it have ours, which says its version?"""
+    """Return whether the schema exists, its number of tables, and how many columns of our table `store` it has."""
     ((schemas, tables, ours, encoding),) = run(FOUND, schema)
     if encoding != b"UTF8":
         shown = (encoding or b"").decode()
-        raise Foreign(
+        raise UnusableDatabase(
             f"has the encoding {shown}: expected UTF8 (CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0)"
         )
     return int(schemas or 0), int(tables or 0), int(ours or 0)
@@ -223,15 +223,15 @@ def _version(run: Run, schema: str) -> int:
     _, tables, ours = _found(run, schema)
     if not tables:
         return 0
-    rows = run(spelled(VERSION, schema)) if ours == 2 else ()
+    rows = run(with_schema(VERSION, schema)) if ours == 2 else ()
     if len(rows) != 1 or rows[0][0] != PROGRAM.encode():
-        raise Foreign(
+        raise UnusableDatabase(
             f"has tables of another program in the schema {schema!r}: nothing in it was touched; "
             "give abate one of its own, by ?schema=name in the URL"
         )
     version = int(rows[0][1] or 0)
     if version > len(STEPS):
-        raise Foreign(
+        raise UnusableDatabase(
             f"was written by a newer abate: the schema {schema!r} has version {version}, "
             f"and this one knows {len(STEPS)} at most"
         )

@@ -1,8 +1,8 @@
-"""One connection to PostgreSQL, on which nothing takes longer than it is allowed to.
+"""One connection to PostgreSQL, with a deadline for every operation.
 
-A server that stands still keeps its sockets open, so the driver would wait for it for ever: here every wait, while
-connecting too, has an end by this process's clock. That is why libpq is driven by `psycopg.pq` and not by a cursor. A
-connection that was too late, or lost, or broken off in the middle is closed, and never used again.
+A server that hangs keeps its sockets open, so the driver would wait for it forever. Here every wait ends at a deadline
+by this process's clock, also while connecting. This needs `psycopg.pq` instead of a cursor. A connection that timed
+out, was lost, or was interrupted during a statement is closed and never used again.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from psycopg import pq
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 SELECTOR = getattr(selectors, "PollSelector", selectors.SelectSelector)
-"""Without a file of its own, as every connection has one."""
+"""A selector without a file descriptor of its own, since every connection has a selector."""
 
 Row: TypeAlias = tuple[bytes | None, ...]
 
 
-class Trouble(Exception):
-    """What goes wrong on a connection; `said` is what PostgreSQL or libpq says of it."""
+class SessionError(Exception):
+    """An error of a connection; `said` is the message of PostgreSQL or libpq."""
 
     def __init__(self, said: str = "") -> None:
         super().__init__(said)
         self.said = " ".join(said.split())
 
 
-class Unreachable(Trouble):
-    """No connection could be made."""
+class ConnectFailed(SessionError):
+    """The connection could not be established."""
 
 
-class Late(Trouble):
-    """The time is up: it is not known whether anything was done."""
+class TimedOut(SessionError):
+    """The deadline has passed; the server may or may not have executed the statement."""
 
 
-class Lost(Trouble):
-    """The connection was lost: it is not known whether anything was done."""
+class ConnectionLost(SessionError):
+    """The connection was lost; the server may or may not have executed the statement."""
 
 
-class Failed(Trouble):
-    """The server refused a statement, and has done nothing; `state` is its SQLSTATE."""
+class StatementFailed(SessionError):
+    """The server refused or rolled back a statement; `state` is the SQLSTATE."""
 
     def __init__(self, state: str, said: str) -> None:
         super().__init__(said)
@@ -51,7 +51,7 @@ class Failed(Trouble):
 
 
 class Session:
-    """A connection, made at once; for one thread at a time."""
+    """A connection, established on creation; for one thread at a time."""
 
     def __init__(self, conninfo: bytes, deadline: float) -> None:
         self._selector = SELECTOR()
@@ -67,45 +67,45 @@ class Session:
 
     @property
     def version(self) -> int:
-        """Of the server: 130004 is 13.4."""
+        """Return the version of the server: 130004 is 13.4."""
         return self._db.server_version
 
     @property
     def process(self) -> int:
-        """The server's process behind this connection, as whoever answered at first says."""
+        """Return the id of the server process, as reported at connect; a pooler reports another one."""
         return self._db.backend_pid
 
     def _connect(self, deadline: float) -> None:
         while True:
             if self._db.status == pq.ConnStatus.BAD:
-                raise Unreachable(self._db.get_error_message())
+                raise ConnectFailed(self._db.get_error_message())
             match self._db.connect_poll():
                 case pq.PollingStatus.OK:
                     return
                 case pq.PollingStatus.FAILED:
-                    raise Unreachable(self._db.get_error_message())
+                    raise ConnectFailed(self._db.get_error_message())
                 case pq.PollingStatus.READING:
                     event = READ
                 case _:
                     event = WRITE
-            # it may be another socket each time: libpq goes through the addresses of a host
+            # the socket may change: libpq tries the addresses of a host in turn
             self._selector.register(self._db.socket, event)
             ready = self._selector.select(max(0.0, deadline - monotonic()))
             self._selector.unregister(self._db.socket)
             if not ready and monotonic() >= deadline:
-                raise Late
+                raise TimedOut
 
     # -- statements
 
     def run(self, statement: str, params: Sequence[str | None], deadline: float) -> list[Row]:
-        """The rows of one statement, which is a transaction of its own unless one has begun."""
+        """Execute one statement and return its rows; it is its own transaction unless one has begun."""
         values = [None if param is None else param.encode() for param in params]
         try:
             self._db.send_query_params(statement.encode(), values)
             self._flush(deadline)
             return self._rows(deadline)
         except psycopg.Error as error:
-            raise Lost(str(error)) from None
+            raise ConnectionLost(str(error)) from None
         finally:
             self.used = monotonic()
 
@@ -113,7 +113,7 @@ class Session:
         while self._db.flush():
             self._selector.modify(self._db.socket, READ | WRITE)
             try:
-                # a server that answers before it has read everything must not be kept waiting
+                # read while writing: the server may block on its reply before it has read the whole statement
                 if self._wait(deadline) & READ:
                     self._db.consume_input()
             finally:
@@ -121,7 +121,7 @@ class Session:
 
     def _rows(self, deadline: float) -> list[Row]:
         rows: list[Row] = []
-        failed: Failed | None = None
+        failed: StatementFailed | None = None
         while True:
             while self._db.is_busy():
                 self._wait(deadline)
@@ -130,14 +130,14 @@ class Session:
             if result is None:
                 break
             if result.status == pq.ExecStatus.FATAL_ERROR:
-                # the rest of what it says may hold keys and bodies
+                # the other fields of the error may contain keys and bodies
                 state, said = map(result.error_field, (pq.DiagnosticField.SQLSTATE, pq.DiagnosticField.MESSAGE_PRIMARY))
-                failed = Failed((state or b"").decode(), (said or b"").decode(errors="replace"))
+                failed = StatementFailed((state or b"").decode(), (said or b"").decode(errors="replace"))
             else:
                 columns = range(result.nfields)
                 rows = [tuple([result.get_value(row, column) for column in columns]) for row in range(result.ntuples)]
         if self._db.status == pq.ConnStatus.BAD:
-            raise Lost(failed.said if failed else self._db.get_error_message())
+            raise ConnectionLost(failed.said if failed else self._db.get_error_message())
         if failed is not None:
             raise failed
         return rows
@@ -145,13 +145,13 @@ class Session:
     def _wait(self, deadline: float) -> int:
         ready = self._selector.select(max(0.0, deadline - monotonic()))
         if not ready and monotonic() >= deadline:
-            raise Late
+            raise TimedOut
         return ready[0][1] if ready else 0
 
     # -- between statements
 
     def broken(self) -> bool:
-        """Has the server hung up since the last statement?"""
+        """Return whether the server has closed the connection since the last statement."""
         try:
             while self._selector.select(0.0):
                 self._db.consume_input()
@@ -162,19 +162,19 @@ class Session:
         return False
 
     def notifications(self) -> list[str]:
-        """What was notified of since the last time."""
+        """Return the payloads of the notifications since the last call."""
         if self.broken():
-            raise Lost
+            raise ConnectionLost
         found = []
         while (notice := self._db.notifies()) is not None:
             found.append(notice.extra.decode())
         return found
 
     def fileno(self) -> int:
-        """The socket, for who waits for notifications."""
+        """Return the socket, to wait for notifications."""
         return self._db.socket
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._selector.close()
         self._db.finish()

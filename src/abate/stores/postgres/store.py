@@ -1,26 +1,25 @@
-"""A store in PostgreSQL: its queues by name, and what a fleet shares."""
+"""A store in PostgreSQL: queues by name, and the limits that a fleet shares."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 
-from abate import clock as clocks
 from abate.clock import Clock, MachineClock
-from abate.stores.bells import Bells
+from abate.stores.budget import BudgetTerms
 from abate.stores.contract import Depth, Store
-from abate.stores.fleet.offers import Answer, Offer
-from abate.stores.input import LONGEST_BODY
-from abate.stores.ledger import Terms
-from abate.stores.postgres import trade
+from abate.stores.fleet.messages import SyncReply, SyncRequest
+from abate.stores.postgres import sync
 from abate.stores.postgres.address import Address
-from abate.stores.postgres.bells import Ears
-from abate.stores.postgres.letters import written
+from abate.stores.postgres.encoding import encode_text
+from abate.stores.postgres.listener import Listener
 from abate.stores.postgres.pool import Pool
 from abate.stores.postgres.queue import PostgresQueue, depths
+from abate.stores.validation import DEFAULT_MAX_BODY
+from abate.stores.wakeups import Wakeups
 
-PROMPTLY = 1.0
-"""Seconds for an exchange of what is shared: who waits for longer goes by its own limits."""
+SYNC_TIMEOUT = 1.0
+"""Seconds for one sync of shared limits; a process that gets no reply in time applies local limits."""
 
 COUNTED = """
     SELECT coalesce(sum(deposits), 0), coalesce(sum(withdrawals), 0)
@@ -29,27 +28,21 @@ COUNTED = """
 
 
 class PostgresStore(Store):
-    """Queues and budgets in one schema of a database."""
+    """Queues and shared limits in one schema of a database."""
 
     def __init__(self, address: Address, clock: Clock | None, required: bool = True) -> None:
-        super().__init__(str(address))
-        self._clock = clock
+        super().__init__(str(address), clock)
         self.pool = Pool(address, required)
-        self.bells = Bells(None)
-        self.ears = Ears(self.pool, self.bells)
-
-    @property
-    def clock(self) -> Clock:
-        """The clock by which is waited here."""
-        return self._clock or clocks.current()
+        self.wakeups = Wakeups(None)
+        self.listener = Listener(self.pool, self.wakeups)
 
     def now(self) -> str | None:
-        """The instant that a virtual clock says; None where PostgreSQL's own clock decides."""
+        """Return the instant of a virtual clock; None if the server's own clock applies."""
         clock = self.clock
         return None if isinstance(clock, MachineClock) else repr(clock.wall())
 
     def queue(
-        self, name: str, *, lease: float = 30.0, capacity: int | None = None, max_body: int = LONGEST_BODY
+        self, name: str, *, lease: float = 30.0, capacity: int | None = None, max_body: int = DEFAULT_MAX_BODY
     ) -> PostgresQueue:
         return PostgresQueue(self, name, lease, capacity, max_body)
 
@@ -59,24 +52,24 @@ class PostgresStore(Store):
     def close(self) -> None:
         self.leave()
         self.pool.close()
-        self.ears.close()
-        self.bells.ring_all()
+        self.listener.close()
+        self.wakeups.wake_all()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
 
-    # -- what a fleet shares
+    # -- shared limits
 
-    def balance(self, name: str, terms: Terms) -> float:
+    def balance(self, name: str, terms: BudgetTerms) -> float:
         window = repr(float(terms.window))
-        ((deposits, withdrawals),) = self.pool.run(COUNTED, written(name), window, self.now(), safe=True)
+        ((deposits, withdrawals),) = self.pool.run(COUNTED, encode_text(name), window, self.now(), safe=True)
         return terms.balance(int(deposits or 0), int(withdrawals or 0))
 
-    def _exchange(self, name: str, terms: Terms, deposits: int, want: int, returned: int) -> int:
+    def _exchange(self, name: str, terms: BudgetTerms, deposits: int, want: int, returned: int) -> int:
         ((granted,),) = self.pool.run(
             "SELECT @.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-            written(name),
-            *(str(value) for value in trade.units(terms).values()),
+            encode_text(name),
+            *(str(value) for value in sync.units(terms).values()),
             str(deposits),
             str(returned),
             str(want),
@@ -84,9 +77,14 @@ class PostgresStore(Store):
         )
         return int(granted or 0)
 
-    def trade(self, member: str, offers: Sequence[Offer]) -> list[Answer]:
-        told = json.dumps([trade.told(offer) for offer in offers])
+    def sync_members(self, member: str, requests: Sequence[SyncRequest]) -> list[SyncReply]:
+        encoded = json.dumps([sync.encode_request(request) for request in requests])
         rows = self.pool.run(
-            "SELECT * FROM @.trade($1, $2, $3, $4)", written(member), told, trade.NUMBERS, self.now(), limit=PROMPTLY
+            "SELECT * FROM @.trade($1, $2, $3, $4)",
+            encode_text(member),
+            encoded,
+            sync.CONSTANTS,
+            self.now(),
+            limit=SYNC_TIMEOUT,
         )
-        return [trade.answer(offer, row) for offer, row in zip(offers, rows, strict=True)]
+        return [sync.decode_reply(request, row) for request, row in zip(requests, rows, strict=True)]

@@ -1,21 +1,20 @@
-"""Where a Redis is, as its URL says it; and what is wrong with a URL, said without its password.
+"""Parse the URL of a store in Redis. Errors never contain the password.
 
     redis://[user:password@]host[:port][/database][?prefix=abate&timeout=5&cluster=true]
-    rediss://…      the same over TLS, by the certificates that the system trusts
+    rediss://…      the same over TLS, with the certificates that the system trusts
     unix:///run/redis.sock[?database=0&…]
 
-Whatever a URL holds outside of its options may be a piece of a password that was not written with percent signs, so it
-is never repeated.
+Any part of a URL apart from its options may belong to a password that was not escaped, so errors don't repeat it.
 """
 
 from __future__ import annotations
 
 import re
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from abate.errors import choice, number
-from abate.values import Value
+from abate.frozen import Frozen
 
 EXPECTED = "'redis://user:password@host:6379/0'"
 PORT = 6379
@@ -24,13 +23,13 @@ OPTIONS = "prefix, timeout, cluster and, for a socket, database"
 PREFIX = re.compile(r"[A-Za-z0-9_.:/-]{1,100}")
 
 
-class Address(Value):
-    """Where a store is, and how it is to be used."""
+class Address(Frozen):
+    """The server of a store, and how to use it."""
 
     name: str
     """The URL without a user, a password or options."""
     server: dict[str, Any]
-    """What redis-py is told."""
+    """Arguments of redis-py."""
     password: str = ""
     prefix: str = "abate"
     timeout: float = TIMEOUT
@@ -40,43 +39,57 @@ class Address(Value):
         return f"<Address {self.name}>"
 
 
-def parsed(scheme: str, rest: str) -> Address:
-    """The address that ``scheme:rest`` is.
+def parse_url(scheme: str, rest: str) -> Address:
+    """Parse ``scheme:rest``.
 
-    >>> address = parsed("redis", "//me:secret@cache/3?prefix=shop&timeout=2")
+    >>> address = parse_url("redis", "//me:secret@cache/3?prefix=shop&timeout=2")
     >>> address.name, address.prefix, address.timeout
     ('redis://cache:6379/3', 'shop', 2.0)
     """
+    url = _split_url(scheme, rest)
+    options = _options(url.query)
+    database = options.pop("database", None)
+    name, server = _socket(url, database) if scheme == "unix" else _host(url, database)
+    if options.get("cluster") and (server["db"] or scheme == "unix"):
+        raise ValueError("a cluster is reached by a host, and has no database but 0")
+    password = unquote(url.password or "")
+    login = {"username": unquote(url.username or "") or None, "password": password or None}
+    return Address(name, login | server, password, **options)
+
+
+def _split_url(scheme: str, rest: str) -> SplitResult:
+    """Split a URL, and refuse one with characters that should have been escaped."""
     try:
         url = urlsplit(f"{scheme}:{rest}", allow_fragments=False)
-        host, port = url.hostname, url.port
-    except ValueError:  # its text holds what could not be read
+        _ = url.hostname, url.port
+    except ValueError:  # its message repeats a part of the URL
         raise ValueError(f"the URL of a store in Redis can't be read: expected {EXPECTED}") from None
     if "@" in url.path + url.query or "#" in rest:
         raise ValueError(
             "the URL of a store in Redis has a '#', or an '@' behind its host: "
             "in a password, '/', '?', '#', '@', ':' and '%' are written as %2F, %3F, %23, %40, %3A and %25"
         )
-    password = unquote(url.password or "")
-    options = _options(url.query)
-    database = options.pop("database", None)
-    server: dict[str, Any] = {"username": unquote(url.username or "") or None, "password": password or None}
-    if scheme == "unix":
-        if url.netloc.rpartition("@")[2] or not url.path.startswith("/") or url.path == "/":
-            raise ValueError("'unix:' is followed by three slashes and the path of a socket: 'unix:///run/redis.sock'")
-        server |= {"unix_socket_path": unquote(url.path), "db": _database(database or "0")}
-        name = f"unix://{unquote(url.path)}"
-    else:
-        if not host:
-            raise ValueError(f"the URL of a store in Redis names no host: expected {EXPECTED}")
-        if database is not None:
-            raise ValueError(f"the database stands behind the host: expected {EXPECTED}")
-        db = _database(url.path.strip("/") or "0")
-        server |= {"host": host, "port": port or PORT, "db": db, "ssl": scheme == "rediss"}
-        name = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port or PORT}/{db}"
-    if options.get("cluster") and (server["db"] or scheme == "unix"):
-        raise ValueError("a cluster is reached by a host, and has no database but 0")
-    return Address(name, server, password, **options)
+    return url
+
+
+def _socket(url: SplitResult, database: str | None) -> tuple[str, dict[str, Any]]:
+    """Return the name and the driver's settings of a Unix socket."""
+    if url.netloc.rpartition("@")[2] or not url.path.startswith("/") or url.path == "/":
+        raise ValueError("'unix:' is followed by three slashes and the path of a socket: 'unix:///run/redis.sock'")
+    path = unquote(url.path)
+    return f"unix://{path}", {"unix_socket_path": path, "db": _database(database or "0")}
+
+
+def _host(url: SplitResult, database: str | None) -> tuple[str, dict[str, Any]]:
+    """Return the name and the driver's settings of a host."""
+    host, port = url.hostname, url.port or PORT
+    if not host:
+        raise ValueError(f"the URL of a store in Redis names no host: expected {EXPECTED}")
+    if database is not None:
+        raise ValueError(f"the database stands behind the host: expected {EXPECTED}")
+    db = _database(url.path.strip("/") or "0")
+    name = f"{url.scheme}://{f'[{host}]' if ':' in host else host}:{port}/{db}"
+    return name, {"host": host, "port": port, "db": db, "ssl": url.scheme == "rediss"}
 
 
 def _database(words: str) -> int:

@@ -1,8 +1,8 @@
-"""The Lua scripts of a store in Redis: one for each operation, sent once and called by their digest from then on.
+"""Load the Lua scripts of a store in Redis: one for each operation.
 
-A script runs as a whole or not at all, and what it wrote is what is replicated (effects, not the script). Each does a
-bounded amount of work: `BATCH` messages at most, and nothing that grows with the number of keys in the server.
-The rules' numbers are written into the scripts from where Python has them, so that they are stated once.
+A script is sent once, and called by its digest from then on. It is atomic, and Redis replicates its writes, not its
+text. Each script does a bounded amount of work: at most `BATCH` messages, independent of the number of keys in the
+server. Constants of the rules are prepended to the scripts from their Python definitions, so each is defined once.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import Final
 
-from abate.admit.window import MOST, SLOTS
-from abate.stores.envelope import LONGEST
-from abate.stores.fleet import offers, rules, weather
-from abate.stores.input import HIGHEST, LONGEST_SHOWN
-from abate.work.keys import TURNS
+from abate.admit.sliding_window import MAX_PER_SLOT, SLOTS
+from abate.stores.encoding import MAX_ATTRIBUTES_BYTES
+from abate.stores.fleet import grant_rules, messages, outage
+from abate.stores.validation import MAX_PRIORITY, MAX_SHOWN_BYTES
+from abate.work.key_queue import FAIRNESS_TURNS
 
 BATCH: Final = 100
-"""Messages in one call of a script."""
+"""Maximum number of messages in one call of a script."""
 LANES: Final = 100
-"""Priorities that are looked at in one turn; those below are taken by age."""
-LATE: Final = 0.5
-"""Seconds by which one who watches for a message's instant may be late before another takes its place."""
+"""Maximum number of priorities that one call reads; messages of lower priorities are taken by age."""
+WATCHER_LATE: Final = 0.5
+"""Seconds that the watcher (see `queue`) may be late before another waiting client replaces it."""
 KEPT_FOR: Final = 600
-"""Seconds for which what a fleet shares is kept after it has lost its meaning."""
+"""Seconds after which unused keys of shared limits expire."""
 
-LONGEST_KEPT: Final = 366 * 24 * 3600
-"""Seconds for which a budget's counts are kept at most, whatever instants another program wrote into them."""
+MAX_KEPT_FOR: Final = 366 * 24 * 3600
+"""Maximum seconds until a budget's counts expire, even if another program wrote instants far in the future."""
 
 FOLDER = files("abate.stores.redis").joinpath("lua")
 
 
 class Script:
-    """The text of a script, of several files, and its digest."""
+    """A script: the text of its files, and its digest."""
 
     __slots__ = ("digest", "name", "text")
 
@@ -48,39 +48,46 @@ class Script:
 
 
 def _of_queue(name: str, **numbers: float) -> Script:
-    return Script("clock", "queue", name, HIGHEST=HIGHEST, LATE=LATE, BATCH=BATCH, **numbers)
+    return Script("clock", "queue", name, MAX_PRIORITY=MAX_PRIORITY, WATCHER_LATE=WATCHER_LATE, BATCH=BATCH, **numbers)
 
 
 ADD = _of_queue("add")
 CANCEL = _of_queue("cancel")
-RECEIVE = _of_queue("receive", TURNS=TURNS, LANES=LANES)
+RECEIVE = _of_queue("receive", FAIRNESS_TURNS=FAIRNESS_TURNS, LANES=LANES)
 EXTEND = _of_queue("extend")
 SETTLE = _of_queue("settle")
-LETTERS = _of_queue("letters", LONGEST=LONGEST + LONGEST_SHOWN + 2)
-EXHUME = _of_queue("exhume")
+DEAD_LETTERS = _of_queue("dead_letters", MAX_LETTER_BYTES=MAX_ATTRIBUTES_BYTES + MAX_SHOWN_BYTES + 2)
+REDRIVE_OR_PURGE = _of_queue("redrive_or_purge")
 DEPTH = _of_queue("depth")
 
-COUNTING = {"SLOTS": SLOTS, "MOST": MOST, "KEPT_FOR": KEPT_FOR, "LONGEST": LONGEST_KEPT}
-BALANCE = Script("clock", "counts", "balance", **COUNTING)
-EXCHANGE = Script("clock", "counts", "exchange", **COUNTING)
-TOKENS = Script("clock", "counts", "members", "tokens", GONE=offers.GONE, **COUNTING)
-SHARE = Script("clock", "share", GONE=offers.GONE, KEPT=rules.KEPT, IDLE=rules.IDLE, KEPT_FOR=KEPT_FOR)
+COUNTING = {"SLOTS": SLOTS, "MAX_PER_SLOT": MAX_PER_SLOT, "KEPT_FOR": KEPT_FOR, "MAX_KEPT_FOR": MAX_KEPT_FOR}
+BALANCE = Script("clock", "budget_counts", "budget_balance", **COUNTING)
+EXCHANGE = Script("clock", "budget_counts", "budget_exchange", **COUNTING)
+TOKENS = Script("clock", "budget_counts", "members", "budget_grant", MEMBER_TIMEOUT=messages.MEMBER_TIMEOUT, **COUNTING)
+SHARE = Script(
+    "clock",
+    "bucket_grant",
+    MEMBER_TIMEOUT=messages.MEMBER_TIMEOUT,
+    NEWCOMERS_RESERVE=grant_rules.NEWCOMERS_RESERVE,
+    IDLE_DEMAND=grant_rules.IDLE_DEMAND,
+    KEPT_FOR=KEPT_FOR,
+)
 FORECAST = Script(
     "clock",
     "members",
-    "weather",
-    "forecast",
-    GONE=offers.GONE,
+    "outage",
+    "shelter_advice",
+    MEMBER_TIMEOUT=messages.MEMBER_TIMEOUT,
     KEPT_FOR=KEPT_FOR,
-    LATELY=weather.LATELY,
-    TURN=weather.TURN,
-    FIRST=weather.FIRST,
-    EIGHTH=weather.EIGHTH,
-    GROWTH=weather.GROWTH,
-    EVERY=weather.EVERY,
-    GENTLY=weather.GENTLY,
-    SHED=weather.SHED,
-    PLENTY=weather.PLENTY,
-    STALE=weather.STALE,
-    LONGEST=weather.LONGEST,
+    REPORT_VALID=outage.REPORT_VALID,
+    PROBE_TURN=outage.PROBE_TURN,
+    FIRST_LIMIT=outage.FIRST_LIMIT,
+    FIRST_LIMIT_SHARE=outage.FIRST_LIMIT_SHARE,
+    LIMIT_GROWTH=outage.LIMIT_GROWTH,
+    GROWTH_INTERVAL=outage.GROWTH_INTERVAL,
+    SLOW_GROWTH=outage.SLOW_GROWTH,
+    MAX_FAILURE_RATIO=outage.MAX_FAILURE_RATIO,
+    CALM_LIMIT=outage.CALM_LIMIT,
+    OUTAGE_TIMEOUT=outage.OUTAGE_TIMEOUT,
+    MAX_CLOSED=outage.MAX_CLOSED,
 )

@@ -1,63 +1,55 @@
-"""A store in Redis: its queues by name, and what a fleet shares."""
+"""A store in Redis: queues by name, and the limits that a fleet shares."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from abate import clock as clocks
 from abate.clock import Clock, MachineClock
+from abate.stores.budget import BudgetTerms
 from abate.stores.contract import Depth, Store, StoreError
-from abate.stores.fleet.offers import Answer, Offer
-from abate.stores.input import LONGEST_BODY
-from abate.stores.ledger import Terms
-from abate.stores.redis import scripts, trade
-from abate.stores.redis.names import Names
-from abate.stores.redis.queue import RedisQueue, counted
+from abate.stores.fleet.messages import SyncReply, SyncRequest
+from abate.stores.redis import scripts, sync
+from abate.stores.redis.connection import RedisConnection
+from abate.stores.redis.key_names import KeyNames
+from abate.stores.redis.queue import RedisQueue, decode_depth
 from abate.stores.redis.scripts import BATCH
-from abate.stores.redis.server import Server
+from abate.stores.validation import DEFAULT_MAX_BODY, batches
 
 
 class RedisStore(Store):
-    """Queues and budgets in a Redis, or in a cluster of them."""
+    """Queues and shared limits in a Redis server or cluster."""
 
-    def __init__(self, server: Server, clock: Clock | None) -> None:
-        super().__init__(server.address.name)
+    def __init__(self, server: RedisConnection, clock: Clock | None) -> None:
+        super().__init__(server.address.name, clock)
         self.server = server
-        self.names = Names(server.address.prefix, server.address.cluster)
-        self._clock = clock
-        self._enlisted: set[str] = set()
-
-    @property
-    def clock(self) -> Clock:
-        """The clock by which one waits here."""
-        return self._clock or clocks.current()
+        self.names = KeyNames(server.address.prefix, server.address.cluster)
+        self._registered: set[str] = set()
 
     def now(self) -> str:
-        """The instant that a script is told: none on the machine's clock, as the server's own decides then."""
+        """Return the instant of a virtual clock for a script; empty if the server's own clock applies."""
         clock = self.clock
         return "" if isinstance(clock, MachineClock) else repr(float(clock.wall()))
 
     def queue(
-        self, name: str, *, lease: float = 30.0, capacity: int | None = None, max_body: int = LONGEST_BODY
+        self, name: str, *, lease: float = 30.0, capacity: int | None = None, max_body: int = DEFAULT_MAX_BODY
     ) -> RedisQueue:
         return RedisQueue(self, name, lease, capacity, max_body)
 
-    def enlist(self, name: str) -> None:
-        """In a cluster, where a queue's script can't do it: write down the queue's name, once per process."""
-        if self.server.address.cluster and name not in self._enlisted:
+    def register_queue(self, name: str) -> None:
+        """In a cluster, add the name to the set of queues, once per process: the script can't access that key."""
+        if self.server.address.cluster and name not in self._registered:
             self.server.command("SADD", self.names.queues, name)
-            self._enlisted.add(name)
+            self._registered.add(name)
 
     def queues(self) -> dict[str, Depth]:
-        # what is no UTF-8 was added by another program, and is the name of no queue
+        # a name that is not UTF-8 was added by another program
         listed = self.server.command("SMEMBERS", self.names.queues)
         names = sorted(name for found in listed if (name := found.decode(errors="ignore")).encode() == found)
         depths: dict[str, Depth] = {}
-        for start in range(0, len(names), BATCH):
-            some = names[start : start + BATCH]
-            calls = [(scripts.DEPTH, self.names.of_queue(name), (self.now(),)) for name in some]
-            answers = self.server.calls(calls, repeatable=True)
-            depths.update(zip(some, map(counted, answers), strict=True))
+        for batch in batches(names, BATCH):
+            calls = [(scripts.DEPTH, self.names.queue_keys(name), (self.now(),)) for name in batch]
+            replies = self.server.calls(calls, repeatable=True)
+            depths.update(zip(batch, map(decode_depth, replies), strict=True))
         return depths
 
     def close(self) -> None:
@@ -67,22 +59,22 @@ class RedisStore(Store):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
 
-    # -- what a fleet shares
+    # -- shared limits
 
-    def balance(self, name: str, terms: Terms) -> float:
-        keys, args = self.names.of_budget(name)[:1], (self.now(), *trade.terms_told(terms))
+    def balance(self, name: str, terms: BudgetTerms) -> float:
+        keys, args = self.names.budget_keys(name)[:1], (self.now(), *sync.encode_terms(terms))
         deposits, withdrawals = self.server.call(scripts.BALANCE, keys, args, repeatable=True)
         return terms.balance(int(deposits), int(withdrawals))
 
-    def _exchange(self, name: str, terms: Terms, deposits: int, want: int, returned: int) -> int:
-        counts = trade.counts_told(deposits, want, returned)
-        args = (self.now(), *trade.terms_told(terms), *counts)
-        return int(self.server.call(scripts.EXCHANGE, self.names.of_budget(name)[:1], args))
+    def _exchange(self, name: str, terms: BudgetTerms, deposits: int, want: int, returned: int) -> int:
+        counts = sync.clamp_counts(deposits, want, returned)
+        args = (self.now(), *sync.encode_terms(terms), *counts)
+        return int(self.server.call(scripts.EXCHANGE, self.names.budget_keys(name)[:1], args))
 
-    def trade(self, member: str, offers: Sequence[Offer]) -> list[Answer | StoreError]:
-        calls = [trade.told(self.names, self.now(), member, offer) for offer in offers]
-        answers = self.server.calls(calls, "trade", apart=True)
+    def sync_members(self, member: str, requests: Sequence[SyncRequest]) -> list[SyncReply | StoreError]:
+        calls = [sync.encode_request(self.names, self.now(), member, request) for request in requests]
+        replies = self.server.calls(calls, "sync", apart=True)
         return [
-            answer if isinstance(answer, StoreError) else trade.heard(offer, answer)
-            for offer, answer in zip(offers, answers, strict=True)
+            reply if isinstance(reply, StoreError) else sync.decode_reply(request, reply)
+            for request, reply in zip(requests, replies, strict=True)
         ]

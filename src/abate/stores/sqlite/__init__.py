@@ -1,13 +1,14 @@
-"""The store in a SQLite file, shared by the processes of one machine; and the same in memory, for one process.
+"""Open a store in a SQLite file, shared by the processes of one machine; or in memory, for one process.
 
     sqlite:///work.db?synchronous=full&timeout=10
 
-* `synchronous`: with ``normal``, the default, what was written survives the death of every process, and a power cut
-  may undo the last moments; with ``full`` every transaction is on the disk before it counts.
-* `timeout`: seconds to wait for another process that writes, 10 by default.
-* `shared`: with ``true`` the file and its directory may belong to other users (see `place`); ``false`` by default.
+* `synchronous`: with ``normal``, the default, committed data survives the death of every process, but a power failure
+  may undo the last transactions; with ``full`` every transaction is on disk before the call returns.
+* `timeout`: seconds to wait while another process writes, 10 by default.
+* `shared`: with ``true`` the file and its directory may belong to other users (see `file_checks`); ``false`` by
+  default.
 
-The time is the machine's, counted since its start, so that setting the clock changes nothing (see `instants`).
+Time is counted from the start of the machine, so setting the wall clock has no effect (see `file_clock`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from urllib.parse import parse_qsl, unquote
 
 from abate.clock import Clock
 from abate.errors import choice, number
-from abate.stores.sqlite.file import File
+from abate.stores.sqlite.database import Database
 from abate.stores.sqlite.store import SqliteStore
 
 TIMEOUT = 10.0
@@ -25,14 +26,14 @@ EXPECTED = "expected 'sqlite:///relative/path.db' or 'sqlite:////absolute/path.d
 
 
 def open_url(scheme: str, rest: str, clock: Clock | None, required: bool) -> SqliteStore:
-    """The store of ``scheme:rest``; a file is always there, or what is wrong with it is said."""
+    """Open the store of ``scheme:rest``; raise an error if its file can't be used, even if not `required`."""
     if scheme == "memory":
-        if rest:  # which may hold a password
+        if rest:  # it may contain a password, so the error does not repeat it
             raise ValueError("'memory:' is the whole URL of a store in memory; nothing may follow")
-        return SqliteStore(File(None, "OFF", TIMEOUT), clock)
+        return SqliteStore(Database(None, "OFF", TIMEOUT), clock)
     address, _, query = rest.partition("?")
     if not address.startswith("///"):
-        # a file has no host, and what stands in its place may hold a password
+        # a file has no host; the error does not repeat the text in its place, which may contain a password
         raise ValueError(f"'sqlite:' is followed by three slashes and a path: {EXPECTED}")
     path = unquote(address[3:])
     if not path or "\0" in path:
@@ -40,12 +41,12 @@ def open_url(scheme: str, rest: str, clock: Clock | None, required: bool) -> Sql
     if path == ":memory:":
         raise ValueError("a store in memory is 'memory:', not 'sqlite:///:memory:'")
     synchronous, timeout, shared = options(query)
-    # absolute, as a child of this process may change its directory before it opens the file
-    return SqliteStore(File(os.path.abspath(path), synchronous, timeout, shared=shared), clock)
+    # absolute: a child process may change its directory before it opens the file
+    return SqliteStore(Database(os.path.abspath(path), synchronous, timeout, shared=shared), clock)
 
 
 def options(query: str) -> tuple[str, float, bool]:
-    """What a URL says after its question mark."""
+    """Parse the options of a URL."""
     synchronous, timeout, shared = "normal", TIMEOUT, False
     for name, value in parse_qsl(query, keep_blank_values=True):
         match name:

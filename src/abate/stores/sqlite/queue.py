@@ -1,99 +1,113 @@
-"""A queue in SQLite: the rules of `abate.stores.contract`, each in one transaction.
+"""A queue in SQLite: each operation of `abate.stores.contract` is one transaction.
 
-The SQL is in `statements`, the order of turns in `pick`. `now` is read after the right to write has been obtained,
-which may have taken a while: a lease begins when it is written down.
+The SQL is in `queue_statements`, the order of messages in `next_items`. `now` is read after the write lock was
+acquired, which may take a while: a lease begins when it is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from math import inf, isfinite
 from sqlite3 import Connection
 from time import sleep
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from abate.clock import MachineClock
 from abate.stores.contract import DeadLetter, Depth, Queue
-from abate.stores.envelope import LONGEST, UNREADABLE, checked, counted, readable, shown, unwrapped, wrapped
-from abate.stores.input import LONGEST_BODY, LONGEST_REASON
-from abate.stores.sqlite import statements as sql
-from abate.stores.sqlite.pick import pick
+from abate.stores.encoding import (
+    MAX_ATTRIBUTES_BYTES,
+    checked_count,
+    decode_attributes,
+    decode_message,
+    encode_attributes,
+    preview,
+    preview_attributes,
+    unreadable_reason,
+)
+from abate.stores.sqlite import queue_statements as sql
+from abate.stores.sqlite.next_items import next_items
 from abate.stores.sqlite.schema import DEAD, LEASED
-from abate.work.keys import QueueFull
+from abate.stores.validation import DEFAULT_MAX_BODY, MAX_REASON_BYTES
+from abate.stores.wakeups import QueueWaiter
+from abate.work.key_queue import QueueFull
 from abate.work.source import Back, Bury, Done, Message, Settlement
 
 if TYPE_CHECKING:
-    from abate.stores.sqlite.file import File
+    from abate.stores.sqlite.database import Database
     from abate.stores.sqlite.store import SqliteStore
 
-LONGEST_PAUSE = 3600.0
 BATCH = 500
 """Dead letters that are read, redriven or purged at once."""
-PAUSE = 0.005
-"""Seconds between two batches: others who wait for the file ask again within this time."""
-SHORTEST_PAUSE = 1e-6
-"""Seconds; a shorter one might not move a clock that counts from 1970 at all."""
-LAST_BY_CLOCK = 2**52
-"""Tokens follow a clock up to this one, which leaves room to count on."""
-LAST = 2**62
-"""A higher token was not handed out by any queue."""
+BATCH_PAUSE = 0.005
+"""Seconds between two batches: other clients that wait for the write lock try again within this time."""
+MAX_CLOCK_TOKEN = 2**52
+"""Tokens follow the clock up to this value, and are counted on from there."""
+MAX_TOKEN = 2**62
+"""A higher token was written by another program."""
+
+DeadLetterPosition: TypeAlias = tuple[float, int]
+"""When a letter died, and its id."""
 
 
 class SqliteQueue(Queue):
-    """The items of one queue in a SQLite store."""
+    """A queue in a SQLite store."""
+
+    _batch_size = BATCH
 
     def __init__(self, store: SqliteStore, name: str, lease: float, capacity: int | None, max_body: int) -> None:
-        super().__init__(name, lease, capacity, max_body)
+        super().__init__(store, name, lease, capacity, max_body)
         self.durable = store.file.path is not None
         self._store = store
 
     @property
-    def _file(self) -> File:
+    def _file(self) -> Database:
         return self._store.messages()
 
-    # -- in
+    # -- adding
 
     def _add(
         self, key: str, body: str, priority: int, after: float, attributes: Mapping[str, str], revive: bool
     ) -> bool:
-        new = self._file.transaction(partial(self._added, key, body, priority, after, wrapped(attributes), revive))
+        new = self._file.transaction(
+            partial(self._add_item, key, body, priority, after, encode_attributes(attributes), revive)
+        )
         if new is None:
             return False
-        self._store.bells.ring(self.name)
+        self._store.wakeups.wake_queue(self.name)
         return new
 
-    def _added(
-        self, key: str, body: str, priority: int, after: float, written: str | None, revive: bool, db: Connection
+    def _add_item(
+        self, key: str, body: str, priority: int, after: float, attributes: str | None, revive: bool, db: Connection
     ) -> bool | None:
-        """Is it new? None where it is dead, and stays so."""
+        """Add an item. Return whether its key is new; None if it is dead and is not to be revived."""
         now = self._store.now()
         due = now + after
         known = db.execute(
             "SELECT id, state, due, again_due FROM item WHERE queue = ? AND key = ?", (self.name, key)
         ).fetchone()
         if known is None:
-            self._room(db, now)
-            db.execute(sql.INSERT, (self.name, key, due, priority, written, body))
+            self._check_capacity(db, now)
+            db.execute(sql.INSERT, (self.name, key, due, priority, attributes, body))
             new = True
         else:
             id, state, known_due, again_due = known
             if state == DEAD and not revive:
                 return None
             if state == DEAD:
-                self._room(db, now)
-                db.execute(sql.LIVE, (due, priority, written, body, id))
+                self._check_capacity(db, now)
+                db.execute(sql.REVIVE, (due, priority, attributes, body, id))
                 new = True
             elif state == LEASED and known_due > now:
-                db.execute(sql.AGAIN, (priority, due, priority, written, body, id))
+                db.execute(sql.ADD_WHILE_LEASED, (priority, due, priority, attributes, body, id))
                 new = again_due is None
             else:
-                db.execute(sql.COALESCE, (due, priority, written, body, id))
+                db.execute(sql.COALESCE, (due, priority, attributes, body, id))
                 new = False
         return new
 
-    def _room(self, db: Connection, now: float) -> None:
-        """Is there room for one more that waits?"""
+    def _check_capacity(self, db: Connection, now: float) -> None:
+        """Raise `QueueFull` if no more messages may wait."""
         if self.capacity is None:
             return
         (waiting,) = db.execute(sql.COUNT_WAITING, {"queue": self.name, "now": now}).fetchone()
@@ -105,80 +119,75 @@ class SqliteQueue(Queue):
             now = self._store.now()
             at = (self.name, key, now)
             gone = db.execute("DELETE FROM item WHERE queue = ? AND key = ? AND state = 0 AND due > ?", at).rowcount
-            return bool(gone or db.execute(sql.FORGET_AGAIN, (*at, now)).rowcount)
+            return bool(gone or db.execute(sql.CANCEL_ADD_WHILE_LEASED, (*at, now)).rowcount)
 
         return self._file.transaction(cancel)
 
-    # -- out
+    # -- working
 
-    def _receive(self, most: int, wait: float) -> list[Message]:
-        messages, due = self._take(most)
-        if messages or not wait:
-            return messages
-        clock = self._store.clock
-        end = clock.now() + wait
-        bells = self._store.bells
-        with bells.line(self.name) as line:
-            while True:
-                seen = line.rung
-                messages, due = self._take(most)
-                left = end - clock.now()
-                if messages or left <= 0:
-                    return messages
-                pause = left if due is None else max(SHORTEST_PAUSE, min(left, due - self._store.now()))
-                if isinstance(clock, MachineClock):
-                    bells.wait(line, seen, min(pause, LONGEST_PAUSE))
-                else:
-                    clock.sleep(pause)
+    def _receive(self, max_messages: int, wait: float) -> list[Message]:
+        # try before joining the wait list, since leaving the list wakes another thread
+        messages, _ = self._take(max_messages, None)
+        return messages if messages or not wait else super()._receive(max_messages, wait)
 
-    def _take(self, most: int) -> tuple[list[Message], float | None]:
-        """What is ready, up to so many; where nothing is, the instant at which something will be."""
+    @contextmanager
+    def _waiting(self) -> Iterator[QueueWaiter]:
+        wakeups = self._store.wakeups
+        with wakeups.waiting(self.name) as wait_list:
+            yield QueueWaiter(wakeups, wait_list)
+
+    def _take(self, max_messages: int, waiter: object) -> tuple[list[Message], float | None]:
         # read first: an empty queue needs no write lock
         ((due,),) = self._file.read(sql.NEXT_DUE, (self.name, self.name))
-        if not isinstance(due, float) or due > self._store.now():
-            return [], due if isinstance(due, float) else None
-        return self._file.transaction(partial(self._taken, most))
+        if not isinstance(due, float):
+            return [], None
+        now = self._store.now()
+        if due > now:
+            return [], due - now
+        return self._file.transaction(partial(self._lease_items, max_messages)), 0.0
 
-    def _taken(self, most: int, db: Connection) -> tuple[list[Message], float]:
+    def _lease_items(self, max_messages: int, db: Connection) -> list[Message]:
         messages: list[Message] = []
         now = self._store.now()
         row = db.execute("SELECT token FROM lease").fetchone()
-        token = row[0] if row and isinstance(row[0], int) and 0 <= row[0] < LAST else 0
-        # tokens grow with the clock as well, so that a file put back from a backup hands out none a second time
-        token = max(token, min(int(now * 1e6), LAST_BY_CLOCK))
-        while len(messages) < most:
-            rows = pick(db, self.name, most - len(messages), now, self.max_body)
-            if not rows and (messages or not self._mend(db, now)):
+        token = row[0] if row and isinstance(row[0], int) and 0 <= row[0] < MAX_TOKEN else 0
+        # tokens also follow the clock, so that a file restored from a backup does not repeat them
+        token = max(token, min(int(now * 1e6), MAX_CLOCK_TOKEN))
+        while len(messages) < max_messages:
+            rows = next_items(db, self.name, max_messages - len(messages), now, self.max_body)
+            if not rows and (messages or not self._fix_priorities(db, now)):
                 break
             for row in rows:
-                message = self._leased(db, row, token + 1, now)
+                message = self._lease_item(db, row, token + 1, now)
                 if message is not None:
                     token += 1
                     messages.append(message)
         db.execute("UPDATE lease SET token = ?", (token,))
-        return messages, now
+        return messages
 
-    def _mend(self, db: Connection, now: float) -> bool:
-        """Give items the lowest priority that are ready and have none that is a priority; were there any?
+    def _fix_priorities(self, db: Connection, now: float) -> bool:
+        """Give ready items without a valid priority the lowest one. Return whether there were any.
 
-        They have no turn otherwise, and whoever waits would look for them again and again.
+        Otherwise they would never be received, and a waiting call would query for them in a loop.
         """
         ((due,),) = db.execute(sql.NEXT_DUE, (self.name, self.name)).fetchall()
         ready = isinstance(due, float) and due <= now
-        return ready and db.execute(sql.MEND, (self.name,)).rowcount > 0
+        return ready and db.execute(sql.FIX_PRIORITIES, (self.name,)).rowcount > 0
 
-    def _leased(self, db: Connection, row: tuple[Any, ...], token: int, now: float) -> Message | None:
-        """Lease one item; None if it can't be read: that one is buried, with its bytes as they are."""
+    def _lease_item(self, db: Connection, row: tuple[Any, ...], token: int, now: float) -> Message | None:
+        """Lease one item. If it can't be decoded, bury it with its bytes unchanged and return None."""
         id, key, receives, attributes, body, again_due, again_attributes, again_body, unanswered = row
-        if again_due is not None:  # it was added while the lease was running that ran out since
+        if again_due is not None:  # it was added during its last lease, which ran out
             attributes, body = again_attributes, again_body
             db.execute(sql.MERGE, (id,))
         try:
-            receives, unanswered = counted(receives), counted(unanswered)
-            found, text = checked(key or b"", body or b"", self.max_body)  # SQLite says NULL for what is empty
-            message = Message(found, text, receives + 1, token, unwrapped(attributes), unanswered=unanswered)
+            receives, unanswered = checked_count(receives), checked_count(unanswered)
+            found, text = decode_message(
+                key or b"", body or b"", self.max_body
+            )  # SQLite may hold NULL for an empty value
+            message = Message(found, text, receives + 1, token, decode_attributes(attributes), unanswered=unanswered)
         except ValueError as error:
-            db.execute(sql.BURY, (self._store.clock.wall(), *UNREADABLE.because(error), id))
+            db.execute(sql.BURY, (self._store.clock.wall(), *unreadable_reason(error), id))
             return None
         db.execute(sql.LEASE, (now + self._lease, token, receives + 1, unanswered, id))
         return message
@@ -204,22 +213,22 @@ class SqliteQueue(Queue):
                 held = (self.name, message.key, message.token, now)
                 if type(verdict) is Done and verdict.again is None and db.execute(sql.DONE, held).rowcount:
                     continue
-                row = db.execute(sql.HELD, held).fetchone()
+                row = db.execute(sql.SELECT_LEASED, held).fetchone()
                 if row is None:
                     lost.append(message)
                 else:
-                    waiting += self._settled(db, row, verdict, now)
+                    waiting += self._settle_item(db, row, verdict, now)
             return lost, waiting
 
         lost, waiting = self._file.transaction(settle)
         if waiting:
-            self._store.bells.ring(self.name, waiting)
+            self._store.wakeups.wake_queue(self.name, waiting)
         return lost
 
-    def _settled(self, db: Connection, row: tuple[Any, ...], verdict: Done | Back | Bury, now: float) -> bool:
-        """Carry out one verdict on an item whose lease holds: does it wait again?"""
+    def _settle_item(self, db: Connection, row: tuple[Any, ...], verdict: Done | Back | Bury, now: float) -> bool:
+        """Carry out one verdict on a leased item. Return whether it waits again."""
         id, receives, again_due, again_priority = row
-        added = None  # it could not be ready before this instant
+        added = None  # the earliest instant at which an add during the lease can be ready
         if again_due is not None:
             added = max(now, again_due) if isinstance(again_due, float) else now
         if type(again_priority) is not int or again_priority < 0:  # another program may have written anything
@@ -230,7 +239,7 @@ class SqliteQueue(Queue):
             case Bury(kind, reason, trace) if added is None:
                 db.execute(sql.BURY, (self._store.clock.wall(), kind, reason, trace, id))
                 return False
-            case Done(None) | Bury():  # and it was added meanwhile, so it begins anew as what was added
+            case Done(None) | Bury():  # it was added during the lease: it starts over with what was added
                 db.execute(sql.BEGIN_ANEW, (added, again_priority, id))
             case Done(float() | int() as again):
                 db.execute(sql.BACK, (_earlier(now + again, added), 0, id))
@@ -240,71 +249,56 @@ class SqliteQueue(Queue):
                 db.execute(sql.UNTOUCHED, (_earlier(now + after, added), id))
         return True
 
-    # -- what there is
+    # -- looking, and dead letters
 
     def depth(self) -> Depth:
         return depths(self._file, self._store.now(), self.name).get(self.name, Depth())
 
-    def _dead(self, limit: int) -> list[DeadLetter]:
-        letters: list[DeadLetter] = []
-        before: tuple[Any, Any] = (inf, 0)
-        while len(letters) < limit:
-            most = min(limit - len(letters), BATCH)
-            asked = {"queue": self.name, "due": before[0], "id": before[1], "most": most}
-            bounds = {"longest": self._shown, "longest_attributes": LONGEST}
-            rows = self._file.read(sql.DEAD_LETTERS, {**asked, **bounds})
-            letters += [_letter(row, self._shown) for row in rows]
-            if len(rows) < most:
-                break
-            before = rows[-1][-2:]
-        return letters
+    def _dead_page(
+        self, position: DeadLetterPosition | None, max_letters: int
+    ) -> tuple[dict[int, DeadLetter], DeadLetterPosition | None]:
+        wanted = min(max_letters, BATCH)
+        due, id = position or (inf, 0)
+        asked = {"queue": self.name, "due": due, "id": id, "most": wanted}
+        bounds = {"longest": self._max_shown, "longest_attributes": MAX_ATTRIBUTES_BYTES}
+        rows = self._file.read(sql.DEAD_LETTERS, {**asked, **bounds})
+        letters = {row[-1]: _dead_letter(row, self._max_shown) for row in rows}
+        return letters, None if len(rows) < wanted else rows[-1][-2:]
 
-    def _redrive(self, keys: Sequence[str] | None) -> int:
-        return self._exhumed(True, keys)
+    def _oldest_dead_letters(self) -> tuple[DeadLetterPosition, DeadLetterPosition] | None:
+        last = self._file.read(sql.DIED_LAST, (self.name,))  # letters that die later are not touched
+        return ((-inf, 0), last[0]) if last else None
 
-    def _purge(self, keys: Sequence[str] | None) -> int:
-        return self._exhumed(False, keys)
-
-    def _exhumed(self, redrive: bool, keys: Sequence[str] | None) -> int:
-        """Redrive or purge dead letters in the order in which they died, a batch in each transaction: how many."""
-        last = self._file.read(sql.DIED_LAST, (self.name,))
-        behind, until = (-inf, 0), last[0] if last else (-inf, 0)  # those that die meanwhile are left alone
-        total = start = 0
-        while True:
-            some = None if keys is None else keys[start : start + BATCH]
-            start += BATCH
-            rows, many = self._file.transaction(partial(self._exhume, redrive, some, behind, until))
-            total += many
-            if redrive and many:
-                self._store.bells.ring(self.name, many)
-            if len(rows) < BATCH if keys is None else start >= len(keys):
-                return total
-            behind = rows[-1] if rows else behind
-            sleep(PAUSE)
-
-    def _exhume(
+    def _redrive_or_purge_batch(
         self,
-        redrive: bool,
+        purge: bool,
         keys: Sequence[str] | None,
-        behind: tuple[float, int],
-        until: tuple[float, int],
-        db: Connection,
-    ) -> tuple[list[tuple[float, int]], int]:
-        """One batch: when each died, and its id, and how many there were."""
-        if keys is None:
-            rows = db.execute(sql.DIED_FIRST, (self.name, *behind, *until, BATCH)).fetchall()
-        else:
-            rows = sorted(row for key in keys for row in db.execute(sql.DEAD, (self.name, key)))
-        now = self._store.now()
-        if redrive:
+        position: tuple[DeadLetterPosition, DeadLetterPosition] | None,
+    ) -> tuple[int, tuple[DeadLetterPosition, DeadLetterPosition] | None]:
+        def change(db: Connection) -> tuple[list[DeadLetterPosition], int]:
+            if position is not None:
+                after, last = position
+                rows = db.execute(sql.DIED_FIRST, (self.name, *after, *last, self._batch_size)).fetchall()
+            else:
+                rows = sorted(row for key in keys or () for row in db.execute(sql.DEAD, (self.name, key)))
+            now = self._store.now()
+            if purge:
+                return rows, sum(db.execute(sql.PURGE, (id,)).rowcount for _, id in rows)
             return rows, sum(db.execute(sql.REDRIVE, (now, id)).rowcount for _, id in rows)
-        return rows, sum(db.execute(sql.PURGE, (id,)).rowcount for _, id in rows)
+
+        rows, changed = self._file.transaction(change)
+        if changed and not purge:
+            self._store.wakeups.wake_queue(self.name, changed)
+        return changed, None if position is None or len(rows) < self._batch_size else (rows[-1], position[1])
+
+    def _yield_to_others(self) -> None:
+        sleep(BATCH_PAUSE)
 
 
-def depths(file: File, now: float, name: str | None = None) -> dict[str, Depth]:
-    """How many messages there are in a queue, or in each queue."""
+def depths(file: Database, now: float, name: str | None = None) -> dict[str, Depth]:
+    """Count the messages of one queue, or of each queue."""
     return {
-        readable(queue, LONGEST_BODY): Depth(ready, delayed, leased, dead, None if oldest is None else now - oldest)
+        preview(queue, DEFAULT_MAX_BODY): Depth(ready, delayed, leased, dead, None if oldest is None else now - oldest)
         for queue, ready, delayed, leased, dead, oldest in file.read(sql.DEPTHS, {"now": now, "queue": name})
     }
 
@@ -313,15 +307,15 @@ def _earlier(instant: float, other: float | None) -> float:
     return instant if other is None else min(instant, other)
 
 
-def _letter(row: tuple[Any, ...], longest: int) -> DeadLetter:
+def _dead_letter(row: tuple[Any, ...], max_bytes: int) -> DeadLetter:
     key, body, attributes, kind, reason, trace, receives, died, _ = row
     return DeadLetter(
-        readable(key, longest),
-        readable(body, longest),
-        shown(attributes),
-        readable(kind, LONGEST_REASON),
-        readable(reason, LONGEST_REASON),
-        readable(trace, LONGEST_REASON),
+        preview(key, max_bytes),
+        preview(body, max_bytes),
+        preview_attributes(attributes),
+        preview(kind, MAX_REASON_BYTES),
+        preview(reason, MAX_REASON_BYTES),
+        preview(trace, MAX_REASON_BYTES),
         receives if isinstance(receives, int) else 0,
         died if isinstance(died, float) and isfinite(died) else 0.0,
     )

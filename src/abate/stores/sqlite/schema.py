@@ -1,8 +1,8 @@
-"""The tables of a store in a SQLite file, version by version.
+"""The tables of a store in a SQLite file, and the migrations between their versions.
 
-One row of `item` is one key of one queue. Its `due` is the instant that its state has to do with: since when, or from
-when, a waiting one is ready; when the lease of a leased one runs out; when a dead one died. So what is ready, whether
-it waited for its time or its lease ran out, is what is due.
+One row of `item` is one key of one queue. The meaning of `due` depends on the state: a waiting item is ready from then
+on, the lease of a leased item ends then, a dead item died then. So every item that is not dead and is due is ready,
+whether its delay or its lease has ended.
 
 Another program may add a message: ``INSERT INTO item (queue, key, body) VALUES ('orders', 'orders/42', '')``.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from sqlite3 import Connection
 
 APPLICATION = 0x61626174
-"""Says that a file is abate's: ``abat``."""
+"""SQLite's application id of abate's files: ``abat``."""
 WAITING, LEASED, DEAD = 0, 1, 2
 
 FIRST = (
@@ -38,11 +38,11 @@ FIRST = (
         UNIQUE (queue, key)
     )
     """,
-    # the oldest, the next one due, what is leased, what has died
+    # for the oldest item, the next one due, leased items, dead letters
     "CREATE INDEX item_by_due ON item (queue, state, due)",
-    # the first of each priority
+    # for the first item of each priority
     "CREATE INDEX item_by_priority ON item (queue, priority, due) WHERE state < 2",
-    # alive: how many items are not dead. Counting them at every add would take longer the more there are.
+    # alive: the number of items that are not dead. Counting them at every add would be linear in their number.
     """
     CREATE TABLE queue (
         name TEXT PRIMARY KEY,
@@ -66,10 +66,10 @@ FIRST = (
         UPDATE queue SET alive = alive + (new.state < 2) - (old.state < 2) WHERE name = new.queue;
     END
     """,
-    # the token of the newest lease, over all queues: it grows even when every item is gone
+    # the token of the newest lease in all queues: it is kept when every item is deleted
     "CREATE TABLE lease (token INTEGER NOT NULL)",
     "INSERT INTO lease VALUES (0)",
-    # the counts of budgets, in slots that begin at an instant
+    # the counts of budgets, by slot; `begins` is the start of the slot
     """
     CREATE TABLE slot (
         budget TEXT NOT NULL,
@@ -85,7 +85,7 @@ FIRST = (
 )
 
 SECOND = (
-    # who has come lately, for each thing that is shared: what it wants and has of a bucket, or sees of a dependency
+    # active members of each shared limit: demand and share of a bucket, or the observed state of a dependency
     """
     CREATE TABLE member (
         scope TEXT NOT NULL,
@@ -97,7 +97,7 @@ SECOND = (
         PRIMARY KEY (scope, member)
     ) WITHOUT ROWID
     """,
-    # what is known of a dependency that is not calm
+    # the state of each dependency in an outage or recovering from one
     """
     CREATE TABLE weather (
         name TEXT PRIMARY KEY,
@@ -113,32 +113,32 @@ SECOND = (
 )
 
 THIRD = (
-    # of which start of the machine the file was told last, when that was, and the latest instant that was written down
+    # the last known boot of the machine, the origin of its clock, and the latest recorded instant
     "CREATE TABLE instant (start TEXT NOT NULL, origin REAL NOT NULL, mark REAL NOT NULL)",
     "INSERT INTO instant VALUES ('', 0, 0)",
-    # how many of its last receives ended without an answer: the lease ran out
+    # the number of latest receives that ended without a verdict, because the lease ran out
     "ALTER TABLE item ADD COLUMN unanswered INTEGER NOT NULL DEFAULT 0",
 )
 
 STEPS: tuple[tuple[str, ...], ...] = (FIRST, SECOND, THIRD)
-"""The statements that lead from each version to the next. What has been released is never changed, only added to."""
+"""The statements that migrate each version to the next. Released steps are never changed; new ones are added."""
 
 
-class Foreign(Exception):
-    """The file is a database, and not one that this version of abate can use; the message says why."""
+class UnusableDatabase(Exception):
+    """This version of abate can't use the database file; the message says why."""
 
 
 def migrate(db: Connection, new: bool = True) -> None:
-    """Bring a database to the newest version; needs a transaction that may write. An empty one must be `new`."""
+    """Migrate a database to the newest version, in a write transaction. Refuse an empty database unless `new`."""
     (application,) = db.execute("PRAGMA application_id").fetchone()
     (version,) = db.execute("PRAGMA user_version").fetchone()
     (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if application != APPLICATION and (application or version or tables):
-        raise Foreign("is the database of another program: nothing in it was touched")
+        raise UnusableDatabase("is the database of another program: nothing in it was touched")
     if not (new or tables):
-        raise Foreign("was replaced by an empty file, which is left as it is")
+        raise UnusableDatabase("was replaced by an empty file, which is left as it is")
     if version > len(STEPS):
-        raise Foreign(
+        raise UnusableDatabase(
             f"was written by a newer abate: its schema has version {version}, and this one knows {len(STEPS)} at most"
         )
     for number, step in enumerate(STEPS[version:], version + 1):

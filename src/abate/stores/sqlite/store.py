@@ -1,4 +1,4 @@
-"""A store in SQLite: its queues by name, and the counts of its budgets."""
+"""A store in SQLite: queues by name, and the limits that a fleet shares."""
 
 from __future__ import annotations
 
@@ -6,43 +6,36 @@ from collections.abc import Sequence
 from math import inf
 from sqlite3 import Connection
 
-from abate import clock as clocks
 from abate.clock import Clock, MachineClock
-from abate.stores.bells import Bells
+from abate.stores.budget import BudgetTerms
 from abate.stores.contract import Depth, Store, StoreError
-from abate.stores.fleet.offers import Answer, Offer
-from abate.stores.input import LONGEST_BODY
-from abate.stores.ledger import Terms
-from abate.stores.sqlite import trade
-from abate.stores.sqlite.file import File
+from abate.stores.fleet.messages import SyncReply, SyncRequest
+from abate.stores.sqlite import sync
+from abate.stores.sqlite.database import Database
 from abate.stores.sqlite.queue import SqliteQueue, depths
+from abate.stores.validation import DEFAULT_MAX_BODY
+from abate.stores.wakeups import Wakeups
 
-SWEEP = 10.0
-"""Seconds between two looks for members who are gone from all that is shared."""
+CLEANUP_INTERVAL = 10.0
+"""Seconds between two deletions of expired members."""
 
 
 class SqliteStore(Store):
-    """Queues and budgets in one file, or in memory."""
+    """Queues and shared limits in one file, or in memory."""
 
-    def __init__(self, file: File, clock: Clock | None) -> None:
-        super().__init__(str(file))
+    def __init__(self, file: Database, clock: Clock | None) -> None:
+        super().__init__(str(file), clock)
         self.file = file
-        self._clock = clock
-        self._swept = -inf
-        self.bells = Bells(None if file.path is None else file.changed)
-
-    @property
-    def clock(self) -> Clock:
-        """The clock that rules here."""
-        return self._clock or clocks.current()
+        self._last_cleanup = -inf
+        self.wakeups = Wakeups(None if file.path is None else file.changed)
 
     def now(self) -> float:
-        """The instant that counts here: the file's, unless a virtual clock rules."""
+        """Return the instant of a virtual clock, or that of the file's own clock."""
         clock = self.clock
         return self.file.now() if isinstance(clock, MachineClock) else clock.wall()
 
-    def messages(self) -> File:
-        """The file, for what has to do with messages; in memory, those of a parent are not in its children."""
+    def messages(self) -> Database:
+        """Return the database for operations on queues; a forked child has no queues in memory."""
         if self.file.inherited:
             raise StoreError(
                 "the queues of 'memory:' belong to the process that opened the store, and this one was forked from "
@@ -51,7 +44,7 @@ class SqliteStore(Store):
         return self.file
 
     def queue(
-        self, name: str, *, lease: float = 30.0, capacity: int | None = None, max_body: int = LONGEST_BODY
+        self, name: str, *, lease: float = 30.0, capacity: int | None = None, max_body: int = DEFAULT_MAX_BODY
     ) -> SqliteQueue:
         return SqliteQueue(self, name, lease, capacity, max_body)
 
@@ -61,34 +54,34 @@ class SqliteStore(Store):
     def close(self) -> None:
         self.leave()
         self.file.close()
-        self.bells.ring_all()
+        self.wakeups.wake_all()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.file}>"
 
-    # -- what a fleet shares
+    # -- shared limits
 
-    def balance(self, name: str, terms: Terms) -> float:
+    def balance(self, name: str, terms: BudgetTerms) -> float:
         _, since, _ = terms.slot(self.now())
-        ((deposits, withdrawals),) = self.file.read(trade.COUNTED, (name, since))
+        ((deposits, withdrawals),) = self.file.read(sync.COUNTED, (name, since))
         return terms.balance(deposits, withdrawals)
 
-    def _exchange(self, name: str, terms: Terms, deposits: int, want: int, returned: int) -> int:
+    def _exchange(self, name: str, terms: BudgetTerms, deposits: int, want: int, returned: int) -> int:
         def exchange(db: Connection) -> int:
             now = self.now()
-            paid, withdrawn = trade.counted(db, now, name, terms, returned)
+            paid, withdrawn = sync.window_counts(db, now, name, terms, returned)
             granted = terms.granted(paid + deposits, withdrawn, want)
-            trade.count(db, now, name, terms, deposits, granted)
+            sync.add_counts(db, now, name, terms, deposits, granted)
             return granted
 
         return self.file.transaction(exchange)
 
-    def trade(self, member: str, offers: Sequence[Offer]) -> list[Answer]:
-        def answer(db: Connection) -> list[Answer]:
+    def sync_members(self, member: str, requests: Sequence[SyncRequest]) -> list[SyncReply]:
+        def reply(db: Connection) -> list[SyncReply]:
             now = self.now()
-            if abs(now - self._swept) >= SWEEP:
-                self._swept = now
-                trade.sweep(db, now)
-            return [trade.answer(db, now, member, offer) for offer in offers]
+            if abs(now - self._last_cleanup) >= CLEANUP_INTERVAL:
+                self._last_cleanup = now
+                sync.delete_gone_members(db, now)
+            return [sync.reply(db, now, member, request) for request in requests]
 
-        return self.file.transaction(answer)
+        return self.file.transaction(reply)

@@ -186,7 +186,7 @@ class Queue extends Row {
     list(this.fields.endings, counted(row.endings));
     list(this.fields.hottest, row.hottest.map(([key, times]) => [[key], [amount(times)]]));
     list(this.fields.failing_keys, row.failing_keys.map(([key, times, error]) => [[key], [` ${times} times in a row: ${error}`, "dim"]]));
-    list(this.fields.letters, row.letters.map(([when, key, kind, reason]) => [[key], [` ${at(when)}, ${kind}: ${reason}`, "dim"]]));
+    list(this.fields.letters, row.dead_letters.map(([when, key, kind, reason]) => [[key], [` ${at(when)}, ${kind}: ${reason}`, "dim"]]));
   }
 }
 
@@ -272,7 +272,7 @@ function push(lines, points) {
 }
 
 function remember(frame) {
-  if (past.times.at(-1) >= frame.at) return; // it came with the hello
+  if (past.times.at(-1) >= frame.at) return; // it came with the history
   push([past.times], [frame.at]);
   push(past.all, [frame.totals.calls, frame.totals.retries, frame.totals.failed]);
   const kept = (rows, lines, points) => new Map(rows.map((row) => [row.name, push(lines.get(row.name) ?? [], points(row))]));
@@ -296,7 +296,7 @@ function show(frame) {
   document.title = troubled ? `(${troubled}) abate` : "abate";
   policies.update(frame.policies);
   queues.update(frame.queues);
-  list(by("happenings"), frame.happenings.map((each) => [
+  list(by("notices"), frame.notices.map((each) => [
     [`${at(each.at)} `, "dim"], [`${each.name}: ${each.text}`], [each.times > 1 ? ` ${each.times} times` : "", "dim"],
   ]));
   list(by("layers"), frame.layers.map((each) => [[`${each.outer} around ${each.inner}`], [` ${amount(each.times)} times`, "dim"]]));
@@ -324,7 +324,7 @@ function connect() {
   source?.close();
   heard = Date.now();
   source = new EventSource("events");
-  source.addEventListener("hello", (event) => {
+  source.addEventListener("history", (event) => {
     past = JSON.parse(event.data);
     // names are a peer's words, too: no plain object is asked for them
     for (const kind of ["policies", "queues"]) past[kind] = new Map(Object.entries(past[kind]));

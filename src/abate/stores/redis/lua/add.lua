@@ -1,4 +1,4 @@
--- Add a message. 1: it is new here; 0: it is not; -1: the queue is full.
+-- Add a message. Reply: 1 if its key is new, 0 if not, -1 if the queue is full.
 local key, content, name = ARGV[2], ARGV[3], ARGV[8]
 local priority, due = tonumber(ARGV[4]), now + tonumber(ARGV[5])
 local revive, capacity = ARGV[6] == '1', tonumber(ARGV[7])
@@ -26,8 +26,7 @@ elseif item.state == 'd' then
   item.state, item.due, item.priority, item.receives, item.unanswered = 'w', due, priority, 0, 0
   new = 1
 elseif held(item) then
-  -- what is added is kept beside what is in hand. The item's own priority counts when it comes back without being
-  -- done, and is the higher one then.
+  -- leased: keep the new content in AGAIN. If the item returns without being done, it has the higher priority of both.
   local again = item.state == 'a' and read_again(key)
   leave_lane(key, item)
   item.state, item.priority = 'a', math.max(item.priority, priority)
@@ -38,7 +37,7 @@ elseif held(item) then
   redis.call('HSET', ITEM, AGAIN .. key, exact(due) .. ' ' .. priority .. '\n' .. content)
   return again and 0 or 1
 else
-  -- it waits, or its lease has run out, which is over by this
+  -- waiting, or its lease has run out and ends here
   leave_lane(key, item)
   if item.state ~= 'w' then
     redis.call('ZREM', LEASED, item.sequence .. key)

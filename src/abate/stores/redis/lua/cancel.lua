@@ -1,4 +1,4 @@
--- Forget a message that waits for its time, or the delayed add of one that is leased: 1 if there was one.
+-- Delete a delayed message, or the delayed add of a leased one. Reply: 1 if there was one, else 0.
 local key = ARGV[2]
 local item = look_up(key)
 if not item or item.due <= now then return 0 end

@@ -1,4 +1,4 @@
--- How many there are: ready, delayed, leased, dead, and for how long the oldest has been ready ('' where none is).
+-- Count the messages: ready, delayed, leased, dead; and the seconds since the oldest became ready ('' if none is).
 local ready = redis.call('ZCOUNT', LINE, '-inf', exact(now))
 local leased = redis.call('ZCOUNT', LEASED, '(' .. exact(now), '+inf')
 local first = redis.call('ZRANGE', LINE, 0, 0, 'WITHSCORES')

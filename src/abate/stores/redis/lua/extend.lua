@@ -1,4 +1,4 @@
--- Let leases begin anew, of pairs of a key and its token. The answer: the numbers of those that were lost.
+-- Restart leases, given as pairs of key and token. Reply: the indexes of the leases that were lost.
 local lease = tonumber(ARGV[2])
 local lost = {}
 for n = 3, #ARGV, 2 do

@@ -1,7 +1,7 @@
--- Who has come lately, by when. A member has come; those who are gone are forgotten. The answer: how many there are.
+-- Record that a member is active, delete expired members, and return the number of members.
 local function came(members, member)
-  redis.call('ZREMRANGEBYSCORE', members, '-inf', exact(now - GONE))
-  redis.call('ZREMRANGEBYSCORE', members, '(' .. exact(now + GONE), '+inf')
+  redis.call('ZREMRANGEBYSCORE', members, '-inf', exact(now - MEMBER_TIMEOUT))
+  redis.call('ZREMRANGEBYSCORE', members, '(' .. exact(now + MEMBER_TIMEOUT), '+inf')
   redis.call('ZADD', members, exact(now), member)
   redis.call('EXPIRE', members, KEPT_FOR)
   return redis.call('ZCARD', members)

@@ -1,13 +1,13 @@
--- The keys of one queue, and what all scripts do to them; the layout is described in queue.py.
+-- The keys of one queue, and functions shared by its scripts; the layout is described in queue.py.
 local ITEM, LINE, LANE, LEASED, DEAD, META, BELL, TOKEN, LISTED = unpack(KEYS)
 
--- The time of a queue never goes back, whatever happens to the clock of the server, or by which server it is succeeded:
--- behind the latest instant that was written down, it goes on from there at the clock's pace.
+-- The time of a queue never goes back, even if the server's clock is set back or a failover leads to a clock that is
+-- behind: while the clock is before the recorded mark, time continues from the mark at the clock's pace.
 local mark, ahead, stepped
 do
   local known = redis.call('HMGET', META, 'mark', 'ahead')
   mark, ahead = tonumber(known[1] or nil), tonumber(known[2] or nil) or 0
-  -- another program may have written anything there: what is no instant within ten years is none
+  -- another program may have written anything: ignore an instant more than ten years ahead
   if mark and not (mark < now + 3e8) then mark = nil end
   if not (ahead >= 0 and ahead < 3e8) then ahead = 0 end
   if mark and now < mark then
@@ -19,7 +19,8 @@ do
   end
 end
 
--- Write down how late it is, about once a second. Only where room is needed anyway: the rest works without any.
+-- Record the time, about once a second. Call this only in operations that need memory anyway, so that the others work
+-- on a full server.
 local function remember()
   if stepped or not mark or now > mark + 1 then
     redis.call('HSET', META, 'mark', exact(now), 'ahead', exact(ahead))
@@ -30,24 +31,24 @@ end
 -- The fields of a message in ITEM
 local RECORD, CONTENT, AGAIN, WHY, UNANSWERED = 'r', 'c', 'a', 'w', 'u'
 
--- RECORD: "state sequence due priority receives token". Version 0.1 reads just these six, and takes a record with
--- more for that of no message at all.
--- UNANSWERED: "sequence receives unanswered"; the last is how many of its last receives ended without an answer, as the
--- lease ran out. It is there where that is not 0. Version 0.1 leaves it as it is, so where the record has another
--- sequence or other receives, it says nothing about the message.
+-- RECORD: "state sequence due priority receives token". Version 0.1 reads exactly these six, and treats a record with
+-- more as invalid.
+-- UNANSWERED: "sequence receives unanswered"; unanswered is the number of latest receives whose lease ran out. The
+-- field exists if that is not 0. Version 0.1 does not update it, so it is valid only if its sequence and receives equal
+-- those of the record.
 local function read(record, noted)
   if not record then return nil end
   local state, sequence, due, priority, receives, token =
     string.match(record, '^(%a) (%d+) (%S+) (%d+) (%d+) (%d+)$')
   due, priority, receives = tonumber(due), tonumber(priority), tonumber(receives)
   -- another program may have written any number
-  if not due or not (math.abs(due) < 1e18) or priority > HIGHEST or receives >= HIGHEST then return nil end
+  if not due or not (math.abs(due) < 1e18) or priority > MAX_PRIORITY or receives >= MAX_PRIORITY then return nil end
   if #sequence ~= 15 or #token > 18 then return nil end
   local unanswered = noted and string.match(
     noted, '^' .. sequence .. ' ' .. string.format('%.0f', receives) .. ' (%d+)$')
   return {
     state = state, sequence = sequence, due = due, priority = priority, receives = receives, token = token,
-    unanswered = math.min(tonumber(unanswered or 0), HIGHEST - 1), noted = noted or nil,
+    unanswered = math.min(tonumber(unanswered or 0), MAX_PRIORITY - 1), noted = noted or nil,
   }
 end
 
@@ -55,7 +56,7 @@ local function written(item)
   return table.concat({item.state, item.sequence, exact(item.due), item.priority, item.receives, item.token}, ' ')
 end
 
--- Append to `fields` what is to be written down of an item; what UNANSWERED says falsely is deleted.
+-- Append the fields of an item to `fields`; delete an outdated UNANSWERED.
 local function append(fields, key, item)
   fields[#fields + 1], fields[#fields + 2] = RECORD .. key, written(item)
   local note = item.unanswered > 0 and table.concat({item.sequence, item.receives, item.unanswered}, ' ') or nil
@@ -68,14 +69,14 @@ local function append(fields, key, item)
   item.noted = note
 end
 
--- Is it in somebody's hands?
+-- Return whether the item is leased.
 local function held(item)
   return (item.state == 'l' or item.state == 'a') and item.due > now
 end
 
--- Where it stands in LANE: by priority, due and sequence, whose bytes sort as the numbers do.
+-- Return the member of LANE: priority, due and sequence, encoded so that the bytes sort like the numbers.
 local function place(key, item)
-  return string.format('%010.0f', HIGHEST - item.priority) .. struct.pack('>d', item.due) .. item.sequence .. key
+  return string.format('%010.0f', MAX_PRIORITY - item.priority) .. struct.pack('>d', item.due) .. item.sequence .. key
 end
 
 local function leave_lane(key, item)
@@ -92,7 +93,7 @@ local function write_down(key, item, content)
   redis.call('HSET', ITEM, unpack(fields))
 end
 
--- Write down an item that has left its lane, at its due; the content where it is another.
+-- Store an item that was removed from its lane, at its new due; also the content if it has changed.
 local function enter(key, item, content)
   redis.call('ZADD', LINE, exact(item.due), item.sequence .. key)
   if item.priority > 0 then redis.call('ZADD', LANE, 0, place(key, item)) end
@@ -106,19 +107,19 @@ local function read_again(key)
   if not line_end then return nil end
   local due, priority = string.match(string.sub(again, 1, line_end - 1), '^(%S+) (%d+)$')
   due, priority = tonumber(due), tonumber(priority)
-  if not due or not (math.abs(due) < 1e18) or priority > HIGHEST then return nil end
+  if not due or not (math.abs(due) < 1e18) or priority > MAX_PRIORITY then return nil end
   return {due = due, priority = priority, content = string.sub(again, line_end + 1)}
 end
 
--- The instant that one of those who wait watches for.
+-- Return the instant at which the watcher wakes.
 local function watched()
   return tonumber(redis.call('HGET', META, 'watch') or nil)
 end
 
--- Something is ready, or will be at `due`: wake as many of those who wait, unless one of them watches for an earlier
--- instant. Where the bell has rung already, nobody is waiting that has not been told.
+-- Wake up to `times` waiting clients for messages that are ready, or will be at `due`; skip this if the watcher wakes
+-- by then. If the list is not empty, no client is blocked on it.
 local function ring(due, times, watch)
-  if due > now and watch and watch <= due and watch + LATE >= now then return end
+  if due > now and watch and watch <= due and watch + WATCHER_LATE >= now then return end
   if redis.call('LLEN', BELL) == 0 then
     for _ = 1, math.min(times, BATCH) do redis.call('RPUSH', BELL, '') end
   end

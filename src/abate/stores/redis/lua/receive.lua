@@ -1,21 +1,21 @@
--- Lease what is ready, up to so many. The answer: seconds until somebody should look again ('' for no such instant),
--- how many strays were swept out, and for each message its key, content, receives, token, and how many of the receives
--- before ended without an answer.
+-- Lease up to `most` ready messages. Reply: the seconds until the queue should be read again ('' if unknown), the
+-- number of invalid entries removed (strays), and for each message its key, content, receives, token, and the number
+-- of preceding receives without a verdict.
 local most, lease = tonumber(ARGV[2]), tonumber(ARGV[3])
 local waiter, left = ARGV[4] or '', tonumber(ARGV[5] or 0)
 local known = redis.call('HMGET', META, 'turns', 'watch', 'watcher')
 local turns, watch, watching = tonumber(known[1] or 0), tonumber(known[2] or nil), known[3] == waiter
-if not (turns and turns >= 0 and turns < TURNS) then turns = 0 end  -- another program wrote what is no count
+if not (turns and turns >= 0 and turns < FAIRNESS_TURNS) then turns = 0 end  -- another program wrote an invalid count
 turns = math.floor(turns)
 local SEQUENCE = 15
-if stepped then remember() end  -- or time would stand still as long as nothing is found
+if stepped then remember() end  -- otherwise time would stand still while no message is found
 local PLACE = 18  -- bytes before the sequence in LANE
 
 local function oldest_first(count)
   return redis.call('ZRANGE', LINE, '-inf', exact(now), 'BYSCORE', 'LIMIT', 0, count)
 end
 
--- The first ones of the highest priority, then of the next one; what has no priority is what is left of the line.
+-- Pick ready messages by priority, highest first; then those without a priority, from LINE.
 local function highest_first(lane)
   local picked, taken, until_now = {}, {}, struct.pack('>d', now) .. '\255'
   for _ = 1, LANES do
@@ -38,18 +38,19 @@ local function highest_first(lane)
   return picked, taken
 end
 
--- One of eight turns is for the oldest. Turns count only where there are priorities: otherwise the first is the oldest.
+-- One of eight turns goes to the oldest message. Turns count only if there are priorities: otherwise the first is the
+-- oldest.
 local function pick()
   local lane = redis.call('ZRANGE', LANE, '-', '+', 'BYLEX', 'LIMIT', 0, 1)[1]
   if not lane then return oldest_first(most), {} end
   local highest, places = highest_first(lane)
   if #highest == 0 then return highest, places end
-  redis.call('HSET', META, 'turns', (turns + #highest) % TURNS)
-  if turns + #highest < TURNS then return highest, places end
+  redis.call('HSET', META, 'turns', (turns + #highest) % FAIRNESS_TURNS)
+  if turns + #highest < FAIRNESS_TURNS then return highest, places end
   local oldest, picked, taken = oldest_first(most), {}, {}
   local at = {[highest] = 1, [oldest] = 1}
   for turn = turns + 1, turns + #highest do
-    local line = turn % TURNS == 0 and oldest or highest
+    local line = turn % FAIRNESS_TURNS == 0 and oldest or highest
     while taken[line[at[line]]] do at[line] = at[line] + 1 end
     picked[#picked + 1] = line[at[line]]
     taken[line[at[line]]] = true
@@ -57,7 +58,7 @@ local function pick()
   return picked, places
 end
 
--- A dead letter of a message whose record can't be read.
+-- Bury a message whose record is invalid.
 local function bury_unreadable(key, member)
   redis.call('ZREM', LINE, member)
   redis.call('ZREM', LEASED, member)
@@ -79,28 +80,27 @@ if #members > 0 then
     fields[3 * n - 2], fields[3 * n - 1], fields[3 * n] = RECORD .. keys[n], UNANSWERED .. keys[n], CONTENT .. keys[n]
   end
   local found = redis.call('HMGET', ITEM, unpack(fields))
-  -- tokens grow with the clock as well, so that a store that was flushed, or a replica that was behind, hands out none
-  -- a second time
+  -- tokens also follow the clock, so that a flushed store, or a replica that was behind, does not repeat them
   local last = tonumber(redis.call('GET', TOKEN) or 0)
-  if not (last and last >= 0 and last < 2 ^ 53) then last = 0 end  -- another program wrote what is no token
+  if not (last and last >= 0 and last < 2 ^ 53) then last = 0 end  -- another program wrote an invalid token
   local token = math.max(last, math.min(math.floor(now * 1e6), 2 ^ 52))
   local due = exact(now + lease)
   local dues, written_down = {}, {}
   for n, key in ipairs(keys) do
     local item, content = read(found[3 * n - 2], found[3 * n - 1]), found[3 * n]
     if not item and found[3 * n - 2] and content then
-      -- there is a message, but nobody can tell what its record says: it is buried as it is
+      -- the message has content, but its record is invalid: bury it unchanged
       strays = strays + 1
       bury_unreadable(key, members[n])
       if places[members[n]] then redis.call('ZREM', LANE, places[members[n]]) end
     elseif not item or item.sequence .. key ~= members[n] or item.state == 'd' then
-      strays = strays + 1  -- its item is gone: evicted, or deleted by somebody else
+      strays = strays + 1  -- the item is missing: evicted, or deleted by another program
       redis.call('ZREM', LINE, members[n])
       redis.call('ZREM', LEASED, members[n])
       if places[members[n]] then redis.call('ZREM', LANE, places[members[n]]) end
     else
       local again = item.state == 'a' and read_again(key)
-      if again then  -- it was added while the lease was running that ran out since
+      if again then  -- it was added during its last lease, which ran out
         content = again.content
         redis.call('HSET', ITEM, CONTENT .. key, content)
         redis.call('HDEL', ITEM, AGAIN .. key)
@@ -127,20 +127,20 @@ end
 local pause = ''
 local head = tonumber(redis.call('ZRANGE', LINE, 0, 0, 'WITHSCORES')[2])
 if #answer > 0 or (watching and left <= 0) then
-  -- who leaves hands on the watch, and tells of what is ready besides
+  -- this client stops waiting: release the role of watcher, and wake another client for the next message
   if watching then
     redis.call('HDEL', META, 'watch', 'watcher')
     watch = nil
   end
   if head then ring(head, 1, watch) end
 elseif left > 0 and strays == 0 then
-  if head and (watching or not watch or head < watch or watch + LATE < now) then
+  if head and (watching or not watch or head < watch or watch + WATCHER_LATE < now) then
     redis.call('HSET', META, 'watch', exact(head), 'watcher', waiter)
     remember()
     pause = exact(head - now)
-  elseif head then  -- another one watches; where it stays away others come, one after the other
-    pause = exact(head - now + LATE * (1 + tonumber(ARGV[6])))
+  elseif head then  -- another client is the watcher; if it is late, the others wake at random times to replace it
+    pause = exact(head - now + WATCHER_LATE * (1 + tonumber(ARGV[6])))
   end
-  redis.call('DEL', BELL)  -- nothing is ready, and somebody watches: who was woken now would come for nothing
+  redis.call('DEL', BELL)  -- nothing is ready: discard pending wake-ups, which would be spurious
 end
 return {pause, strays, unpack(answer)}

@@ -1,5 +1,4 @@
--- Carry out verdicts, each a key, its token, a word and what belongs to it. The answer: the numbers of those whose
--- lease was lost.
+-- Carry out verdicts, each given as key, token, verdict and detail. Reply: the indexes of those whose lease was lost.
 local lost, waiting, earliest = {}, 0, math.huge
 local gone_fields, gone_members = {}, {}
 local fields, records = {}, {}
@@ -7,7 +6,7 @@ for n = 2, #ARGV, 4 do fields[#fields + 1], fields[#fields + 2] = RECORD .. ARGV
 local found = redis.call('HMGET', ITEM, unpack(fields))
 for n = 1, #found, 2 do records[ARGV[2 * n]] = read(found[n], found[n + 1]) end
 
--- Back among those who wait.
+-- Return a message to the waiting ones.
 local function wait(key, item, due, receives, content, unanswered)
   redis.call('ZREM', LEASED, item.sequence .. key)
   item.state, item.token, item.due, item.receives, item.unanswered = 'w', '0', due, receives, unanswered or 0
@@ -30,7 +29,7 @@ for n = 2, #ARGV, 4 do
     leave_lane(key, item)
     local again = item.state == 'a' and read_again(key)
     local added, content = math.huge, again and again.content
-    if again then  -- what was added meanwhile is what there is; it could not be ready before this instant
+    if again then  -- the added content replaces the old one, and can't be ready before now
       added = math.max(now, again.due)
       redis.call('HDEL', ITEM, AGAIN .. key)
     end
@@ -43,10 +42,10 @@ for n = 2, #ARGV, 4 do
       append(dead, key, item)
       redis.call('HSET', ITEM, unpack(dead))
       records[key] = nil
-    elseif (word == 'done' or word == 'bury') and again then  -- it begins anew as what was added
+    elseif (word == 'done' or word == 'bury') and again then  -- start over with what was added
       item.priority = again.priority
       wait(key, item, added, 0, content)
-    elseif word == 'done' then  -- and what was added has been lost
+    elseif word == 'done' then  -- the state says that it was added again, but the added content is missing
       wait(key, item, now, 0)
     elseif word == 'again' then
       wait(key, item, math.min(now + tonumber(detail), added), 0, content)

@@ -1,0 +1,93 @@
+"""A count over the last seconds: a ring of counters on a fixed grid of slots, in constant memory.
+
+An event counts from its slot on until that slot leaves the window, so it is forgotten at most one slot (a
+fiftieth of the window) before its time, and never after it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from math import floor, inf, nextafter
+
+SLOTS = 50
+MAX_PER_SLOT = 2**32 - 1
+"""The largest count of one slot."""
+MIN_WINDOW = 0.001
+"""The shortest window, in seconds."""
+
+
+NO_COUNTS = array("I")
+"""The ring of a window that counts nothing: most budgets never see a withdrawal."""
+
+
+class SlidingWindow:
+    """A count over a sliding window."""
+
+    __slots__ = ("_place", "_ring", "_slot", "_width", "end", "total")
+
+    def __init__(self, seconds: float, now: float) -> None:
+        self._width = seconds / SLOTS
+        self._ring = NO_COUNTS
+        self.total = 0
+        self._open(floor(now / self._width))
+
+    def _open(self, slot: int) -> None:
+        self._slot = slot
+        self._place = slot % SLOTS
+        width = self._width
+        # the first instant that `roll` puts into the next slot: the product may be off by a rounding error
+        end = (slot + 1) * width
+        while floor(end / width) > slot:
+            end = nextafter(end, -inf)
+        while floor(end / width) <= slot:
+            end = nextafter(end, inf)
+        self.end = end
+
+    @property
+    def latest(self) -> int:
+        """Return the count of the open slot."""
+        return self._ring[self._place] if self._ring else 0
+
+    def roll(self, now: float) -> int:
+        """Open the slot of `now`, forget what has left the window, and return by how many slots it moved."""
+        if now < self.end:
+            return 0
+        slot = floor(now / self._width)
+        ahead = slot - self._slot
+        if ahead >= SLOTS or not self.total:
+            self.clear()
+        else:
+            ring = self._ring
+            for passed in range(self._slot + 1, slot + 1):
+                self.total -= ring[passed % SLOTS]
+                ring[passed % SLOTS] = 0
+        self._open(slot)
+        return ahead
+
+    def add(self, count: int) -> None:
+        """Count this many in the open slot."""
+        if not count:
+            return
+        if not self._ring:
+            self._ring = array("I", [0]) * SLOTS
+        count = min(count, MAX_PER_SLOT - self._ring[self._place])
+        self._ring[self._place] += count
+        self.total += count
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._ring = NO_COUNTS
+        self.total = 0
+
+    def take_back(self) -> None:
+        """Remove one from the newest slot that has any."""
+        ring = self._ring
+        for slot in range(self._slot, self._slot - len(ring), -1):
+            if ring[slot % SLOTS]:
+                ring[slot % SLOTS] -= 1
+                self.total -= 1
+                return
+
+    def recount(self) -> None:
+        """Recompute the total, which may be half changed."""
+        self.total = sum(self._ring)

@@ -1,0 +1,80 @@
+"""Which waiter keeps the time: one per event loop, and one for all threads. Guarded by the dispatcher's lock."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+
+from abate.admit.shelter_queue import ShelterQueue, Waiter
+
+
+class Timekeepers:
+    """The timekeeper of each event loop, and the loops that are stalled; the loop of a thread is None.
+
+    A waiter is put on `to_wake` before anything else changes: an exception may come out of any call.
+    """
+
+    __slots__ = ("_by_loop", "_to_wake", "stalled")
+
+    def __init__(self, to_wake: deque[Waiter]) -> None:
+        self._to_wake = to_wake
+        self._by_loop: dict[object, Waiter] = {}
+        self.stalled: set[object] = set()
+
+    def elect(self, waiter: Waiter) -> bool:
+        """Return whether this waiter keeps the time for its loop; it does if no other does."""
+        loop = self.mark_awake(waiter)
+        keeper = self._by_loop.get(loop)
+        if keeper is None or keeper.answer is not None:
+            keeper = self._by_loop[loop] = waiter
+        return keeper is waiter
+
+    def mark_awake(self, waiter: Waiter) -> object:
+        """This waiter runs, so its loop is not stalled; return the loop."""
+        loop = _loop(waiter)
+        self.stalled.discard(loop)
+        return loop
+
+    def mark_stalled(self, waiter: Waiter) -> None:
+        """This waiter has not claimed its permit, so its loop is stalled."""
+        if waiter.wakeup is not None:
+            self.stalled.add(waiter.wakeup.loop)
+
+    def is_stalled(self, waiter: Waiter) -> bool:
+        """Return whether the loop of this waiter is stalled."""
+        return waiter.wakeup is not None and waiter.wakeup.loop in self.stalled
+
+    def drop(self, waiter: Waiter) -> None:
+        """This waiter is stalled: the next one of its loop that wakes keeps the time."""
+        loop = _loop(waiter)
+        if self._by_loop.get(loop) is waiter:
+            del self._by_loop[loop]
+
+    def replace(self, waiter: Waiter, shelter_queue: ShelterQueue) -> None:
+        """This waiter leaves: if it kept the time, wake another one of its loop, which takes over."""
+        loop = _loop(waiter)
+        if self._by_loop.get(loop) is not waiter:
+            return
+        heir = shelter_queue.waiter_in_loop(loop)
+        if heir is None:
+            del self._by_loop[loop]
+            return
+        self._to_wake.append(heir)
+        heir.next_check = -inf  # it checks as soon as it wakes
+        self._by_loop[loop] = heir
+
+    def rearm(self, due: float) -> None:
+        """Wake the timekeepers whose timer expires after `due`."""
+        for keeper in self._by_loop.values():
+            if keeper.answer is None and due < keeper.next_check:
+                self._to_wake.append(keeper)
+                keeper.next_check = due
+
+    def reset(self) -> None:
+        """Forget all."""
+        self._by_loop.clear()
+        self.stalled.clear()
+
+
+def _loop(waiter: Waiter) -> object:
+    return None if waiter.wakeup is None else waiter.wakeup.loop

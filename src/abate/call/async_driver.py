@@ -1,0 +1,207 @@
+"""Drives calls of coroutine functions, under asyncio and trio: a loop over the machine that waits in this task."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from abate import clock as clocks
+from abate.admit.waiting import wait_in_task
+from abate.call.layers import retry_serials
+from abate.call.machine import SEND, Call, Send, Stop, Wait, WaitForTurn
+from abate.clock import MACHINE, ever_used
+from abate.decide.outcome import Outcome
+from abate.schedule.deadlines import cut_to_deadline, deadline, deadline_passed, is_deadline_aware, peek_deadline
+
+if TYPE_CHECKING:
+    from abate.call.policy import Policy
+
+T = TypeVar("T")
+
+
+async def call(
+    policy: Policy, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> T:
+    """Call the coroutine function `function` with retries."""
+    if not callable(function):
+        if hasattr(function, "close"):
+            function.close()  # a coroutine that will not be awaited after all
+        raise TypeError(f"acall needs a function and its arguments apart, not {function!r}")
+    if (
+        policy.plain
+        and (policy.shelter is None or policy.shelter.calm)
+        and not (ever_used.deadline and deadline_passed())
+    ):
+        since = retry_serials.last
+        try:
+            result = await _awaitable(function, function(*args, **kwargs))
+        except Exception as error:
+            failure = error
+        else:
+            policy.budget.deposit()
+            if policy.shelter is not None:
+                policy.shelter.sample_every_16th()
+            return result
+        try:
+            return await drive(policy, failure, since, function, args, kwargs)
+        finally:
+            del failure  # its traceback refers to this frame
+    return await drive(policy, None, 0, function, args, kwargs)
+
+
+def drive_coroutine(
+    policy: Policy,
+    function: Callable[..., Awaitable[T]],
+    begun: Coroutine[Any, Any, T],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Awaitable[T]:
+    """Continue the call of a plain function that returned a coroutine, which is its first attempt."""
+    return _drive_started(policy, _StartedCoroutine(function, begun), args, kwargs)
+
+
+async def _drive_started(
+    policy: Policy, attempt: _StartedCoroutine, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    try:
+        return await call(policy, attempt, args, kwargs)
+    finally:
+        attempt.close()
+
+
+class _StartedCoroutine:
+    """The attempts of such a call; a coroutine that was not admitted is closed, even if the call was never awaited."""
+
+    __slots__ = ("_begun", "_function")
+
+    def __init__(self, function: Callable[..., Awaitable[Any]], begun: Coroutine[Any, Any, Any]) -> None:
+        self._function = function
+        self._begun: Coroutine[Any, Any, Any] | None = begun
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        begun, self._begun = self._begun, None
+        return self._function(*args, **kwargs) if begun is None else begun
+
+    def close(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.close()
+
+    __del__ = close
+
+
+async def drive(
+    policy: Policy,
+    failure: Exception | None,
+    since: int,
+    function: Callable[..., Awaitable[T]],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    let_go: Callable[[float | None], Awaitable[object]] | None = None,
+) -> T:
+    """Make a call, or continue one whose first attempt has ended with `failure`.
+
+    `since` is the serial of the last call that had retried when that attempt began. `let_go` is called before each
+    wait, with the seconds until the call's deadline: what the failed attempt still holds must not be kept from others
+    meanwhile.
+    """
+    clock = policy.clock or (clocks.current() if ever_used.virtual else MACHINE)
+    now = clock.now()
+    left = policy.timeout if peek_deadline() is None else cut_to_deadline(policy.timeout)
+    machine = Call(policy, None if left is None else now + left, since, left is not policy.timeout)
+    machine.funded = isinstance(function, _StartedCoroutine)
+    last: Outcome | Exception = Outcome() if failure is None else failure
+    action: Send | Wait | WaitForTurn | Stop
+    awaited = failure is not None
+    try:
+        if failure is None:
+            action = machine.begin(now, left == 0.0 and is_deadline_aware(function))
+        else:
+            action = machine.failed(failure, now)
+        while True:
+            if action is not SEND:
+                action = await _wait(machine, action, clock, now, let_go)
+                if action is not SEND:
+                    break
+            try:
+                if policy.bounded:
+                    result = await _bounded(machine, clock, function, args, kwargs)
+                elif awaited:
+                    result = await function(*args, **kwargs)
+                else:
+                    result = await _awaitable(function, function(*args, **kwargs))
+            except Exception as error:
+                if error is last:
+                    machine.same_error = True
+                last, now = error, clock.now()
+                action = machine.failed(error, now)
+            else:
+                if not policy.reads_results or machine.is_good(result):
+                    machine.succeeded()
+                    return result
+                last, now = Outcome(None, result), clock.now()
+                action = machine.failed(last, now)
+        assert isinstance(action, Stop)
+        failure = machine.give_up(action, last)
+        if failure is not None:
+            raise failure
+        assert isinstance(last, Outcome)
+        return last.result  # type: ignore[return-value]
+    except BaseException as error:
+        machine.broken_off(error)
+        raise
+    finally:
+        failure = last = None  # type: ignore[assignment]  # their tracebacks refer to this frame
+
+
+async def _wait(
+    machine: Call,
+    action: Send | Wait | WaitForTurn | Stop,
+    clock: clocks.Clock,
+    now: float,
+    let_go: Callable[[float | None], Awaitable[object]] | None,
+) -> Send | Stop:
+    """Wait as the machine says, until the next attempt is due or refused."""
+    if type(action) is Wait:
+        if let_go is not None and action.until > now:
+            await let_go(machine.seconds_left())
+            now = min(clock.now(), action.until)
+        await clock.asleep(action.until - now)
+        action = machine.resume()
+        if action is SEND:
+            return SEND
+    if type(action) is WaitForTurn:
+        if let_go is not None:
+            await let_go(machine.seconds_left())
+        await wait_in_task(action.dispatcher, action.waiter)
+        return machine.take_turn()
+    assert isinstance(action, Stop)
+    return action
+
+
+async def _bounded(
+    machine: Call,
+    clock: clocks.Clock,
+    function: Callable[..., Awaitable[T]],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> T:
+    """Make an attempt within its allowance, and cut it off when that is over."""
+    allowance = machine.allowance(clock.now())
+    bound = deadline(allowance)
+    try:
+        with bound:
+            cut = clock.within(allowance)
+            async with cut:
+                return await _awaitable(function, function(*args, **kwargs))
+    except BaseException:
+        bound.close()
+        raise
+
+
+def _awaitable(function: Callable[..., Awaitable[T]], result: Awaitable[T]) -> Awaitable[T]:
+    """Return what the function returned, if it is awaitable."""
+    if not hasattr(result, "__await__"):
+        raise TypeError(f"{function!r} is not a coroutine function: use call")
+    return result

@@ -1,0 +1,172 @@
+"""Drives calls of plain functions: a loop over the machine that waits in this thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from abate import clock as clocks
+from abate.admit.waiting import wait_in_thread
+from abate.call import async_driver
+from abate.call.layers import retry_serials
+from abate.call.machine import SEND, Call, Send, Stop, Wait, WaitForTurn
+from abate.clock import MACHINE, ever_used
+from abate.decide.outcome import Outcome
+from abate.functions import is_coroutine_function, is_coroutine_object
+from abate.schedule.deadlines import cut_to_deadline, deadline, deadline_passed, is_deadline_aware, peek_deadline
+
+if TYPE_CHECKING:
+    from abate.call.policy import Policy
+
+T = TypeVar("T")
+
+
+def call(policy: Policy, function: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> T:
+    """Call `function` with retries."""
+    if not callable(function):
+        raise TypeError(f"call needs a function and its arguments apart, not {function!r}")
+    if (
+        policy.plain
+        and (policy.shelter is None or policy.shelter.calm)
+        and not (ever_used.deadline and deadline_passed())
+    ):
+        since = retry_serials.last
+        try:
+            result = function(*args, **kwargs)
+        except Exception as error:
+            failure = error
+        else:
+            if is_coroutine_object(result):
+                _refuse_coroutine(policy, function, result, args, kwargs)
+            policy.budget.deposit()
+            if policy.shelter is not None:
+                policy.shelter.sample_every_16th()
+            return result
+        try:
+            return drive(policy, failure, since, function, args, kwargs, drive_coroutine=_refuse_coroutine)
+        finally:
+            del failure  # its traceback refers to this frame
+    return drive(policy, None, 0, function, args, kwargs, drive_coroutine=_refuse_coroutine)
+
+
+def drive(
+    policy: Policy,
+    failure: Exception | None,
+    since: int,
+    function: Callable[..., T],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    drive_coroutine: Callable[..., Any] = async_driver.drive_coroutine,
+    let_go: Callable[[float | None], object] | None = None,
+) -> T:
+    """Make a call, or continue one whose first attempt has ended with `failure`.
+
+    `since` is the serial of the last call that had retried when that attempt began. `drive_coroutine` continues the
+    call if the function returns a coroutine, which has done nothing yet. `let_go` is called before each wait, with the
+    seconds until the call's deadline: what the failed attempt still holds must not be kept from others meanwhile.
+    """
+    clock = policy.clock or (clocks.current() if ever_used.virtual else MACHINE)
+    now = clock.now()
+    left = policy.timeout if peek_deadline() is None else cut_to_deadline(policy.timeout)
+    machine = Call(policy, None if left is None else now + left, since, left is not policy.timeout)
+    last: Outcome | Exception = Outcome() if failure is None else failure
+    action: Send | Wait | WaitForTurn | Stop
+    try:
+        if failure is None:
+            action = machine.begin(now, left == 0.0 and is_deadline_aware(function))
+        else:
+            action = machine.failed(failure, now)
+        while True:
+            if action is not SEND:
+                action = _wait(machine, action, clock, now, let_go)
+                if action is not SEND:
+                    break
+            try:
+                if policy.bounded:
+                    result = _bounded(machine, clock, function, args, kwargs)
+                elif kwargs:
+                    result = function(*args, **kwargs)
+                else:
+                    result = function(*args)
+            except Exception as error:
+                if error is last:
+                    machine.same_error = True
+                last, now = error, clock.now()
+                action = machine.failed(error, now)
+            else:
+                if result is not None and is_coroutine_object(result):
+                    machine.unsent()
+                    return drive_coroutine(policy, function, result, args, kwargs)  # type: ignore[no-any-return]
+                if not policy.reads_results or machine.is_good(result):
+                    machine.succeeded()
+                    return result
+                last, now = Outcome(None, result), clock.now()
+                action = machine.failed(last, now)
+        assert isinstance(action, Stop)
+        failure = machine.give_up(action, last)
+        if failure is not None:
+            raise failure
+        assert isinstance(last, Outcome)
+        return last.result  # type: ignore[return-value]
+    except BaseException as error:
+        machine.broken_off(error)
+        raise
+    finally:
+        failure = last = None  # type: ignore[assignment]  # their tracebacks refer to this frame
+
+
+def _wait(
+    machine: Call,
+    action: Send | Wait | WaitForTurn | Stop,
+    clock: clocks.Clock,
+    now: float,
+    let_go: Callable[[float | None], object] | None,
+) -> Send | Stop:
+    """Wait as the machine says, until the next attempt is due or refused."""
+    if type(action) is Wait:
+        if action.until > now:
+            if let_go is not None:
+                let_go(machine.seconds_left())
+                now = min(clock.now(), action.until)
+            clock.sleep(action.until - now)
+        action = machine.resume()
+        if action is SEND:
+            return SEND
+    if type(action) is WaitForTurn:
+        if let_go is not None:
+            let_go(machine.seconds_left())
+        wait_in_thread(action.dispatcher, action.waiter)
+        return machine.take_turn()
+    assert isinstance(action, Stop)
+    return action
+
+
+def _bounded(
+    machine: Call,
+    clock: clocks.Clock,
+    function: Callable[..., T],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> T:
+    """Make an attempt within its allowance: a deadline, which clients inside keep."""
+    bound = deadline(machine.allowance(clock.now()))
+    try:
+        with bound:
+            return function(*args, **kwargs)
+    except BaseException:
+        bound.close()
+        raise
+
+
+def _refuse_coroutine(
+    policy: Policy, function: Callable[..., Any], result: Any, args: object, kwargs: object
+) -> NoReturn:
+    """Raise TypeError: `call` does not await coroutines."""
+    result.close()
+    if is_coroutine_function(function):
+        raise TypeError(f"{function!r} is a coroutine function: use acall, or decorate it")
+    raise TypeError(
+        f"{function!r} returned a coroutine, which `call` does not await: write `await policy.acall(…)` with the same"
+        " arguments, or decorate it"
+    )

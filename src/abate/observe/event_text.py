@@ -1,0 +1,153 @@
+"""Write events as text: a type name, a level, a sentence and plain fields, all of bounded length.
+
+Keys, names and errors come from peers: `abate.redact` hides secrets in them, escapes control characters and cuts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+from abate import events
+from abate.events import Event
+from abate.redact import line, shown
+
+Level = Literal["debug", "info", "warning", "error"]
+Fact: TypeAlias = str | float | bool | None
+
+MAX_NAME = 120
+"""Characters of a name or a key."""
+
+
+def level(event: Event) -> Level:
+    """Return the log level of a single event."""
+    return TEXTS[type(event)][0] if type(event) in TEXTS else "info"
+
+
+def event_type(event: Event) -> str:
+    """Return the type of an event in snake case.
+
+    >>> event_type(events.FirstFailure("orders", "blip", None))
+    'first_failure'
+    """
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in type(event).__name__)[1:]
+
+
+def error_type(error: BaseException) -> str:
+    """Return the full name of an error's type; built-in types have no module.
+
+    >>> from abate import QueueFull
+    >>> error_type(OSError()), error_type(QueueFull())
+    ('OSError', 'abate.work.key_queue.QueueFull')
+    """
+    kind = type(error)
+    full = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return line(full, MAX_NAME)
+
+
+def facts(event: Event) -> dict[str, Fact]:
+    """Return the fields of an event as plain values; an error also adds its type.
+
+    >>> facts(events.GaveUp("orders", "attempts", 3, 1.5, OSError("down")))["error_type"]
+    'OSError'
+    """
+    fields: dict[str, Fact] = {}
+    for field in event.__match_args__:
+        value = getattr(event, field)
+        if isinstance(value, BaseException):
+            fields["error_type"] = error_type(value)
+            fields[field] = shown(value)
+        elif isinstance(value, str):
+            fields[field] = line(value)
+        elif value is None or isinstance(value, (bool, int, float)):
+            fields[field] = value
+        else:
+            fields[field] = shown(value, MAX_NAME)
+    if isinstance(event, events.BudgetRefused):
+        fields["attempt"] = event.attempt + 1  # the refused attempt, as in the sentence; the event has the one before
+    return fields
+
+
+def sentence(event: Event) -> str:
+    """Return an event as a sentence.
+
+    >>> sentence(events.Recovered("orders", attempts=2, waited=0.5))
+    'orders: succeeded on attempt 2 after 0.5 s of waiting'
+    """
+    text = TEXTS[type(event)][1](event) if type(event) in TEXTS else shown(event)
+    return f"{line(event.name, MAX_NAME)}: {text}"
+
+
+def _key(key: object) -> str:
+    return shown(key, MAX_NAME)
+
+
+def _retry(event: events.Retry) -> str:
+    hint = "" if event.hint is None else f", asked for {event.hint:.3g} s"
+    failed = f"attempt {event.attempt} failed ({line(event.reason)}{hint})"
+    return f"{failed}, next in {event.delay:.3g} s: {shown(event.error)}"
+
+
+def _gave_up(event: events.GaveUp) -> str:
+    spent = f"{event.attempts} attempts and {event.waited:.3g} s"
+    return f"gave up after {spent} ({line(event.reason)}): {shown(event.error)}"
+
+
+def _shelter_changed(event: events.ShelterChanged) -> str:
+    counts = f"with {event.waiters} waiting and at most {event.limit:.3g} in flight"
+    return f"{line(event.shelter, MAX_NAME)} is {line(event.state)}, {counts}"
+
+
+def _worked(event: events.Worked) -> str:
+    error = "" if event.error is None else f": {shown(event.error)}"
+    spent = f"{event.seconds:.3g} s (handed out {event.receives} times)"
+    return f"{_key(event.key)} is {line(event.ending)} after {spent}{error}"
+
+
+def _source_failed(event: events.SourceFailed) -> str:
+    source = line(event.source, MAX_NAME)
+    return f"{source} could not be read or written, next try in {event.delay:.3g} s: {shown(event.error)}"
+
+
+def _store_degraded(event: events.StoreDegraded) -> str:
+    if event.degraded:
+        return f"does not answer: each process goes by its own limits now ({shown(event.error)})"
+    return "answers again: limits are shared"
+
+
+TEXTS: dict[type[Event], tuple[Level, Callable[[Any], str]]] = {
+    events.FirstFailure: ("debug", lambda event: f"first failure ({line(event.reason)}): {shown(event.error)}"),
+    events.Retry: ("info", _retry),
+    events.BudgetRefused: (
+        "warning",
+        lambda event: f"{line(event.gate, MAX_NAME)} refused attempt {event.attempt + 1}",
+    ),
+    events.GaveUp: ("warning", _gave_up),
+    events.Recovered: (
+        "info",
+        lambda event: f"succeeded on attempt {event.attempts} after {event.waited:.3g} s of waiting",
+    ),
+    events.LayeredRetry: (
+        "warning",
+        lambda event: f"did not retry what {line(event.inner, MAX_NAME)} had given up on",
+    ),
+    events.ShelterChanged: ("warning", _shelter_changed),
+    events.Waited: ("debug", lambda event: f"waited {event.seconds:.3g} s for its tokens"),
+    events.Worked: ("debug", _worked),
+    events.Buried: (
+        "error",
+        lambda event: f"{_key(event.key)} is buried ({line(event.kind)}): {shown(event.reason)}",
+    ),
+    events.LeaseLost: ("warning", lambda event: f"the lease of {_key(event.key)} ran out"),
+    events.WorkerCrashed: (
+        "error",
+        lambda event: f"a worker crashed on {_key(event.key)} and is replaced: {shown(event.error)}",
+    ),
+    events.BreakerOpened: (
+        "warning",
+        lambda event: f"circuit breaker open for {event.pause:.3g} s: most attempts fail",
+    ),
+    events.SourceFailed: ("warning", _source_failed),
+    events.StoreDegraded: ("warning", _store_degraded),
+}
+"""The level and the sentence of each event."""

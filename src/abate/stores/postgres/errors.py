@@ -1,0 +1,90 @@
+"""Explain errors of PostgreSQL: what happened and what to do. The texts contain no password and no full URL.
+
+While connecting, libpq returns no code, only a message in the server's language; an unknown message is passed on
+unchanged.
+"""
+
+from __future__ import annotations
+
+from abate.stores.contract import StoreError, StoreUnreachable
+from abate.stores.postgres.address import Address
+from abate.stores.postgres.session import ConnectFailed, ConnectionLost, SessionError, StatementFailed, TimedOut
+
+TEMPORARY = (
+    "could not translate host name",
+    "Connection refused",
+    "Network is unreachable",
+    "No such file or directory",
+    "the database system is",
+    "server closed the connection",
+    "too many clients",
+    "remaining connection slots",
+)
+"""Messages of failed connects that a later attempt may not have."""
+
+BY_CONNECT_TEXT = {
+    "password authentication failed": "does not take this password: check the user and the password in the URL",
+    "no password supplied": "asks for a password: put one into the URL, postgresql://user:password@host/database",
+    "could not translate host name": "can't be found: there is no host of that name",
+    "Connection refused": "can't be reached: nobody listens there; is the server up, and the port right?",
+    "Network is unreachable": "can't be reached: there is no way to that network from here",
+    "No such file or directory": "can't be reached: there is no such socket; is the server up?",
+    "no pg_hba.conf entry": "does not let this user in from here: its pg_hba.conf needs an entry",
+    "the database system is": "is not ready yet, or not any more; it will be tried again by the next call",
+    "too many clients": "has no connection left: raise its max_connections, or run fewer processes",
+    "remaining connection slots": "has no connection left: raise its max_connections, or run fewer processes",
+    "does not support SSL": "does not speak TLS, and the URL asks for it (sslmode)",
+    "certificate verify failed": "has a certificate that can't be verified (sslmode, sslrootcert)",
+}
+
+BY_SQLSTATE = {
+    "42501": "does not give user {user!r} the right to do that: GRANT ALL ON SCHEMA {schema}, ON ALL TABLES, "
+    "ON ALL SEQUENCES and ON ALL FUNCTIONS IN SCHEMA {schema} TO {user}",
+    "25006": "can only be read, as a standby is: connect to the primary (?target_session_attrs=read-write)",
+    "57014": "took longer than its time limit",
+    "55P03": "was waited for in vain: somebody holds a lock",
+    "53100": "has no room: its disk is full; nothing was changed",
+    "53200": "is out of memory; nothing was changed",
+    "53300": "has no connection left: raise its max_connections, or run fewer processes",
+    "40P01": "was in a deadlock twice; nothing was changed",
+    "40001": "was in a conflict twice; nothing was changed",
+}
+
+RIGHTS = (
+    "does not let user {user!r} make tables. As an administrator of the database run: "
+    "CREATE SCHEMA IF NOT EXISTS {schema}; GRANT USAGE, CREATE ON SCHEMA {schema} TO {user}"
+)
+OWNER = (
+    "has the schema {schema!r} of an older version, which user {user!r} may not bring to the newest: let its owner "
+    "open the store once, as `abate queue ls` does"
+)
+
+
+def to_store_error(trouble: SessionError, address: Address, limit: float, preparing: bool = False) -> StoreError:
+    """Return the error for the caller; `limit` is the time limit of the operation in seconds."""
+    said = f" (PostgreSQL says: {address.without_password(trouble.said)})" if trouble.said else ""
+    match trouble:
+        case ConnectFailed():
+            why = next(
+                (words for phrase, words in BY_CONNECT_TEXT.items() if phrase in trouble.said), "can't be reached"
+            )
+            if "does not exist" in trouble.said:
+                why = "does not know this user, or has no database of this name: make it, or correct the URL"
+        case TimedOut():
+            why = f"does not answer within {limit:g} s; it is not known whether anything was done"
+        case ConnectionLost():
+            why = "has cut the connection; it is not known whether anything was done"
+        case StatementFailed() if preparing and trouble.state == "42501":
+            why = (OWNER if "must be owner" in trouble.said else RIGHTS).format(
+                user=address.user, schema=address.schema
+            )
+        case StatementFailed():
+            why = BY_SQLSTATE.get(trouble.state, "failed; nothing was changed").format(
+                user=address.user, schema=address.schema
+            )
+        case _:
+            why = "failed"
+    away = isinstance(trouble, (TimedOut, ConnectionLost)) or (
+        isinstance(trouble, ConnectFailed) and any(phrase in trouble.said for phrase in TEMPORARY)
+    )
+    return (StoreUnreachable if away else StoreError)(f"{address} {why}{said}")

@@ -1,0 +1,437 @@
+"""PL/pgSQL functions of a queue in PostgreSQL: each operation is one round trip and one transaction.
+
+* No lock outlives a statement, so a worker that hangs or loses its connection blocks no other.
+* `hand_out` never waits for a row: it skips rows locked by others (``SKIP LOCKED``). Functions that may wait for
+  several rows lock them in a fixed order, so that they can't deadlock: `extend` and `settle` by key (the client sorts
+  them), `exhume` by time of death.
+* `p_now` is NULL if PostgreSQL's clock applies, which is read after waiting for a row; tests pass their own instant.
+  The time of a queue may be ahead of the clock (`clock_functions`).
+* The planner gets no choice, since it would choose a wrong plan just when a backlog arrives. A session caches its
+  plans, so a plan made for ten rows would later be used for millions. A table that was empty at its last vacuum is
+  assumed to be empty until the next one, by new sessions too. So functions called by clients have the settings
+  `INDEXED`, and each statement on `item` matches exactly one index and has no join. Either it names queue and key, and
+  hides its condition on the state (``state + 0 = 1``, since ``state = 1`` would also match the index by turn), or it is
+  sorted like its index.
+* A transaction that makes messages wait holds the queue's advisory lock `bell` in shared mode until it commits; a
+  process that starts to listen takes it exclusively. So the process either finds an added message or is notified of it.
+
+An item is leased while ``state = 1`` and its `due` is in the future.
+"""
+
+from __future__ import annotations
+
+from abate.stores.postgres import capacity_functions, clock_functions
+
+INDEXED = (
+    "SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off "
+    "SET plan_cache_mode = force_generic_plan"
+)
+"""Settings of a function and its callees: read an index in its order, and plan once. They are set on the functions,
+since a pooler loses the settings of a session."""
+
+# -- notifications
+
+BELL = """
+    CREATE OR REPLACE FUNCTION @.bell(p_queue text) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+        SELECT hashtextextended('abate @name bell ' || p_queue, 0)
+    $$
+"""
+
+# notify only if a process listens, since a notification serializes all commits
+RING = """
+    CREATE OR REPLACE FUNCTION @.ring(p_queue text) RETURNS void LANGUAGE plpgsql AS $$
+    BEGIN
+        IF EXISTS (SELECT FROM @.listener WHERE queue = p_queue AND until > @.instant(NULL)) THEN
+            PERFORM pg_notify('@name', p_queue);
+        END IF;
+    END $$
+"""
+
+LISTEN = f"""
+    CREATE OR REPLACE FUNCTION @.listen(p_queue text, p_seconds float8) RETURNS void LANGUAGE plpgsql {INDEXED} AS $$
+    BEGIN
+        PERFORM pg_advisory_xact_lock(@.bell(p_queue));
+        INSERT INTO @.listener AS known VALUES (p_queue, @.instant(NULL) + p_seconds)
+            ON CONFLICT (queue) DO UPDATE SET until = greatest(known.until, excluded.until);
+    END $$
+"""
+
+# -- adding
+
+ADD = f"""
+    CREATE OR REPLACE FUNCTION @.add(
+        p_queue text, p_key text, p_body text, p_attributes text, p_priority integer, p_after float8,
+        p_revive boolean, p_capacity integer, p_now float8
+    ) RETURNS text LANGUAGE plpgsql {INDEXED} AS $$
+    DECLARE
+        v_known record;
+        v_now float8;
+        v_ahead float8;
+        v_new boolean := true;
+    BEGIN
+        PERFORM pg_advisory_xact_lock_shared(@.bell(p_queue));
+        v_ahead := @.keep_pace(p_queue, p_now);
+        LOOP
+            SELECT state, due, priority, again_due INTO v_known FROM @.item
+                WHERE queue = p_queue AND key = p_key FOR UPDATE;
+            v_now := @.instant(p_now) + v_ahead;
+            IF v_known.state IS NULL THEN
+                IF @.full(p_queue, p_capacity, p_now) THEN
+                    RETURN 'full';
+                END IF;
+                INSERT INTO @.queue (name) VALUES (p_queue) ON CONFLICT DO NOTHING;
+                INSERT INTO @.item (queue, key, due, priority, attributes, body)
+                    VALUES (p_queue, p_key, v_now + p_after, p_priority, p_attributes, p_body) ON CONFLICT DO NOTHING;
+                CONTINUE WHEN NOT FOUND;  -- somebody else was first
+            ELSIF v_known.state = 2 THEN
+                IF NOT p_revive THEN
+                    RETURN 'known';
+                END IF;
+                IF @.full(p_queue, p_capacity, p_now) THEN
+                    RETURN 'full';
+                END IF;
+                UPDATE @.item SET
+                    id = DEFAULT, state = 0, due = v_now + p_after, priority = p_priority,
+                    attributes = p_attributes, body = p_body, receives = 0, unanswered = 0,
+                    kind = NULL, reason = NULL, trace = NULL
+                WHERE queue = p_queue AND key = p_key;
+            ELSIF v_known.state = 1 AND v_known.due > v_now THEN
+                -- what is added is kept beside what is in hand. The item's own priority counts when it comes back
+                -- without being done, and is the higher one then.
+                v_new := v_known.again_due IS NULL;
+                UPDATE @.item SET
+                    priority = greatest(priority, p_priority), again_due = least(again_due, v_now + p_after),
+                    again_priority = greatest(again_priority, p_priority), again_attributes = p_attributes,
+                    again_body = p_body
+                WHERE queue = p_queue AND key = p_key;
+            ELSE
+                -- the earlier instant, the higher priority, the newest body. A lease that ran out is over by this.
+                v_new := false;
+                UPDATE @.item SET
+                    unanswered = unanswered + (state = 1)::integer,
+                    state = 0, token = 0, due = least(due, v_now + p_after), priority = greatest(priority, p_priority),
+                    attributes = p_attributes, body = p_body,
+                    again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
+                WHERE queue = p_queue AND key = p_key;
+                IF p_priority > v_known.priority THEN
+                    -- it may be older than all that is known of its new lane
+                    UPDATE @.lane SET since = v_known.due
+                    WHERE queue = p_queue AND priority = p_priority AND since > v_known.due;
+                END IF;
+            END IF;
+            PERFORM @.ring(p_queue);
+            RETURN CASE WHEN v_new THEN 'new' ELSE 'known' END;
+        END LOOP;
+    END $$
+"""
+
+CANCEL = f"""
+    CREATE OR REPLACE FUNCTION @.cancel(p_queue text, p_key text, p_now float8) RETURNS boolean
+    LANGUAGE plpgsql {INDEXED} AS $$
+    DECLARE
+        v_ahead float8 := @.ahead(p_queue, p_now);
+    BEGIN
+        DELETE FROM @.item WHERE queue = p_queue AND key = p_key AND state + 0 = 0
+            AND due > @.instant(p_now) + v_ahead;
+        IF FOUND THEN
+            RETURN true;
+        END IF;
+        UPDATE @.item SET again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
+        WHERE queue = p_queue AND key = p_key AND state + 0 = 1
+            AND due > @.instant(p_now) + v_ahead AND again_due > @.instant(p_now) + v_ahead;
+        RETURN FOUND;
+    END $$
+"""
+
+# -- receiving and settling
+
+# Return the earliest known due in a lane, and whether to scan the lane anew. Leased items leave dead entries in the
+# index, and until the next vacuum every receiver would scan over them: so once in two seconds one receiver scans from
+# the beginning, and the others start where it found the first item. No item is written with a due before the instant of
+# writing, except a key whose priority is raised, and `add` then updates `since` of its new lane; `since` is one second
+# earlier than the first item, to allow for concurrent writes. Items committed later than that, or written by another
+# program, are found by the next scan.
+BEGINS = """
+    CREATE OR REPLACE FUNCTION @.begins(
+        p_queue text, p_lane integer, p_now float8, OUT o_since float8, OUT o_look boolean
+    ) LANGUAGE plpgsql AS $$
+    DECLARE
+        v_looked float8;
+    BEGIN
+        SELECT since, looked INTO o_since, v_looked FROM @.lane WHERE queue = p_queue AND priority = p_lane;
+        o_look := v_looked IS NULL OR o_since > p_now;
+        IF abs(p_now - v_looked) > 2 THEN
+            PERFORM FROM @.lane WHERE queue = p_queue AND priority = p_lane FOR UPDATE SKIP LOCKED;
+            o_look := FOUND;
+        END IF;
+        IF o_look THEN
+            o_since := '-infinity';
+        END IF;
+    END $$
+"""
+
+# Lease items: the highest priority first, then the oldest; one of eight turns goes to the oldest of all. Turns are
+# counted only if there is more than one priority. Each priority takes one query, so there should be few. If no item is
+# ready, return one row without a key, with the seconds until one will be.
+RECEIVE = f"""
+    CREATE OR REPLACE FUNCTION @.hand_out(p_queue text, p_most integer, p_lease float8, p_now float8)
+    RETURNS TABLE (
+        o_key text, o_body text, o_attributes text, o_receives integer, o_token bigint, o_pause float8,
+        o_unanswered integer
+    )
+    LANGUAGE plpgsql {INDEXED} AS $$
+    DECLARE
+        v_now float8;
+        v_lanes integer[] := '{{}}';
+        v_begins float8[] := '{{}}';  -- since when there is anything in each of them
+        v_place integer := 1;  -- in the lanes, from the highest priority down
+        v_lane integer;
+        v_turn integer;
+        v_since float8;
+        v_look boolean;
+        v_first float8;
+        v_next float8;
+        v_many integer;
+        v_got integer;
+        v_left integer := p_most;
+        v_keys text[];
+        v_tokens bigint[];
+    BEGIN
+        SELECT priority INTO v_lane FROM @.item
+            WHERE queue = p_queue AND state < 2 ORDER BY priority DESC LIMIT 1;
+        IF v_lane IS NOT NULL THEN  -- who looks into an empty queue writes nothing
+            v_now := @.keep_pace(p_queue, p_now);
+            v_now := v_now + @.instant(p_now);
+        END IF;
+        WHILE v_lane IS NOT NULL LOOP
+            SELECT * INTO v_since, v_look FROM @.begins(p_queue, v_lane, v_now);
+            SELECT due INTO v_first FROM @.item
+                WHERE queue = p_queue AND state < 2 AND priority = v_lane AND due >= v_since ORDER BY due, id LIMIT 1;
+            IF v_look THEN
+                v_since := least(v_first, v_now) - 1;
+                INSERT INTO @.lane VALUES (p_queue, v_lane, v_since, v_now)
+                    ON CONFLICT (queue, priority) DO UPDATE SET since = excluded.since, looked = excluded.looked;
+            END IF;
+            v_lanes := v_lanes || v_lane;
+            v_begins := v_begins || v_since;
+            v_next := least(v_next, v_first);
+            EXIT WHEN v_lane = 0;
+            SELECT priority INTO v_lane FROM @.item
+                WHERE queue = p_queue AND state < 2 AND priority < v_lane ORDER BY priority DESC LIMIT 1;
+        END LOOP;
+        IF v_next <= v_now AND cardinality(v_lanes) > 1 THEN
+            INSERT INTO @.queue (name) VALUES (p_queue) ON CONFLICT DO NOTHING;
+            SELECT turns INTO v_turn FROM @.queue WHERE name = p_queue FOR UPDATE;
+        END IF;
+        WHILE v_next <= v_now AND v_left > 0 AND v_place <= cardinality(v_lanes) LOOP
+            IF v_turn = 7 THEN
+                v_many := 1;
+                SELECT lane, since INTO v_lane, v_since FROM unnest(v_lanes, v_begins) AS lanes (lane, since), LATERAL (
+                    SELECT due, id FROM @.item
+                    WHERE queue = p_queue AND state < 2 AND priority = lane AND due >= since AND due <= v_now
+                    ORDER BY due, id LIMIT 1
+                ) AS oldest ORDER BY due, id LIMIT 1;
+            ELSE
+                v_many := least(v_left, coalesce(7 - v_turn, v_left));
+                v_lane := v_lanes[v_place];
+                v_since := v_begins[v_place];
+            END IF;
+            SELECT array_agg(key), array_agg(nextval('@.token')) INTO v_keys, v_tokens FROM (
+                SELECT key FROM @.item
+                WHERE queue = p_queue AND state < 2 AND priority = v_lane AND due >= v_since AND due <= v_now
+                ORDER BY due, id LIMIT v_many FOR UPDATE SKIP LOCKED
+            ) AS picked;
+            RETURN QUERY WITH leased AS (
+                UPDATE @.item SET
+                    state = 1, due = v_now + p_lease, token = v_tokens[array_position(v_keys, key)],
+                    -- another program may have written any number
+                    receives = greatest(0, least(receives, 2147483646)) + 1,
+                    -- a lease that ran out had no answer
+                    unanswered = greatest(0, least(unanswered, 2147483646)) + (state = 1)::integer,
+                    -- it may have been added while the lease was running that ran out since
+                    attributes = CASE WHEN again_due IS NULL THEN attributes ELSE again_attributes END,
+                    body = CASE WHEN again_due IS NULL THEN body ELSE coalesce(again_body, '') END,
+                    again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
+                WHERE queue = p_queue AND key = ANY (v_keys)
+                RETURNING key, body, attributes, receives, token, NULL::float8, unanswered
+            ) SELECT * FROM leased ORDER BY token;
+            GET DIAGNOSTICS v_got = ROW_COUNT;
+            v_left := v_left - v_got;
+            IF v_turn = 7 THEN
+                v_turn := 0;
+            ELSE
+                v_turn := v_turn + v_got;
+                IF v_got < v_many THEN
+                    v_place := v_place + 1;
+                END IF;
+            END IF;
+        END LOOP;
+        IF v_turn IS NOT NULL THEN
+            UPDATE @.queue SET turns = v_turn WHERE name = p_queue;
+        END IF;
+        IF v_left = p_most THEN
+            o_key := NULL;
+            o_pause := v_next - v_now;
+            RETURN NEXT;
+        END IF;
+    END $$
+"""
+
+# restart leases; return the indexes of those that were lost
+EXTEND = f"""
+    CREATE OR REPLACE FUNCTION @.extend(p_queue text, p_held json, p_lease float8, p_now float8) RETURNS SETOF integer
+    LANGUAGE plpgsql {INDEXED} AS $$
+    DECLARE
+        v_held record;
+        v_ahead float8 := @.keep_pace(p_queue, p_now);
+    BEGIN
+        FOR v_held IN SELECT value->>0 AS key, (value->>1)::bigint AS token, ordinality::integer - 1 AS place
+            FROM json_array_elements(p_held) WITH ORDINALITY
+        LOOP
+            UPDATE @.item SET due = @.instant(p_now) + v_ahead + p_lease
+            WHERE queue = p_queue AND key = v_held.key AND token = v_held.token
+                AND state + 0 = 1 AND due > @.instant(p_now) + v_ahead;
+            IF NOT FOUND THEN
+                RETURN NEXT v_held.place;
+            END IF;
+        END LOOP;
+    END $$
+"""
+
+# Carry out verdicts. A verdict is [key, token, what, seconds, touched, kind, reason, trace], with seconds for 'again'
+# and 'back'. Return the indexes of those whose lease was lost. Content added during the lease replaces the old one, and
+# can't be ready before now.
+SETTLE = f"""
+    CREATE OR REPLACE FUNCTION @.settle(p_queue text, p_verdicts json, p_now float8) RETURNS SETOF integer
+    LANGUAGE plpgsql {INDEXED} AS $$
+    DECLARE
+        v record;
+        v_held record;
+        v_now float8;
+        v_ahead float8;
+        v_ring boolean := false;
+    BEGIN
+        PERFORM pg_advisory_xact_lock_shared(@.bell(p_queue));
+        v_ahead := @.keep_pace(p_queue, p_now);
+        FOR v IN SELECT value->>0 AS key, (value->>1)::bigint AS token, value->>2 AS what,
+                (value->>3)::float8 AS seconds, value AS said, ordinality::integer - 1 AS place
+            FROM json_array_elements(p_verdicts) WITH ORDINALITY
+        LOOP
+            IF v.what = 'done' THEN
+                DELETE FROM @.item WHERE queue = p_queue AND key = v.key AND token = v.token
+                    AND state + 0 = 1 AND due > @.instant(p_now) + v_ahead AND again_due IS NULL;
+                CONTINUE WHEN FOUND;
+            END IF;
+            -- another program may have written any instant, infinity and NaN among them
+            SELECT due, CASE WHEN again_due IS NOT NULL THEN least(again_due, @.instant(p_now) + 3e9) END AS again_due
+                INTO v_held FROM @.item
+                WHERE queue = p_queue AND key = v.key AND token = v.token AND state + 0 = 1 FOR UPDATE;
+            v_now := @.instant(p_now) + v_ahead;
+            IF v_held.due > v_now THEN
+                UPDATE @.item SET
+                    attributes = CASE WHEN again_due IS NULL THEN attributes ELSE again_attributes END,
+                    body = CASE WHEN again_due IS NULL THEN body ELSE coalesce(again_body, '') END,
+                    again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL,
+                    token = 0,
+                    state = CASE WHEN v.what = 'bury' AND again_due IS NULL THEN 2 ELSE 0 END,
+                    due = CASE
+                        WHEN v.seconds IS NULL THEN greatest(v_now, v_held.again_due)
+                        WHEN again_due IS NULL THEN v_now + v.seconds
+                        ELSE least(v_now + v.seconds, greatest(v_now, v_held.again_due))
+                    END,
+                    priority = CASE WHEN v.seconds IS NULL THEN greatest(0, coalesce(again_priority, priority))
+                        ELSE priority END,
+                    receives = CASE
+                        WHEN v.what = 'back' THEN receives - (1 - (v.said->>4)::integer)
+                        WHEN v.what = 'bury' AND again_due IS NULL THEN receives
+                        ELSE 0
+                    END,
+                    unanswered = CASE WHEN v.what = 'back' AND v.said->>4 = '0' THEN unanswered ELSE 0 END,
+                    kind = CASE WHEN again_due IS NULL THEN v.said->>5 END,
+                    reason = CASE WHEN again_due IS NULL THEN v.said->>6 END,
+                    trace = CASE WHEN again_due IS NULL THEN v.said->>7 END
+                WHERE queue = p_queue AND key = v.key;
+                v_ring := v_ring OR v.what <> 'bury' OR v_held.again_due IS NOT NULL;
+            ELSE
+                RETURN NEXT v.place;
+            END IF;
+        END LOOP;
+        IF v_ring THEN
+            PERFORM @.ring(p_queue);
+        END IF;
+    END $$
+"""
+
+# -- dead letters
+
+# Return the latest dead letters before a position (an instant and an id), latest first.
+DEAD_LETTERS = f"""
+    CREATE OR REPLACE FUNCTION @.letters(p_queue text, p_most integer, p_died float8, p_id bigint)
+    RETURNS TABLE (
+        o_key text, o_body text, o_attributes text, o_kind text, o_reason text, o_trace text, o_receives integer,
+        o_died float8, o_id bigint
+    ) LANGUAGE plpgsql {INDEXED} AS $$
+    BEGIN
+        -- another program may have written texts of any length: a megabyte of each is enough to be read by people
+        RETURN QUERY SELECT key, left(body, 1048577), left(attributes, 1572865), left(kind, 16385),
+            left(reason, 16385), left(trace, 16385), receives, due, id FROM @.item
+            WHERE queue = p_queue AND state = 2 AND (due, id) < (p_died, p_id)
+            ORDER BY due DESC, id DESC LIMIT p_most;
+    END $$
+"""
+
+# Redrive or purge dead letters, the earliest first: those of `p_keys`, or up to `p_most` after one position (an instant
+# and an id) and up to another. Return the number changed, the number read, and the position of the last.
+REDRIVE_OR_PURGE = f"""
+    CREATE OR REPLACE FUNCTION @.exhume(
+        p_queue text, p_purge boolean, p_keys json, p_most integer,
+        p_behind float8, p_behind_id bigint, p_until float8, p_until_id bigint, p_now float8,
+        OUT o_many integer, OUT o_looked_at integer, OUT o_died float8, OUT o_id bigint
+    ) LANGUAGE plpgsql {INDEXED} AS $$
+    DECLARE
+        v_now float8;
+        v_keys text[];
+        v_key text;
+    BEGIN
+        PERFORM pg_advisory_xact_lock_shared(@.bell(p_queue));
+        v_now := @.keep_pace(p_queue, p_now);
+        v_now := v_now + @.instant(p_now);
+        IF p_keys IS NULL THEN
+            SELECT array_agg(key), (array_agg(due))[count(*)], (array_agg(id))[count(*)] INTO v_keys, o_died, o_id
+            FROM (
+                SELECT key, due, id FROM @.item WHERE queue = p_queue AND state = 2
+                    AND (due, id) > (p_behind, p_behind_id) AND (due, id) <= (p_until, p_until_id)
+                ORDER BY due, id LIMIT p_most
+            ) AS dead;
+        ELSE
+            SELECT array_agg(key ORDER BY due, id) INTO v_keys FROM @.item WHERE queue = p_queue
+                AND key = ANY (ARRAY(SELECT json_array_elements_text(p_keys))) AND state + 0 = 2;
+        END IF;
+        o_many := 0;
+        o_looked_at := coalesce(cardinality(v_keys), 0);
+        FOREACH v_key IN ARRAY coalesce(v_keys, '{{}}') LOOP
+            -- somebody else may have been first, and it may have died anew since
+            IF p_purge THEN
+                DELETE FROM @.item WHERE queue = p_queue AND key = v_key
+                    AND state + 0 = 2 AND (due, id) <= (p_until, p_until_id);
+            ELSE
+                UPDATE @.item SET
+                    id = DEFAULT, state = 0, due = v_now, receives = 0, unanswered = 0,
+                    kind = NULL, reason = NULL, trace = NULL
+                WHERE queue = p_queue AND key = v_key AND state + 0 = 2 AND (due, id) <= (p_until, p_until_id);
+            END IF;
+            o_many := o_many + FOUND::integer;
+        END LOOP;
+        IF o_many > 0 AND NOT p_purge THEN
+            PERFORM @.ring(p_queue);
+        END IF;
+    END $$
+"""
+
+FUNCTIONS = (
+    *clock_functions.FUNCTIONS,
+    *(BELL, RING, LISTEN),
+    *(capacity_functions.FULL, ADD, CANCEL),
+    *(BEGINS, RECEIVE, EXTEND, SETTLE),
+    *(DEAD_LETTERS, REDRIVE_OR_PURGE),
+)

@@ -1,0 +1,100 @@
+"""Encode the sync requests of a fleet's members for PostgreSQL, and decode the replies (see `sync_functions`)."""
+
+from __future__ import annotations
+
+import json
+from math import inf
+from typing import Any, assert_never
+
+from abate.admit.budget import Units
+from abate.stores.budget import BudgetTerms
+from abate.stores.fleet import grant_rules, outage
+from abate.stores.fleet.messages import (
+    MEMBER_TIMEOUT,
+    BucketGrant,
+    BucketRequest,
+    BudgetGrant,
+    BudgetRequest,
+    ShelterAdvice,
+    ShelterReport,
+    SyncReply,
+    SyncRequest,
+)
+from abate.stores.postgres.encoding import encode_text
+from abate.stores.postgres.session import Row
+
+CONSTANTS = json.dumps(
+    {
+        "gone": MEMBER_TIMEOUT,
+        "idle": grant_rules.IDLE_DEMAND,
+        "kept": grant_rules.NEWCOMERS_RESERVE,
+        "lately": outage.REPORT_VALID,
+        "turn": outage.PROBE_TURN,
+        "first": outage.FIRST_LIMIT,
+        "eighth": outage.FIRST_LIMIT_SHARE,
+        "growth": outage.LIMIT_GROWTH,
+        "gently": outage.SLOW_GROWTH,
+        "every": outage.GROWTH_INTERVAL,
+        "shed": outage.MAX_FAILURE_RATIO,
+        "plenty": outage.CALM_LIMIT,
+        "stale": outage.OUTAGE_TIMEOUT,
+        "longest": outage.MAX_CLOSED,
+    }
+)
+"""The constants of the rules, passed with every sync."""
+
+
+def encode_request(request: SyncRequest) -> dict[str, Any]:
+    """Encode a request as a JSON object."""
+    name = encode_text(request.name)
+    match request:
+        case BudgetRequest():
+            return {
+                "scope": f"budget:{name}",
+                "name": name,
+                **{part: str(value) for part, value in units(request.terms).items()},
+                "earned": request.earned,
+                "spent": request.spent,
+                "held": request.held,
+                "want": request.want,
+            }
+        case BucketRequest():
+            return {"scope": f"bucket:{name}", "wanted": repr(request.wanted)}
+        case ShelterReport():
+            return {
+                "scope": f"shelter:{name}",
+                "name": name,
+                "state": request.state,
+                "answered": request.answered,
+                "failed": request.failed,
+                "closed": repr(request.closed),
+                "sees": outage.classify(request),
+            }
+        case other:
+            assert_never(other)
+
+
+def units(terms: BudgetTerms) -> dict[str, Any]:
+    """Return the terms of a budget: its window, and the rest in whole numbers."""
+    whole = Units.of(float(terms.ratio), float(terms.reserve * terms.window))
+    return {
+        "window": repr(float(terms.window)),
+        "one": whole.one,
+        "per_deposit": whole.per_deposit,
+        "reserved": whole.reserved,
+    }
+
+
+def decode_reply(request: SyncRequest, row: Row) -> SyncReply:
+    """Decode the reply to a request."""
+    members, granted, part, state, closed, probe, limit = row
+    many = int(members or 0)
+    match request:
+        case BudgetRequest():
+            return BudgetGrant(int(granted or 0), many)
+        case BucketRequest():
+            return BucketGrant(float(part or 0), many)
+        case ShelterReport():
+            return ShelterAdvice((state or b"").decode(), float(closed or 0), probe == b"t", float(limit or inf), many)
+        case other:
+            assert_never(other)

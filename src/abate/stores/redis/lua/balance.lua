@@ -1,4 +1,0 @@
--- Deposits and withdrawals in the window.
-read_slots()
-local deposits, withdrawals = counted()
-return {string.format('%.0f', deposits), string.format('%.0f', withdrawals)}

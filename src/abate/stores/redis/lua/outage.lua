@@ -1,0 +1,68 @@
+-- The rules of abate.stores.fleet.outage, function by function.
+local NEVER = -math.huge
+
+local function storm(known, member)
+  known.state, known.prober, known.turn = 'storm', member, now + PROBE_TURN
+end
+
+local function in_storm(known, sight, member, line)
+  if sight.answered > sight.failed then
+    local first = math.max(FIRST_LIMIT, line.members * FIRST_LIMIT_SHARE)
+    known.state, known.limit, known.base, known.grown = 'recovering', first, first, now
+    known.closed_until = NEVER
+  elseif now >= known.turn and sight.state ~= 'calm' then
+    storm(known, member)
+  end
+end
+
+local function recovering(known, sight, member, line)
+  if sight.seen == 'bad' and line.bad > line.good then return storm(known, member) end
+  local turned_away = sight.failed > MAX_FAILURE_RATIO * (sight.answered + sight.failed)
+  if now >= known.grown + GROWTH_INTERVAL then
+    local base = turned_away and math.max(FIRST_LIMIT, known.limit / 2) or known.limit
+    known.limit, known.base, known.grown = base, base, now
+  end
+  local growth = known.base < line.members and LIMIT_GROWTH or SLOW_GROWTH
+  if not turned_away then known.limit = math.min(known.limit + sight.answered, known.base * growth) end
+  if known.limit >= CALM_LIMIT * line.members then
+    known.state, known.prober, known.turn, known.limit, known.base, known.grown = 'calm', '', NEVER, 0, 0, NEVER
+  end
+end
+
+local function current(known)
+  if known.state ~= 'calm' and now >= math.max(known.turn, known.grown) + OUTAGE_TIMEOUT then
+    known.state, known.prober, known.turn, known.limit, known.base, known.grown = 'calm', '', NEVER, 0, 0, NEVER
+    known.closed_until = NEVER
+  end
+  if known.state == 'recovering' then  -- a limit of 0 would never grow
+    known.limit, known.base = math.max(1, known.limit), math.max(1, known.base)
+  end
+  known.closed_until = math.min(known.closed_until, now + MAX_CLOSED)
+  known.turn, known.grown = math.min(known.turn, now + PROBE_TURN), math.min(known.grown, now)
+end
+
+local function heard(known, sight, member, line)
+  current(known)
+  if known.state == 'calm' then
+    if line.bad > line.good and sight.seen == 'bad' then storm(known, member) end
+  elseif known.state == 'storm' then
+    in_storm(known, sight, member, line)
+  else
+    recovering(known, sight, member, line)
+  end
+  if known.state == 'storm' and sight.closed > 0 then
+    known.closed_until = math.max(known.closed_until, now + math.min(sight.closed, MAX_CLOSED))
+  end
+end
+
+-- Return the state, the seconds that the dependency stays closed, whether this member probes, and its limit.
+local function told(known, member, line)
+  local closed = exact(math.max(0, known.closed_until - now))
+  if known.state == 'calm' then return known.state, closed, 0, exact(math.huge) end
+  if known.state == 'storm' then return known.state, closed, known.prober == member and 1 or 0, '0' end
+  local each = known.limit / line.members
+  if each < 1 then
+    each = (line.place() + math.floor(now / GROWTH_INTERVAL)) % line.members < known.limit and 1 or 0
+  end
+  return known.state, closed, 0, exact(each)
+end

@@ -1,0 +1,176 @@
+"""Wake threads that wait for a message of a store.
+
+A message added by this process wakes a waiting thread at once. To notice messages of other processes, one waiting
+thread polls the file for changes, about thirty times a second; when it stops waiting, another one takes over. There is
+no background thread.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic, sleep
+from typing import Literal
+
+from abate import forks
+from abate.clock import MACHINE
+from abate.reentrant_locks import Section
+from abate.schedule.backoff import RandomSource
+from abate.wakeups import ThreadWakeup
+
+MIN_POLL, MAX_POLL = 0.02, 0.05
+"""Seconds between two polls of the file, drawn at random so that processes don't poll in step."""
+MIN_WAIT, MAX_WAIT = 1e-6, 3600.0
+"""Bounds of one wait, in seconds."""
+
+WaitMode = Literal["woken", "sleep", "poll", "nested"]
+
+
+class WaitList:
+    """The threads that wait for one queue."""
+
+    __slots__ = ("asleep", "generation", "members")
+
+    def __init__(self) -> None:
+        self.asleep: list[ThreadWakeup] = []
+        self.generation = 0
+        """Incremented by every change of the queue: a thread that has seen an older value does not sleep."""
+        self.members = 0
+
+    def wake_new(self, times: int) -> None:
+        """Wake up to `times` threads for new messages, the longest waiting first."""
+        self.generation += 1
+        self.wake(times)
+
+    def wake(self, times: int) -> None:
+        """Wake up to `times` threads, the longest waiting first."""
+        woken, self.asleep = self.asleep[:times], self.asleep[times:]
+        for wakeup in woken:
+            wakeup.notify()
+
+
+class QueueWaiter:
+    """One call that waits for a message of a queue."""
+
+    __slots__ = ("_seen", "_wait_list", "_wakeups")
+
+    def __init__(self, wakeups: Wakeups, wait_list: WaitList) -> None:
+        self._wakeups = wakeups
+        self._wait_list = wait_list
+        self._seen = wait_list.generation
+
+    def look(self, left: float) -> None:
+        """Note that the queue is about to be read."""
+        self._seen = self._wait_list.generation
+
+    def wait(self, seconds: float) -> None:
+        """Block until the queue has changed since `look`, or until `seconds` have passed."""
+        self._wakeups.wait(self._wait_list, self._seen, max(MIN_WAIT, min(seconds, MAX_WAIT)))
+
+
+class Wakeups:
+    """The wait lists of a store; `changed` returns whether another process has written (None if no other can)."""
+
+    def __init__(self, changed: Callable[[], bool] | None, rng: RandomSource = random) -> None:
+        self._changed = changed
+        self._rng = rng
+        self._section = Section()
+        self.after_fork()
+        forks.register(self)
+
+    def after_fork(self) -> None:
+        """Start empty: the waiting threads do not exist in the child."""
+        self._section.after_fork()
+        self._wait_lists: dict[str, WaitList] = {}
+        self._poller: ThreadWakeup | None = None
+
+    def wake_queue(self, name: str, times: int = 1) -> None:
+        """Wake up to `times` threads that wait for this queue, because it has new messages."""
+        self._section.run_or_defer(self._wake_queue, name, times)
+
+    def _wake_queue(self, name: str, times: int) -> None:
+        wait_list = self._wait_lists.get(name)
+        if wait_list is not None:
+            wait_list.wake_new(times)
+
+    def wake_all(self) -> None:
+        """Wake all waiting threads."""
+        self._section.run_or_defer(self._wake_all)
+
+    def _wake_all(self) -> None:
+        for wait_list in self._wait_lists.values():
+            wait_list.wake_new(len(wait_list.asleep))
+
+    @contextmanager
+    def waiting(self, name: str) -> Iterator[WaitList]:
+        """Join the wait list of a queue; every later wake-up is noticed."""
+        wait_list = self._section.call(self._join, name, otherwise=_detached_list)
+        try:
+            yield wait_list
+        finally:
+            self._section.run_or_defer(self._leave, name, wait_list)
+
+    def _join(self, name: str) -> WaitList:
+        wait_list = self._wait_lists.setdefault(name, WaitList())
+        wait_list.members += 1
+        return wait_list
+
+    def _leave(self, name: str, wait_list: WaitList) -> None:
+        wait_list.members -= 1
+        if not wait_list.members and self._wait_lists.get(name) is wait_list:
+            del self._wait_lists[name]
+        # wake another thread to take over: it polls the file, and sleeps until the next message is due at most
+        for other in self._wait_lists.values():
+            other.wake(1)
+
+    def wait(self, wait_list: WaitList, seen: int, seconds: float) -> None:
+        """Block until the generation of the list differs from `seen`, or until `seconds` have passed."""
+        wakeup, end = ThreadWakeup(), monotonic() + seconds
+        try:
+            mode = self._section.call(self._start_waiting, wait_list, seen, wakeup, otherwise=_in_handler)
+            if mode == "sleep":
+                wakeup.wait(MACHINE, seconds)
+            elif mode == "poll" and self._changed is not None:
+                self._poll(self._changed, wait_list, seen, wakeup, end)
+            elif mode == "nested":
+                sleep(min(seconds, MIN_POLL))
+        finally:
+            self._section.run_or_defer(self._stop_waiting, wait_list, wakeup)
+
+    def _start_waiting(self, wait_list: WaitList, seen: int, wakeup: ThreadWakeup) -> WaitMode:
+        if wait_list.generation != seen:
+            return "woken"
+        wait_list.asleep.append(wakeup)
+        if self._changed is None or self._poller is not None:
+            return "sleep"
+        self._poller = wakeup
+        return "poll"
+
+    def _stop_waiting(self, wait_list: WaitList, wakeup: ThreadWakeup) -> None:
+        if wakeup in wait_list.asleep:
+            wait_list.asleep.remove(wakeup)
+        if self._poller is wakeup:
+            self._poller = None
+
+    def _poll(
+        self, changed: Callable[[], bool], wait_list: WaitList, seen: int, wakeup: ThreadWakeup, end: float
+    ) -> None:
+        while wait_list.generation == seen and (left := end - monotonic()) > 0:
+            pause = MIN_POLL + self._rng.random() * (MAX_POLL - MIN_POLL)
+            if wakeup.wait(MACHINE, min(left, pause)):
+                return
+            if monotonic() < end and changed():
+                self.wake_all()
+                return
+
+
+def _detached_list(name: str) -> WaitList:
+    """Return a list without wake-ups, for a signal handler that waits while its thread holds the lock."""
+    wait_list = WaitList()
+    wait_list.members = 1
+    return wait_list
+
+
+def _in_handler(wait_list: WaitList, seen: int, wakeup: ThreadWakeup) -> WaitMode:
+    return "nested"

@@ -1,0 +1,143 @@
+"""Handles one message: calls the handler, and turns its result into a decision."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
+from typing import NamedTuple, cast
+
+from abate import events
+from abate.clock import Clock
+from abate.logs import Log
+from abate.schedule.deadlines import carry_deadline, deadline
+from abate.work.in_flight import Delivery
+from abate.work.source import Bury, Message, Verdict
+from abate.work.thread_pool import DaemonThreadPool
+from abate.work.verdicts import Decision, VerdictRules
+
+log = Log("abate.work")
+
+Handler = Callable[[Message], object]
+
+
+class HandlerResult(NamedTuple):
+    """The decision about a message, how many seconds its handler took, and the error it raised."""
+
+    decision: Decision
+    seconds: float
+    error: BaseException | None
+
+
+def report(name: str, message: Message, decision: Decision, seconds: float, error: BaseException | None) -> None:
+    """Emit an event for a message that was handled."""
+    if events.sinks:
+        events.emit(events.Worked(name, message.key, decision.ending, seconds, message.receives, error))
+
+
+def report_dead_letter(name: str, message: Message, verdict: Verdict) -> None:
+    """Report a message that was buried. Call this only after the source has buried it, as the source may fail."""
+    if isinstance(verdict, Bury):
+        log.error("%s: %r is buried (%s): %s", name, message.key, verdict.kind, verdict.reason)
+        events.emit(events.Buried(name, message.key, verdict.kind, verdict.reason))
+
+
+def warn_ignored_value(name: str, value: object) -> None:
+    """Warn about a return value that has no meaning."""
+    log.warning(
+        "%s: the handler returned a value of type %s, which is ignored: the message counts as done. A handler returns"
+        " None or abate.Again(after), and raises an error if it has failed. Further values are not reported.",
+        name,
+        type(value).__name__,
+    )
+
+
+class Worker:
+    """Handles messages, without state between two of them.
+
+    Every message gets a decision: a handler that ends without a result has crashed, and if the rules themselves fail,
+    the message is buried.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        handle: Handler,
+        verdict_rules: VerdictRules,
+        asynchronous: bool,
+        timeout: float | None,
+        threads: DaemonThreadPool,
+        tally: Counter[str],
+        redrives: bool = False,
+    ) -> None:
+        self.name = name
+        self._handle = handle
+        self._rules = verdict_rules
+        self.asynchronous = asynchronous
+        """Whether the handler is a coroutine function, which can be cancelled."""
+        self._timeout = timeout
+        self._threads = threads
+        self._tally = tally
+        self._redrives = redrives
+        """Whether the source itself buries messages that were received too often."""
+
+    def must_run_alone(self, message: Message) -> bool:
+        """Return whether a message must be handled alone, as it may kill the process."""
+        if self._source_buries(message):
+            return self._rules.received_too_often(message.receives)
+        return self._rules.suspect(message.receives, message.unanswered)
+
+    def _source_buries(self, message: Message) -> bool:
+        """Return whether the source buries the message: its receives may include some that were returned untouched."""
+        return self._redrives and message.unanswered is None
+
+    async def handle(self, delivery: Delivery, clock: Clock) -> HandlerResult | None:
+        """Handle a message. Return None if its lease was lost, or the grace ended, before it was done."""
+        message, began = delivery.message, clock.now()
+        error: BaseException | None = None
+        decision = None
+        if not self._source_buries(message):
+            decision = self._rules.over_receive_limit(message.receives, message.unanswered)
+        if decision is None:
+            try:
+                value = await self._run_with_timeout(message, clock)
+                decision = self._rules.returned(value)
+                if self._rules.first_ignored_value(value):
+                    warn_ignored_value(self.name, value)
+            except BaseException as raised:
+                if not isinstance(raised, Exception):
+                    if delivery.lease_lost or delivery.cancelled_by_grace:
+                        return None
+                    self._report_crash(raised, message)
+                error = raised
+                decision = self._rules.decide_raised(raised, message.receives)
+        return None if delivery.lease_lost else HandlerResult(decision, clock.now() - began, error)
+
+    def report(self, message: Message, result: HandlerResult) -> None:
+        """Count and report a message that was handled."""
+        decision, seconds, error = result
+        self._tally[decision.ending] += 1
+        report(self.name, message, decision, seconds, error)
+
+    async def _run_with_timeout(self, message: Message, clock: Clock) -> object:
+        """Call the handler within its timeout."""
+        if self._timeout is None:
+            return await self._call(message)
+        with deadline(self._timeout):
+            if not self.asynchronous:
+                return await self._call(message)
+            cut = clock.within(self._timeout)
+            async with cut:
+                return await self._call(message)
+
+    async def _call(self, message: Message) -> object:
+        if self.asynchronous:
+            return await cast("Awaitable[object]", self._handle(message))
+        # a thread can't be cancelled: it keeps its deadline, even if its result is ignored
+        answer = await self._threads.run(carry_deadline(self._handle), message)
+        return await answer if isawaitable(answer) else answer
+
+    def _report_crash(self, crash: BaseException, message: Message) -> None:
+        self._tally["crashed"] += 1
+        log.error("%s: a worker crashed on %r and is replaced", self.name, message.key, exc_info=crash)
+        events.emit(events.WorkerCrashed(self.name, message.key, crash))

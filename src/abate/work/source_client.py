@@ -1,0 +1,105 @@
+"""Calls the source of a run: in threads if its methods are plain functions, with a backoff when they fail.
+
+A source that fails is called again after half of the time for which it has failed, at least 1 and at most 10 seconds,
+with jitter: a random part of up to half is subtracted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from inspect import isawaitable, iscoroutinefunction
+from typing import Any, cast
+
+from abate import clock as clocks
+from abate import events
+from abate.errors import AttemptTimeout
+from abate.logs import Log
+from abate.redact import described
+from abate.work.run_state import RunState
+from abate.work.source import Message
+from abate.work.thread_pool import DaemonThreadPool
+
+log = Log("abate.work")
+
+MIN_POLL = 0.05
+"""Seconds between two receives of a source that does not wait, or can't because the clock is virtual."""
+MIN_SOURCE_DELAY, MAX_SOURCE_DELAY = 1.0, 10.0
+"""Minimum and maximum of the seconds between two calls of a source that fails."""
+MAX_DELAY_WHILE_STOPPING = 1.0
+"""The maximum while the run stops."""
+
+
+class SourceClient:
+    """Calls the source of one run, and records whether it fails."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._source = state.source
+        self._threads = DaemonThreadPool(3)  # one for each of receive, extend and settle
+        self.failing: str | None = None
+        """The last error of the source; None while it answers."""
+
+    async def call(self, method: Callable[..., Any], *args: object) -> Any:
+        """Call a method of the source, in a thread if it is a plain function."""
+        if iscoroutinefunction(method):
+            return await method(*args)
+        result = await self._threads.run(method, *args)
+        return await result if isawaitable(result) else result
+
+    async def receive(self, max_messages: int, wait: float) -> Sequence[Message]:
+        """Receive messages. A stop cancels a coroutine; messages that a thread still receives are returned later."""
+        receive, stopping = self._source.receive, self._state.stopping
+        if clocks.entered_clock() is not None and not iscoroutinefunction(receive):
+            # a plain function that waits on a virtual clock would move it past the instants of other tasks
+            messages = cast("Sequence[Message]", receive(max_messages, 0.0))
+            if not messages and wait:
+                await self._state.wait_for_change(MIN_POLL)
+            return messages
+        receiving = asyncio.ensure_future(self.call(receive, max_messages, wait))
+        stopped = asyncio.ensure_future(stopping.wait())
+        try:
+            await asyncio.wait(
+                {receiving} if stopping.is_set() else {receiving, stopped}, return_when="FIRST_COMPLETED"
+            )
+            if not receiving.done() and iscoroutinefunction(receive):
+                receiving.cancel()
+                await asyncio.wait({receiving})
+                if receiving.cancelled():
+                    return ()
+            return cast("Sequence[Message]", await receiving)
+        finally:
+            stopped.cancel()
+            receiving.cancel()
+
+    def delay(self, failing_since: float) -> float:
+        """Return the seconds until a source that fails is called again."""
+        longest = min(MAX_SOURCE_DELAY, max(MIN_SOURCE_DELAY, (self._state.clock.now() - failing_since) / 2))
+        return longest * (0.5 + random.random() / 2)
+
+    def on_error(self, what: str, error: Exception, delay: float) -> None:
+        """Report an error of the source."""
+        name, source = self._state.name, self._source.name
+        self.failing = described(error)
+        log.warning("%s: could not %s the queue %s, next try in %.3g s: %r", name, what, source, delay, error)
+        events.emit(events.SourceFailed(name, source, error, delay))
+
+    async def back_off(self, what: str, error: Exception, failing_since: float) -> None:
+        """Report an error of the source, and wait before the next call. A stop shortens the wait."""
+        delay = self.delay(failing_since)
+        self.on_error(what, error, delay)
+        state = self._state
+        if state.stopping.is_set():
+            await state.clock.asleep(min(delay, MAX_DELAY_WHILE_STOPPING))
+            return
+        try:
+            cut = state.clock.within(delay)
+            async with cut:
+                await state.stopping.wait()
+        except AttemptTimeout:
+            pass
+
+    def shutdown(self) -> None:
+        """Let the threads end."""
+        self._threads.shutdown()

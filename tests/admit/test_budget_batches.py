@@ -1,0 +1,286 @@
+"""The deposit of decorated functions: without a lock, mostly without a look at the clock, and none is lost."""
+
+import gc
+import tracemalloc
+from itertools import repeat
+from operator import length_hint
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from abate import Budget, ConcurrencyLimit, Policy, TokenBucket
+from abate.admit.budget import MAX_UNTIMED
+from abate.admit.sliding_window import SLOTS
+from abate.clock import ever_used
+from abate.testing import VirtualClock
+
+
+def hot(state):
+    """A deposit as decorated functions make it: an item of the run, or a look at the clock where there is none."""
+    for _ in state.batch:
+        return
+    state.deposit_and_start_batch()
+
+
+def stream(clock, state, pauses):
+    """Deposit after each of these pauses; the slots in which that was, in a window of a second each."""
+    slots = []
+    for pause in pauses:
+        clock.advance(pause)
+        hot(state)
+        slots.append(int(clock.now()))
+    return slots
+
+
+def counted(slots, clock, early=0):
+    """How many of these slots are in the window; if each were so many slots earlier."""
+    return sum(slot - early > int(clock.now()) - SLOTS for slot in slots)
+
+
+@settings(deadline=None, max_examples=30)
+@given(per_slot=st.integers(1, 300), slots=st.floats(0.5, 20), later=st.floats(0, SLOTS))
+def test_a_steady_stream_of_decorated_calls_is_counted_within_a_slot(per_slot, slots, later):
+    """At any rate, every deposit counts until its slot leaves the window, or the slot before."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
+    state = budget.states.main
+    made = stream(clock, state, [1 / per_slot] * int(per_slot * slots))
+    state.deposit_and_start_batch()  # where the stream goes on, the next look comes within the slot
+    made.append(int(clock.now()))
+    clock.advance(later)
+    assert counted(made, clock, 1) <= budget.balance() <= counted(made, clock)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    per_slot=st.integers(1, 300),
+    slots=st.floats(0.5, 5),
+    gaps=st.lists(st.floats(0, 30), max_size=50),
+    later=st.floats(0, SLOTS),
+)
+def test_when_a_stream_stops_short_at_most_a_quarter_of_a_slot_is_older(per_slot, slots, gaps, later):
+    """Then what goes by without a look is counted as older than it is, never as younger, and the rest within a slot."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
+    made = stream(clock, budget.states.main, [1 / per_slot] * int(per_slot * slots) + gaps)
+    clock.advance(later)
+    older = (per_slot + 1 + len(gaps)) // 4
+    assert counted(made, clock, 1) - older <= budget.balance() <= counted(made, clock)
+
+
+def test_however_busy_a_slot_only_so_many_go_by_without_a_look():
+    """At most a thousand deposits, also after a slot of many thousands."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
+    state = budget.states.main
+    stream(clock, state, [0.0] * 5 * MAX_UNTIMED)
+    clock.advance(1.0)
+    hot(state)
+    assert length_hint(state.batch) == MAX_UNTIMED == 1000
+    clock.advance(500.0)
+    stream(clock, state, [0.0] * (MAX_UNTIMED + 7))
+    assert budget.balance() == 7
+
+
+def test_after_a_pause_every_deposit_looks_again():
+    """A slot that was busy says nothing about one that comes after a pause."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
+    state = budget.states.main
+    stream(clock, state, [0.0] * 400)
+    clock.advance(5.0)
+    hot(state)
+    assert length_hint(state.batch) == 0
+
+
+def test_what_is_disowned_is_spent_by_nobody():
+    """Deposits that were entered, and those of a run that were not; withdrawals stay, and what follows counts."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=1, window=SLOTS, clock=clock)
+    state = budget.states.main
+    stream(clock, state, [0.02] * 110)
+    assert length_hint(state.batch), "it is in the middle of a run"
+    assert [budget.try_withdraw() for _ in range(3)] == [True] * 3
+    earned = state.earned
+    state.forget_deposits()
+    assert state.earned > earned, "what was disowned has been counted"
+    assert (budget.balance(), length_hint(state.batch)) == (SLOTS - 3.0, 0)
+    stream(clock, state, [0.02] * 10)
+    assert budget.balance() == SLOTS + 7.0
+    assert sum(budget.try_withdraw() for _ in range(100)) == SLOTS + 7
+
+
+def test_a_look_at_the_balance_leaves_a_busy_slot_busy():
+    """After a slot of 400, a quarter of them go by without a look, again and again, whoever folds in between."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
+    state = budget.states.main
+    stream(clock, state, [0.0] * 400)
+    clock.advance(1.0)
+    for looked in range(1, 4):
+        hot(state)
+        assert length_hint(state.batch) == 100
+        stream(clock, state, [0.0] * 100)
+        assert budget.balance() == 400 + 101 * looked
+
+
+def test_a_run_that_somebody_else_has_begun_goes_on():
+    """Two find the run at its end: the second doesn't put another in the place of the one the first has begun."""
+    budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=VirtualClock())
+    state = budget.states.main
+    state._batch_target = 10  # as after a busy slot
+    state.deposit_and_start_batch()
+    run = state.batch
+    for _ in range(3):
+        hot(state)
+    state.deposit_and_start_batch()
+    assert state.batch is run
+    assert length_hint(run) == 7
+    assert budget.balance() == 5
+
+
+class Untouchable:
+    """A lock that nobody may take."""
+
+    def __enter__(self):
+        raise AssertionError("the lock was taken")
+
+    def __exit__(self, *error):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    "settle_counts",
+    [Budget.balance, Budget.try_withdraw, Budget.refund],
+    ids=lambda settle_counts: settle_counts.__name__,
+)
+def test_within_a_slot_neither_a_deposit_nor_a_withdrawal_takes_the_lock(settle_counts):
+    """Once a slot is open, whatever has opened it, both go on without."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=5, window=SLOTS, clock=clock)
+    state = budget.states.main
+    lock = state.section.lock
+    for _ in range(3):
+        clock.advance(1.0)
+        settle_counts(budget)
+        assert clock.now() < state.end
+        state.section.lock = Untouchable()
+        budget.deposit()
+        hot(state)
+        assert budget.try_withdraw()
+        state.section.lock = lock
+
+
+def test_who_has_just_looked_at_the_clock_spares_the_budget_a_look():
+    """A withdrawal that is told the time does not ask for it."""
+    looks = []
+    budget = Budget(ratio=0, reserve=5, window=SLOTS, clock=lambda: looks.append(1) or 0.5)
+    looks.clear()
+    assert budget.try_withdraw(0.6)
+    assert looks == []
+    assert budget.try_withdraw()
+    assert looks == [1]
+
+
+@pytest.fixture
+def no_virtual_time_yet():
+    """As if no virtual clock had been entered in this process."""
+    before, ever_used.virtual = ever_used.virtual, False
+    yield
+    ever_used.virtual = before
+
+
+def test_decorated_calls_deposit_in_real_time(no_virtual_time_yet):
+    """Each success of a decorated function is a deposit, with and without a look at the clock."""
+    budget = Budget(ratio=1, reserve=0, window=86400)
+    work = Policy(on=OSError, budget=budget)(int)
+    for _ in range(10):
+        work()
+    budget.states.main._batch_target = 4  # as after a busy slot
+    for _ in range(10):
+        work()
+    assert budget.balance() == 20
+
+
+def test_the_first_virtual_clock_ends_the_runs(no_virtual_time_yet):
+    """From then on every decorated call asks which clock rules; what had run until then counts."""
+    others = ConcurrencyLimit(1), TokenBucket(1.0)  # these have no runs, and are left alone
+    budget = Budget(ratio=1, reserve=0, window=86400)
+    work = Policy(on=OSError, budget=budget)(int)
+    budget.states.main._batch_target = 100
+    for _ in range(10):
+        work()
+    assert length_hint(budget.states.main.batch) == 91
+    with VirtualClock():
+        work()
+        assert budget.balance() == 1
+    work()
+    assert budget.balance() == 11
+    assert all(gate.enter(retry=False) is None for gate in others)
+
+
+def test_a_rare_deposit_looks_at_the_clock_each_time():
+    """Up to three in a slot, each is counted in its own slot exactly."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
+    for _ in range(SLOTS):
+        for _ in range(3):
+            hot(budget.states.main)
+        clock.advance(1.0)
+    for left in range(SLOTS - 1, 0, -1):
+        assert budget.balance() == 3 * left
+        clock.advance(1.0)
+
+
+def test_a_busy_stream_looks_at_the_clock_about_four_times_a_slot():
+    """A hundred deposits per slot read the clock eight times a slot at most, and twice at least."""
+    clock, looks = VirtualClock(), []
+
+    def now():
+        looks.append(1)
+        return clock.now()
+
+    budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=now)
+    for _ in range(100 * 20):
+        clock.advance(0.01)
+        hot(budget.states.main)
+    looks.clear()
+    for _ in range(100 * 20):
+        clock.advance(0.01)
+        hot(budget.states.main)
+    assert 2 * 20 <= len(looks) <= 8 * 20
+
+
+def busy(clock):
+    """A budget with a million deposits in its window, ever faster."""
+    budget = Budget(ratio=0.2, reserve=10, window=10, clock=clock)
+    state = budget.states.main
+    for _ in repeat(None, 1_000_000):
+        for _ in state.batch:
+            break
+        else:
+            clock.advance(0.009)
+            state.deposit_and_start_batch()
+    budget.try_withdraw()
+    return budget
+
+
+def test_a_million_deposits_take_no_more_memory_than_one():
+    """A budget that is full of deposits, over all of its window, holds below 2.5 KB."""
+    sizes = []
+    for _ in range(3):  # what is made once and for all, here or elsewhere, is not the budget's
+        clock = VirtualClock()
+        gc.collect()
+        tracemalloc.start()
+        try:
+            budget = busy(clock)
+            gc.collect()
+            # of abate alone: a collector has lists of its own, which are longer where there is no GIL
+            held = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/abate/*")])
+            sizes.append(sum(trace.size for trace in held.traces))
+        finally:
+            tracemalloc.stop()
+        assert clock.now() < 10.0
+        assert budget.balance() == 10 * 10 + 0.2 * 1_000_000 - 1
+    assert min(sizes) <= 2500

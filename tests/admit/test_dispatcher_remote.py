@@ -1,0 +1,170 @@
+"""What gates do with what others know: other terms of a budget, a dependency that others have seen fail."""
+
+import random
+import threading
+import time
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import abate
+from abate.admit.budget import Budget, Units
+from abate.admit.limiter import Limiter, Permit
+from abate.admit.shelter import Shelter
+from abate.admit.shelter_queue import Waiter
+from abate.schedule.backoff import Backoff
+from abate.testing import VirtualClock
+
+
+@given(st.integers(0, 30), st.integers(0, 30), st.sampled_from([1, 2, 3, 7]))
+def test_a_ledger_goes_by_other_terms_from_now_on(deposits, withdrawals, members):
+    """What was counted stays counted; what it allows is worked out anew."""
+    with VirtualClock():
+        budget = Budget(ratio=0.5, reserve=2.0, window=10.0)
+        for _ in range(deposits):
+            budget.deposit()
+        made = sum(budget.try_withdraw() for _ in range(withdrawals))
+        state = budget.states.here()
+        state.set_units(Units.of(0.5, 20.0 / members))
+        assert budget.balance() == pytest.approx(20.0 / members + 0.5 * deposits - made, abs=1e-5)
+        left = max(0, int(budget.balance() + 1e-9))
+        assert sum(budget.try_withdraw() for _ in range(100)) == left
+
+
+def test_deposits_are_counted_for_good():
+    """Those that have left the window included."""
+    with VirtualClock() as clock:
+        budget = Budget(window=1.0)
+        for _ in range(10):
+            budget.deposit()
+            clock.advance(0.5)
+        state = budget.states.here()
+        state.settle_counts(clock.now())
+        assert state.earned == 10
+
+
+def sheltered(clock):
+    shelter = Shelter(name="orders", clock=clock, rng=random.Random(1))
+    return shelter, shelter.dispatcher(), abate.Policy(on=ConnectionError, shelter=shelter, clock=clock)
+
+
+def test_a_warning_holds_calls_back_until_it_is_lifted():
+    """Nothing has failed here; others have seen it."""
+    clock = VirtualClock()
+    shelter, dispatcher, policy = sheltered(clock)
+    dispatcher.apply_remote(True, closed_until=5.0, limit=inf)
+    assert shelter.state == "probing"
+    assert policy.call(clock.now) >= 5.0
+
+
+def test_who_is_barred_and_has_no_time_is_refused():
+    """It waits as long as it can."""
+    clock = VirtualClock()
+    _, dispatcher, policy = sheltered(clock)
+    dispatcher.apply_remote(True, closed_until=1000.0, limit=inf)
+    with pytest.raises(abate.Refused):
+        policy.call(lambda: None)
+
+
+def test_a_second_warning_changes_nothing_but_the_instant():
+    """A process that is in the storm already goes on as it was."""
+    clock = VirtualClock()
+    shelter, dispatcher, _ = sheltered(clock)
+    dispatcher.apply_remote(True, closed_until=5.0, limit=inf)
+    epoch = dispatcher.limiter.epoch
+    dispatcher.apply_remote(True, closed_until=6.0, limit=inf)
+    assert (shelter.state, dispatcher.limiter.epoch) == ("probing", epoch)
+
+
+def test_a_calm_shelter_wakes_up_when_it_is_warned():
+    """What went by without being counted is counted from now on."""
+    clock = VirtualClock()
+    shelter, dispatcher, policy = sheltered(clock)
+    for _ in range(100):
+        policy.call(lambda: clock.advance(0.05))
+    assert dispatcher.limiter.calm
+    dispatcher.apply_remote(True, closed_until=-inf, limit=inf)
+    assert (shelter.state, dispatcher.limiter.calm) == ("probing", False)
+
+
+def test_no_more_are_in_flight_than_others_leave_room_for():
+    """A ceiling holds until an answer, or other news."""
+    clock = VirtualClock()
+    _, dispatcher, _ = sheltered(clock)
+    dispatcher.apply_remote(False, closed_until=-inf, limit=1.0)
+    first = dispatcher.try_enter(0.0, 0.0, None, True)
+    assert isinstance(first, Permit)
+    second, third = dispatcher.try_enter(0.0, 0.0, None, True), dispatcher.try_enter(0.0, 0.0, None, True)
+    assert isinstance(second, Waiter)
+    assert second.answer is None
+    dispatcher.answered(first, 0.1, "orders")
+    assert isinstance(second.answer, Permit)
+    assert third.answer is None
+    dispatcher.apply_remote(False, closed_until=-inf, limit=inf)
+    assert isinstance(third.answer, Permit)
+
+
+def test_news_wake_those_who_wait():
+    """Whoever waits for a turn has it when the doors open."""
+    shelter = Shelter(name="orders")
+    dispatcher = shelter.dispatcher()
+    dispatcher.apply_remote(True, closed_until=dispatcher.clock.now() + 1000.0, limit=inf)
+    done = []
+    policy = abate.Policy(on=OSError, shelter=shelter)
+    waiting = threading.Thread(target=lambda: done.append(policy.call(lambda: "fine")))
+    waiting.start()
+    end = time.monotonic() + 30.0
+    while not shelter.waiters:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    dispatcher.apply_remote(False, -inf, inf)
+    waiting.join(30.0)
+    assert done == ["fine"]
+
+
+def test_who_probes_for_many_probes_sooner():
+    """The calls of a fleet are sent together, and a twentieth of them may probe."""
+    pauses = []
+    for peers in (1, 50):
+        limiter = Limiter(random.Random(1), 0.0)
+        limiter.apply_remote_outage(0.0, peers)
+        for number in range(8):
+            limiter.on_call(number * 0.25)
+        limiter.on_failure(limiter.send(2.0), 2.0, Backoff(100.0, 100.0, jitter="none"))
+        pauses.append(limiter.prober.pause_until - 2.0)
+    assert pauses[1] < pauses[0] / 10
+
+
+def test_whoever_becomes_the_prober_does_not_wait_for_its_own_backoff():
+    """What it had planned for itself alone is brought forward."""
+    limiter = Limiter(random.Random(1), 0.0)
+    limiter.apply_remote_outage(0.0, 1)
+    for number in range(8):
+        limiter.on_call(number * 0.25)
+    limiter.on_failure(limiter.send(2.0), 2.0, Backoff(100.0, 100.0, jitter="none"))
+    before = limiter.prober.pause_until
+    limiter.apply_remote_outage(2.0, 50)
+    assert limiter.prober.pause_until < before
+
+
+def test_outcomes_are_counted():
+    """Answers and failures, so that they can be told to others."""
+    limiter = Limiter(random.Random(1), 0.0)
+    limiter.on_answer(limiter.send(0.0), 0.1, 0)
+    limiter.on_failure(limiter.send(0.2), 0.3, Backoff(1.0))
+    limiter.on_failure(None, 0.4, Backoff(1.0), uncounted=True)
+    assert (limiter.answers, limiter.failures) == (1, 1)
+
+
+def test_the_next_attempt_can_be_made_to_ask():
+    """In calm attempts need no permit, but the first one after a fork asks, and that starts the sync."""
+    with VirtualClock() as clock:
+        dispatcher = abate.Shelter().dispatcher()
+        clock.advance(10.0)
+        permit = dispatcher.try_enter(clock.now(), clock.now(), None, True)
+        dispatcher.answered(permit, clock.now(), "")
+        assert dispatcher.admits_freely(clock.now())
+        dispatcher.sample_next()
+        assert not dispatcher.admits_freely(clock.now())

@@ -1,0 +1,1064 @@
+"""The rules of the shelter's weather, one by one, and what holds whatever happens in whatever order."""
+
+import random
+from itertools import pairwise
+from math import inf, nextafter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from abate.admit import latency_model
+from abate.admit import limiter as limiter_module
+from abate.admit.latency_model import (
+    ANSWER_TIME_FACTOR,
+    BASELINE_SAMPLES,
+    MIN_SILENCE,
+    SAMPLES_PER_SECOND,
+    SILENCE_FACTOR,
+)
+from abate.admit.limiter import (
+    BASELINE_DRIFT,
+    CALM_AFTER,
+    CLOSING_STREAK,
+    FAST_STEP,
+    INITIAL_LIMIT,
+    RECENT_OUTCOMES,
+    RECOVERY_LIMIT,
+    SHRINK_ON_QUEUEING,
+    TRIAL_AFTER,
+    TRIAL_ANSWERS,
+    TRIAL_GROWTH,
+    TRIAL_SECONDS,
+    Limiter,
+)
+from abate.admit.outage_detector import NO_OUTCOME_TIMEOUT
+from abate.admit.prober import OUTAGE_SHARE, PAUSE_RANGE, PROBE_RATIO
+from abate.schedule.backoff import Backoff
+
+EXACT = Backoff(1.0, 30.0, jitter="none")
+CHANCE = st.floats(0.0, 1.0, exclude_max=True)
+
+
+class Chance:
+    """Chance that is always the same."""
+
+    def __init__(self, value=0.5):
+        self.value = value
+
+    def random(self):
+        return self.value
+
+
+def fresh(seed=1):
+    """A process that knows nothing yet."""
+    return Limiter(random.Random(seed), 0.0)
+
+
+def answer(limiter, now, seconds=0.05, waiting=0):
+    """One attempt that is answered; the instant of the answer."""
+    permit = limiter.send(now)
+    limiter.on_answer(permit, now + seconds, waiting)
+    return now + seconds
+
+
+def settled(seconds=0.05, rng=None):
+    """A process that has seen a calm of some seconds, and the instant."""
+    limiter, now = Limiter(rng or random.Random(1), 0.0), 0.0
+    while now < 2 * BASELINE_SAMPLES / SAMPLES_PER_SECOND:
+        now = max(answer(limiter, now, seconds), limiter.latencies.next_sample, now + 0.01)
+    assert limiter.calm
+    assert limiter.latencies.baseline == pytest.approx(seconds)
+    return limiter, now
+
+
+def limited(limit, now=0.0, baseline=0.05):
+    """A process that has seen answers, in the middle of a recovery with this limit."""
+    limiter, _ = settled(baseline)
+    limiter._leave_calm(now)
+    limiter.state, limiter.limit, limiter._fast_growth = "recovering", float(limit), False
+    limiter.latencies.latency = baseline
+    return limiter
+
+
+def closed(now=0.0, plan=EXACT, rng=None):
+    """A process whose very first attempt has failed."""
+    limiter = Limiter(rng or random.Random(1), now)
+    limiter.on_failure(limiter.send(now), now, plan)
+    assert limiter.state == "probing"
+    return limiter
+
+
+def all_fails(limiter, now, until=None, plan=EXACT):
+    """Enough failures in a row to close it, each with the same hint."""
+    for _ in range(CLOSING_STREAK):
+        assert limiter.state != "probing"
+        limiter.on_failure(limiter.send(now), now, plan, until)
+    assert limiter.state == "probing"
+
+
+# -- the beginning
+
+
+def test_a_process_that_knows_nothing_sends_ten_at_once():
+    """And no more before one of them is back, or overdue."""
+    limiter = fresh()
+    for _ in range(INITIAL_LIMIT):
+        assert limiter.may_send(0.0)
+        limiter.send(0.0)
+    assert not limiter.may_send(0.0)
+    assert limiter.due() == NO_OUTCOME_TIMEOUT
+
+
+@given(answers=st.integers(1, 60))
+def test_a_process_that_knows_nothing_sends_more_with_every_answer(answers):
+    """While the limit is what holds calls back."""
+    limiter = fresh()
+    for _ in range(answers):
+        answer(limiter, 0.0, waiting=1)
+    assert limiter.limit == pytest.approx(INITIAL_LIMIT + FAST_STEP * answers)
+
+
+def test_a_limit_that_holds_nobody_back_does_not_grow():
+    """What is not needed teaches nothing."""
+    limiter = fresh()
+    for _ in range(30):
+        answer(limiter, 0.0, waiting=0)
+    assert limiter.limit == INITIAL_LIMIT
+
+
+def test_the_very_first_failure_closes():
+    """Before any answer there is no reason to believe that the server is up."""
+    limiter = closed()
+    assert limiter.state == "probing"
+    assert limiter.limit == 1.0
+    assert not limiter.may_send(0.5)
+    assert limiter.may_send(limiter.prober.pause_until)
+
+
+def test_a_failure_after_an_answer_closes_nothing():
+    """One failure is a blip."""
+    limiter = fresh()
+    limiter.on_failure(limiter.send(0.0), answer(limiter, 0.0), EXACT)
+    assert limiter.state == "calm"
+    assert limiter.may_send(0.05)
+
+
+@settings(max_examples=50)
+@given(seed=st.integers(0, 10**6))
+def test_the_usual_is_learned_from_the_average_and_not_from_the_quickest(seed):
+    """Of latencies that differ by chance, the quickest is far quicker: a limit made for it would starve everybody."""
+    limiter, chance = fresh(), random.Random(seed)
+    for n in range(400):
+        answer(limiter, 0.01 * n, chance.expovariate(1 / 0.05), waiting=5)
+    assert 0.02 < limiter.latencies.baseline < 0.08
+
+
+# -- calm
+
+
+@given(quiet=st.floats(CALM_AFTER, 100.0), early=st.floats(0.0, CALM_AFTER, exclude_max=True))
+def test_it_is_calm_after_a_quiet_second(quiet, early):
+    """Without a failure, with nobody held back: the limit is gone. Not before."""
+    limiter = fresh()
+    limiter.on_answer(limiter.send(0.0), early, 0)
+    assert not limiter.calm
+    limiter.on_answer(limiter.send(0.0), quiet, 0)
+    assert limiter.calm
+    assert limiter.state == "calm"
+    assert limiter.limit == inf
+
+
+@pytest.mark.parametrize("trouble", ["waiting", "held back", "failure"])
+def test_it_is_not_calm_while_somebody_waits_or_something_fails(trouble):
+    """The second begins anew with each."""
+    limiter = fresh()
+    answer(limiter, 0.0)
+    if trouble == "failure":
+        limiter.on_failure(limiter.send(0.9), 1.0, EXACT)
+    elif trouble == "held back":
+        limiter.limit = 1.0
+        limiter.send(1.0)
+        limiter.on_held_back(1.0)
+        limiter.in_flight = 0
+    answer(limiter, 1.1, waiting=trouble == "waiting")
+    assert not limiter.calm
+    answer(limiter, 2.1)
+    assert limiter.calm
+
+
+def test_a_call_that_waits_for_the_pace_only_does_not_feel_the_limit():
+    """There is room, it only has to be a moment later: it is calm all the same."""
+    limiter = limited(10.0)
+    limiter._last_held_back = -5.0
+    limiter.send(0.0)
+    assert not limiter.may_send(0.0)
+    assert limiter.due() == pytest.approx(limiter_module.PACING_RATIO * 0.05 / 10.0)
+    limiter.on_held_back(0.0)
+    assert limiter._last_held_back == -5.0
+    limiter.prober.pause_until = 1.0
+    limiter.on_held_back(0.0)
+    assert limiter._last_held_back == 0.0
+
+
+@given(sent=st.integers(0, 300))
+def test_calm_has_no_limit(sent):
+    """However many are out."""
+    limiter, now = settled()
+    for _ in range(sent):
+        assert limiter.may_send(now)
+        limiter.send(now)
+    assert limiter.may_send(now)
+    assert limiter.due() <= now
+
+
+def test_calm_measures_twenty_answers_a_second():
+    """The answers that come in a bunch with one that was measured are one sample with it."""
+    limiter, now = settled(0.05)
+    tickets = [limiter.send(now) for _ in range(20)]
+    before = limiter.latencies.baseline
+    for permit in tickets:
+        limiter.on_answer(permit, now + 0.1, 0)
+    assert limiter.latencies.next_sample == now + 0.1 + 1 / SAMPLES_PER_SECOND
+    assert limiter.latencies.baseline == pytest.approx(before + 0.05 / BASELINE_SAMPLES)
+    assert limiter.calm
+
+
+@settings(max_examples=30)
+@given(seconds=st.floats(0.001, 5.0), other=st.floats(0.5, 1.5))
+def test_the_usual_follows_in_calm(seconds, other):
+    """Latencies that become others little by little are the new usual."""
+    limiter, now = settled(seconds)
+    for _ in range(5 * BASELINE_SAMPLES):
+        now = max(answer(limiter, now, seconds * other), limiter.latencies.next_sample)
+    assert limiter.calm
+    assert limiter.latencies.baseline == pytest.approx(seconds * other, rel=0.02)
+
+
+def test_many_in_flight_in_calm_are_no_storm():
+    """What is a little slower is not looked into, however much is out: calm and a limit never go together."""
+    limiter, now = settled(0.05)
+    tickets = [limiter.send(now) for _ in range(200)]
+    for n, permit in enumerate(tickets):
+        limiter.on_answer(permit, now + 0.1 + 0.06 * n / len(tickets), 0)
+    assert limiter.calm
+    assert limiter.state == "calm"
+    assert limiter.limit == inf
+
+
+def test_a_failure_in_calm_begins_the_counting_and_no_limit():
+    """It ends after a second that brings no other."""
+    limiter, now = settled()
+    limiter.on_failure(None, now, EXACT)
+    assert not limiter.calm
+    assert limiter.state == "calm"
+    assert limiter.limit == inf
+    answer(limiter, now + 0.9)
+    assert not limiter.calm
+    answer(limiter, now + CALM_AFTER)
+    assert limiter.calm
+
+
+@given(failures=st.integers(1, 50))
+def test_hearsay_begins_the_counting_and_no_more(failures):
+    """Where successes were not counted, failures must not be."""
+    limiter, now = settled()
+    for _ in range(failures):
+        limiter.on_failure(None, now, EXACT, uncounted=True)
+    assert not limiter.calm
+    assert limiter.state == "calm"
+    assert limiter.failure_ratio == 0.0
+    assert limiter.may_send(now)
+
+
+@given(slow=st.floats(5.0, 100.0))
+def test_slow_answers_in_calm_begin_the_counting(slow):
+    """That take many times as long as usual; a little slower is no reason."""
+    for factor, calm in ((1.9, True), (slow, False)):
+        limiter, now = settled(0.05)
+        stayed = []
+        for _ in range(2):
+            now = max(answer(limiter, now, 0.05 * factor), limiter.latencies.next_sample)
+            stayed.append(limiter.calm)
+        assert all(stayed) is calm
+
+
+def test_one_slow_answer_after_the_other_wakes_it():
+    """Each for itself is not slow enough: the last ones together are."""
+    limiter, now = settled(0.05)
+    for expected in (True, False):
+        now = max(answer(limiter, now, 0.05 * 3.4), limiter.latencies.next_sample)
+        assert limiter.calm is expected
+
+
+@given(baseline=st.floats(1e-6, 1e-3), slow=st.floats(3.0, 10.0))
+def test_a_hiccup_of_this_process_wakes_nobody(baseline, slow):
+    """Where answers take microseconds, many times as long is next to nothing; some hundredths of a second count."""
+    limiter, now = settled(baseline)
+    answer(limiter, now, min(baseline * slow, latency_model.MIN_SLOWDOWN_SECONDS))
+    assert limiter.calm
+    limiter, now = settled(baseline)
+    answer(limiter, now, 2.5 * latency_model.MIN_SLOWDOWN_SECONDS)
+    assert not limiter.calm
+
+
+def test_a_queue_that_grows_does_not_become_the_usual():
+    """Answers that take longer and longer while all attempts are sent wake it before they are twice the usual."""
+    limiter, now = settled(0.05)
+    seconds = 0.05
+    while limiter.calm:
+        seconds *= 1.1
+        now = max(answer(limiter, now, seconds), limiter.latencies.next_sample, now + 0.01)
+        assert seconds < 0.5
+    assert limiter.latencies.baseline < 0.1
+
+
+# -- storm
+
+
+def test_more_than_half_failing_is_a_storm():
+    """What may be in flight is halved."""
+    limiter = limited(40.0)
+    for n in range(6):
+        (answer if n % 3 == 0 else fail)(limiter, 0.1 * n)
+    assert limiter.state == "storm"
+    assert limiter.limit < 40.0
+
+
+def fail(limiter, now, plan=EXACT, **how):
+    """One attempt that fails at once."""
+    limiter.on_failure(limiter.send(now), now, plan, **how)
+    return now
+
+
+@given(rest=st.integers(2, 9), times=st.integers(1, 30))
+def test_a_third_failing_is_no_storm(rest, times):
+    """Nor is less."""
+    limiter = limited(40.0)
+    now = 0.0
+    for _ in range(times):
+        fail(limiter, now)
+        for _ in range(rest):
+            now = answer(limiter, now)
+    assert limiter.state == "recovering"
+    assert limiter.limit >= 40.0
+
+
+@given(seed=st.integers(0, 10**6), share=st.sampled_from([0.1, 0.2, 0.3]))
+@settings(max_examples=30)
+def test_a_third_failing_by_chance_closes_next_to_never(seed, share):
+    """A thousand outcomes have rows of five by chance; all is not taken to fail for that."""
+    limiter, chance = limited(40.0), random.Random(seed)
+    closings, now = 0, 0.0
+    for _ in range(1000):
+        now += 0.01
+        (fail if chance.random() < share else answer)(limiter, max(now, limiter.prober.pause_until))
+        closings += limiter.state == "probing"
+    assert closings <= 5
+
+
+def test_the_limit_is_halved_once_per_round_trip():
+    """What was sent before is not counted against it twice."""
+    limiter = limited(64.0)
+    limiter.latencies.latency = 1.0
+    limiter._limit_before_storm, limiter.state, limiter.failure_ratio, limiter._counted_outcomes = (
+        64.0,
+        "storm",
+        0.7,
+        20,
+    )
+    limits = []
+    for now in (2.0, 2.5, 2.9, 3.0, 3.5):
+        limiter._failure_streak = 0
+        limiter.failure_ratio = 0.7
+        fail(limiter, now)
+        limits.append(limiter.limit)
+    floor = pytest.approx(64.0 * (1 - 0.73))
+    assert limits == [32.0, 32.0, 32.0, floor, floor]
+
+
+@settings(max_examples=60)
+@given(outcomes=st.lists(st.sampled_from([True, False, False]), min_size=20, max_size=200), limit=st.floats(1.0, 500.0))
+def test_it_goes_down_to_the_share_that_was_answered_and_no_further(outcomes, limit):
+    """As long as not all fails: what was answered before is sent still."""
+    limiter = limited(limit)
+    lowest = 0.0
+    for n, fine in enumerate(outcomes):
+        (answer if fine else fail)(limiter, float(n))
+        if limiter.state == "probing":
+            return
+        lowest = max(lowest, limiter.failure_ratio)
+        assert limiter.limit >= min(limit, limit * (1.0 - lowest)) - 1e-9 or limiter.limit == 1.0
+        if limiter.state == "recovering":
+            limit, lowest = limiter.limit, 0.0
+
+
+def test_a_failure_never_lets_more_be_sent():
+    """Where crowding has lowered the limit below the share that was answered, a failure does not put it up."""
+    limiter = limited(4.0)
+    limiter.state, limiter._limit_before_storm, limiter.failure_ratio, limiter._counted_outcomes = (
+        "storm",
+        100.0,
+        0.55,
+        20,
+    )
+    fail(limiter, 5.0)
+    assert limiter.limit <= 4.0
+
+
+def test_without_a_limit_the_storm_begins_from_what_is_in_flight():
+    """Half of that, when more than half fails."""
+    limiter, now = settled()
+    limiter.on_failure(None, now, EXACT)
+    tickets = [limiter.send(now) for _ in range(41)]
+    for n, permit in enumerate(tickets[:8]):
+        (limiter.on_failure(permit, now, EXACT) if n % 4 else limiter.on_answer(permit, now, 0))
+    assert limiter.state == "storm"
+    assert 10 <= limiter.limit <= 20
+
+
+def test_a_storm_becomes_a_recovery_when_few_fail():
+    """Less than a quarter, and at least four may be in flight."""
+    limiter = limited(4.0)
+    limiter.state, limiter.failure_ratio, limiter._counted_outcomes = "storm", 0.4, 20
+    now, states = 0.0, []
+    for _ in range(6):
+        now = answer(limiter, now)
+        states.append((limiter.state, limiter.failure_ratio < 0.25))
+    assert states[0] == ("storm", False)
+    assert states[-1] == ("recovering", True)
+    assert all((state == "recovering") == few for state, few in states)
+
+
+# -- crowding
+
+
+@given(limit=st.floats(20.0, 500.0), slow=st.floats(6.0, 50.0))
+def test_the_limit_shrinks_at_once_where_many_crowd(limit, slow):
+    """By a fifth, once per round trip."""
+    limiter = limited(limit)
+    limiter.latencies.latency = 0.05 * slow
+    answer(limiter, 100.0, 0.05 * slow, waiting=1)
+    assert limiter.limit == pytest.approx(limit * SHRINK_ON_QUEUEING)
+    answer(limiter, 100.0, 0.05 * slow, waiting=1)
+    assert limiter.limit == pytest.approx(limit * SHRINK_ON_QUEUEING)
+
+
+def test_crowding_without_a_limit_is_a_storm():
+    """The first limit is less than what is in flight."""
+    limiter, now = settled(0.05)
+    tickets = [limiter.send(now) for _ in range(60)]
+    for permit in tickets[:3]:
+        now += 1.0
+        limiter.on_answer(permit, now, 0)
+    assert not limiter.calm
+    assert limiter.state in ("storm", "recovering")
+    assert limiter.limit < 60
+
+
+@given(limit=st.floats(1.0, 300.0), waiting=st.integers(1, 500))
+def test_the_limit_grows_step_by_step_where_nobody_crowds(limit, waiting):
+    """By a little with each answer, as long as calls wait."""
+    limiter = limited(limit)
+    answer(limiter, 0.0, 0.05, waiting)
+    assert limit < limiter.limit <= limit + 1.0 + limit * 0.01
+
+
+@settings(max_examples=60)
+@given(workers=st.integers(2, 60), waiting=st.sampled_from([1, 50, 200, 1000]), begin=st.floats(1.0, 200.0))
+def test_the_limit_goes_to_where_a_few_stand_in_the_queue(workers, waiting, begin):
+    """Of a server whose latency is what its queue makes it: the workers are busy, and the queue is short."""
+    limiter = limited(begin)
+    now = 0.0
+    for _ in range(4000):
+        queued = max(0.0, limiter.limit - workers)
+        now += 0.05 / workers
+        limiter._adjust_limit(now, waiting)
+        limiter.latencies.latency = 0.05 * (1.0 + queued / workers)
+    assert limiter.limit >= workers
+    assert limiter.limit * (1.0 - 1.5 * 0.05 / limiter.latencies.latency) <= 6.5
+
+
+def test_more_may_crowd_where_more_calls_wait():
+    """Clients that don't know of each other share the server by what they need."""
+    limits = []
+    for waiting in (1, 100, 200, 400):
+        limiter = limited(12.0)
+        limiter.latencies.latency = 0.12
+        answer(limiter, 0.0, 0.12, waiting)
+        limits.append(limiter.limit)
+    assert limits[0] < limits[1] < limits[2] == limits[3]
+
+
+def test_nothing_is_known_of_a_crowd_before_the_first_answer():
+    """Nor where answers take no time, as on a virtual clock."""
+    limiter = fresh()
+    assert limiter.queued() == 0.0
+    answer(limiter, 0.0, 0.0)
+    assert limiter.queued() == 0.0
+
+
+@given(limit=st.floats(1.0, 100.0), latency=st.floats(0.001, 10.0))
+def test_what_is_sent_under_a_limit_is_paced(limit, latency):
+    """Half of the mean distance lies between two: what comes back in a bunch is not sent as one."""
+    limiter = limited(limit)
+    limiter.latencies.latency = latency
+    limiter.send(5.0)
+    limiter.in_flight = 0
+    assert limiter.due() == pytest.approx(5.0 + 0.5 * latency / limit)
+
+
+def test_an_attempt_has_its_answer_by_a_little_more_than_the_last_latency():
+    """As far as latencies tell: without any, at once."""
+    assert fresh().latencies.expected_answer_in(3.0) == 3.0
+    limiter = limited(5.0)
+    limiter.latencies.latency = None
+    assert limiter.latencies.expected_answer_in(3.0) == pytest.approx(ANSWER_TIME_FACTOR * 0.05)
+    limiter.latencies.latency = 1.0
+    assert limiter.latencies.expected_answer_in(3.0) == pytest.approx(ANSWER_TIME_FACTOR)
+
+
+# -- answers that stay slow
+
+
+def persist(limiter, seconds, until, now=0.0, waiting=300):
+    """Answers that take as long as `seconds` says for the limit, one by one, as fast as the limit lets them through."""
+    while now < until:
+        took = seconds(limiter.limit)
+        now += took / limiter.limit
+        limiter.on_answer(limiter.send(now - took), now, waiting)
+    return now
+
+
+def test_answers_that_stay_slow_become_the_usual():
+    """More was sent, and they did not become slower: it was not the queue. No sooner than after ten seconds of it."""
+    limiter = limited(8.0)
+    now = persist(limiter, lambda _: 0.5, TRIAL_AFTER + TRIAL_SECONDS)
+    assert limiter.latencies.baseline == pytest.approx(0.05)
+    now = persist(limiter, lambda _: 0.5, 2 * TRIAL_AFTER + TRIAL_SECONDS, now)
+    assert limiter.latencies.baseline == pytest.approx(0.05 * BASELINE_DRIFT ** (TRIAL_AFTER + TRIAL_SECONDS))
+    while limiter.limit < 20.0:
+        now = persist(limiter, lambda _: 0.5, now + 0.1, now)
+    assert now < 180.0
+    assert limiter.latencies.baseline >= 0.5 / 3
+
+
+@pytest.mark.parametrize("workers", [2, 5, 20])
+def test_answers_that_are_slow_for_the_queue_do_not(workers):
+    """More was sent, and they became slower: the usual stays what it was, for as long as it takes."""
+    limiter = limited(3.0 * workers)
+    persist(limiter, lambda limit: 0.05 * max(1.0, limit / workers), 600.0)
+    assert limiter.latencies.baseline == pytest.approx(0.05, rel=0.02)
+    assert limiter.limit < TRIAL_GROWTH * (workers * 1.6 + 12)
+
+
+def test_what_was_taken_for_the_usual_by_mistake_is_taken_back():
+    """Step by step, but not below what was learned."""
+    limiter = limited(10.0)
+    limiter.latencies.baseline, limiter.latencies.recent = 0.06, 0.1
+    persist(limiter, lambda limit: 0.05 * limit / 3, 120.0)
+    assert limiter.latencies.baseline == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(("failure_ratio", "waiting"), [(0.2, 300), (0.0, 0)])
+def test_nothing_is_tried_where_attempts_fail_or_nobody_waits(failure_ratio, waiting):
+    """Answers may be slow for other reasons then."""
+    limiter = limited(8.0)
+    now = 0.0
+    while now < 60.0:
+        limiter.failure_ratio = failure_ratio
+        limiter._last_held_back = now
+        now = persist(limiter, lambda _: 0.5, now + 0.01, now, waiting)
+    assert limiter.latencies.baseline == pytest.approx(0.05)
+
+
+def test_a_trial_sends_a_third_more_for_a_while():
+    """And at least one more, for small limits."""
+    for limit, more in ((1.0, 2.0), (20.0, 20.0 * TRIAL_GROWTH)):
+        limiter = limited(limit)
+        limiter.latencies.recent = 0.5
+        limiter._trial_sums = (TRIAL_ANSWERS - 1, 50.0, limit * (TRIAL_ANSWERS - 1))
+        limiter.on_answer(limiter.send(10.0), 10.5, 10)
+        assert limiter.limit == more
+        limiter.on_answer(limiter.send(10.6), 11.1, 10)
+        assert limiter.limit == more
+
+
+def test_the_usual_becomes_quicker_with_the_average():
+    """A server that answers faster than it used to, in a storm: a hundred answers say so, one of them does not."""
+    limiter = limited(5.0, baseline=0.1)
+    answer(limiter, 0.0, 0.001, waiting=1)
+    assert limiter.latencies.baseline > 0.09
+    for n in range(5 * BASELINE_SAMPLES):
+        answer(limiter, 0.1 * n, 0.02, waiting=1)
+    assert limiter.latencies.baseline == pytest.approx(0.02, rel=0.1)
+
+
+# -- probing
+
+
+@pytest.mark.parametrize("answered", [0, 3, 30])
+def test_next_to_nothing_but_failures_closes(answered):
+    """Five in a row at least, and four of five of the last: one attempt at a time from there on."""
+    limiter = limited(10.0)
+    for n in range(answered):
+        answer(limiter, 0.1 * n)
+    row = 0
+    while limiter.state != "probing":
+        fail(limiter, 10.0 + row)
+        row += 1
+        assert row <= 2 * limiter_module.RECENT_OUTCOMES
+    assert row >= CLOSING_STREAK
+    assert limiter.failure_ratio >= limiter_module.OUTAGE_FAILURE_RATIO
+    assert limiter.limit == 1.0
+    assert limiter.in_flight == 0
+
+
+def test_a_probe_is_one_attempt():
+    """The next one goes when it has failed, and the pause is over."""
+    limiter = closed(0.0)
+    permit = limiter.send(limiter.prober.pause_until)
+    assert not limiter.may_send(limiter.prober.pause_until)
+    limiter.on_failure(permit, limiter.prober.pause_until + 0.1, EXACT)
+    assert limiter.prober.pause_until == pytest.approx(1.1 + 2.0)
+    assert not limiter.may_send(3.0)
+    assert limiter.may_send(3.2)
+
+
+@given(pauses=st.integers(1, 12), base=st.floats(0.01, 5.0))
+def test_the_pause_of_an_idle_process_is_its_own_backoff(pauses, base):
+    """Where chance has no part in it, to the digit."""
+    plan = Backoff(base, 30.0, jitter="none")
+    limiter = closed(0.0, plan)
+    now = 0.0
+    for n in range(1, pauses + 1):
+        assert limiter.prober.pause_until - now == pytest.approx(plan.delay(n, random.Random()))
+        now = fail(limiter, limiter.prober.pause_until, plan)
+
+
+@given(chance=CHANCE, pauses=st.integers(2, 12), jitter=st.sampled_from(["full", "equal", "decorrelated"]))
+def test_the_pause_has_the_scale_of_the_backoff_and_chance_in_it(chance, pauses, jitter):
+    """At first anything up to its ceiling, then from half of it on: clients don't come back together."""
+    plan = Backoff(0.2, 30.0, jitter=jitter)
+    limiter = closed(0.0, plan, Chance(chance))
+    assert limiter.prober.pause_until == pytest.approx(plan.ceiling(1) * chance)
+    for n in range(2, pauses + 1):
+        now = fail(limiter, limiter.prober.pause_until, plan)
+        assert limiter.prober.pause_until - now == pytest.approx(
+            plan.ceiling(n) * (PAUSE_RANGE[0] + PAUSE_RANGE[1] * chance)
+        )
+
+
+def outage(rate, seconds, plan, seed=1):
+    """A process that makes so many calls per second through an outage: the instants of its attempts."""
+    limiter, now = settled(rng=random.Random(seed))
+    start, sent = now, []
+    for n in range(int(rate * seconds)):
+        now = start + n / rate
+        limiter.on_call(now)
+        if limiter.may_send(now):
+            sent.append(now - start)
+            fail(limiter, now, plan)
+    return sent
+
+
+@settings(max_examples=15)
+@given(rate=st.sampled_from([20, 50, 200]), seed=st.integers(0, 10**6), cap=st.sampled_from([5.0, 30.0, 600.0]))
+def test_a_busy_process_probes_with_a_twentieth_of_its_calls_at_most(rate, seed, cap):
+    """But for the first few attempts, by which it finds out; and the longer the outage, the slower."""
+    sent = outage(rate, 60.0, Backoff(0.2, cap), seed)
+    assert len(sent) <= PROBE_RATIO * rate * 60.0 + 2 * CLOSING_STREAK + 10
+    early, late = [sum(start <= at < start + 20 for at in sent) for start in (0, 40)]
+    assert late < early
+    assert late <= 20 / (40 * OUTAGE_SHARE * 0.8) + 1 + 20 / (cap / 2)
+
+
+@settings(max_examples=15)
+@given(rate=st.sampled_from([5, 20, 100]), seed=st.integers(0, 10**6))
+def test_a_busy_process_probes_sooner_than_its_own_backoff(rate, seed):
+    """It notices the end of an outage within a tenth of its length, though its backoff would take minutes."""
+    sent = outage(rate, 60.0, Backoff(0.2, 600.0), seed)
+    gaps = [later - earlier for earlier, later in pairwise(sent)]
+    assert max(gaps) <= 1.2 * max(60.0 * OUTAGE_SHARE, 1 / (PROBE_RATIO * rate)) + 1.0
+
+
+def test_probes_of_two_processes_are_not_at_the_same_instants():
+    """Chance has a part in the pause of a busy process too."""
+    first, second = (outage(100, 30.0, Backoff(0.2, 600.0, jitter="full"), seed) for seed in (1, 2))
+    assert len(set(first) & set(second)) < len(first) / 4
+
+
+def test_calls_of_long_ago_do_not_make_a_process_busy():
+    """The rate is that of the last seconds."""
+    limiter = fresh()
+    for n in range(1000):
+        limiter.on_call(n * 0.001)
+    for n in range(30):
+        limiter.on_call(60.0 + 10 * n)
+    rate = limiter.prober._calls / max(3.0, 350.0 - limiter.prober._calls_since)
+    assert rate < 0.5
+
+
+def test_an_answer_to_a_probe_opens_for_three():
+    """A fatal error is an answer too: the server is up. Each further answer lets more be sent."""
+    limiter = closed()
+    now = answer(limiter, limiter.prober.pause_until, waiting=9)
+    assert limiter.state == "recovering"
+    assert RECOVERY_LIMIT <= limiter.limit <= RECOVERY_LIMIT + FAST_STEP
+    assert limiter.closed_until() <= now
+    for _ in range(8):
+        now = answer(limiter, now, waiting=9)
+    assert limiter.limit >= RECOVERY_LIMIT + 8 * FAST_STEP
+
+
+def test_a_failure_after_the_first_answer_is_no_storm_but_many_are():
+    """A server that comes back with an error now and then is not closed for it; one that goes down again is."""
+    limiter = closed()
+    now = answer(limiter, limiter.prober.pause_until, waiting=9)
+    fail(limiter, now)
+    assert limiter.state == "recovering"
+    for _ in range(20):
+        fail(limiter, now)
+        if limiter.state == "probing":
+            return
+    pytest.fail("it did not close")
+
+
+def test_the_pauses_begin_anew_after_an_answer():
+    """An outage that follows is another one."""
+    limiter = closed()
+    for _ in range(4):
+        fail(limiter, limiter.prober.pause_until)
+    assert limiter.prober.pause_until > 8.0
+    now = answer(limiter, limiter.prober.pause_until, waiting=9)
+    while limiter.state != "probing":
+        fail(limiter, now)
+    assert limiter.prober.pause_until == now + 1.0
+
+
+# -- hints
+
+
+@given(hint=st.floats(0.001, 5.0))
+def test_a_hint_that_all_are_given_closes_until_then(hint):
+    """Where all fails, it is for everybody."""
+    limiter, now = settled()
+    all_fails(limiter, now, now + hint, Backoff(0.0, 0.0))
+    assert limiter.closed_until() == now + hint
+    assert not limiter.may_send(nextafter(now + hint, -inf))
+    assert limiter.may_send(now + hint)
+
+
+@given(hint=st.floats(0.0, 1000.0), failures=st.integers(1, CLOSING_STREAK - 1))
+def test_a_hint_that_some_are_given_closes_nothing(hint, failures):
+    """Up to four, in a calm: the others are not held back by what these were told."""
+    limiter, now = settled()
+    for _ in range(failures):
+        limiter.on_failure(limiter.send(now), now, EXACT, now + hint)
+    assert limiter.state == "calm"
+    assert limiter.may_send(now)
+
+
+@given(patience=st.floats(0.1, 100.0), hint=st.floats(0.0, 1e6))
+def test_no_hint_closes_for_longer_than_half_of_the_patience(patience, hint):
+    """Whatever the server asks for: those who wait learn in time whether it still holds."""
+    limiter = Limiter(random.Random(1), 0.0, patience)
+    limiter.on_failure(limiter.send(0.0), 0.0, Backoff(0.0, 0.0), hint_until=hint)
+    assert limiter.closed_until() == min(hint, patience / 2)
+
+
+def test_an_answer_ends_a_hint():
+    """Whoever was told is held back by itself; the server serves others."""
+    limiter, now = settled()
+    late = limiter.send(now)
+    all_fails(limiter, now, now + 20.0)
+    assert limiter.due() == now + 20.0
+    limiter.on_answer(late, now + 1.0, 0)
+    assert limiter.state == "recovering"
+    assert limiter.may_send(now + 1.0)
+
+
+def test_a_hint_that_comes_late_counts_and_closes_nothing_else():
+    """From an attempt that was in flight when it closed: its instant holds, the pause is not a longer one."""
+    limiter, now = settled()
+    late = limiter.send(now)
+    all_fails(limiter, now, now + 1.0)
+    pause_until, epoch = limiter.prober.pause_until, limiter.epoch
+    limiter.on_failure(late, now, EXACT, hint_until=now + 5.0)
+    assert limiter.closed_until() == now + 5.0
+    assert (limiter.prober.pause_until, limiter.epoch) == (pause_until, epoch)
+
+
+# -- silence, and what never comes back
+
+
+@given(baseline=st.floats(0.001, 2.0), late=st.floats(0.01, 5.0))
+def test_silence_stops_the_sending(baseline, late):
+    """Ten attempts in a row without a word for too long: no more are sent, long before they time out."""
+    limiter, now = settled(baseline)
+    for _ in range(INITIAL_LIMIT):
+        limiter.send(now)
+    too_long = now + max(MIN_SILENCE, SILENCE_FACTOR * limiter.latencies.baseline)
+    limiter.on_call(too_long - 0.001)
+    assert limiter.may_send(too_long)
+    limiter.on_call(too_long + late)
+    assert not limiter.calm
+    assert limiter.state == "storm"
+    assert limiter.limit == INITIAL_LIMIT
+    assert not limiter.may_send(too_long + late)
+
+
+def test_nine_in_flight_are_no_silence():
+    """Nor are ten of which the first came back."""
+    limiter, now = settled()
+    tickets = [limiter.send(now) for _ in range(INITIAL_LIMIT - 1)]
+    limiter.on_call(now + 9.0)
+    limiter.on_answer(tickets[0], now + 9.0, 0)
+    limiter.send(now + 9.0)
+    limiter.on_call(now + 19.0)
+    assert limiter.limit == inf
+
+
+def test_one_that_is_back_ends_the_silence():
+    """It was only slow: others may go."""
+    limiter, now = settled()
+    tickets = [limiter.send(now) for _ in range(INITIAL_LIMIT)]
+    limiter.on_call(now + 5.0)
+    assert not limiter.may_send(now + 5.0)
+    for permit in tickets:
+        limiter.on_answer(permit, now + 5.0, 5)
+    assert limiter.may_send(now + 5.0)
+    limiter.on_call(now + 5.0)
+    assert limiter.state == "recovering"
+
+
+def test_silence_in_a_storm_leaves_a_lower_limit_alone():
+    """It stops what is sent, and never lets more go."""
+    limiter = limited(2.0)
+    limiter._unanswered, limiter._unanswered_since = INITIAL_LIMIT, 0.0
+    limiter.on_call(50.0)
+    assert limiter.limit == 2.0
+    assert limiter.state == "recovering"
+
+
+def test_an_overdue_attempt_lets_another_go():
+    """Ten seconds without any outcome: one more, and ten seconds later another."""
+    limiter = fresh()
+    for _ in range(INITIAL_LIMIT):
+        limiter.send(0.0)
+    for overdue in (NO_OUTCOME_TIMEOUT, 2 * NO_OUTCOME_TIMEOUT, 3 * NO_OUTCOME_TIMEOUT):
+        assert not limiter.may_send(nextafter(overdue, 0.0))
+        assert limiter.may_send(overdue)
+        limiter.send(overdue)
+        assert not limiter.may_send(overdue)
+
+
+def test_a_probe_that_does_not_come_back_is_followed_by_another():
+    """A probe that hangs must not keep it closed for ever."""
+    limiter = closed()
+    limiter.send(5.0)
+    assert not limiter.may_send(14.9)
+    assert limiter.may_send(15.0)
+
+
+@pytest.mark.parametrize("end", ["good", "bad", "void"])
+def test_what_was_in_flight_when_it_closed_takes_no_room_and_frees_none(end):
+    """It may never come back; when it does, it is not counted."""
+    limiter, now = settled()
+    left = [limiter.send(now) for _ in range(5)]
+    all_fails(limiter, now)
+    assert limiter.in_flight == 0
+    probe = limiter.send(now + 2.0)
+    assert limiter.in_flight == 1
+    for permit in left:
+        if end == "good":
+            limiter.on_answer(permit, now + 2.0, 1)
+        elif end == "bad":
+            limiter.on_failure(permit, now + 2.0, EXACT)
+        else:
+            limiter.on_abandoned(permit, now + 2.0)
+        assert not permit.out
+        assert limiter.in_flight == 1
+    limiter.on_abandoned(probe, now + 2.0)
+    assert limiter.in_flight == 0
+
+
+def test_failures_of_what_was_in_flight_when_it_closed_lengthen_no_pause():
+    """They are from before."""
+    limiter, now = settled()
+    left = [limiter.send(now) for _ in range(50)]
+    all_fails(limiter, now)
+    pause_until = limiter.prober.pause_until
+    for permit in left:
+        limiter.on_failure(permit, now + 0.1, EXACT)
+    limiter.on_failure(None, now + 0.1, EXACT)
+    assert limiter.prober.pause_until == pause_until
+
+
+def test_an_attempt_that_was_broken_off_tells_nothing():
+    """It makes room, and counts neither as an answer nor as a failure."""
+    limiter = limited(1.0)
+    permit = limiter.send(0.0)
+    failure_ratio, baseline, state = limiter.failure_ratio, limiter.latencies.baseline, limiter.state
+    assert not limiter.may_send(1.0)
+    limiter.on_abandoned(permit, 1.0)
+    assert limiter.may_send(1.0)
+    assert (limiter.failure_ratio, limiter.latencies.baseline, limiter.state) == (failure_ratio, baseline, state)
+
+
+def test_an_answer_without_a_ticket_counts():
+    """What was sent in calm, where nobody counts, comes back when somebody does."""
+    limiter = closed()
+    limiter.on_answer(None, 0.1, 0)
+    assert limiter.state == "recovering"
+    assert limiter.in_flight == 0
+
+
+def test_what_was_cut_off_does_not_end_a_silence():
+    """It is no word from the server: ten others are out as long as before."""
+    limiter, now = settled()
+    tickets = [limiter.send(now) for _ in range(INITIAL_LIMIT + 1)]
+    limiter.on_abandoned(tickets[0], now + 4.0, sent=True)
+    limiter.on_call(now + 5.0)
+    assert limiter.state == "storm"
+
+
+# -- whatever happens
+
+
+class Whatever(RuleBasedStateMachine):
+    """Attempts, outcomes, calls and time in any order, and attempts only where there is room for one."""
+
+    @initialize(seed=st.integers(0, 1000), start=st.sampled_from([0.0, 1e6, -50.0]))
+    def begin(self, seed, start):
+        self.now = start
+        self.limiter = Limiter(random.Random(seed), start, 20.0)
+        self.out, self.hint = [], -inf
+        self.clean = self.callers = 0
+        self.since = start
+        self.answered = False
+        self.overdue = 0
+        self.plan = Backoff(0.2, 30.0)
+
+    @rule(seconds=st.sampled_from([0.0, 0.001, 0.01, 0.05, 0.3, 1.0, 4.0, 11.0]))
+    def pass_time(self, seconds):
+        self.now += seconds
+
+    @rule(times=st.sampled_from([1, 3, 12, 40]))
+    def send(self, times):
+        limiter = self.limiter
+        for _ in range(times):
+            limiter.on_call(self.now)
+            if not limiter.may_send(self.now):
+                limiter.on_held_back(self.now)
+                return
+            full, before = limiter._at_limit(), limiter.limit
+            if full:
+                assert self.now >= limiter._last_outcome + NO_OUTCOME_TIMEOUT, (
+                    "only what is overdue lets one go above the limit"
+                )
+            self.out.append(limiter.send(self.now))
+            assert full or limiter.in_flight <= before
+            assert limiter.limit == before
+
+    def take(self, data):
+        return self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data(), waiting=st.sampled_from([0, 0, 1, 300]), times=st.integers(1, 12))
+    def answer(self, data, waiting, times):
+        self.hint = self.hint if self.limiter.state != "probing" else -inf
+        for _ in range(min(times, len(self.out))):
+            self.limiter.on_answer(self.take(data), self.now, waiting)
+            self.was_answered()
+
+    def was_answered(self):
+        self.answered = True
+        self.clean = 0 if self.callers else self.clean + 1
+        self.callers = 0
+
+    def has_failed(self, before):
+        self.callers += 1
+        if before != "probing":
+            self.since = self.now
+
+    @precondition(lambda self: self.out)
+    @rule(
+        data=st.data(),
+        hint=st.sampled_from([None] * 6 + [0.0, 0.5, 15.0]),
+        times=st.integers(1, 8),
+        taken=st.booleans(),
+    )
+    def fail(self, data, hint, times, taken):
+        for _ in range(min(times, len(self.out))):
+            until = None if hint is None else self.now + hint
+            limit, state, failure_ratio = self.limiter.limit, self.limiter.state, self.limiter.failure_ratio
+            own = taken and state != "probing" and self.limiter.is_serving(self.now)
+            self.limiter.on_failure(self.take(data), self.now, self.plan, until, answered=taken)
+            self.has_failed(state)
+            assert self.limiter.limit <= limit, "a failure never lets more be sent"
+            if own:
+                assert (limit, state, failure_ratio) == (
+                    self.limiter.limit,
+                    self.limiter.state,
+                    self.limiter.failure_ratio,
+                )
+            elif self.limiter.state == "probing" and until is not None:
+                sure = not self.answered or (self.clean >= RECENT_OUTCOMES and self.callers >= CLOSING_STREAK)
+                hold = 10.0 if sure else min(10.0, self.now - self.since)
+                self.hint = max(self.hint, min(until, self.now + hold))
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data(), sent=st.booleans())
+    def break_off(self, data, sent):
+        before = self.limiter.limit, self.limiter.failure_ratio, self.limiter.state
+        self.limiter.on_abandoned(self.take(data), self.now, sent)
+        assert before == (self.limiter.limit, self.limiter.failure_ratio, self.limiter.state)
+
+    @rule(fine=st.booleans(), uncounted=st.booleans())
+    def hear(self, fine, uncounted):
+        """Of an attempt without a ticket."""
+        if fine:
+            self.hint = self.hint if self.limiter.state != "probing" else -inf
+            self.limiter.on_answer(None, self.now, 0)
+            self.was_answered()
+        else:
+            before = self.limiter.state
+            self.limiter.on_failure(None, self.now, self.plan, None, uncounted)
+            self.has_failed(before)
+
+    @invariant()
+    def what_is_out_is_counted(self):
+        limiter = self.limiter
+        assert limiter.in_flight == sum(permit.epoch == limiter.epoch for permit in self.out) >= 0
+        assert all(permit.out for permit in self.out)
+        assert limiter.limit >= 1.0
+        assert 0.0 <= limiter.failure_ratio <= 1.0
+
+    @invariant()
+    def calm_is_without_a_limit(self):
+        limiter = self.limiter
+        if limiter.calm:
+            assert limiter.state == "calm"
+            assert limiter.limit == inf
+        assert limiter.limit < inf or limiter.state == "calm"
+
+    @invariant()
+    def due_is_true(self):
+        due = self.limiter.due()
+        assert due < inf
+        assert self.limiter.may_send(due)
+        if due > -inf:
+            assert not self.limiter.may_send(nextafter(due, -inf))
+        assert self.limiter.closed_until() <= due
+
+    @invariant()
+    def nothing_goes_before_a_hint(self):
+        if self.hint > -inf:
+            assert not self.limiter.may_send(nextafter(self.hint, -inf))
+        assert self.limiter.closed_until() >= self.hint
+
+
+TestWhatever = Whatever.TestCase
+TestWhatever.settings = settings(deadline=None, max_examples=50, stateful_step_count=50)

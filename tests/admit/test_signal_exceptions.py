@@ -1,0 +1,179 @@
+"""What a door does where an exception comes out of what it calls; tests/test_signal_handlers.py tries every point."""
+
+from collections import deque
+
+import pytest
+
+import abate
+from abate.admit.bucket import Reservation
+from abate.admit.limiter import Limiter, Permit
+from abate.call.counters import WrapperVersions
+from abate.call.shelter_visit import ShelterVisit
+from abate.testing import VirtualClock
+from tests.reentry import inside
+
+
+class Broken(Exception):
+    """What a signal handler raises."""
+
+
+def broken(*_):
+    raise Broken
+
+
+@pytest.fixture
+def dispatcher():
+    dispatcher = abate.Shelter(clock=VirtualClock(start=100.0)).dispatcher()
+    dispatcher.limiter.limit = 1.0
+    return dispatcher
+
+
+def try_enter(dispatcher):
+    return dispatcher.try_enter(100.0, 100.0, None, True)
+
+
+def test_what_a_call_was_given_is_taken_back_where_it_does_not_get_it(dispatcher):
+    """A ticket, and a place in the room."""
+    dispatcher._state_changes.append(("", "calm", 0, 1.0))
+    dispatcher._on_calm_change, calmed = broken, dispatcher._on_calm_change
+    with pytest.raises(Broken):
+        try_enter(dispatcher)
+    assert dispatcher.limiter.in_flight == 0
+    dispatcher._on_calm_change = calmed
+    held = try_enter(dispatcher)
+    assert type(held) is Permit
+    dispatcher._on_calm_change = broken
+    with pytest.raises(Broken):
+        try_enter(dispatcher)
+    assert (dispatcher.limiter.in_flight, dispatcher.waiters) == (1, 0)
+
+
+def test_an_attempt_without_a_ticket_is_not_in_flight(dispatcher, monkeypatch):
+    """It was counted before its ticket was there."""
+
+    def send(limiter, now):
+        limiter.in_flight += 1
+        raise Broken
+
+    monkeypatch.setattr(Limiter, "send", send)
+    with pytest.raises(Broken):
+        try_enter(dispatcher)
+    assert dispatcher.limiter.in_flight == 0
+
+
+def test_a_bell_that_was_not_rung_is_rung_by_the_next_operation(dispatcher):
+    """Nobody sleeps through its turn."""
+
+    class Wakeup:
+        loop, rung = None, 0
+
+        def notify(self):
+            self.rung += 1
+            if self.rung == 1:
+                raise Broken
+            return True
+
+    held, waiter = try_enter(dispatcher), try_enter(dispatcher)
+    waiter.wakeup = Wakeup()
+    with pytest.raises(Broken):
+        dispatcher.abandoned(held, 100.0)
+    dispatcher.abandoned(None, 100.0)
+    assert waiter.wakeup.rung == 2
+    assert type(waiter.answer) is Permit
+
+
+def test_who_waits_within_an_operation_of_its_own_thread_looks_again(dispatcher):
+    """It gets no answer there."""
+    held, waiter = try_enter(dispatcher), try_enter(dispatcher)
+    with inside(dispatcher._section):
+        assert dispatcher.due(waiter) == 100.25
+        assert not dispatcher.claim_answer(waiter)
+    dispatcher.abandoned(held, 100.0)
+
+
+@pytest.mark.parametrize("limit", [1.0, 0.0], ids=["permit", "waiter"])
+def test_a_call_that_is_interrupted_before_it_keeps_its_permit_or_waiter_gives_it_back(limit):
+    """An exception as soon as the dispatcher has answered."""
+    shelter = abate.Shelter(clock=VirtualClock(start=100.0))
+    shelter.dispatcher().limiter.limit = limit
+    visit = ShelterVisit(shelter.dispatcher(), 100.0)
+    visit._unclaimed = shelter.dispatcher().try_enter(100.0, 100.0, None, True)
+    visit.give_back()
+    assert (shelter.dispatcher().limiter.in_flight, shelter.waiters) == (0, 0)
+
+
+@pytest.mark.parametrize("way", ["answered", "failed"])
+def test_what_is_told_of_a_ticket_again_counts_once(dispatcher, way):
+    """It is told again where an exception has broken it off."""
+
+    def tell():
+        if way == "answered":
+            dispatcher.answered(permit, 100.0, "orders")
+        else:
+            dispatcher.failed(permit, 100.0, abate.Backoff(1.0), None, None, False, "orders")
+        return dispatcher.limiter.in_flight, dispatcher.limiter.answers, dispatcher.limiter._failure_streak
+
+    permit, _ = try_enter(dispatcher), dispatcher._send(100.0)
+    assert tell() == tell()
+
+
+class Emptied(deque):
+    """What another thread empties between a look and a grip."""
+
+    def __bool__(self):
+        return True
+
+
+def test_what_another_thread_has_woken_or_told_is_left_to_it(dispatcher):
+    """There is nothing more to do then."""
+    dispatcher._to_wake, dispatcher._state_changes = Emptied(), Emptied()
+    dispatcher._waking = iter(dispatcher._to_wake.popleft, None)
+    dispatcher.abandoned(None, 100.0)
+    dispatcher.answered(None, 100.0, "orders")
+    assert (len(dispatcher._to_wake), len(dispatcher._state_changes)) == (0, 0)
+
+
+def test_a_wait_for_tokens_is_in_line_once():
+    """Where an exception comes right after it has lined up, it is told to once more."""
+
+    class Line(deque):
+        def append(self, claim):
+            super().append(claim)
+            if len(self) == 1:
+                raise Broken
+
+    bucket = abate.TokenBucket(rate=1.0, clock=VirtualClock())
+    level = bucket._states.main
+    level.reservations = Line()
+    claim = Reservation(1, 1.0)
+    with pytest.raises(Broken):
+        level.section.run_or_defer(bucket._queue_reservation, level, claim)
+    assert list(level.reservations) == [claim]
+
+
+def test_a_retry_is_given_back_once():
+    """Where an exception comes right after it was, it is told to once more."""
+    budget = abate.Budget(ratio=0.0, reserve=5.0, window=1.0, clock=lambda: 0.0)
+    assert budget.try_withdraw()
+    assert budget.try_withdraw()
+    state = budget.states.main
+    prepay, breaks = state._prepay, [Broken]
+
+    def broken_off(drawn):
+        if breaks:
+            raise breaks.pop()
+        prepay(drawn)
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Broken):
+        patched.setattr(type(state), "_prepay", lambda self, drawn: broken_off(drawn))
+        budget.refund()
+    assert budget.balance() == 4.0
+
+
+def test_a_watcher_is_counted_once():
+    """Where an exception comes right after it was, it is told to once more."""
+    watch, by = WrapperVersions(), [1]
+    watch._change(by)
+    watch._change(by)
+    watch.stop_counting()
+    assert not watch.on

@@ -1,0 +1,313 @@
+"""Who may read the live page, and what a browser may do with it."""
+
+import asyncio
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+import abate
+from abate import events
+from abate.http_server import is_loopback
+from abate.observe import page
+
+TOKEN = "a long; odd, secret ü"
+
+
+async def _got(app, path="/", method="GET", client="127.0.0.1", **options):
+    transport = httpx.ASGITransport(app, client=(client, 1234))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as browser:
+        return await browser.request(method, path, **options)
+
+
+def got(app, path="/", **options):
+    """One answer of an app."""
+    return asyncio.run(_got(app, path, **options))
+
+
+OPEN = ["/page.css", "/sign-in.js", "/favicon.svg"]
+"""What the form for signing in needs."""
+ADDRESSES = ["/", "/page.js", "/charts.js", "/uPlot.js", "/uPlot.css", *OPEN]
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_every_file_is_there_with_the_headers_that_keep_it_safe(address):
+    """Each is served from the package, and tells the browser to load nothing from elsewhere, nor to be framed."""
+    answer = got(page.app(local_only=True), address)
+    assert answer.status_code == 200
+    assert answer.content
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+
+
+def test_the_document_has_no_script_or_style_of_its_own_and_nothing_from_elsewhere():
+    """All that it loads are files beside it, by relative addresses."""
+    text = got(page.app(local_only=True)).text
+    assert "://" not in text
+    assert " style=" not in text
+    assert "onclick" not in text
+    assert all(part.startswith(" src=") for part in text.split("<script")[1:])
+    assert 'src="/' not in text
+    assert 'href="/' not in text
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_the_page_can_only_be_read(method):
+    """Every other method is refused, but for POST where there is a token to sign in with, at the page's own path."""
+    open_page, guarded = page.app(local_only=True), page.app(token=TOKEN)
+    for app, path in ((open_page, "/"), (open_page, "/events"), (guarded, "/events"), (guarded, "/page.css")):
+        answer = got(app, path, method=method)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+    if method != "POST":
+        answer = got(guarded, method=method)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, POST")
+
+
+def test_an_unknown_address_is_refused_as_safely():
+    """Also an error has the headers."""
+    answer = got(page.app(local_only=True), "/../secret")
+    assert answer.status_code == 404
+    assert "content-security-policy" in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        ({}, 200),
+        ({"client": "::1"}, 200),
+        ({"client": "::ffff:127.0.0.1"}, 200),
+        ({"headers": {"Host": "127.0.0.1:8321"}}, 200),
+        ({"headers": {"Host": "[::1]:8321"}}, 200),
+        ({"headers": {"Host": "evil.example"}}, 421),
+        ({"headers": {"Host": "localhost.evil.example:80"}}, 421),
+        ({"headers": {"Host": ""}}, 421),
+        ({"client": "192.0.2.7"}, 403),
+        ({"client": ""}, 403),
+        ({"headers": {"X-Forwarded-For": "127.0.0.1"}}, 403),
+        ({"headers": {"Forwarded": "for=192.0.2.7"}}, 403),
+    ],
+)
+def test_without_a_token_only_this_machine_may_read(options, status):
+    """From here, by a name of here, and not through a proxy: a foreign page can't rebind its name to us."""
+    assert got(page.app(local_only=True), **options).status_code == status
+
+
+def test_with_a_token_nobody_reads_without_it():
+    """Neither the page nor its stream, wherever from."""
+    app = page.app(token=TOKEN)
+    for address in (*ADDRESSES, "/events"):
+        assert got(app, address).status_code == (200 if address in OPEN else 401)
+    assert got(app, method="POST", data={"token": "wrong"}).status_code == 401
+    assert got(app, method="POST", data={"token": "x" * 5000}).status_code == 401
+    assert got(app, headers={"Authorization": "Bearer wrong"}).status_code == 401
+    assert got(app, headers={"Cookie": "abate_page_00000000=0"}).status_code == 401
+
+
+def test_a_token_once_is_a_cookie_from_then_on():
+    """The cookie is out of reach of scripts and other sites, is not the token, and opens this page alone."""
+    app, other = page.app(token=TOKEN), page.app(token="another long secret")
+    answer = got(app, method="POST", data={"token": TOKEN}, client="192.0.2.7", headers={"Host": "shop.example"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "./")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert "Path=/;" in cookie
+    assert "Secure" not in cookie
+    assert "secret" not in cookie
+    pair = cookie.partition(";")[0]
+    here = {"Cookie": pair, "Host": "shop.example"}
+    assert got(app, headers=here).status_code == 200
+    assert "set-cookie" not in got(app, headers=here).headers
+    assert got(other, headers=here).status_code == 401
+
+
+def test_a_token_may_come_as_a_header():
+    """For programs, which keep no cookies."""
+    answer = got(page.app(token=TOKEN[:16]), headers={"Authorization": f"bearer {TOKEN[:16]}"})
+    assert (answer.status_code, "set-cookie" in answer.headers) == (200, False)
+
+
+def test_mounted_elsewhere_the_cookie_is_of_that_place():
+    """In an app of the user's, the page lives below its own path."""
+    mine = Starlette(routes=[Mount("/ops/abate", page.app(token=TOKEN))])
+    answer = got(mine, "/ops/abate/", method="POST", data={"token": TOKEN})
+    assert (answer.status_code, "Path=/ops/abate/;" in answer.headers["set-cookie"]) == (303, True)
+    assert got(mine, "/ops/abate", method="POST", data={"token": TOKEN}).status_code == 307
+
+
+def test_a_websocket_is_refused():
+    """There is none."""
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(page.app(local_only=True)({"type": "websocket", "path": "/", "headers": []}, None, send))
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"token": ""}, ValueError),
+        ({"token": "  "}, ValueError),
+        ({"token": 5}, TypeError),
+        ({"local_only": "yes"}, TypeError),
+        ({"local_only": True, "every": 0}, ValueError),
+        ({"local_only": True, "max_visitors": 0}, ValueError),
+        ({"local_only": True, "patience": -1}, ValueError),
+        ({"local_only": True, "clock": 3}, TypeError),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, error):
+    """At once, and nothing is installed."""
+    before = events.sinks
+    with pytest.raises(error):
+        page.app(**settings)
+    assert events.sinks == before
+
+
+def test_the_text_of_a_refused_token_does_not_show_it():
+    """It is a secret."""
+    with pytest.raises(ValueError) as caught:
+        page.app(token="hush" * 1000)
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "::", "shop.example"])
+def test_elsewhere_needs_a_token(host):
+    """Nobody opens the page to the world by accident."""
+    assert not is_loopback(host)
+    with pytest.raises(ValueError, match="token"), page.serving(host, 0):
+        pass
+
+
+# -- signing in
+
+HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+def signed_in(app, headers=(), content=None, **options):
+    """The answer to a form that was sent."""
+    body = {"data": {"token": TOKEN}} if content is None else {"content": content}
+    return got(app, method="POST", headers=dict(headers), **body, **options)
+
+
+def test_a_browser_gets_a_form_and_a_program_a_sentence():
+    """At the page's own path alone; the form may be sent here alone, and says by Origin where it is."""
+    app = page.app(token=TOKEN)
+    answer = got(app, headers=HTML)
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert '<form class="card sign-in" method="post" action="./">' in answer.text
+    assert "form-action 'self'" in answer.headers["content-security-policy"]
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert answer.headers["referrer-policy"] == "same-origin"
+    assert answer.headers["x-frame-options"] == "DENY"
+    assert 'role="alert"' not in answer.text
+    assert all(part.startswith(" src=") for part in answer.text.split("<script")[1:])
+    for plain in (got(app), got(app, "/events", headers=HTML)):
+        assert (plain.status_code, plain.headers["content-type"]) == (401, "text/plain; charset=utf-8")
+    assert "<form" not in got(page.app(local_only=True), headers={**HTML, "Host": "evil.example"}).text
+    assert "form-action 'none'" in got(page.app(local_only=True)).headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "POST", "data": {"token": TOKEN}}, {"bearer": True}])
+def test_a_token_in_the_address_is_refused_right_or_wrong(options):
+    """Also where it comes along with another way: it would be in the logs each time. It is judged by nobody."""
+    app = page.app(token=TOKEN)
+    if options.pop("bearer", False):
+        options["headers"] = {"Authorization": f"Bearer {TOKEN[:-1]}".encode()}
+    for token in (TOKEN, "wrong", ""):
+        for _ in range(10):
+            answer = got(app, params={"token": token}, **options)
+            assert (answer.status_code, "set-cookie" in answer.headers) == (400, False)
+        assert "servers and proxies write addresses to their logs" in answer.text
+        assert "bearer token" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 303),
+        ({"Sec-Fetch-Site": "same-origin"}, 303),
+        ({"Sec-Fetch-Site": "none"}, 303),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"}, 403),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "https://shop.example"}, 303),
+        ({"Origin": "http://localhost"}, 303),
+        ({"Origin": "http://localhost:81"}, 403),
+        ({"Origin": "https://localhost.evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": ""}, 403),
+        ({"Origin": "https://shop.example", "X-Forwarded-Host": "shop.example"}, 303),
+        ({"Origin": "https://evil.example", "X-Forwarded-Host": "shop.example"}, 403),
+    ],
+)
+def test_only_the_form_itself_signs_a_browser_in(headers, status):
+    """A foreign page's form is refused by the headers that browsers add, before its token is looked at."""
+    answer = signed_in(page.app(token=TOKEN), headers)
+    assert (answer.status_code, "set-cookie" in answer.headers) == (status, status == 303)
+
+
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "content", "status"),
+    [
+        (FORM, b"token=wrong", 401),
+        (FORM, b"", 400),
+        (FORM, b"other=1", 400),
+        (FORM, b"token=", 400),
+        (FORM, b"&".join([b"a=1"] * 11), 400),
+        (FORM, b"token=\xff\x00%ff%zz", 401),
+        (FORM, b"token=" + b"x" * 12_000, 401),
+        (FORM, b"token=" + b"x" * 13_000, 413),
+        ({"Content-Type": "text/plain"}, b"token=x", 415),
+        ({"Content-Type": "application/json"}, b"{}", 415),
+        ({}, b"token=x", 415),
+    ],
+)
+def test_what_is_no_form_is_refused(headers, content, status):
+    """With the reason, in a form again for a browser."""
+    answer = signed_in(page.app(token=TOKEN), {**headers, **HTML}, content)
+    assert (answer.status_code, "set-cookie" in answer.headers) == (status, False)
+    assert 'role="alert"' in answer.text
+
+
+def test_a_token_of_any_characters_can_be_sent():
+    """As long as it may be, each escaped."""
+    token = "\N{SNOWMAN WITHOUT SNOW}\N{WATER BUFFALO}" * 500
+    assert got(page.app(token=token), method="POST", data={"token": token}).status_code == 303
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_form_that_does_not_come_is_waited_for_no_longer_than_a_request(ends):
+    """It is bounded in time, and one that breaks off is no form."""
+    sent = []
+
+    async def receive():
+        if ends:
+            return {"type": "http.disconnect"}
+        await abate.clock.current().asleep(3.0)
+        return {"type": "http.request", "body": b"t", "more_body": True}
+
+    async def send(message):
+        sent.append(message)
+
+    async def main():
+        with abate.testing.VirtualClock() as clock:
+            app = page.app(token=TOKEN)
+            headers = [(b"content-type", b"application/x-www-form-urlencoded"), (b"host", b"localhost")]
+            scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
+            await app(scope, receive, send)
+            return clock.now()
+
+    assert asyncio.run(main()) == (0.0 if ends else 5.0)
+    assert sent[0]["status"] == (400 if ends else 408)

@@ -1,0 +1,111 @@
+"""What tests of shared stores have in common: threads, children, programs, and that none of them may hang."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.conformance import redis_server
+
+GUARD = 30.0
+"""Seconds after which something is taken to hang."""
+
+
+class Thread(threading.Thread):
+    """A thread that calls a function once: what it returned, or raised."""
+
+    def __init__(self, function, *args):
+        super().__init__(daemon=True)
+        self._function, self._args = function, args
+        self._result = self._error = None
+        self.start()
+
+    def run(self):
+        try:
+            self._result = self._function(*self._args)
+        except Exception as error:
+            self._error = error
+
+    def answer(self):
+        self.join(GUARD)
+        assert not self.is_alive(), "a thread hangs"
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+FOR_EVER = 3600.0
+
+
+def until(condition):
+    end = time.monotonic() + GUARD
+    while not condition():
+        assert time.monotonic() < end, "it does not come to this"
+        time.sleep(0.001)
+
+
+def keys(messages):
+    return [message.key for message in messages]
+
+
+def waiting(store, queue, seconds=FOR_EVER):
+    """A thread that waits for a message; this returns when it is woken by what comes, wherever that comes from."""
+    before = in_line(store, queue)
+    thread = Thread(queue.receive, 1, seconds)
+    until(lambda: in_line(store, queue) > before)
+    if hasattr(store, "listener"):
+        until(lambda: queue.name in store.listener._announced)
+    elif hasattr(store, "file") and store.file.path is not None:
+        until(lambda: store.wakeups._poller is not None)
+    return thread
+
+
+def in_line(store, queue):
+    """How many wait for a queue; of a store in Redis, the server knows it, of all queues together."""
+    if not hasattr(store, "wakeups"):
+        return redis_server.connection().info("clients")["blocked_clients"]
+    line = store.wakeups._wait_lists.get(queue.name)
+    return line.members if line else 0
+
+
+def python(code, *args):
+    """A process of its own."""
+    command = [sys.executable, "-c", code, *args]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def tell(process, line):
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def output(process):
+    out, _ = process.communicate(timeout=GUARD)
+    assert process.returncode == 0
+    return out.split()
+
+
+forks = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+
+
+def in_child(function):
+    """What a function returns in a forked child, as text; the child ends as Python ends."""
+    gc.collect()  # or the child may finalize calls that earlier tests have dropped, which is a use of their stores
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.write(writing, str(function()).encode())
+        except BaseException as error:
+            os.write(writing, repr(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        answer = file.read()
+    os.waitpid(pid, 0)
+    return answer

@@ -1,0 +1,37 @@
+"""A worker with one message: what its handler is bound by."""
+
+import asyncio
+import threading
+from collections import Counter
+
+import pytest
+
+import abate
+from abate.clock import MACHINE
+from abate.work import Message
+from abate.work.message_handler import Worker
+from abate.work.thread_pool import DaemonThreadPool
+
+
+def test_a_thread_that_nobody_waits_for_any_more_keeps_its_deadline():
+    """A plain handler cannot be cut off: its clients keep its time, also when the worker was cancelled."""
+    begun, go, ended, left = threading.Event(), threading.Event(), threading.Event(), []
+
+    def handle(message):
+        begun.set()
+        go.wait(60)
+        left.append(abate.remaining())
+        ended.set()
+
+    async def main():
+        worker = Worker("orders", handle, None, False, 60.0, DaemonThreadPool(1), Counter())
+        task = asyncio.create_task(worker._run_with_timeout(Message("42"), MACHINE))
+        await asyncio.to_thread(begun.wait, 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    go.set()
+    assert ended.wait(60)
+    assert left[0] <= 60.0
