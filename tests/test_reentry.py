@@ -810,7 +810,7 @@ class OfFile(Case):
         try:
             self.file.transaction(self._insert)
         except StoreError as error:
-            assert "in use by this very thread" in str(error)
+            assert "in use by this thread" in str(error)
             return False
         return True
 
@@ -821,7 +821,7 @@ class OfFile(Case):
         try:
             ((count,),) = self.file.read("SELECT count(*) FROM noted")
         except StoreError as error:
-            assert "in use by this very thread" in str(error)
+            assert "in use by this thread" in str(error)
             return True
         return 0 <= count <= 2
 

@@ -220,7 +220,7 @@ def _text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:
-        return "(it can't be told)"
+        return "(the error has no readable text)"
 
 
 def _truncate(text: str) -> str:

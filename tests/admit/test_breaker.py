@@ -191,7 +191,7 @@ def test_why_it_refuses():
     assert str(refused.value) == "api refused: most attempts failed, none are sent for another 30 s"
     clock.advance(30.0)
     assert breaker.enter(False) is None
-    with pytest.raises(Refused, match=r"^api refused: most attempts failed, and one on trial is in flight\n"):
+    with pytest.raises(Refused, match=r"^api refused: most attempts failed, and a trial is in flight already\n"):
         policy.call(int)
 
 

@@ -195,7 +195,7 @@ def test_it_says_what_it_is_and_why_it_refuses():
     throttle = AdaptiveThrottle(k=1.5, clock=VirtualClock(), name="mine")
     for _ in range(3):
         throttle.enter(retry=False)
-    assert throttle.refusal() == "the server refuses so much that 75% are held back here"
+    assert throttle.refusal() == "the server refuses so much that 75% of attempts are not sent"
     assert repr(throttle) == "AdaptiveThrottle(k=1.5, window=120)"
     assert throttle.name == "mine"
 

@@ -109,7 +109,7 @@ def test_a_full_queue_refuses_new_keys_only(store):
     queue = store.queue("small", capacity=2, lease=10.0)
     queue.add("a")
     queue.add("b", after=5.0)
-    with pytest.raises(QueueFull, match="'small' holds 2 messages"):
+    with pytest.raises(QueueFull, match="'small' is full: it holds 2 messages"):
         queue.add("c")
     assert queue.add("a") is False
     message = one(queue)

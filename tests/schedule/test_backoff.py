@@ -311,7 +311,7 @@ def test_what_can_be_read_only_once_is_refused(once):
         ((1, 2, INF), ValueError, r"backoff\[2\] must be a number at least 0 and finite, not inf"),
         ([0.1, "0.5"], TypeError, r"backoff\[1\] must be a number at least 0, not '0.5'"),
         ([True], TypeError, r"backoff\[0\] must be a number at least 0, not True"),
-        ([], ValueError, "backoff must be .* an iterable of seconds, not an empty one"),
+        ([], ValueError, "backoff must be .* an iterable of seconds, not an empty iterable"),
     ],
 )
 def test_a_bad_number_in_a_list_is_named_with_its_place(delays, error, message):

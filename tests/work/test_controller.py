@@ -323,7 +323,7 @@ def test_what_is_left_in_memory_for_later_is_said(caplog):
         reconcile = abate.controller()(lambda key: None)
         reconcile.add("a", after=60.0)
         live(reconcile, 10.0)
-    assert "<lambda>: ended with 1 delayed keys: they are kept in memory" in caplog.text
+    assert "<lambda>: ended with 1 delayed keys, which stay in memory" in caplog.text
 
 
 # -- resync
@@ -377,7 +377,7 @@ def test_a_resync_begun_in_the_middle_of_a_period_leaves_out_what_is_over():
 
 def test_keys_are_listed_only_for_a_resync():
     """A lister without a resync is a mistake."""
-    with pytest.raises(ValueError, match="keys are listed, and leaders chosen, for a resync"):
+    with pytest.raises(ValueError, match="keys= and leader= are for a resync"):
         abate.controller(keys=list)(lambda key: None)
 
 

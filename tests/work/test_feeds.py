@@ -287,7 +287,7 @@ def test_a_poller_that_does_not_return_several_keys_fails_and_says_so(clock, cap
     reconcile.poll(every=1.0)(lambda: found)
     health = live(reconcile, 0.1)
     assert seen == []
-    assert "what lists keys must return several of them" in health.feeds["<lambda>"]
+    assert "a function that lists keys must return an iterable of keys" in health.feeds["<lambda>"]
 
 
 @pytest.mark.parametrize("keys", [42, "order"])
@@ -564,7 +564,7 @@ def test_a_feed_that_is_declared_while_the_controller_runs_begins_with_the_next_
 
     live(reconcile, 10.0, body)
     assert seen == []
-    assert "orders: <lambda> was declared while it runs: it begins with the next run" in caplog.text
+    assert "orders: <lambda> was declared during a run, and starts with the next run" in caplog.text
     live(reconcile, 10.0)
     assert seen == ["a"]
 

@@ -117,7 +117,7 @@ def test_a_key_in_hand_is_not_counted_twice():
     queue.add("a", 0.0)
     assert not queue.add_after("a", 1.0, 0.0)
     queue.add("b", 0.0)
-    with pytest.raises(QueueFull, match="the queue holds 2 keys, and no more"):
+    with pytest.raises(QueueFull, match="the queue is full: it holds 2 keys"):
         queue.add_after("c", 1.0, 0.0)
 
 

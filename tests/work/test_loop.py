@@ -469,8 +469,8 @@ def complain(error):
     [
         ({"on": complain}, KeyError("x"), "AttributeError: code (in the rules"),
         ({"backoff": lambda retry: -1.0}, KeyError("x"), "(in the rules"),
-        ({"on": KeyError}, Unspeakable(), "Unspeakable: (it can't be told)"),
-        ({"max_receives": 1}, Unspeakable(), "Unspeakable: (it can't be told)"),
+        ({"on": KeyError}, Unspeakable(), "Unspeakable: (the error has no readable text)"),
+        ({"max_receives": 1}, Unspeakable(), "Unspeakable: (the error has no readable text)"),
     ],
 )
 def test_rules_that_fail_themselves_bury_the_message_and_block_nobody(settings, error, reason):

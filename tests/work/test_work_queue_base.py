@@ -82,7 +82,7 @@ def test_a_full_queue_refuses_another_key(kind):
     keys.add("a")
     keys.add_after("b", 60.0)
     for refused in (lambda: keys.add("c"), lambda: keys.add_after("c", 1.0), lambda: keys.add_rate_limited("c")):
-        with pytest.raises(QueueFull, match="the queue holds 2 keys, and no more"):
+        with pytest.raises(QueueFull, match="the queue is full: it holds 2 keys"):
             refused()
     keys.add("a")
     keys.add("b")

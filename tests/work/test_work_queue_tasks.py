@@ -211,7 +211,7 @@ def test_a_task_waits_for_room_and_for_the_end(loop):
         with pytest.raises(TypeError, match="a key must not be None"):
             await keys.put(None)
         await keys.put("a")
-        with pytest.raises(TimeoutError, match=r"the queue has had no room for 3.0 s"):
+        with pytest.raises(TimeoutError, match=r"the queue was full for 3.0 s"):
             await keys.put("b", timeout=3.0)
         assert tasks.clock.now() == 3.0
         await tasks.start("put", keys.put, "b")

@@ -62,7 +62,7 @@ def test_a_put_waits_no_longer_than_it_said():
         keys = WorkQueue(capacity=1)
         keys.put("a", timeout=1.0)
         keys.put("a")
-        with pytest.raises(TimeoutError, match=r"the queue has had no room for 3.0 s"):
+        with pytest.raises(TimeoutError, match=r"the queue was full for 3.0 s"):
             keys.put("b", timeout=3.0)
         assert clock.now() == 3.0
         assert keys._watchers == []

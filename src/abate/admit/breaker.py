@@ -113,7 +113,7 @@ class Circuit:
         return True
 
     def enter_within(self, entry: Entry) -> bool:
-        """Do the same as `enter` while this thread is inside another operation: admit only if the breaker is closed."""
+        """Like `enter`, for a thread that is inside another operation: admit only if the breaker is closed."""
         if self.tripped:
             return False
         self.section.run_or_defer(self._count_late, entry)
@@ -160,7 +160,7 @@ class Circuit:
         return self.outcome(ok, answered)
 
     def settle_within(self, ok: bool, answered: bool, taken: int | None) -> float:
-        """Do the same as `settle` later, as this thread is inside another operation. Return 0."""
+        """Queue a `settle` for the operation that this thread is inside. Return 0."""
         self.section.run_or_defer(self._settle_late, ok, answered, taken)
         return 0.0
 
@@ -352,7 +352,7 @@ class CircuitBreaker(Shared, Gate):
         seconds = self.seconds_until_half_open()
         if seconds:
             return f"most attempts failed, none are sent for another {seconds:.3g} s"
-        return "most attempts failed, and one on trial is in flight"
+        return "most attempts failed, and a trial is in flight already"
 
     def _pickled_settings(self) -> dict[str, Any]:
         refuse_own_clock(self, not self._circuits.follows_context)

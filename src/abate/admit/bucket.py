@@ -1,8 +1,8 @@
 """The token bucket: a rate, with bursts up to a size.
 
 A caller that waits takes its tokens at once, below zero if necessary, and sleeps until they exist. So waiters are
-served in order, and need no wake-up. An interrupted waiter returns its tokens once no other waits behind it: the others
-sleep until instants that assume its tokens are taken.
+served in order, and need no wake-up. The tokens of an interrupted waiter are returned once no other waits behind it: the
+instants until which the others sleep were computed with its tokens taken.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Reservation:
 
 
 class BucketState:
-    """The tokens of one bucket on one clock, and the reservations of future ones by their due."""
+    """The tokens of one bucket on one clock, and the reservations of future tokens, sorted by `due`."""
 
     __slots__ = ("__weakref__", "asked", "at", "clock", "owed", "reservations", "section", "tokens")
 
@@ -60,7 +60,7 @@ class BucketState:
             del self.owed[0]
 
     def spare(self) -> float:
-        """Return the tokens that are left in any case, whatever the thread inside takes."""
+        """Return the tokens that remain after the thread inside has taken what it wants."""
         return self.tokens - self.asked - sum(self.owed)
 
     def after_fork(self) -> None:
@@ -97,7 +97,7 @@ class TokenBucket(Shared, Gate):
         return BucketState(float(self.burst), clock)
 
     def try_acquire(self, n: int = 1) -> bool:
-        """Take `n` tokens if they are there now."""
+        """Take `n` tokens if they are available now. Return whether it did."""
         level = self._states.here()
         self._check(n)
         return level.section.call(self._taken, level, n, otherwise=self._take_reentrant)
@@ -123,7 +123,7 @@ class TokenBucket(Shared, Gate):
     def acquire(self, n: int = 1, *, timeout: float | None = None) -> None:
         """Take `n` tokens, waiting for them in this thread.
 
-        Raises TimeoutError at once if they will not be there within `timeout` or before the deadline.
+        Raise TimeoutError at once if they will not be available within `timeout` or before the deadline.
 
         >>> import abate
         >>> with abate.testing.VirtualClock() as clock:
@@ -172,7 +172,7 @@ class TokenBucket(Shared, Gate):
         return now
 
     def _ceiling(self, n: int) -> float:
-        """Return the most tokens that are kept, for a caller that wants `n`."""
+        """Return the maximum number of tokens in the bucket, for a caller that wants `n`."""
         return float(self.burst)
 
     def _take(self, level: BucketState, n: int, now: float) -> None:
@@ -218,7 +218,7 @@ class TokenBucket(Shared, Gate):
         return Reservation(n, now + wait)
 
     def _abandon(self, level: BucketState, claim: Reservation) -> None:
-        """Return the tokens of an interrupted wait, and of those before it, once no other waits behind them."""
+        """Return the tokens of an interrupted wait, and of interrupted waits before it, if no wait follows them."""
         claim.broken_off = True
         level.section.run_or_defer(self._return_abandoned, level)
 
@@ -237,7 +237,7 @@ class TokenBucket(Shared, Gate):
 
     def _add_refund(self, level: BucketState) -> None:
         self._refill(level, 1)
-        if level.tokens < -TOLERANCE and level.reservations:  # other waits assume that this token is taken
+        if level.tokens < -TOLERANCE and level.reservations:  # other waiters count on this token being taken
             level.reservations.appendleft(Reservation(1, level.reservations[0].due, broken_off=True))
         else:
             level.tokens = min(float(self.burst), level.tokens + 1)

@@ -29,7 +29,7 @@ from abate.reentrant_locks import Section, may_wait, takes_lock
 
 FundedBy = Literal["success", "request"]
 MAX_DENOMINATOR = 10**6
-"""Ratio and reserve are taken as the nearest fraction with no larger denominator."""
+"""Ratio and reserve are rounded to the nearest fraction with at most this denominator."""
 MAX_SETTING = 1e15
 """Ratio, reserve and window are at most this, so that no sum of them is too large for a float."""
 MAX_UNTIMED = 1000
@@ -119,7 +119,7 @@ class BudgetState:
 
     def _start_batch(self) -> None:
         self._count_batch()
-        if not length_hint(self.batch):  # unless another thread has started one
+        if not length_hint(self.batch):  # false if another thread has started one
             self.batch, self._batch_size = repeat(None, self._batch_target), self._batch_target
 
     def end_batch(self) -> None:
@@ -182,7 +182,7 @@ class BudgetState:
         return units / self._terms.one
 
     def share(self) -> float:
-        """Return the share of what the window allows that is left."""
+        """Return the unspent share of what the window allows."""
         units, withdrawals = self.section.call(self._folded, otherwise=self._totals)
         left = max(0, units)
         allowed = left + self._terms.one * withdrawals
@@ -252,7 +252,7 @@ class BudgetState:
                 self._reentrant_refused.clear()
                 while self._reentrant_granted:
                     self.withdrawals.add(self._reentrant_granted.pop() > drawn)
-                first = next(self.next_withdrawal) + 1  # after theirs
+                first = next(self.next_withdrawal) + 1  # after the numbers of the re-entrant withdrawals
             allowed = max(0, self._units() // self._terms.one)
             paid_for = range(first, first + allowed)
             if not self._reentrant_granted and not self._reentrant_refused:
@@ -419,7 +419,7 @@ class Budget(Shared, Gate):
         return math.inf if self.unlimited_balance else self.states.here().balance()
 
     def share(self) -> float:
-        """Return the share of what the window allows that is left, for a gauge: 1 if nothing was spent, 0 if all was.
+        """Return the unspent share of what the window allows, for a gauge: 1 if nothing was spent, 0 if all was.
 
         >>> budget = Budget(ratio=0.0, reserve=1.0, window=4.0)
         >>> budget.try_withdraw(), budget.share()
@@ -436,12 +436,12 @@ class Budget(Shared, Gate):
         return None
 
     def undo(self, retry: bool) -> None:
-        """Refund a retry. A first attempt was free: a refund would return another call's retry."""
+        """Refund a retry. Do nothing for a first attempt: it was free, and a refund would be another call's."""
         if retry:
             self.refund()
 
     def leave(self, accepted: bool | None) -> None:
-        """What succeeded pays in."""
+        """Deposit if the attempt succeeded."""
         if accepted and self.funded_by == "success":
             self.deposit()
 
@@ -454,7 +454,7 @@ class Budget(Shared, Gate):
         return f"its balance of {self.balance():.3g} retries is spent"
 
     def settings(self) -> tuple[float, float, float, str]:
-        """What makes two budgets alike, whatever they hold."""
+        """Return the settings; two budgets with equal settings behave alike, apart from their counts."""
         return self.ratio, self.reserve, self.window, self.funded_by
 
     def _pickled_settings(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A limit on the attempts in flight: permits that are taken and given back."""
+"""A limit on the attempts in flight: permits that are taken and released."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ConcurrencyLimit(Shared, Gate):
         forks.register(self)
 
     def after_fork(self) -> None:
-        """In the child: no permit is held, as the threads that held them don't exist there."""
+        """Release all permits in the child: the threads that held them don't exist there."""
         # No lock: each item of these iterators moves a permit to where it belongs, as one step. What a `for` statement
         # takes from them is moved for good: no signal handler runs before the statement that follows, so that none can
         # raise in between.
@@ -55,13 +55,13 @@ class ConcurrencyLimit(Shared, Gate):
             for _ in self._taking:  # pragma: no branch
                 return True
         except IndexError:
-            pass  # none was given back, or all of those are held again
+            pass  # none was released, or all of those are held again
         for _ in self._making:
             return True
         return False
 
     def release(self) -> None:
-        """Give a permit back."""
+        """Release a permit."""
         try:
             for _ in self._freeing:  # pragma: no branch
                 break

@@ -32,7 +32,7 @@ class Gate:
         raise NotImplementedError
 
     def leave(self, accepted: bool | None) -> None:
-        """An attempt that entered has ended.
+        """Take note that an attempt that entered has ended.
 
         * `accepted` is True when the server took it, whatever it answered (a 404, a 500);
         * False when it did not (a 503, a connection that was refused or broke, a timeout);
@@ -41,7 +41,7 @@ class Gate:
         """
 
     def failed(self, accepted: bool | None) -> None:
-        """An attempt that entered has failed, and is worth a retry.
+        """Take note that an attempt that entered has failed and is worth a retry.
 
         `accepted` is as for `leave`: True for a failure that the server answered with (a 500).
         """

@@ -1,4 +1,4 @@
-"""Tells an outage from one caller's trouble: do good answers still come as regularly as before?
+"""Distinguishes an outage from errors of one caller, by whether good answers still come as regularly as before.
 
 An error that the server answered with (a 500), or a hint, may concern one tenant only. It counts as an outage only if
 no call was answered well for much longer than usual: by chance alone that happens less than once in twenty thousand.
@@ -62,7 +62,7 @@ class OutageDetector:
         self._last_answer, self.errors, self._failed = now, 0, False
 
     def on_failure(self, answered: bool) -> None:
-        """Count a failure: did the server answer with it?"""
+        """Count a failure; `answered` says that the server answered with it."""
         self.errors += answered
         self._failed = True
 

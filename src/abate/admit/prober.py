@@ -9,8 +9,8 @@ from abate.schedule.backoff import FunctionSchedule, RandomSource, Schedule
 PROBE_RATIO = 0.05
 """A busy process sends at most this share of its calls as probes."""
 ERROR_PROBE_RATIO, ERROR_PROBE_MAX_DELAY = 0.08, 0.05
-"""The same where the server answers probes with errors, and the most seconds that the length of the outage adds to a
-pause then. Another caller may be answered well, and is found only by chance: if one of four calls would be answered and
+"""The same share while the server answers probes with errors, and the maximum seconds that the length of the outage
+adds to a pause then. Another caller may be answered well, and is found only by chance: if one of four calls would be answered and
 waits for three seconds, a smaller share would find it too late."""
 OUTAGE_SHARE = 0.08
 """The share of an outage's length that may pass before its end is noticed."""
@@ -99,7 +99,7 @@ class Prober:
         return max(1 / (share * rate) if rate else inf, min(longest, (now - self.outage_start) * OUTAGE_SHARE))
 
     def abandoned(self, now: float, longest: float) -> None:
-        """A probe was cut off by its caller: pause as after any other."""
+        """Pause after a probe that its caller cut off, as after any other."""
         self.pause_until = max(self.pause_until, now + min(self.min_pause(now), longest))
 
     def hint(self, until: float, now: float, for_all: bool) -> None:
@@ -111,6 +111,6 @@ class Prober:
         self.hint_until = max(self.hint_until, min(until, now + longest))
 
     def set_peers(self, peers: int, now: float) -> None:
-        """Probe for this many processes, and the sooner for that."""
+        """Probe for this many processes: the more there are, the shorter the pauses."""
         self.peers = peers
         self.pause_until = min(self.pause_until, now + self.min_pause(now))

@@ -9,8 +9,9 @@
   capacity, and they go last in, first out (adaptive LIFO): a few calls wait too long instead of all.
 * A call that returns after a failed attempt queues behind those that have made none.
 
-A signal handler may raise out of any call in here. So a waiter becomes `queued` and is counted by statements without a
-call between them, and it is in a list before it is `queued` and until after. Entries that are not `queued` are stale.
+A signal handler may raise out of any call in here. So a waiter is marked `queued` and counted by statements without a
+call between them; it is put into a list before that, and removed from it after it is no longer `queued`. Entries of waiters that are not
+`queued` are stale.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Waiter:
 
 
 class ShelterQueue:
-    """The waiting calls."""
+    """The calls that wait, in the order in which they are sent."""
 
     __slots__ = (
         "_aged",
@@ -102,7 +103,7 @@ class ShelterQueue:
 
     @property
     def full(self) -> bool:
-        """Whether no other call may wait."""
+        """Whether `capacity` calls wait already."""
         return self.size >= self.capacity
 
     def add(self, waiter: Waiter, now: float, first: bool) -> None:

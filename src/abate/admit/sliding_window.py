@@ -80,7 +80,7 @@ class SlidingWindow:
         self.total = 0
 
     def take_back(self) -> None:
-        """Remove one from the newest slot that has any."""
+        """Subtract one from the newest slot that is not empty."""
         ring = self._ring
         for slot in range(self._slot, self._slot - len(ring), -1):
             if ring[slot % SLOTS]:
@@ -89,5 +89,5 @@ class SlidingWindow:
                 return
 
     def recount(self) -> None:
-        """Recompute the total, which may be half changed."""
+        """Recompute the total from the slots: an interrupted operation may have left it wrong."""
         self.total = sum(self._ring)

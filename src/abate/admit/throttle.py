@@ -1,4 +1,4 @@
-"""Adaptive throttling on the client's side: the more a server refuses, the less is sent to it.
+"""Adaptive throttling on the client's side: the more a server refuses, the less the client sends.
 
 From the SRE book: over the last two minutes, an attempt is refused here with probability
 ``max(0, (requests - k * accepts) / (requests + 1))``. Attempts that are refused here count as requests, so that the
@@ -46,7 +46,7 @@ class ThrottleState:
         return self.probability
 
     def last_probability(self, k: float) -> float:
-        """Return the last share: the counts may be half changed."""
+        """Return the share that was computed last: the counts may be half changed."""
         return self.probability
 
     def request(self, k: float) -> float:
@@ -132,7 +132,7 @@ class AdaptiveThrottle(Shared, Gate):
         return AdaptiveThrottle(self.k, self.window, clock=self._states.clock, rng=self._rng, name=self.name)
 
     def refusal(self) -> str:
-        return f"the server refuses so much that {self.probability():.0%} are held back here"
+        return f"the server refuses so much that {self.probability():.0%} of attempts are not sent"
 
     def _pickled_settings(self) -> dict[str, Any]:
         refuse_own_clock(self, not self._states.follows_context)

@@ -22,7 +22,7 @@ class Timekeepers:
         self.stalled: set[object] = set()
 
     def elect(self, waiter: Waiter) -> bool:
-        """Return whether this waiter keeps the time for its loop; it does if no other does."""
+        """Make this waiter the timekeeper of its loop unless there is one; return whether it is."""
         loop = self.mark_awake(waiter)
         keeper = self._by_loop.get(loop)
         if keeper is None or keeper.answer is not None:
@@ -30,13 +30,13 @@ class Timekeepers:
         return keeper is waiter
 
     def mark_awake(self, waiter: Waiter) -> object:
-        """This waiter runs, so its loop is not stalled; return the loop."""
+        """Mark the loop of this waiter as running, and return the loop."""
         loop = _loop(waiter)
         self.stalled.discard(loop)
         return loop
 
     def mark_stalled(self, waiter: Waiter) -> None:
-        """This waiter has not claimed its permit, so its loop is stalled."""
+        """Mark the loop of this waiter as stalled: it has not claimed its permit."""
         if waiter.wakeup is not None:
             self.stalled.add(waiter.wakeup.loop)
 
@@ -45,13 +45,13 @@ class Timekeepers:
         return waiter.wakeup is not None and waiter.wakeup.loop in self.stalled
 
     def drop(self, waiter: Waiter) -> None:
-        """This waiter is stalled: the next one of its loop that wakes keeps the time."""
+        """Dismiss a stalled timekeeper: the next waiter of its loop that wakes replaces it."""
         loop = _loop(waiter)
         if self._by_loop.get(loop) is waiter:
             del self._by_loop[loop]
 
     def replace(self, waiter: Waiter, shelter_queue: ShelterQueue) -> None:
-        """This waiter leaves: if it kept the time, wake another one of its loop, which takes over."""
+        """Remove a waiter that leaves; if it was the timekeeper, wake another one of its loop to take over."""
         loop = _loop(waiter)
         if self._by_loop.get(loop) is not waiter:
             return

@@ -22,7 +22,7 @@ __all__ = ["judge", "repeatable", "status", "transient", "transient_result"]
 RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
 OVERLOADED = frozenset({408, 429, 503, 504})
 TIMED_OUT = frozenset({408, 504})
-"""Statuses of a timeout on the way: whether the request was processed is unknown."""
+"""Statuses of a timeout at the server or a proxy: the request may have been processed or not."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 KEY_HEADER = "Idempotency-Key"
 
@@ -110,7 +110,7 @@ class OnTransient(Rule):
 
 
 class _Response(Frozen):
-    """Return status and headers of an error or a response of any HTTP library."""
+    """Status and headers of an error or a response of any HTTP library."""
 
     status: int
     headers: Headers | None

@@ -27,11 +27,11 @@ class Outcome(ComparedByFields):
 
 
 class Ruling(Frozen):
-    """The decision about an outcome: retry or not, why, the server's hint, and whether it may have seen the request.
+    """The decision about an outcome: whether to retry, why, the server's hint, and whether the request may have reached it.
 
     The reason is ``blip`` (reset, refused, conflict), ``overload`` (429, 503, timeouts), ``fatal``, or ``layer``
-    (an inner policy has given up on it). `safe` says whether the request may be repeated, if it tells (an HTTP method
-    does; None for most errors). `answered` says that the server itself answered with the failure: it is up, and unless
+    (an inner policy has given up on it). `safe` says whether the request may be repeated, if that is known (from an HTTP
+    method; None for most errors). `answered` says that the server itself answered with the failure: it is up, and unless
     it is overloaded, the failure may concern this request only (a 500).
 
     >>> Ruling.overload(hint=2.0)

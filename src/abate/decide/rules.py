@@ -34,7 +34,7 @@ class Rule(Frozen):
     """Judges an outcome. None means that the next rule decides."""
 
     reads_results = False
-    """Whether the rule judges results; policies whose rules don't skip that."""
+    """Whether the rule judges results. A policy without such a rule does not judge results."""
 
     def judge(self, outcome: Outcome) -> Ruling | None:
         """Return the ruling on this outcome, or None."""
@@ -72,8 +72,8 @@ class OnError(Rule):
         try:
             ruling = self.judge(outcome)
         except Exception:
-            return None  # it may expect attributes of single errors, which are judged next
-        return ruling if ruling is not None and ruling.retry else None  # a no may refer to single errors
+            return None  # the predicate may expect attributes of single errors, which are judged next
+        return ruling if ruling is not None and ruling.retry else None  # a false answer may refer to single errors
 
 
 class OnResult(Rule):
@@ -149,7 +149,7 @@ class Rules(Rule):
 
         A group of errors is retried if a rule names groups and says so, or else if every error in it would be; none of
         them may be excepted by `unless`. The longest hint counts. A group of more than `MAX_GROUP_MEMBERS` errors, or
-        nested more than `MAX_GROUP_DEPTH` deep, is fatal without being looked at. An attempt that was cut off is an
+        nested more than `MAX_GROUP_DEPTH` deep, is fatal without being judged. An attempt that was cut off is an
         overload, whatever the rules say.
         """
         error = outcome.error
@@ -299,7 +299,7 @@ def widen(rule: Matcher, *, by: Matcher, seconds: float) -> Rule:
 
 
 def classify(error: BaseException | None) -> Ruling:
-    """Return the ruling by the type of an error alone: overloaded or not, seen by the server or not."""
+    """Return the ruling by the type of an error alone: whether it means overload, and whether it reached the server."""
     if isinstance(error, TimeoutError):
         return OVERLOAD
     if isinstance(error, ConnectionRefusedError) or _is_dns(error):
@@ -343,7 +343,7 @@ def _check_predicate(name: str, predicate: Callable[..., PredicateResult]) -> Ca
 
 
 def _refuse_async(name: str, predicate: Callable[..., Any]) -> None:
-    """Refuse functions whose return value is always true."""
+    """Raise TypeError for functions whose return value, a coroutine or generator, is always true."""
     if is_coroutine_function(predicate) or is_generator_function(predicate):
         raise TypeError(
             f"{name} must return its answer, and cannot be a coroutine or generator function: {predicate!r}"
@@ -351,7 +351,7 @@ def _refuse_async(name: str, predicate: Callable[..., Any]) -> None:
 
 
 def _ruling_from(predicate: Callable[..., PredicateResult], verdict: PredicateResult, yes: Ruling) -> Ruling | None:
-    """Return the ruling that a predicate's return value means; `yes` is that for True."""
+    """Return the ruling that a predicate's return value means; `yes` is the ruling for True."""
     if verdict is True:
         return yes
     if isinstance(verdict, Ruling):
@@ -362,7 +362,7 @@ def _ruling_from(predicate: Callable[..., PredicateResult], verdict: PredicateRe
     if is_coroutine_object(verdict):
         verdict.close()  # type: ignore[attr-defined]
         raise TypeError(f"the predicate {name} must return its answer, not a coroutine")
-    seconds = getattr(verdict, "total_seconds", None)  # of a timedelta, whose module is not worth importing here
+    seconds = getattr(verdict, "total_seconds", None)  # a timedelta, without importing datetime
     if callable(seconds):
         verdict = seconds()
     if isinstance(verdict, (int, float)):

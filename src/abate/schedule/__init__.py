@@ -1,4 +1,4 @@
-"""Decides when: delays before retries, hints of servers, deadlines, learned timeouts and periodic work.
+"""Decides when to retry: delays before retries, hints of servers, deadlines, learned timeouts and periodic work.
 
 Everything here returns numbers; only `ticks` waits.
 """

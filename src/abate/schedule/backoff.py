@@ -5,7 +5,7 @@ The rules:
 * the ceiling of retry n is ``min(cap, base * factor ** (n - 1))``: the cap comes first, then the jitter, so
   that a fleet which has reached the cap is still spread out;
 * ``full`` draws from [0, ceiling], ``equal`` from [ceiling / 2, ceiling], ``none`` takes the ceiling;
-* ``decorrelated`` draws from [base, min(cap, 3 * previous)], where the first previous is the base.
+* ``decorrelated`` draws from [base, min(cap, 3 * previous)], where the previous delay of the first retry is the base.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Jitter = Literal["full", "equal", "decorrelated", "none"]
 JITTERS: tuple[str, ...] = ("full", "equal", "decorrelated", "none")
 
 MAX_DELAYS = 10_000
-"""The most delays read from an iterable; the last one is repeated."""
+"""The maximum number of delays read from an iterable; the last one is repeated."""
 
 
 class RandomSource(Protocol):
@@ -182,12 +182,12 @@ def schedule(backoff: Schedule | Callable[[int], float] | Iterable[float]) -> Sc
         number(f"backoff[{place}]", delay, least=0) for place, delay in enumerate(islice(backoff, MAX_DELAYS))
     )
     if not delays:
-        raise ValueError(f"{expected}, not an empty one")
+        raise ValueError(f"{expected}, not an empty iterable")
     return ListSchedule(delays)
 
 
 def max_total_delay(plan: Schedule, retries: int) -> float:
-    """Return the most seconds that `retries` retries may wait in total."""
+    """Return the maximum seconds that `retries` retries wait in total."""
     exact = min(whole("retries", retries, least=0), MAX_DELAYS)
     settled = plan.ceiling(retries) * (retries - exact) if retries > exact else 0.0
     return math.fsum(plan.ceiling(retry) for retry in range(1, exact + 1)) + settled

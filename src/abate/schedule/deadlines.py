@@ -1,8 +1,8 @@
 """Deadlines: the instant by which a call must have ended. They nest, and the nearest one wins.
 
-A deadline binds what runs inside its block, the tasks started there included, for as long as the block is open. What
-outlives the block is not bound by it. An instant belongs to the clock it was taken from: in virtual time only deadlines
-of that virtual time count.
+A deadline applies to all code inside its block, including the tasks started there, until the block ends. Tasks that
+outlive the block are no longer bound by it. An instant belongs to the clock it was taken from: on a virtual clock only
+deadlines of that clock count.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _DeadlineScope(Scope):
 _scopes: Scopes[_DeadlineScope] = Scopes("abate_deadline")
 
 before_first_deadline: list[Callable[[], None]] = []
-"""Called once, when the process sets its first deadline: for fast paths that don't read the context before."""
+"""Called once, when the process sets its first deadline: until then, fast paths don't read the context."""
 
 peek_deadline = _scopes.peek
 """Return None if there is no deadline: cheaper than `cut_to_deadline`."""
@@ -61,7 +61,7 @@ class deadline:
     A deadline inside another can only be nearer. Tasks that are started in the block are bound until it ends;
     `carry_deadline` binds what runs in other threads, or longer.
 
-    ``deadline(None)`` sheds the deadlines around it: for work that must be done whether its caller waits or not.
+    ``deadline(None)`` ignores the deadlines around it: for work that must be done even if its caller no longer waits.
 
     >>> with deadline(5.0):
     ...     with deadline(60.0) as inner:
@@ -94,12 +94,12 @@ class deadline:
         self._entered.remove(scope)
 
     def close(self) -> None:
-        """Close the blocks that an exception of a signal handler has left open."""
+        """Close the blocks that were left open because a signal handler raised."""
         for scope in self._entered:
             scope.open = False
 
     def remaining(self) -> float:
-        """Return the seconds left here, at least zero; before the block is entered, those that it would have.
+        """Return the seconds left in this block, at least zero; before it is entered, those that it would have.
 
         Infinite for ``deadline(None)``.
         """
@@ -110,7 +110,7 @@ class deadline:
 
 
 def nearest_deadline() -> float | None:
-    """Return the instant of the nearest deadline here, on the current clock; None without one."""
+    """Return the instant of the nearest deadline in this context, on the current clock; None without one."""
     scope = _scopes.nearest()
     if scope is None:
         return None
@@ -123,7 +123,7 @@ def nearest_deadline() -> float | None:
 
 
 def remaining() -> float | None:
-    """Return the seconds left until the nearest deadline here, at least zero; None without one.
+    """Return the seconds left until the nearest deadline in this context, at least zero; None without one.
 
     >>> remaining() is None
     True
@@ -133,7 +133,7 @@ def remaining() -> float | None:
 
 
 def deadline_passed() -> bool:
-    """Return whether a deadline here has passed.
+    """Return whether a deadline of this context has passed.
 
     >>> with deadline(0.0):
     ...     deadline_passed()
@@ -159,7 +159,7 @@ def is_deadline_aware(function: Callable[..., Any]) -> bool:
 
 
 def cut_to_deadline(seconds: float | None) -> float | None:
-    """Return the smaller of `seconds` and what remains here; None if neither is a limit."""
+    """Return the smaller of `seconds` and `remaining()`; None if both are None."""
     left = remaining()
     if left is None or seconds is None:
         return seconds if left is None else left
@@ -169,8 +169,8 @@ def cut_to_deadline(seconds: float | None) -> float | None:
 def carry_deadline(function: F) -> F:
     """Return the function bound to the current deadline, in whatever thread or task it runs later.
 
-    For work that belongs to the block and runs elsewhere: in an executor, a thread, a task that may outlive it. Where
-    there is no deadline, the function is returned as it is.
+    For work that belongs to the block and runs elsewhere: in an executor, a thread, a task that may outlive it. Without a
+    deadline, the function itself is returned.
 
     >>> from concurrent.futures import ThreadPoolExecutor
     >>> with ThreadPoolExecutor() as pool, deadline(5.0):

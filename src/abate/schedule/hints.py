@@ -26,7 +26,7 @@ def retry_after(value: str | None, *, now: float | None = None, date: str | None
     """Return the seconds of a ``Retry-After`` header, or None if it cannot be read.
 
     Both forms of the header are read: seconds and an HTTP date. `now` is the wall clock (seconds since 1970);
-    `date` is the response's own ``Date`` header: given that, a server whose clock is off is still understood.
+    `date` is the response's own ``Date`` header; with it, the result is right even if the server's clock is wrong.
     A date that has passed asks for no wait.
 
     >>> retry_after(" 120 ")
@@ -66,13 +66,13 @@ def pushback(value: str | None) -> float | None:
 
 
 def delay_after_hint(hint: float, plan: Schedule, retry: int, own: float) -> float:
-    """Return the hint plus the retry's own delay, spread over enough of the hint.
+    """Return the hint plus the retry's own delay, stretched so that retries spread over `SPREAD` of the hint.
 
     >>> from abate.schedule import Backoff
     >>> delay_after_hint(10.0, Backoff(1.0, 30.0), retry=1, own=0.5)
     14.5
     """
-    if not plan.jittered:  # the user's own numbers count as they are, and a function may not be defined for FAR
+    if not plan.jittered:  # the user's own numbers are used unchanged, and a function may not be defined for `CAPPED_RETRY`
         return hint + own
     ceiling, spread = plan.ceiling(retry), min(hint * SPREAD, plan.ceiling(CAPPED_RETRY))
     # decorrelated delays that began with an overload may lie above the ceiling of a blip

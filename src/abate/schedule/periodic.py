@@ -13,17 +13,17 @@ from abate.errors import number
 CLOCK_CHECK_SECONDS = 60.0
 """Seconds for which a ticker with a key sleeps before it checks whether the wall clock was set."""
 CLOCK_CHECKS = 64
-"""The most checks during one period."""
+"""The maximum number of checks during one period."""
 CLOCK_SET_SECONDS = 1.0
-"""Seconds by which the wall clock differs from the other clock's course when it was set; or `CLOCK_SET_SHARE` of a
-period."""
+"""The wall clock was set if it differs by this many seconds, or `CLOCK_SET_SHARE` of a period, from what the monotonic
+clock predicts."""
 CLOCK_SET_SHARE = 0.01
 
 
 def consistent_jitter(key: object, period: float) -> float:
     """Return the offset of `key` in [0, period): the same on every machine and in every run, with keys spread evenly.
 
-    The key is read through ``str`` (bytes as they are), so it must not print its address.
+    The key is converted with ``str`` (bytes are used unchanged), so its text must not contain a memory address.
 
     >>> consistent_jitter("host-7", 60.0) == consistent_jitter("host-7", 60.0)
     True
@@ -50,10 +50,10 @@ class Tick(NamedTuple):
 class ticks:
     """Return an iterator that ticks every `period` seconds, for ``for`` and ``async for``.
 
-    With a `key` the beats stand at that key's consistent offset on the wall clock, restarts included; without
-    one the first comes at once. Beats are on a fixed grid: they do not drift, and those that pass while the
-    body runs are left out (and counted), never made up for. When the wall clock is set, or the machine was
-    suspended, the next beat with a key is back at its offset, and at least half a period after the last one.
+    With a `key` the ticks are at that key's consistent offset on the wall clock, also after a restart; without
+    one the first comes at once. Ticks are on a fixed grid: they do not drift, and those that pass while the
+    body runs are skipped (and counted). When the wall clock is set, or the machine was suspended, the next tick
+    with a key is back at its offset, and at least half a period after the last one.
 
     >>> import abate
     >>> with abate.testing.VirtualClock() as clock:
@@ -93,7 +93,7 @@ class _TickIterator(Iterator[Tick], AsyncIterator[Tick]):
         self.period = period
         self.offset = None if key is None else consistent_jitter(key, period)
         self.wall_offset = clock.wall() - now
-        """Seconds by which the wall clock was ahead of the other one at the last check."""
+        """Seconds by which the wall clock was ahead of the monotonic one at the last check."""
         self.first = now if self.offset is None else now + (self.offset - now - self.wall_offset) % period
         self.count = 0
         self.last: float | None = None
@@ -116,7 +116,7 @@ class _TickIterator(Iterator[Tick], AsyncIterator[Tick]):
         return tick
 
     def next(self, now: float) -> Tick:
-        """Return the first instant that is not over and was not returned before."""
+        """Return the first instant that has not passed and was not returned before."""
         if self.clock_was_set(now):
             return self.realign(now)
         if self.last is None:

@@ -30,11 +30,11 @@ from abate.reentrant_locks import Section, may_wait, takes_lock
 GROWTH = 1.04
 """Growth from one bucket to the next: the middle of a bucket is within 2 % of everything in it."""
 BUCKETS = 256
-"""Enough for latencies from the ceiling down to a 22,000th of it; quicker ones count as that."""
+"""Enough for latencies from the ceiling down to 1/22,000 of it; shorter ones count in the lowest bucket."""
 CUT_OFF_FACTOR = 2.0
 """A request that was cut off counts as this many times slower."""
 REQUESTS, CONNECTS = "I", "H"
-"""Types of arrays. What one bucket can't count in one half is not counted: more than 2**32 requests, 2**16 connects."""
+"""Types of arrays. Counts of one bucket in one half stop at their maximum: 2**32 requests, 2**16 connects."""
 
 MIN_HALF_LIFE = 0.001
 """The shortest half-life, in seconds."""
@@ -140,12 +140,12 @@ class Timeouts(Shared):
     * `false_rate`: the share of good answers that may be cut off: 0.001 waits as long as 99.9 % of them take.
     * `floor`, `ceiling`: no timeout is outside of these, in seconds. Until there are ``1 / false_rate`` observations,
       it is the ceiling.
-    * `name`: the dependency's.
+    * `name`: the dependency's name.
     * `half_life`: seconds; an observation counts for one to two of these.
-    * `clock`: its own time. Without one it follows the context's, and learns on each virtual clock apart.
+    * `clock`: its own clock. Without one it uses the context's, and learns separately on each virtual clock.
 
-    Seconds are those of a clock that never goes back: what is negative, infinite or no number is a ValueError. It may
-    be shared by threads and tasks; no observation is lost.
+    Measure seconds with a monotonic clock: negative, infinite and NaN values raise ValueError. Threads and tasks may
+    share one object; no observation is lost.
 
     >>> orders = Timeouts(false_rate=0.01, floor=0.05, ceiling=10.0, name="orders")
     >>> orders.request()
@@ -193,7 +193,7 @@ class Timeouts(Shared):
         self._own = own is not None
         self._main = LatencyCounts(self.half_life, own or MACHINE)
 
-    # -- what was seen
+    # -- observations
 
     @takes_lock
     def observe(self, seconds: float) -> None:
@@ -245,7 +245,7 @@ class Timeouts(Shared):
         here.run_or_defer(here.add, here.connects, bucket)
 
     def timed_out(self, seconds: float) -> None:
-        """Count a request that was cut off after `seconds`: as slower than everything at that value.
+        """Count a request that was cut off after `seconds`, as one that took twice as long.
 
         >>> orders = Timeouts(false_rate=0.5)
         >>> orders.timed_out(1.0); orders.timed_out(1.0)
@@ -255,7 +255,7 @@ class Timeouts(Shared):
         self.observe(min(number("seconds", seconds, least=0), self.ceiling) * CUT_OFF_FACTOR)
 
     def connect_timed_out(self, seconds: float) -> None:
-        """Count a connect that was cut off after `seconds`: as slower than everything at that value.
+        """Count a connect that was cut off after `seconds`, as one that took twice as long.
 
         >>> orders = Timeouts(false_rate=0.5)
         >>> orders.connect_timed_out(1.0); orders.connect_timed_out(1.0)
@@ -264,7 +264,7 @@ class Timeouts(Shared):
         """
         self.observe_connect(min(number("seconds", seconds, least=0), self.ceiling) * CUT_OFF_FACTOR)
 
-    # -- what follows
+    # -- timeouts
 
     def request(self) -> float:
         """Return the timeout of a request, in seconds.
@@ -287,7 +287,7 @@ class Timeouts(Shared):
     def quantile(self, q: float) -> float:
         """Return the seconds within which a share `q` of the requests was answered, without the floor.
 
-        Where there are fewer than ``1 / (1 - q)`` observations, and for whatever is slower, it is the ceiling.
+        Return the ceiling if there are fewer than ``1 / (1 - q)`` observations, or if the quantile is above it.
 
         >>> Timeouts(ceiling=5.0).quantile(0.95)
         5.0
@@ -315,7 +315,7 @@ class Timeouts(Shared):
         state: LatencyCounts | None = clock.states.get(self)
         if state is not None:
             return state
-        # two threads that come first at once get the same state
+        # two threads that ask first at the same time get the same state
         made: LatencyCounts = clock.states.setdefault(self, LatencyCounts(self.half_life, clock))
         return made
 

@@ -26,7 +26,7 @@ from abate.work.verdicts import VerdictRules
 
 
 class RulingByType(Rule):
-    """VerdictRuless errors by their type."""
+    """Judges errors by their type."""
 
     rulings: Mapping[type, Ruling]
 
@@ -43,7 +43,7 @@ def start_controllers(simulation: Simulation) -> list[ControllerLoop]:
     for policy in simulation.policies:
         on = build_rules((RulingByType(policy.rulings_by_type), Refused))
         judges.append(VerdictRules(policy.backoff, on, policy.budget, controllers.slow, rng=policy.random_source))
-        # one attempt at a time, which the judge pays for
+        # one attempt per reconcile: `VerdictRules` withdraws from the budget for its requeue
         single = policy.replace(max_attempts=1, budget=Budget.empty())
         single.rules.rulings_by_type.update(policy.rulings_by_type)
         callers.append(Caller(single, simulation.entry, simulation.agenda, simulation.recorder.attempt))
@@ -150,7 +150,7 @@ class ControllerLoop:
         self._dispatch()
 
     def _due(self, key: int, began: float) -> list[float]:
-        """Return the changes that a reconcile covers which began then; later ones stay for the next."""
+        """Return the changes that a reconcile begun at `began` covers; later ones stay for the next."""
         needs = self._needs.pop(key, [])
         later = [since for since in needs if since > began]
         if later:

@@ -22,11 +22,11 @@ from abate.frozen import Frozen
 MAX_PLACES = 10_000_000
 """The recursions take a step for each place."""
 STEPS = 400
-"""Totals that are looked at between two bounds, to tell fixed points apart."""
+"""Totals that are evaluated between two bounds, to separate fixed points."""
 
 
 def blocking(rate: float, service_time: float, workers: int, places: int) -> float:
-    """The share of requests that find a queue full.
+    """Return the share of requests that find the queue full.
 
     >>> round(blocking(0.8, 1.0, workers=1, places=10), 6)
     0.023493
@@ -35,7 +35,7 @@ def blocking(rate: float, service_time: float, workers: int, places: int) -> flo
 
 
 def mean_time(rate: float, service_time: float, workers: int, places: int | None = None) -> float:
-    """Seconds that a request which is let in spends waiting and being served; infinite where the line grows for ever.
+    """Return the mean seconds that an admitted request waits and is served; infinite if the queue grows without limit.
 
     >>> round(mean_time(0.8, 1.0, workers=1, places=10), 4), mean_time(0.5, 1.0, workers=1)
     (3.7971, 2.0)

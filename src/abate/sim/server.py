@@ -2,8 +2,8 @@
 
 * A request is handled by the first rule that applies: a trigger or the error rate makes it fail, the rate limit refuses
   it, a free worker takes it, it waits in the queue, it is answered 503.
-* A request that has timed out is still served, in vain, unless the service drops expired requests. A request in service
-  is never interrupted.
+* A request that has timed out is still served, although no caller waits, unless the service drops expired requests. A
+  request in service is never interrupted.
 * A stall delays requests in service as well as waiting ones.
 """
 

@@ -141,22 +141,22 @@ class Result(Frozen):
 
     @property
     def measures(self) -> dict[str, Estimate]:
-        """Every figure over the seeds."""
+        """The estimate of every measure over the seeds."""
         names = self.samples[0].measures if self.samples else ()
         return {name: estimate([sample.measures[name] for sample in self.samples]) for name in names}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know, each once."""
+        """The notes of all runs, each once."""
         return tuple(dict.fromkeys(note for sample in self.samples for note in sample.notes))
 
     def series(self, name: str) -> list[float]:
-        """A series, as the mean over the seeds."""
+        """Return a series as the mean over the seeds."""
         rows = [sample.series[name] for sample in self.samples]
         return [sum(slot) / len(rows) for slot in zip(*rows, strict=True)]
 
     def broken(self) -> list[str]:
-        """What was asserted of this case and does not hold."""
+        """Return the assertions of this case that do not hold."""
         if not self.samples:
             return [f"{self.case.name or 'the scenario'} was not run"] if self.case.asserted else []
         case = f"{self.case.name}: " if self.case.name else ""

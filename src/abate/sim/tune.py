@@ -4,8 +4,8 @@
   sooner, to within half a second; then those with more successful calls, then those with fewer attempts.
 * **Search**: random candidates are run with a fifth of the seeds, the best fifth of them with all seeds.
 * **Common seeds**: every candidate is run with the same seeds, so that differences come from the policies.
-* **Check**: the first of many is partly lucky. So the best two are run again, with seeds that the search did not use;
-  the difference between them is computed from these runs alone.
+* **Check**: the best of many candidates is partly lucky. So the best two are run again, with seeds that the search did
+  not use; the difference between them is computed from these runs alone.
 """
 
 from __future__ import annotations

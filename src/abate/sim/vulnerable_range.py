@@ -43,7 +43,7 @@ class VulnerableRange(Frozen):
         """The statement without its figures."""
         if self.offered >= self.capacity:
             return (
-                f"{self.service}: is offered {'more than' if self.offered > self.capacity else 'all that'} it can serve"
+                f"{self.service}: is offered {'more than' if self.offered > self.capacity else 'exactly what'} it can serve"
             )
         if self.above is None:
             return f"{self.service}: comes back by itself at any load below its capacity"

@@ -52,7 +52,7 @@ SCHEMES = {
 }
 """The module that opens a store, by `open_url(scheme, rest, clock, required)`."""
 LONGEST_SCHEME = 16
-"""Characters of an unknown scheme that an error may show."""
+"""The maximum length of an unknown scheme that an error shows."""
 EXPECTED = (
     "'memory:', 'sqlite:///relative/path.db', 'sqlite:////absolute/path.db', 'redis://host:6379/0' "
     "or 'postgresql://host:5432/database'"
@@ -76,12 +76,12 @@ def open_store(url: str, *, clock: Clock | Callable[[], float] | None = None, re
     Traceback (most recent call last):
     ValueError: there is no store 'mysql:': expected 'memory:', 'sqlite:///relative/path.db', ...
     """
-    if not isinstance(url, str):  # it may hold a password all the same
+    if not isinstance(url, str):  # the error does not show it: it may hold a password
         raise TypeError(f"a store's URL must be a string, {EXPECTED}, not {type(url).__name__}")
     scheme, colon, rest = url.partition(":")
     if not colon:
         raise ValueError(f"a store's URL begins with a scheme and a colon: expected {EXPECTED}")
-    if scheme not in SCHEMES:  # what follows the colon may hold a password, and so may what is no scheme
+    if scheme not in SCHEMES:  # the error shows neither the rest nor an unusual scheme: both may hold a password
         named = f" {scheme + ':'!r}" if scheme.isascii() and scheme.isalnum() and len(scheme) <= LONGEST_SCHEME else ""
         raise ValueError(f"there is no store{named}: expected {EXPECTED}")
     store: Store = importlib.import_module(SCHEMES[scheme]).open_url(scheme, rest, as_clock(clock), required)

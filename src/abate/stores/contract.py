@@ -66,7 +66,7 @@ class StoreError(AbateError):
     >>> import abate.stores
     >>> abate.stores.open_store("sqlite:////")
     Traceback (most recent call last):
-    abate.stores.contract.StoreError: / is a directory: expected a file, or a path at which to make one
+    abate.stores.contract.StoreError: / is a directory: expected a file, or a path at which to create one
     """
 
 

@@ -71,7 +71,7 @@ def checked_keys(keys: Any) -> Sequence[str] | None:
 def checked_message(message: Any) -> Message:
     """Return a message whose key is a string, or raise an error."""
     if not isinstance(message, Message) or not isinstance(message.key, str):
-        raise TypeError(f"expected a message that this queue handed out, not {message!r:.80}")
+        raise TypeError(f"expected a message that was received from this queue, not {message!r:.80}")
     return message
 
 

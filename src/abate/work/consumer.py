@@ -125,7 +125,7 @@ def consumer(
     The function returns None when the message is done, or `Again` to get it once more later; any other value is
     ignored, with one warning. It raises `SilentSuccess` if there was nothing to do, `PermanentFailure` to bury the
     message with the reason, and `Recoverable` or any other error to retry it. Delivery is at least once: a message may
-    come twice, after a lease ran out.
+    come twice, for example after its lease ran out.
 
     * `source`: a `Source`, or a store or its URL (then the queue of this consumer's name); or pass it to `run`.
     * `workers`: how many messages are handled at once.

@@ -90,7 +90,7 @@ class Controller(Service[P, T]):
             # a resync does not unpark keys
             self._feeds.append(feeds.Feed("resync", self._while_leading(produce) if leader else produce, unparks=False))
         elif keys is not None or leader:
-            raise ValueError("keys are listed, and leaders chosen, for a resync: give resync= the seconds of a period")
+            raise ValueError("keys= and leader= are for a resync: give resync= the seconds of its period")
         self._leader = leader
         registry.services.add(self)
 
@@ -251,7 +251,7 @@ class Controller(Service[P, T]):
     def _declare(self, feed: feeds.Feed) -> None:
         self._feeds.append(feed)
         if self._running is not None:
-            log.warning("%s: %s was declared while it runs: it begins with the next run", self.name, feed.name)
+            log.warning("%s: %s was declared during a run, and starts with the next run", self.name, feed.name)
 
     def _unique_name(self, feed: object) -> str:
         """Return a name for a feed that no other feed of this controller has."""
@@ -275,7 +275,7 @@ class Controller(Service[P, T]):
         finally:
             left = self._memory.waiting() if self.in_memory and not drain else 0
             if left:
-                text = "%s: ended with %d delayed keys: they are kept in memory until the next run"
+                text = "%s: ended with %d delayed keys, which stay in memory until the next run"
                 log.warning(text, self.name, left)
 
     def _source(self, given: object) -> Source:

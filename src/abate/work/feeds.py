@@ -265,7 +265,7 @@ async def _close(name: str, tasks: set[asyncio.Task[Any]]) -> None:
             async with cut:
                 await asyncio.wait(left)
         except asyncio.CancelledError:
-            pass  # the loop has ended: continue until the feeds have closed their resources
+            pass  # cancelled: continue until the feeds have closed their resources
         except AttemptTimeout:
             log.error(
                 "%s: %d sources did not end within %g s, and are left running", name, len(left), FEED_CLOSE_TIMEOUT
@@ -371,7 +371,7 @@ async def list_keys(look: Callable[[], Any], run: Run) -> list[Any]:
     if isinstance(found, AsyncIterable):
         return [item async for item in found]
     if isinstance(found, (str, bytes)) or not isinstance(found, Iterable):
-        raise TypeError(f"what lists keys must return several of them, such as a list, not {found!r}")
+        raise TypeError(f"a function that lists keys must return an iterable of keys, such as a list, not {found!r}")
     return list(found)
 
 

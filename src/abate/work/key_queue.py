@@ -44,7 +44,7 @@ class QueueFull(AbateError):
     True
     >>> queue.add("b", 0.0)
     Traceback (most recent call last):
-    abate.work.key_queue.QueueFull: the queue holds 1 keys, and no more
+    abate.work.key_queue.QueueFull: the queue is full: it holds 1 keys
     """
 
 
@@ -177,7 +177,7 @@ class KeyQueue(Generic[K]):
         """
         capacity = self._capacity
         if capacity is not None and len(self.ready) + len(self.later) + len(self._re_added) >= capacity:
-            raise QueueFull(f"the queue holds {capacity} keys, and no more")
+            raise QueueFull(f"the queue is full: it holds {capacity} keys")
 
     def cancel(self, key: K) -> bool:
         """Cancel a delayed key. Return whether there was one."""

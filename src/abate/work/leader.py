@@ -104,4 +104,4 @@ async def _lead(
         try:
             await run(queue.settle, [(lease, Back(0.0, touched=False))])
         except Exception as error:
-            log.debug("%s: the lease of the leader is left to run out: %r", name, error)
+            log.debug("%s: could not release the leader's lease, which will run out: %r", name, error)

@@ -145,7 +145,7 @@ class Loop:
 
     @property
     def ready(self) -> bool:
-        """Return whether it takes work."""
+        """Return whether it receives messages: not stopping, the source answers, and not all workers are stuck."""
         return self.failing is None and not self.stopping.is_set() and self.stuck < self.workers
 
     def oldest(self) -> float | None:

@@ -88,7 +88,7 @@ class Worker:
         return self._rules.suspect(message.receives, message.unanswered)
 
     def _source_buries(self, message: Message) -> bool:
-        """Return whether the source buries the message: its receives may include some that were returned untouched."""
+        """Return whether to leave burying to the source: it also counts receives that were returned untouched."""
         return self._redrives and message.unanswered is None
 
     async def handle(self, delivery: Delivery, clock: Clock) -> HandlerResult | None:

@@ -68,7 +68,7 @@ def repairs_on_error(act: F) -> F:
     """Repair the keys if an exception, such as that of a signal handler, interrupts the operation."""
 
     @wraps(act)
-    def mended(self: QueueWaiters[Any], *args: Any) -> Any:
+    def repairing(self: QueueWaiters[Any], *args: Any) -> Any:
         try:
             return act(self, *args)
         except BaseException as error:
@@ -76,7 +76,7 @@ def repairs_on_error(act: F) -> F:
                 self._keys.repair()
             raise
 
-    return mended  # type: ignore[return-value]
+    return repairing  # type: ignore[return-value]
 
 
 class QueueWaiters(Generic[K]):
@@ -150,43 +150,43 @@ class QueueWaiters(Generic[K]):
 
     # -- waits
 
-    def _get_steps(self, bell: Wakeup, clock: Clock, timeout: float | None, got: list[K]) -> Steps[K]:
+    def _get_steps(self, wakeup: Wakeup, clock: Clock, timeout: float | None, got: list[K]) -> Steps[K]:
         """Wait for a key. Append it to `got` in the same step that takes it."""
         now = clock.now()
         deadline = now + wait_seconds(timeout)
         try:
             while True:
-                until = self._get_or_wait(bell, now, deadline, timeout, got)
+                until = self._get_or_wait(wakeup, now, deadline, timeout, got)
                 if until is None:
                     return got[0]
-                rung = yield until
-                now = _time_after(clock, until, rung)
+                woken = yield until
+                now = _time_after(clock, until, woken)
         except BaseException:
-            self._abandon_get(bell)
+            self._abandon_get(wakeup)
             raise
 
-    def _put_steps(self, key: K, priority: int, bell: Wakeup, clock: Clock, timeout: float | None) -> Steps[None]:
+    def _put_steps(self, key: K, priority: int, wakeup: Wakeup, clock: Clock, timeout: float | None) -> Steps[None]:
         """Wait for capacity, and add a key."""
         return self._watch_steps(
-            lambda: self._put_or_watch(key, priority, bell),
-            lambda: f"the queue has had no room for {timeout} s",
-            bell,
+            lambda: self._put_or_watch(key, priority, wakeup),
+            lambda: f"the queue was full for {timeout} s",
+            wakeup,
             clock,
             timeout,
         )
 
-    def _drain_steps(self, bell: Wakeup, clock: Clock, timeout: float | None) -> Steps[None]:
+    def _drain_steps(self, wakeup: Wakeup, clock: Clock, timeout: float | None) -> Steps[None]:
         """Wait until all keys are done."""
         return self._watch_steps(
-            lambda: self._drained_or_watch(bell),
+            lambda: self._drained_or_watch(wakeup),
             lambda: f"{len(self._ready)} keys wait and {len(self._keys.in_hand)} are in hand after {timeout} s",
-            bell,
+            wakeup,
             clock,
             timeout,
         )
 
     def _watch_steps(
-        self, met: Callable[[], bool], late: Callable[[], str], bell: Wakeup, clock: Clock, timeout: float | None
+        self, met: Callable[[], bool], late: Callable[[], str], wakeup: Wakeup, clock: Clock, timeout: float | None
     ) -> Steps[None]:
         """Wait until `met()` is true. It is evaluated again whenever a key was taken or is done."""
         now = clock.now()
@@ -195,23 +195,23 @@ class QueueWaiters(Generic[K]):
             while not met():
                 if now >= deadline:
                     raise TimeoutError(late())
-                rung = yield deadline
-                now = _time_after(clock, deadline, rung)
+                woken = yield deadline
+                now = _time_after(clock, deadline, woken)
         finally:
-            self._unwatch(bell)
+            self._unwatch(wakeup)
 
     # -- wake-ups
 
-    def _ring(self, rung: list[Wakeup]) -> None:
+    def _notify(self, woken: list[Wakeup]) -> None:
         """Notify these waiters. If the event loop of one is closed, notify another waiter instead."""
-        while rung:
+        while woken:
             try:
-                deaf = [bell for bell in rung if not bell.notify()]
+                deaf = [wakeup for wakeup in woken if not wakeup.notify()]
             except BaseException:
-                for bell in rung:  # a signal handler has raised; a second wake-up does no harm
-                    bell.notify()
+                for wakeup in woken:  # a signal handler has raised; a second wake-up does no harm
+                    wakeup.notify()
                 raise
-            rung = self._section.call(self._to_wake, True, otherwise=self._to_wake) if deaf else []
+            woken = self._section.call(self._to_wake, True, otherwise=self._to_wake) if deaf else []
 
     def _to_wake(self, timed: bool = False, room: bool = False) -> list[Wakeup]:
         """Return the waiters to notify, and remove them from the lists.
@@ -219,33 +219,33 @@ class QueueWaiters(Generic[K]):
         These are one getter if a key is ready (or, if `timed`, to wait for the next delayed key), and with `room` all
         watchers. Call this inside the section, and notify outside of it where possible.
         """
-        rung: list[Wakeup] = []
+        woken: list[Wakeup] = []
         if self._getters:
             if self._closed and self._idle():
-                rung += self._getters  # no more keys will come
+                woken += self._getters  # no more keys will come
                 self._getters.clear()
             elif self._ready or (timed and self._keys.later):
-                rung.append(self._getters.popleft())
+                woken.append(self._getters.popleft())
         if room and self._watchers:
-            rung += self._watchers
+            woken += self._watchers
             self._watchers.clear()
-        return rung
+        return woken
 
     def _get_or_wait(
-        self, bell: Wakeup, now: float, deadline: float, timeout: float | None, got: list[K]
+        self, wakeup: Wakeup, now: float, deadline: float, timeout: float | None, got: list[K]
     ) -> float | None:
         """Get a key into `got` and return None, or register the wake-up and return until when to wait for it."""
-        until, rung = self._section.call(self._try_get, bell, now, deadline, got, otherwise=_refuse_wait)
+        until, woken = self._section.call(self._try_get, wakeup, now, deadline, got, otherwise=_refuse_wait)
         if until is None:
-            self._ring(rung)
+            self._notify(woken)
             if not got:
                 raise TimeoutError(f"no key within {timeout} s")
         return until
 
     @repairs_on_error
-    def _try_get(self, bell: Wakeup, now: float, deadline: float, got: list[K]) -> tuple[float | None, list[Wakeup]]:
-        if bell in self._getters:
-            self._getters.remove(bell)
+    def _try_get(self, wakeup: Wakeup, now: float, deadline: float, got: list[K]) -> tuple[float | None, list[Wakeup]]:
+        if wakeup in self._getters:
+            self._getters.remove(wakeup)
         self._keys.promote_due(now)
         key = self._keys.take()
         if key is not None:
@@ -254,69 +254,69 @@ class QueueWaiters(Generic[K]):
             if not self._keys.in_hand:  # a key in hand may come back, even after a shutdown
                 self._check_open()
             if now < deadline:
-                self._getters.append(bell)
+                self._getters.append(wakeup)
                 due = self._keys.next_due()
                 return deadline if due is None else min(deadline, due), []
         # Several keys may be due at once, so wake another getter for the next one. A getter that times out wakes
         # another one, which then waits for the next delayed key.
         return None, self._to_wake(timed=key is None, room=True)
 
-    def _abandon_get(self, bell: Wakeup) -> None:
+    def _abandon_get(self, wakeup: Wakeup) -> None:
         """Remove an interrupted getter, and pass its wake-up, or the wait for the next delayed key, to another one."""
-        self._section.run_or_defer(self._remove_getter, bell)
+        self._section.run_or_defer(self._remove_getter, wakeup)
 
-    def _remove_getter(self, bell: Wakeup) -> None:
-        if bell in self._getters:
-            self._getters.remove(bell)
-        self._ring(self._to_wake(timed=True))
+    def _remove_getter(self, wakeup: Wakeup) -> None:
+        if wakeup in self._getters:
+            self._getters.remove(wakeup)
+        self._notify(self._to_wake(timed=True))
 
     @repairs_on_error
     def _return_key(self, key: K) -> None:
         if key in self._keys.in_hand:
             self._keys.add(key, self._now())  # so that `done` makes it ready again
             self._keys.done(key, self._now())
-            self._ring(self._to_wake())
+            self._notify(self._to_wake())
 
-    def _put_or_watch(self, key: K, priority: int, bell: Wakeup) -> bool:
+    def _put_or_watch(self, key: K, priority: int, wakeup: Wakeup) -> bool:
         """Add a key and return True; if the queue is full, register the watcher and return False."""
-        rung = self._section.call(self._try_put, key, priority, bell, otherwise=_refuse_wait)
-        if rung is None:
+        woken = self._section.call(self._try_put, key, priority, wakeup, otherwise=_refuse_wait)
+        if woken is None:
             return False
-        self._ring(rung)
+        self._notify(woken)
         return True
 
     @repairs_on_error
-    def _try_put(self, key: K, priority: int, bell: Wakeup) -> list[Wakeup] | None:
+    def _try_put(self, key: K, priority: int, wakeup: Wakeup) -> list[Wakeup] | None:
         self._check_open()
         try:
             self._keys.add(key, self._now(), priority)
         except QueueFull as error:
             if not is_own_refusal(error):
                 raise
-            self._add_watcher(bell)
+            self._add_watcher(wakeup)
             return None
         return self._to_wake()
 
-    def _drained_or_watch(self, bell: Wakeup) -> bool:
+    def _drained_or_watch(self, wakeup: Wakeup) -> bool:
         """Return whether all keys are done; if not, register the watcher."""
-        return self._section.call(self._is_drained, bell, otherwise=_refuse_wait)
+        return self._section.call(self._is_drained, wakeup, otherwise=_refuse_wait)
 
-    def _is_drained(self, bell: Wakeup) -> bool:
+    def _is_drained(self, wakeup: Wakeup) -> bool:
         if self._idle():
             return True
-        self._add_watcher(bell)
+        self._add_watcher(wakeup)
         return False
 
-    def _add_watcher(self, bell: Wakeup) -> None:
-        if bell not in self._watchers:
-            self._watchers.append(bell)
+    def _add_watcher(self, wakeup: Wakeup) -> None:
+        if wakeup not in self._watchers:
+            self._watchers.append(wakeup)
 
-    def _unwatch(self, bell: Wakeup) -> None:
-        self._section.run_or_defer(self._remove_watcher, bell)
+    def _unwatch(self, wakeup: Wakeup) -> None:
+        self._section.run_or_defer(self._remove_watcher, wakeup)
 
-    def _remove_watcher(self, bell: Wakeup) -> None:
-        if bell in self._watchers:
-            self._watchers.remove(bell)
+    def _remove_watcher(self, wakeup: Wakeup) -> None:
+        if wakeup in self._watchers:
+            self._watchers.remove(wakeup)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -337,6 +337,6 @@ def wait_seconds(timeout: float | None) -> float:
     return inf if timeout is None else number("timeout", timeout, least=0)
 
 
-def _time_after(clock: Clock, until: float, rung: bool) -> float:
+def _time_after(clock: Clock, until: float, woken: bool) -> float:
     """Return the time after a wait."""
-    return wakeups.now(clock, None if rung or until == inf else until)
+    return wakeups.now(clock, None if woken or until == inf else until)

@@ -256,7 +256,7 @@ async def _close_event_loop(threads: ThreadPoolExecutor, seconds: float) -> None
             threading.Thread(target=shut_down, daemon=True).start()
             await ended.wait()
     except AttemptTimeout:
-        log.error("a thread or an asynchronous generator does not end, and is left behind")
+        log.error("a thread or an asynchronous generator did not end in time, and is left running")
 
 
 def open_if_url(store: object) -> Any:

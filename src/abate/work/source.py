@@ -42,7 +42,7 @@ class Message:
     * `token`: grows with every lease. Use it as a fencing token: a writer whose lease ran out has a lower one.
     * `attributes`: strings by name, from the sender.
     * `group`: messages of one group are handled in order, one at a time; None for no order.
-    * `handle`: how the source identifies this lease.
+    * `handle`: identifies this lease to the source.
     * `unanswered`: how many of its last receives, without this one, ended without an answer because the lease ran out,
       as it does when a process dies. Done and back reset it to 0. None if the source does not know.
 

@@ -49,14 +49,14 @@ class WorkQueue(BaseWorkQueue[K]):
         >>> queue.put("a")
         >>> queue.put("b", timeout=0.001)
         Traceback (most recent call last):
-        TimeoutError: the queue has had no room for 0.001 s
+        TimeoutError: the queue was full for 0.001 s
         """
         wait_seconds(timeout)
         try:
             self.add(key, priority)
         except QueueFull:
-            clock, bell = self._current_clock(), ThreadWakeup()
-            _wait_in_thread(self._put_steps(key, priority, bell, clock, timeout), bell, clock)
+            clock, wakeup = self._current_clock(), ThreadWakeup()
+            _wait_in_thread(self._put_steps(key, priority, wakeup, clock, timeout), wakeup, clock)
 
     def get(self, timeout: float | None = None) -> K:
         """Wait for the next key and return it; no other worker gets it until `done`.
@@ -72,8 +72,8 @@ class WorkQueue(BaseWorkQueue[K]):
             return key
         got: list[K] = []
         try:
-            clock, bell = self._current_clock(), ThreadWakeup()
-            return _wait_in_thread(self._get_steps(bell, clock, timeout, got), bell, clock)
+            clock, wakeup = self._current_clock(), ThreadWakeup()
+            return _wait_in_thread(self._get_steps(wakeup, clock, timeout, got), wakeup, clock)
         except BaseException:
             self._return_keys(got)
             raise
@@ -86,8 +86,8 @@ class WorkQueue(BaseWorkQueue[K]):
         """
         wait_seconds(timeout)
         self.shutdown()
-        clock, bell = self._current_clock(), ThreadWakeup()
-        _wait_in_thread(self._drain_steps(bell, clock, timeout), bell, clock)
+        clock, wakeup = self._current_clock(), ThreadWakeup()
+        _wait_in_thread(self._drain_steps(wakeup, clock, timeout), wakeup, clock)
 
     def shutdown(self, drain: bool = False) -> None:
         """Take no more keys: ready keys are still delivered, delayed keys are dropped.
@@ -127,8 +127,8 @@ class AsyncWorkQueue(BaseWorkQueue[K]):
         try:
             self.add(key, priority)
         except QueueFull:
-            clock, bell = self._current_clock(), _make_wakeup()
-            await _wait_in_task(self._put_steps(key, priority, bell, clock, timeout), bell, clock)
+            clock, wakeup = self._current_clock(), _make_wakeup()
+            await _wait_in_task(self._put_steps(key, priority, wakeup, clock, timeout), wakeup, clock)
 
     async def get(self, timeout: float | None = None) -> K:
         """Wait for the next key and return it. See `WorkQueue.get`."""
@@ -139,8 +139,8 @@ class AsyncWorkQueue(BaseWorkQueue[K]):
             return key
         got: list[K] = []
         try:
-            clock, bell = self._current_clock(), _make_wakeup()
-            return await _wait_in_task(self._get_steps(bell, clock, timeout, got), bell, clock)
+            clock, wakeup = self._current_clock(), _make_wakeup()
+            return await _wait_in_task(self._get_steps(wakeup, clock, timeout, got), wakeup, clock)
         except BaseException:
             self._return_keys(got)
             raise
@@ -149,8 +149,8 @@ class AsyncWorkQueue(BaseWorkQueue[K]):
         """Shut down, and wait until all ready keys are done. See `WorkQueue.drain`."""
         wait_seconds(timeout)
         self.shutdown()
-        clock, bell = self._current_clock(), _make_wakeup()
-        await _wait_in_task(self._drain_steps(bell, clock, timeout), bell, clock)
+        clock, wakeup = self._current_clock(), _make_wakeup()
+        await _wait_in_task(self._drain_steps(wakeup, clock, timeout), wakeup, clock)
 
 
 KEEP_ALIVE = 3600.0
@@ -163,37 +163,37 @@ def _make_wakeup() -> TaskWakeup:
     return TrioWakeup() if in_trio() else AsyncioWakeup()
 
 
-def _wait_in_thread(steps: Steps[T], bell: ThreadWakeup, clock: Clock) -> T:
+def _wait_in_thread(steps: Steps[T], wakeup: ThreadWakeup, clock: Clock) -> T:
     """Run the steps of a wait in this thread."""
     with closing(steps):
         try:
             until = next(steps)
             while True:
-                until = steps.send(bell.wait(clock, until - clock.now()))
+                until = steps.send(wakeup.wait(clock, until - clock.now()))
         except StopIteration as end:
             answer: T = end.value
             return answer
 
 
-async def _wait_in_task(steps: Steps[T], bell: TaskWakeup, clock: Clock) -> T:
+async def _wait_in_task(steps: Steps[T], wakeup: TaskWakeup, clock: Clock) -> T:
     """Run the steps of a wait in this task."""
     with closing(steps):
         try:
             until = next(steps)
             while True:
-                rung = await _notified(bell, clock, until)
-                bell.rearm()
-                until = steps.send(rung)
+                woken = await _notified(wakeup, clock, until)
+                wakeup.rearm()
+                until = steps.send(woken)
         except StopIteration as end:
             answer: T = end.value
             return answer
 
 
-async def _notified(bell: TaskWakeup, clock: Clock, until: float) -> bool:
+async def _notified(wakeup: TaskWakeup, clock: Clock, until: float) -> bool:
     """Wait for a wake-up until an instant; return whether it came."""
     if until == inf:
-        notified = bell.notified()
-        alarm = bell.expire_after(KEEP_ALIVE, notified) if isinstance(bell, AsyncioWakeup) else None
+        notified = wakeup.notified()
+        alarm = wakeup.expire_after(KEEP_ALIVE, notified) if isinstance(wakeup, AsyncioWakeup) else None
         try:
             await notified
         finally:
@@ -203,7 +203,7 @@ async def _notified(bell: TaskWakeup, clock: Clock, until: float) -> bool:
     try:
         cut = clock.within(max(0.0, until - clock.now()))
         async with cut:
-            await bell.notified()
+            await wakeup.notified()
             return True
     except AttemptTimeout:
         return False

@@ -63,7 +63,7 @@ class BaseWorkQueue(QueueWaiters[K]):
             raise TypeError(f"a key must be hashable, not {key!r}") from None
         if key is None or priority.__class__ is not int or priority < 0:
             _check(key, priority)
-        rung: list[Wakeup] | None = None
+        woken: list[Wakeup] | None = None
         section = self._section
         for entered in section.entering_with_timeout() if section.busy else section.entering:
             if not entered and may_wait():
@@ -80,7 +80,7 @@ class BaseWorkQueue(QueueWaiters[K]):
                         now = self._now() if ever_used.virtual or self._clock is not None else monotonic()
                         self._keys.add(key, now, priority)
                         if self._getters:
-                            rung = self._to_wake()
+                            woken = self._to_wake()
                     except BaseException as error:
                         if not is_own_refusal(error):
                             self._keys.repair()
@@ -94,14 +94,14 @@ class BaseWorkQueue(QueueWaiters[K]):
             break
         if section.deferred:
             section.run_deferred()
-        if rung:
-            self._ring(rung)
+        if woken:
+            self._notify(woken)
 
     @repairs_on_error
     def _add_reserved(self, key: K, seconds: float, priority: int) -> None:
         """Carry out a deferred add. Its capacity was checked when it was called."""
         self._keys.add_after(key, seconds, self._now(), priority, room_reserved=True)
-        self._ring(self._to_wake(timed=True))
+        self._notify(self._to_wake(timed=True))
 
     def add_after(self, key: K, seconds: float, priority: int = 0) -> None:
         """Add a key after a delay in seconds; of two delays of a key the one that ends first counts.
@@ -115,7 +115,7 @@ class BaseWorkQueue(QueueWaiters[K]):
         """
         seconds = number("seconds", seconds)
         _check(key, priority)
-        self._ring(self._section.call(self._add_after, key, seconds, priority, otherwise=self._add_after_reentrant))
+        self._notify(self._section.call(self._add_after, key, seconds, priority, otherwise=self._add_after_reentrant))
 
     @repairs_on_error
     def _add_after(self, key: K, seconds: float, priority: int) -> list[Wakeup]:
@@ -140,8 +140,8 @@ class BaseWorkQueue(QueueWaiters[K]):
         """
         _check(key, priority)
         number("least", least, least=0)
-        delay, rung = self._section.call(self._add_failed, key, priority, least, otherwise=self._add_failed_reentrant)
-        self._ring(rung)
+        delay, woken = self._section.call(self._add_failed, key, priority, least, otherwise=self._add_failed_reentrant)
+        self._notify(woken)
         return delay
 
     @repairs_on_error
@@ -179,7 +179,7 @@ class BaseWorkQueue(QueueWaiters[K]):
     @repairs_on_error
     def _cancel(self, key: K) -> bool:
         cancelled = self._keys.cancel(key)
-        self._ring(self._to_wake(room=cancelled))
+        self._notify(self._to_wake(room=cancelled))
         return cancelled
 
     def _cancel_reentrant(self, key: K) -> bool:
@@ -204,7 +204,7 @@ class BaseWorkQueue(QueueWaiters[K]):
         Traceback (most recent call last):
         ValueError: 'a' is not in hand: done is called once for each key that get returned
         """
-        rung: list[Wakeup] | None = None
+        woken: list[Wakeup] | None = None
         section = self._section
         for entered in section.entering_with_timeout() if section.busy else section.entering:
             if not entered and may_wait():
@@ -218,7 +218,7 @@ class BaseWorkQueue(QueueWaiters[K]):
                         now = self._now() if ever_used.virtual or self._clock is not None else monotonic()
                         self._keys.done(key, now)
                         if self._getters or self._watchers:
-                            rung = self._to_wake(room=True)
+                            woken = self._to_wake(room=True)
                     except BaseException as error:
                         if not is_own_refusal(error):
                             self._keys.repair()
@@ -232,14 +232,14 @@ class BaseWorkQueue(QueueWaiters[K]):
             break
         if section.deferred:
             section.run_deferred()
-        if rung:
-            self._ring(rung)
+        if woken:
+            self._notify(woken)
 
     @repairs_on_error
     def _done_deferred(self, key: K) -> None:
         if key in self._keys.in_hand:  # an error would surface in unrelated code
             self._keys.done(key, self._now())
-            self._ring(self._to_wake(room=True))
+            self._notify(self._to_wake(room=True))
 
     def take(self, max_keys: int) -> list[K]:
         """Return up to `max_keys` keys that are ready now, without waiting. Call `done` for each of them.
@@ -268,7 +268,7 @@ class BaseWorkQueue(QueueWaiters[K]):
             if key is None:
                 break
             got.append(key)  # at once, so that a signal handler that raises can't lose the key
-        self._ring(self._to_wake(room=bool(got)))
+        self._notify(self._to_wake(room=bool(got)))
 
     def plans(self) -> list[tuple[K, float, int]]:
         """Return the delayed keys, each with its seconds left and its priority.
@@ -296,10 +296,10 @@ class BaseWorkQueue(QueueWaiters[K]):
     def _shut_down(self) -> None:
         self._keys.promote_due(self._now())  # keys that are due count as ready
         self._keys.cancel_all()
-        rung = [*self._getters, *self._watchers]
+        woken = [*self._getters, *self._watchers]
         self._getters.clear()
         self._watchers.clear()
-        self._ring(rung)
+        self._notify(woken)
 
     # -- state
 

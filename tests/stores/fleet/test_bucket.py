@@ -133,5 +133,5 @@ def test_a_policy_takes_it_as_a_gate(fleet_sync):
     _, (bucket,) = members(fleet_sync, 1, rate=0.001, burst=1)
     policy = abate.Policy(on=ConnectionError, gate=bucket)
     policy.call(lambda: None)
-    with pytest.raises(abate.Refused, match="of all processes together"):
+    with pytest.raises(abate.Refused, match="in all processes together"):
         policy.call(lambda: None)

@@ -147,7 +147,7 @@ def test_a_courier_that_takes_long_rests_as_long(counting, monkeypatch, caplog):
     began = instant[0]
     fleet_sync.sync_once()
     assert budget._valid_until == began + 2 * (4.0 + 4.0) > began + REPLY_VALID
-    assert caplog.text.count("1 names take 4.0 s to share") == 1
+    assert caplog.text.count("syncing 1 names takes 4.0 s") == 1
     waited = []
 
     class News:

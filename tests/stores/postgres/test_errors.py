@@ -91,15 +91,15 @@ def role():
     [
         ("postgresql:", "'postgresql:' is followed by two slashes: expected 'postgresql://user:password@host"),
         ("postgres:me:secret@host/db", "'postgres:' is followed by two slashes"),
-        ("postgresql://me:secret@[host/db", "this is no URL of a database in PostgreSQL: expected"),
-        ("postgresql://me:sec%ZZret@host/db", "this is no URL of a database in PostgreSQL: expected"),
-        ("postgresql://me:secret/x@host/db", "in a user or password : / ? # @ % are written as"),
-        ("postgresql://me:sec@secret@host/db", "in a user or password : / ? # @ % are written as"),
-        ("postgresql://me:?secret=x@host/db", "in a user or password : / ? # @ % are written as"),
-        ("postgresql://me:secret@host/db?schema=secret@", "in a user or password : / ? # @ % are written as"),
+        ("postgresql://me:secret@[host/db", "this is not a URL of a PostgreSQL database: expected"),
+        ("postgresql://me:sec%ZZret@host/db", "this is not a URL of a PostgreSQL database: expected"),
+        ("postgresql://me:secret/x@host/db", "in a user or password, write : / ? # @ % as"),
+        ("postgresql://me:sec@secret@host/db", "in a user or password, write : / ? # @ % as"),
+        ("postgresql://me:?secret=x@host/db", "in a user or password, write : / ? # @ % as"),
+        ("postgresql://me:secret@host/db?schema=secret@", "in a user or password, write : / ? # @ % as"),
         ("postgresql://me:secret@host/db?schema=Odd-Name", "schema must be a name of at most 63 small letters"),
         ("postgresql://me:secret@host/db?schema=", "not ''"),
-        ("postgresql://me:secret@host/db?schema=pg_mine", "not with pg_, not 'pg_mine'"),
+        ("postgresql://me:secret@host/db?schema=pg_mine", "does not begin with a digit or pg_, not 'pg_mine'"),
         ("postgresql://me:secret@host/db?timeout=soon", "timeout must be a number of seconds, not 'soon'"),
         ("postgresql://me:secret@host/db?timeout=0", "timeout must be a number at least 0.1 and at most 3600, not 0.0"),
         ("postgresql://me:secret@host/db?prefix=a", "has the options schema and timeout, and those of libpq, not 'pre"),
@@ -156,7 +156,7 @@ def test_a_wrong_password(role, caplog):
     with pytest.raises(StoreError) as raised:
         open_store(like(role, wrong))
     text = "".join(traceback.format_exception(raised.value))
-    assert "does not take this password: check the user and the password in the URL" in text
+    assert "rejects this password: check the user and the password in the URL" in text
     for secret in (wrong, SECRET):
         assert secret not in text + caplog.text
 
@@ -170,7 +170,7 @@ def test_a_user_that_may_make_no_tables(role, url):
     """The error says what to run; when that was run, it works."""
     theirs = like(role, QUOTED, f"?schema={schema_of(url)}")
     said = refusal(theirs)
-    assert "does not let user 'clerk' make tables" in said
+    assert "does not let user 'clerk' create tables" in said
     statements = said.partition("run: ")[2].partition(" (PostgreSQL")[0]
     connection().execute(statements)
     with open_store(theirs) as store:
@@ -191,7 +191,7 @@ def test_a_user_that_may_not_replace_the_functions_of_another(role, url, older):
         open_store(url).close()
     connection().execute(f"GRANT ALL ON SCHEMA {name} TO clerk; GRANT ALL ON ALL TABLES IN SCHEMA {name} TO clerk")
     said = refusal(like(role, QUOTED, f"?schema={name}"))
-    assert f"has the schema '{name}' of an older version, which user 'clerk' may not bring to the newest" in said
+    assert f"has the schema '{name}' of an older version, which user 'clerk' may not migrate" in said
 
 
 # ── Where ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -202,7 +202,7 @@ def test_nobody_listens():
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         said = refusal(f"postgresql://me:{QUOTED}@127.0.0.1:{held.getsockname()[1]}/db")
-    assert "can't be reached: nobody listens there; is the server up, and the port right?" in said
+    assert "can't be reached: nothing listens there; is the server up, and the port right?" in said
     assert SECRET not in said
 
 

@@ -107,8 +107,8 @@ def test_a_name_whose_keys_are_taken_is_not_shared_and_the_others_are(store, adm
     assert [budget._valid_until > 0.0 for budget in budgets] == [False, *[True] * others]
     assert not fleet_sync.degraded
     (said,) = caplog.records
-    assert "fleet can't share 'taken': each process applies local limits there" in said.message
-    assert "has something else under our keys: choose another prefix in the URL than" in said.message
+    assert "fleet can't share 'taken': each process applies its own local limits to it" in said.message
+    assert "has keys of another program under the prefix" in said.message
     admin.delete(taken)
     fleet_sync.sync_once()
     assert all(budget._valid_until > 0.0 for budget in budgets)

@@ -44,13 +44,13 @@ def refused(url):
         ("redis://", "names no host: expected 'redis://user:password@host:6379/0'"),
         ("redis:host", "names no host"),
         ("redis://me:hunter2@", "names no host"),
-        ("redis://me:hunter2@host:port", "can't be read"),
-        ("redis://me:hunter2@host:70000", "can't be read"),
-        ("redis://me:hun/ter2@host:1", "can't be read"),
-        ("redis://me:1/hunter2@host:1", "are written as %2F"),
-        ("redis://me:1?hunter2@host:1", "are written as %2F"),
-        ("redis://me:1#hunter2@host:1", "are written as %2F"),
-        ("redis://me:hunter2\u2100@host", "can't be read"),
+        ("redis://me:hunter2@host:port", "can't be parsed"),
+        ("redis://me:hunter2@host:70000", "can't be parsed"),
+        ("redis://me:hun/ter2@host:1", "can't be parsed"),
+        ("redis://me:1/hunter2@host:1", "write '/', '?', '#', '@', ':' and '%' as %2F"),
+        ("redis://me:1?hunter2@host:1", "write '/', '?', '#', '@', ':' and '%' as %2F"),
+        ("redis://me:1#hunter2@host:1", "write '/', '?', '#', '@', ':' and '%' as %2F"),
+        ("redis://me:hunter2\u2100@host", "can't be parsed"),
         ("redis://host/hunter2", "the database of a Redis is a small whole number"),
         ("redis://host/-1", "the database of a Redis is a small whole number"),
         ("redis://host?password=hunter2", "has the options prefix, timeout, cluster"),
@@ -61,8 +61,8 @@ def refused(url):
         ("redis://host?timeout=soon", "timeout must be a number of seconds above 0, not 'soon'"),
         ("redis://host?timeout=0", "timeout must be a number of seconds above 0, not '0'"),
         ("redis://host?cluster=maybe", "cluster must be one of 'true', 'false', not 'maybe'"),
-        ("redis://host/1?cluster=true", "no database but 0"),
-        ("redis://host?database=1", "the database stands behind the host"),
+        ("redis://host/1?cluster=true", "no database other than 0"),
+        ("redis://host?database=1", "given in the path of the URL"),
         ("unix:relative.sock", "'unix:' is followed by three slashes"),
         ("unix://host/socket", "'unix:' is followed by three slashes"),
     ],
@@ -158,7 +158,7 @@ def test_a_wrong_password_is_said_and_not_shown(guarded):
     host = f"127.0.0.1:{guarded.port}"
     assert "refuses the user and password of the URL" in refused(f"redis://me:nothunter2@{host}")
     assert "refuses the user and password of the URL" in refused(f"redis://:nothunter2@{host}")
-    assert "wants a password: put it into the URL" in refused(f"redis://{host}")
+    assert "requires a password: put it into the URL" in refused(f"redis://{host}")
 
 
 def test_a_password_nobody_asked_for_is_said_and_not_shown():
@@ -207,11 +207,11 @@ def test_the_rights_that_a_user_is_told_of_are_enough(guarded, database):
         use(store)
 
 
-def test_who_is_not_there_is_said():
-    """No host, nobody listening, no such database."""
+def test_an_unreachable_server_is_explained():
+    """Unknown host, nothing listening, no such database, no TLS."""
     assert "nothing listens there" in refused(f"redis://me:hunter2@127.0.0.1:{free_port()}")
-    assert "is at " in refused("redis://me:hunter2@nowhere.invalid")
-    assert "has no database of that number" in refused(f"{redis_server.server().url}/99")
+    assert "host name" in refused("redis://me:hunter2@nowhere.invalid")
+    assert "has no database with that number" in refused(f"{redis_server.server().url}/99")
     assert "does it speak TLS there?" in refused(f"rediss://127.0.0.1:{redis_server.server().port}?timeout=1")
 
 
@@ -223,7 +223,7 @@ def test_one_that_is_no_cluster_is_said():
 def test_something_else_under_our_keys_is_said(store, url, admin):
     """And nothing of it is touched."""
     admin.set(f"{prefix(url)}:{{queue:orders}}:line", "somebody's")
-    with pytest.raises(StoreError, match="has something else under our keys: choose another"):
+    with pytest.raises(StoreError, match="has keys of another program under the prefix .*: choose another"):
         store.queue("orders").add("a")
     assert admin.get(f"{prefix(url)}:{{queue:orders}}:line") == b"somebody's"
 

@@ -135,8 +135,8 @@ def test_a_file_that_another_program_has_locked(filled):
     with open_store(f"sqlite:///{filled}?timeout=0.1") as store:
         other = sqlite3.connect(filled, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        assert "is locked: another program holds it" in refusal(filled)
-        with pytest.raises(StoreError, match="is locked: another program holds it"):
+        assert "is locked by another program" in refusal(filled)
+        with pytest.raises(StoreError, match="is locked by another program"):
             store.queue("orders").add("b")
         assert store.queue("orders").depth().ready == 1, "who only reads waits for nobody"
         other.execute("ROLLBACK")

@@ -145,7 +145,7 @@ def test_a_file_that_was_replaced_beside_its_old_log_is_refused(queue, path):
     path.with_name("backup").rename(path)
     before = path.read_bytes()
     for call in (lambda: queue.add("b"), queue.depth):
-        with pytest.raises(StoreError, match=r"was replaced, and .*work\.db-wal still belongs to the file before"):
+        with pytest.raises(StoreError, match=r"was replaced, and .*work\.db-wal still belongs to the former file"):
             call()
     assert path.read_bytes() == before
     for ending in ENDINGS[1:]:
@@ -157,7 +157,7 @@ def test_a_file_that_was_replaced_beside_its_old_log_is_refused(queue, path):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "was replaced by an empty file, which is left as it is"),
+        (b"", "was replaced by an empty file, which was not changed"),
         (b"Dear diary, " * 100, "is not a database of SQLite"),
     ],
 )

@@ -123,7 +123,7 @@ def test_a_file_that_another_user_has_put_there_is_not_used(folder, me, ending):
     os.chmod(f"{common}/work.db{ending}", 0o666)
     said = opened(f"{common}/work.db", me)
     assert f"{common}/work.db{ending} was put into {common} by another user ({STRANGER})" in said
-    assert "expected a file of one's own, in a directory of one's own, or shared=true in the URL" in said
+    assert "expected a file and a directory that belong to this user, or shared=true in the URL" in said
 
 
 def test_a_file_that_a_member_of_the_group_has_put_there_is_not_used(folder, me):
@@ -150,7 +150,7 @@ def test_a_link_beside_the_file_is_refused(folder, me, ending):
     assert opened(f"{home}/work.db", me) == ""
     os.symlink(f"{folder}/elsewhere", f"{home}/work.db{ending}")
     os.chown(f"{home}/work.db{ending}", me, me, follow_symlinks=False)
-    assert f"{home}/work.db{ending} is no regular file" in opened(f"{home}/work.db", me)
+    assert f"{home}/work.db{ending} is not a regular file" in opened(f"{home}/work.db", me)
     assert not os.path.exists(f"{folder}/elsewhere")
 
 
@@ -159,13 +159,13 @@ def test_what_is_no_regular_file_is_refused(folder, me):
     home = owned(f"{folder}/home", 0o755, me)
     os.mkfifo(f"{home}/work.db")
     os.chown(f"{home}/work.db", me, me)
-    assert "is no regular file" in opened(f"{home}/work.db", me)
+    assert "is not a regular file" in opened(f"{home}/work.db", me)
 
 
 def test_a_directory_where_everybody_may_replace_the_file_is_refused(folder, me):
     """One that everybody may write to, without the sticky bit; unless the store is shared."""
     common = owned(f"{folder}/common", 0o777, me)
-    assert f"lies in {common}, where everybody may replace it" in opened(f"{common}/work.db", me)
+    assert f"lies in {common}, where every user may replace it" in opened(f"{common}/work.db", me)
     assert opened(f"{common}/work.db", me, "?shared=true") == ""
 
 

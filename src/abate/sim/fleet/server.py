@@ -17,7 +17,7 @@ from abate.sim.model import Duration, Service
 from abate.sim.world import World
 
 LATE, FULL, CHANCE, TRIGGERED = range(4)
-"""The kinds of failures: timeout, full queue, error rate; triggers are numbered from the last on."""
+"""The kinds of failures: timeout, full queue, error rate; triggers are numbered from `TRIGGERED` on."""
 
 Refused = tuple[int, Whole, Floats, Floats]
 """A kind of failure, the calls that fail, the instants, and the deadlines."""

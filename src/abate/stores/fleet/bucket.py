@@ -65,7 +65,7 @@ class FleetBucket(TokenBucket):
         self._reset()
 
     def try_acquire(self, n: int = 1) -> bool:
-        """Take `n` tokens if they are there now."""
+        """Take `n` tokens if they are available now. Return whether it did."""
         self._asked += n
         return super().try_acquire(n)
 
@@ -90,7 +90,7 @@ class FleetBucket(TokenBucket):
         return max(float(n), self.burst * self.rate / self.whole_rate)
 
     def refusal(self) -> str:
-        return f"more than {self.whole_rate:g} per second, of all processes together"
+        return f"more than {self.whole_rate:g} per second in all processes together"
 
     # -- for the sync
 

@@ -124,7 +124,7 @@ class FleetBudget(Budget):
         if self._in_virtual_time():
             return super().try_withdraw(now)
         if MACHINE.now() >= self._valid_until:
-            self._fleet_sync.start()  # no thread could be started before, perhaps
+            self._fleet_sync.start()  # starting its thread may have failed before
             return super().try_withdraw(now)
         self._demand += 1
         try:

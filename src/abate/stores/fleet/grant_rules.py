@@ -24,7 +24,7 @@ IDLE_DEMAND = 0.05
 
 
 def budget_grant(terms: BudgetTerms, deposits: int, withdrawals: int, want: int, members: int) -> int:
-    """Return how many withdrawals one of so many members is granted.
+    """Return how many withdrawals one of `members` members is granted.
 
     >>> budget_grant(BudgetTerms(ratio=0.0, reserve=1.0, window=10.0), deposits=0, withdrawals=2, want=50, members=4)
     2

@@ -67,7 +67,7 @@ class ShelterAdvice(NamedTuple):
 
     * `state`: calm, storm (an outage) or recovering.
     * `closed`: seconds for which no process sends anything.
-    * `probe`: is this the process that probes whether the dependency is back?
+    * `probe`: whether this process is the one that probes.
     * `limit`: how many calls of this process may be in flight during recovery; below 1, none yet.
     """
 

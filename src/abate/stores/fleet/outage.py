@@ -38,7 +38,7 @@ MAX_CLOSED = 30.0
 FIRST_LIMIT, FIRST_LIMIT_SHARE = 4.0, 1 / 8
 """The first limit of the fleet: this many calls, or this part of the members if that is more."""
 LIMIT_GROWTH, GROWTH_INTERVAL = 2.0, 1.0
-"""The limit grows by at most this factor in so many seconds."""
+"""The limit grows by at most this factor in this many seconds."""
 SLOW_GROWTH = 1.1
 """The same once each member has one: the server's own limit may be near."""
 MAX_FAILURE_RATIO = 0.1
@@ -48,7 +48,7 @@ CALM_LIMIT = 8.0
 
 
 class OutageState(NamedTuple):
-    """What a store keeps of one dependency; instants are the store's. The limit grows from `base`, set at `grown`."""
+    """The state of one dependency in a store, by the store's clock. The limit grows from `base`, set at `grown`."""
 
     state: str = "calm"
     until: float = -inf

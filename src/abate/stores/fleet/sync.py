@@ -46,7 +46,7 @@ REPLY_VALID = 3.0
 FIRST_REPLY_TIMEOUT = 1.0
 """Seconds that a child waits for its first reply before it applies local limits."""
 BATCH = 200
-"""Requests in one round trip: PostgreSQL has locks for so many, and every store answers within milliseconds."""
+"""Requests in one round trip: few enough for PostgreSQL's lock table, and for an answer within milliseconds."""
 FAILURE_BACKOFF = Backoff(1.0, 10.0, jitter="equal")
 """Delays after failures of the store."""
 
@@ -85,9 +85,9 @@ class FleetSync:
         self._chance: RandomSource = rng or random
         self._synced: Registry[Any] = Registry()
         self.degraded = False
-        """Has the store failed, so that all limits are local?"""
+        """Whether the store has failed, so that all limits are local."""
         self.is_closed = False
-        """Was it closed?"""
+        """Whether it was closed."""
         self._reset()
         forks.register(self)
 
@@ -104,7 +104,7 @@ class FleetSync:
         self._round_lock = RLock()
         self._in_round = False
         self._took = 0.0  # seconds that the last round took
-        self._slow = False  # was a warning logged that rounds take too long?
+        self._slow = False  # whether a warning was logged that rounds take too long
         self._unshareable: set[tuple[type, str]] = set()  # limits that can't be shared, and were logged
 
     def after_fork(self) -> None:
@@ -236,7 +236,7 @@ class FleetSync:
         if self._took > MEMBER_TIMEOUT / 2 and not self._slow:
             self._slow = True
             log.warning(
-                "%s: %d names take %.1f s to share, but a process silent for %g s is not counted: share fewer",
+                "%s: syncing %d names takes %.1f s, but a process that has not synced for %g s is not counted: share fewer names",
                 *(self.name, len(limits), self._took, MEMBER_TIMEOUT),
             )
 
@@ -284,7 +284,7 @@ class FleetSync:
         what = type(request), request.name
         if what not in self._unshareable:
             self._unshareable.add(what)
-            words = "%s can't share %r: each process applies local limits there (%s)"
+            words = "%s can't share %r: each process applies its own local limits to it (%s)"
             log.warning(words, self.name, request.name, error)
 
     def _set_degraded(self, error: Exception | None) -> None:
@@ -313,5 +313,5 @@ def _sync_thread(fleet_sync: ref[FleetSync]) -> None:
                 return
             here.sync_once()
         except Exception:
-            log.exception("%s: a sync has failed, and the next one follows", here.name)
+            log.exception("%s: a sync failed; the next one follows as scheduled", here.name)
         del here

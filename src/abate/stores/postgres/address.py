@@ -84,7 +84,7 @@ def _refuse_unescaped(uri: str, query: str) -> None:
     ports = [host.rpartition(":")[2] for host in hosts if ":" in host and not host.endswith("]")]
     if authority.count("@") > 1 or "@" in path or "@" in query or not all(port.isdigit() or not port for port in ports):
         raise ValueError(
-            "this URL can't be read: in a user or password : / ? # @ % are written as %3A %2F %3F %23 %40 %25; "
+            "this URL can't be parsed: in a user or password, write : / ? # @ % as %3A %2F %3F %23 %40 %25; "
             f"{EXPECTED}"
         )
 
@@ -103,9 +103,9 @@ def _parse_conninfo(uri: str) -> dict[str, str]:
             raise ValueError(
                 f"a store in PostgreSQL has the options schema and timeout, and those of libpq, not {unknown[1]!r}"
             ) from None
-        raise ValueError(f"this is no URL of a database in PostgreSQL: {EXPECTED}") from None
+        raise ValueError(f"this is not a URL of a PostgreSQL database: {EXPECTED}") from None
     except UnicodeEncodeError:
-        raise ValueError(f"a URL must be text that can be written in UTF-8: {EXPECTED}") from None
+        raise ValueError(f"a URL must be text that can be encoded in UTF-8: {EXPECTED}") from None
     return {option.keyword.decode(): option.val.decode() for option in options if option.val}
 
 
@@ -113,7 +113,7 @@ def _schema(value: str) -> str:
     if not NAMES.fullmatch(value):
         raise ValueError(
             "schema must be a name of at most 63 small letters, digits and underscores, "
-            f"that begins with no digit and not with pg_, not {value!r:.80}"
+            f"that does not begin with a digit or pg_, not {value!r:.80}"
         )
     return value
 

@@ -23,14 +23,14 @@ TEMPORARY = (
 """Messages of failed connects that a later attempt may not have."""
 
 BY_CONNECT_TEXT = {
-    "password authentication failed": "does not take this password: check the user and the password in the URL",
+    "password authentication failed": "rejects this password: check the user and the password in the URL",
     "no password supplied": "asks for a password: put one into the URL, postgresql://user:password@host/database",
     "could not translate host name": "can't be found: there is no host of that name",
-    "Connection refused": "can't be reached: nobody listens there; is the server up, and the port right?",
-    "Network is unreachable": "can't be reached: there is no way to that network from here",
+    "Connection refused": "can't be reached: nothing listens there; is the server up, and the port right?",
+    "Network is unreachable": "can't be reached: this machine has no route to that network",
     "No such file or directory": "can't be reached: there is no such socket; is the server up?",
-    "no pg_hba.conf entry": "does not let this user in from here: its pg_hba.conf needs an entry",
-    "the database system is": "is not ready yet, or not any more; it will be tried again by the next call",
+    "no pg_hba.conf entry": "does not accept this user from this host: its pg_hba.conf needs an entry",
+    "the database system is": "is starting up or shutting down; the next call tries again",
     "too many clients": "has no connection left: raise its max_connections, or run fewer processes",
     "remaining connection slots": "has no connection left: raise its max_connections, or run fewer processes",
     "does not support SSL": "does not speak TLS, and the URL asks for it (sslmode)",
@@ -42,20 +42,20 @@ BY_SQLSTATE = {
     "ON ALL SEQUENCES and ON ALL FUNCTIONS IN SCHEMA {schema} TO {user}",
     "25006": "can only be read, as a standby is: connect to the primary (?target_session_attrs=read-write)",
     "57014": "took longer than its time limit",
-    "55P03": "was waited for in vain: somebody holds a lock",
-    "53100": "has no room: its disk is full; nothing was changed",
+    "55P03": "timed out waiting for a lock that another session holds",
+    "53100": "has a full disk; nothing was changed",
     "53200": "is out of memory; nothing was changed",
     "53300": "has no connection left: raise its max_connections, or run fewer processes",
-    "40P01": "was in a deadlock twice; nothing was changed",
-    "40001": "was in a conflict twice; nothing was changed",
+    "40P01": "reported a deadlock twice; nothing was changed",
+    "40001": "reported a conflict twice; nothing was changed",
 }
 
 RIGHTS = (
-    "does not let user {user!r} make tables. As an administrator of the database run: "
+    "does not let user {user!r} create tables. As an administrator of the database run: "
     "CREATE SCHEMA IF NOT EXISTS {schema}; GRANT USAGE, CREATE ON SCHEMA {schema} TO {user}"
 )
 OWNER = (
-    "has the schema {schema!r} of an older version, which user {user!r} may not bring to the newest: let its owner "
+    "has the schema {schema!r} of an older version, which user {user!r} may not migrate: let its owner "
     "open the store once, as `abate queue ls` does"
 )
 
@@ -69,7 +69,7 @@ def to_store_error(trouble: SessionError, address: Address, limit: float, prepar
                 (words for phrase, words in BY_CONNECT_TEXT.items() if phrase in trouble.said), "can't be reached"
             )
             if "does not exist" in trouble.said:
-                why = "does not know this user, or has no database of this name: make it, or correct the URL"
+                why = "does not know this user, or has no database of this name: create it, or correct the URL"
         case TimedOut():
             why = f"does not answer within {limit:g} s; it is not known whether anything was done"
         case ConnectionLost():

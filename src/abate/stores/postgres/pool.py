@@ -63,7 +63,7 @@ class Pool:
         except StoreUnreachable as error:
             if required:
                 raise
-            log.warning("%s: it is asked again when it is needed", error)
+            log.warning("%s: the next operation tries again", error)
 
     def after_fork(self) -> None:
         """Start empty: the child does not use the parent's connections."""

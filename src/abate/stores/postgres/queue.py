@@ -97,7 +97,7 @@ class PostgresQueue(Queue):
             self._store.now(),
         )
         if answer == b"full":
-            raise QueueFull(f"the queue {self.name!r} holds {self.capacity} messages, and no more")
+            raise QueueFull(f"the queue {self.name!r} is full: it holds {self.capacity} messages")
         return answer == b"new"
 
     def _cancel(self, key: str) -> bool:

@@ -51,7 +51,7 @@ def parse_url(scheme: str, rest: str) -> Address:
     database = options.pop("database", None)
     name, server = _socket(url, database) if scheme == "unix" else _host(url, database)
     if options.get("cluster") and (server["db"] or scheme == "unix"):
-        raise ValueError("a cluster is reached by a host, and has no database but 0")
+        raise ValueError("the URL of a cluster must name a host, and no database other than 0")
     password = unquote(url.password or "")
     login = {"username": unquote(url.username or "") or None, "password": password or None}
     return Address(name, login | server, password, **options)
@@ -63,11 +63,11 @@ def _split_url(scheme: str, rest: str) -> SplitResult:
         url = urlsplit(f"{scheme}:{rest}", allow_fragments=False)
         _ = url.hostname, url.port
     except ValueError:  # its message repeats a part of the URL
-        raise ValueError(f"the URL of a store in Redis can't be read: expected {EXPECTED}") from None
+        raise ValueError(f"the URL of a store in Redis can't be parsed: expected {EXPECTED}") from None
     if "@" in url.path + url.query or "#" in rest:
         raise ValueError(
-            "the URL of a store in Redis has a '#', or an '@' behind its host: "
-            "in a password, '/', '?', '#', '@', ':' and '%' are written as %2F, %3F, %23, %40, %3A and %25"
+            "the URL of a store in Redis has a '#', or an '@' after its host: "
+            "in a password, write '/', '?', '#', '@', ':' and '%' as %2F, %3F, %23, %40, %3A and %25"
         )
     return url
 
@@ -86,7 +86,7 @@ def _host(url: SplitResult, database: str | None) -> tuple[str, dict[str, Any]]:
     if not host:
         raise ValueError(f"the URL of a store in Redis names no host: expected {EXPECTED}")
     if database is not None:
-        raise ValueError(f"the database stands behind the host: expected {EXPECTED}")
+        raise ValueError(f"the database of a host is given in the path of the URL: expected {EXPECTED}")
     db = _database(url.path.strip("/") or "0")
     name = f"{url.scheme}://{f'[{host}]' if ':' in host else host}:{port}/{db}"
     return name, {"host": host, "port": port, "db": db, "ssl": url.scheme == "rediss"}

@@ -71,7 +71,7 @@ class RedisConnection:
         except StoreUnreachable as error:
             if required:
                 raise
-            log.warning("%s: it is asked again when it is needed", error)
+            log.warning("%s: the next operation tries again", error)
 
     def after_fork(self) -> None:
         """Reset the child: it opens its own connections."""
@@ -200,8 +200,8 @@ class RedisConnection:
                 raise StoreError(f"{self.address.name} is part of a cluster: add ?cluster=true to the URL")
             if facts.get("maxmemory") and str(facts.get("maxmemory_policy", "")).startswith("allkeys"):
                 log.warning(
-                    "%s evicts any key when its memory is full (maxmemory-policy %s), those of queues too: "
-                    "what waits in them can be lost; expected noeviction or volatile-*",
+                    "%s evicts any key when its memory is full (maxmemory-policy %s), including those of queues: "
+                    "waiting messages can be lost; expected noeviction or volatile-*",
                     self.address.name,
                     facts["maxmemory_policy"],
                 )

@@ -13,7 +13,7 @@ RIGHTS_BEYOND_0 = " +select"
 """Additional rights for a database other than 0."""
 RIGHTS_IN_A_CLUSTER = " +cluster|slots +command"
 BY_KIND: tuple[tuple[type[Exception], str], ...] = (
-    (exceptions.BusyLoadingError, "is still loading its data: ask again in a moment"),
+    (exceptions.BusyLoadingError, "is still loading its data: try again in a moment"),
     (exceptions.ReadOnlyError, "is a replica, which can't be written to: name the primary, or wait for the failover"),
     (exceptions.OutOfMemoryError, "has no memory left (maxmemory); nothing was changed"),
     (exceptions.NoPermissionError, NO_RIGHTS),
@@ -21,14 +21,14 @@ BY_KIND: tuple[tuple[type[Exception], str], ...] = (
 )
 FOREIGN = "WRONGTYPE"
 BY_TEXT = (
-    (FOREIGN, "has something else under our keys: choose another prefix in the URL than {prefix!r}"),
-    ("Authentication required", "wants a password: put it into the URL"),
+    (FOREIGN, "has keys of another program under the prefix {prefix!r}: choose another prefix in the URL"),
+    ("Authentication required", "requires a password: put it into the URL"),
     ("WRONGPASS", "refuses the user and password of the URL"),
     ("invalid password", "refuses the user and password of the URL"),
     ("without any password configured", "has no password, and the URL has one"),
-    ("DB index is out of range", "has no database of that number"),
+    ("DB index is out of range", "has no database with that number"),
     ("ACL failure", NO_RIGHTS),
-    ("Cluster mode is not enabled", "is not a cluster: take ?cluster=true out of the URL"),
+    ("Cluster mode is not enabled", "is not a cluster: remove ?cluster=true from the URL"),
     ("MISCONF", "can't write to its disk, and takes no writes until it can"),
     ("NOREPLICAS", "has too few replicas (min-replicas-to-write); nothing was changed"),
     ("BUSY ", "is busy with a script"),
@@ -41,12 +41,12 @@ BY_TEXT = (
 )
 BY_CONNECT_TEXT = (
     ("Connection refused", "refuses connections: nothing listens there"),
-    ("Name or service not known", "is at no known host"),
-    ("nodename nor servname", "is at no known host"),
-    ("No address associated", "is at no known host"),
-    ("Temporary failure in name resolution", "is at a host whose name can't be resolved now"),
-    ("CERTIFICATE_VERIFY_FAILED", "shows a certificate that is not trusted here"),
-    ("SSL", "can't be spoken to over TLS: is it 'redis:' rather than 'rediss:'?"),
+    ("Name or service not known", "has an unknown host name"),
+    ("nodename nor servname", "has an unknown host name"),
+    ("No address associated", "has an unknown host name"),
+    ("Temporary failure in name resolution", "has a host name that can't be resolved now"),
+    ("CERTIFICATE_VERIFY_FAILED", "has a certificate that this machine does not trust"),
+    ("SSL", "does not speak TLS: is it 'redis:' rather than 'rediss:'?"),
     ("No such file or directory", "has no socket at that path"),
 )
 

@@ -104,7 +104,7 @@ class RedisQueue(Queue):
         content = encode_content(body, attributes)
         new = self._call(scripts.ADD, key, content, priority, repr(after), int(revive), capacity, self.name)
         if new == FULL:
-            raise QueueFull(f"the queue {self.name!r} holds {self.capacity} messages, and no more")
+            raise QueueFull(f"the queue {self.name!r} is full: it holds {self.capacity} messages")
         return bool(new)
 
     def _cancel(self, key: str) -> bool:

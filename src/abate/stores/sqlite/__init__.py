@@ -29,7 +29,7 @@ def open_url(scheme: str, rest: str, clock: Clock | None, required: bool) -> Sql
     """Open the store of ``scheme:rest``; raise an error if its file can't be used, even if not `required`."""
     if scheme == "memory":
         if rest:  # it may contain a password, so the error does not repeat it
-            raise ValueError("'memory:' is the whole URL of a store in memory; nothing may follow")
+            raise ValueError("the URL of a store in memory is 'memory:', without anything after the colon")
         return SqliteStore(Database(None, "OFF", TIMEOUT), clock)
     address, _, query = rest.partition("?")
     if not address.startswith("///"):
@@ -37,7 +37,7 @@ def open_url(scheme: str, rest: str, clock: Clock | None, required: bool) -> Sql
         raise ValueError(f"'sqlite:' is followed by three slashes and a path: {EXPECTED}")
     path = unquote(address[3:])
     if not path or "\0" in path:
-        raise ValueError(f"{'sqlite:' + address!r} names no file: {EXPECTED}")
+        raise ValueError(f"{'sqlite:' + address!r} does not name a file: {EXPECTED}")
     if path == ":memory:":
         raise ValueError("a store in memory is 'memory:', not 'sqlite:///:memory:'")
     synchronous, timeout, shared = options(query)

@@ -61,14 +61,14 @@ FILE_CHECK_INTERVAL = 0.1
 writes."""
 
 REASONS = {
-    sqlite3.SQLITE_BUSY: "is locked: another program holds it",
-    sqlite3.SQLITE_LOCKED: "is locked: another program holds it",
+    sqlite3.SQLITE_BUSY: "is locked by another program",
+    sqlite3.SQLITE_LOCKED: "is locked by another program",
     sqlite3.SQLITE_NOTADB: "is not a database of SQLite",
     sqlite3.SQLITE_CORRUPT: "is corrupt",
     sqlite3.SQLITE_READONLY: "can't be written to",
     sqlite3.SQLITE_PERM: "can't be written to",
     sqlite3.SQLITE_CANTOPEN: "can't be opened",
-    sqlite3.SQLITE_FULL: "has no room: the disk is full; nothing was changed",
+    sqlite3.SQLITE_FULL: "can't grow: the disk is full; nothing was changed",
     sqlite3.SQLITE_AUTH: "can't be used here: the process was forked in the middle of this transaction, the parent's",
     sqlite3.SQLITE_IOERR: "can't be read or written: the disk fails, or is full; nothing was changed",
 }
@@ -185,7 +185,7 @@ class Database:
         """Refuse a signal handler or finalizer that interrupts an operation of its own thread; needs the lock."""
         if self._owner or get_ident() in self._forking:
             raise StoreError(
-                f"{self} is in use by this very thread: a signal handler or a finalizer can't use a store in the "
+                f"{self} is in use by this thread: a signal handler or a finalizer can't use a store in the "
                 "middle of an operation on it; set a flag there, or use another thread"
             )
 
@@ -218,14 +218,14 @@ class Database:
         log_path = file_checks.wal_path(known.path)
         if file != known.file and known.log is not None and file_checks.inode(log_path) == known.log:
             raise StoreError(
-                f"{self} was replaced, and {log_path} still belongs to the file before: stop all processes "
+                f"{self} was replaced, and {log_path} still belongs to the former file: stop all processes "
                 "that use it, delete that log, and start them again"
             )
         self._close_connection()
         if file == known.file:  # closing the last connection has copied the log into the file
             raise StoreError(
-                f"{known.log_path}, the log of {self}, was deleted or replaced while this process had it open: what "
-                "other processes wrote lately may be lost. Nothing was changed; the file is opened anew next time"
+                f"{known.log_path}, the log of {self}, was deleted or replaced while this process had it open: recent "
+                "writes of other processes may be lost. Nothing was changed; the next operation opens the file again"
             )
 
     def _open(self) -> sqlite3.Connection:
@@ -252,7 +252,7 @@ class Database:
         if path is None:
             return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False), None
         if os.path.isdir(path):
-            raise StoreError(f"{self} is a directory: expected a file, or a path at which to make one")
+            raise StoreError(f"{self} is a directory: expected a file, or a path at which to create one")
         file_checks.check_links(path)
         if self._open_file is None:
             file_checks.create(path)
@@ -294,7 +294,7 @@ class Database:
                 db.execute("ROLLBACK")
         (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
         if self.path is not None and mode != b"wal":
-            raise StoreError(f"{self} lies where SQLite can't share it between processes (no WAL on this file system)")
+            raise StoreError(f"{self} is on a file system where SQLite can't share it between processes (no WAL)")
         db.execute(f"PRAGMA synchronous = {self._synchronous}")
         db.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
         db.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")

@@ -98,7 +98,7 @@ def check_owners(path: str, shared: bool) -> None:
     files = [(name, status) for name, status in found if status is not None]
     for name, status in files:
         if not stat.S_ISREG(status.st_mode):
-            raise UnusableDatabase(f"can't be used: {name} is no regular file")
+            raise UnusableDatabase(f"can't be used: {name} is not a regular file")
     folder = os.path.dirname(real)
     around = os.stat(folder)
     everybody = around.st_mode & stat.S_IWOTH
@@ -108,7 +108,7 @@ def check_owners(path: str, shared: bool) -> None:
         return
     if everybody and not around.st_mode & stat.S_ISVTX:
         raise UnusableDatabase(
-            f"lies in {folder}, where everybody may replace it: {EXPECTED}, or shared=true in the URL"
+            f"lies in {folder}, where every user may replace it: {EXPECTED}, or shared=true in the URL"
         )
     if around.st_uid not in ours and os.geteuid() != 0:
         raise UnusableDatabase(
@@ -121,7 +121,7 @@ def check_owners(path: str, shared: bool) -> None:
                 "shared=true in the URL"
             )
         if everybody and status.st_nlink > 1:
-            raise UnusableDatabase(f"can't be used: {name} is a hard link, to a file that has another name: {EXPECTED}")
+            raise UnusableDatabase(f"can't be used: {name} is a hard link to a file with another name: {EXPECTED}")
 
 
 def _links(path: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -157,7 +157,7 @@ def _status(path: str) -> os.stat_result | None:
         return None
 
 
-EXPECTED = "expected a file of one's own, in a directory of one's own"
+EXPECTED = "expected a file and a directory that belong to this user"
 
 
 def open_inodes() -> set[Inode]:

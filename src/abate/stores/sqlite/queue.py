@@ -112,7 +112,7 @@ class SqliteQueue(Queue):
             return
         (waiting,) = db.execute(sql.COUNT_WAITING, {"queue": self.name, "now": now}).fetchone()
         if waiting >= self.capacity:
-            raise QueueFull(f"the queue {self.name!r} holds {self.capacity} messages, and no more")
+            raise QueueFull(f"the queue {self.name!r} is full: it holds {self.capacity} messages")
 
     def _cancel(self, key: str) -> bool:
         def cancel(db: Connection) -> bool:

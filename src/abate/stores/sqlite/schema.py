@@ -136,7 +136,7 @@ def migrate(db: Connection, new: bool = True) -> None:
     if application != APPLICATION and (application or version or tables):
         raise UnusableDatabase("is the database of another program: nothing in it was touched")
     if not (new or tables):
-        raise UnusableDatabase("was replaced by an empty file, which is left as it is")
+        raise UnusableDatabase("was replaced by an empty file, which was not changed")
     if version > len(STEPS):
         raise UnusableDatabase(
             f"was written by a newer abate: its schema has version {version}, and this one knows {len(STEPS)} at most"
