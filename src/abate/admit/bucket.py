@@ -1,8 +1,8 @@
 """The token bucket: a rate, with bursts up to a size.
 
 A caller that waits takes its tokens at once, below zero if necessary, and sleeps until they exist. So waiters are
-served in order, and need no wake-up. The tokens of an interrupted waiter are returned once no other waits behind it: the
-instants until which the others sleep were computed with its tokens taken.
+served in order, and need no wake-up. The tokens of an interrupted waiter are returned once no other waits behind it:
+the instants until which the others sleep were computed with its tokens taken.
 """
 
 from __future__ import annotations

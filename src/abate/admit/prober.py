@@ -10,8 +10,8 @@ PROBE_RATIO = 0.05
 """A busy process sends at most this share of its calls as probes."""
 ERROR_PROBE_RATIO, ERROR_PROBE_MAX_DELAY = 0.08, 0.05
 """The same share while the server answers probes with errors, and the maximum seconds that the length of the outage
-adds to a pause then. Another caller may be answered well, and is found only by chance: if one of four calls would be answered and
-waits for three seconds, a smaller share would find it too late."""
+adds to a pause then. Another caller may be answered well, and is found only by chance: if one of four calls would be
+answered and waits for three seconds, a smaller share would find it too late."""
 OUTAGE_SHARE = 0.08
 """The share of an outage's length that may pass before its end is noticed."""
 PAUSE_RANGE = (0.5, 0.6)

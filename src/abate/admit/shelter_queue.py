@@ -10,8 +10,8 @@
 * A call that returns after a failed attempt queues behind those that have made none.
 
 A signal handler may raise out of any call in here. So a waiter is marked `queued` and counted by statements without a
-call between them; it is put into a list before that, and removed from it after it is no longer `queued`. Entries of waiters that are not
-`queued` are stale.
+call between them; it is put into a list before that, and removed from it after it is no longer `queued`. Entries of
+waiters that are not `queued` are stale.
 """
 
 from __future__ import annotations

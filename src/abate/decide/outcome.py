@@ -27,12 +27,12 @@ class Outcome(ComparedByFields):
 
 
 class Ruling(Frozen):
-    """The decision about an outcome: whether to retry, why, the server's hint, and whether the request may have reached it.
+    """The decision about an outcome: whether to retry, why, the server's hint, and whether the request reached it.
 
     The reason is ``blip`` (reset, refused, conflict), ``overload`` (429, 503, timeouts), ``fatal``, or ``layer``
-    (an inner policy has given up on it). `safe` says whether the request may be repeated, if that is known (from an HTTP
-    method; None for most errors). `answered` says that the server itself answered with the failure: it is up, and unless
-    it is overloaded, the failure may concern this request only (a 500).
+    (an inner policy has given up on it). `safe` says whether the request may be repeated, if that is known (from an
+    HTTP method; None for most errors). `answered` says that the server itself answered with the failure: it is up, and
+    unless it is overloaded, the failure may concern this request only (a 500).
 
     >>> Ruling.overload(hint=2.0)
     Ruling(retry=True, reason='overload', hint=2.0, reached=True, safe=None, answered=False)

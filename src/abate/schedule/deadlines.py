@@ -169,8 +169,8 @@ def cut_to_deadline(seconds: float | None) -> float | None:
 def carry_deadline(function: F) -> F:
     """Return the function bound to the current deadline, in whatever thread or task it runs later.
 
-    For work that belongs to the block and runs elsewhere: in an executor, a thread, a task that may outlive it. Without a
-    deadline, the function itself is returned.
+    For work that belongs to the block and runs elsewhere: in an executor, a thread, a task that may outlive it. Without
+    a deadline, the function itself is returned.
 
     >>> from concurrent.futures import ThreadPoolExecutor
     >>> with ThreadPoolExecutor() as pool, deadline(5.0):

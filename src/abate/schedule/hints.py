@@ -72,7 +72,7 @@ def delay_after_hint(hint: float, plan: Schedule, retry: int, own: float) -> flo
     >>> delay_after_hint(10.0, Backoff(1.0, 30.0), retry=1, own=0.5)
     14.5
     """
-    if not plan.jittered:  # the user's own numbers are used unchanged, and a function may not be defined for `CAPPED_RETRY`
+    if not plan.jittered:  # the user's own numbers are used unchanged; a function may be undefined for `CAPPED_RETRY`
         return hint + own
     ceiling, spread = plan.ceiling(retry), min(hint * SPREAD, plan.ceiling(CAPPED_RETRY))
     # decorrelated delays that began with an overload may lie above the ceiling of a blip

@@ -238,7 +238,7 @@ class Service(Frozen):
 
     * `workers` serve one request each, in `service_time` (seconds, or a `Duration`).
     * `queue_limit`: requests that wait at most, in the `order` ``fifo`` or ``lifo``; further ones are answered 503.
-    * `drop_expired`: drop requests that have timed out when their turn comes, instead of serving them although no caller waits.
+    * `drop_expired`: drop requests that have timed out when their turn comes, instead of serving them.
     * `error_rate`: the share of requests that are answered with `status` at once, at random.
     * `network`: seconds that a request takes to arrive, and its answer to return.
     * `calls`: services that are called for each request, one after the other, while the worker waits, by `policy`.

@@ -117,7 +117,10 @@ def test_texts_are_cut_and_what_cannot_be_shown_harms_nobody(recent):
     assert len(text) == MAX_TEXT
     assert text.startswith("OSError: xxx")
     recent(events.GaveUp("orders", "attempts", 3, 0.1, Unspeakable()))
-    assert recent.with_policy_activity("orders", lambda calls: calls.error[1]) == "Unspeakable: (the error has no readable text)"
+    assert (
+        recent.with_policy_activity("orders", lambda calls: calls.error[1])
+        == "Unspeakable: (the error has no readable text)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ def test_one_that_is_no_cluster_is_said():
 def test_something_else_under_our_keys_is_said(store, url, admin):
     """And nothing of it is touched."""
     admin.set(f"{prefix(url)}:{{queue:orders}}:line", "somebody's")
-    with pytest.raises(StoreError, match="has keys of another program under the prefix .*: choose another"):
+    with pytest.raises(StoreError, match=r"has keys of another program under the prefix .*: choose another"):
         store.queue("orders").add("a")
     assert admin.get(f"{prefix(url)}:{{queue:orders}}:line") == b"somebody's"
 

@@ -236,7 +236,7 @@ class FleetSync:
         if self._took > MEMBER_TIMEOUT / 2 and not self._slow:
             self._slow = True
             log.warning(
-                "%s: syncing %d names takes %.1f s, but a process that has not synced for %g s is not counted: share fewer names",
+                "%s: syncing %d names takes %.1f s, but a process silent for %g s is not counted: share fewer names",
                 *(self.name, len(limits), self._took, MEMBER_TIMEOUT),
             )
 

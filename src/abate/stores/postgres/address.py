@@ -84,8 +84,7 @@ def _refuse_unescaped(uri: str, query: str) -> None:
     ports = [host.rpartition(":")[2] for host in hosts if ":" in host and not host.endswith("]")]
     if authority.count("@") > 1 or "@" in path or "@" in query or not all(port.isdigit() or not port for port in ports):
         raise ValueError(
-            "this URL can't be parsed: in a user or password, write : / ? # @ % as %3A %2F %3F %23 %40 %25; "
-            f"{EXPECTED}"
+            f"this URL can't be parsed: in a user or password, write : / ? # @ % as %3A %2F %3F %23 %40 %25; {EXPECTED}"
         )
 
 
