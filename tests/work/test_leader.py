@@ -227,7 +227,7 @@ def test_a_leader_that_lost_its_lease_stops(store):
 
 def test_a_leader_needs_a_store_and_a_resync(store):
     """A clear error, at construction or when it is known that there is no store."""
-    with pytest.raises(ValueError, match="leaders chosen, for a resync"):
+    with pytest.raises(ValueError, match="leader= are for a resync"):
         abate.controller(leader=True)(lambda key: None)
     controller = abate.controller(leader=True, resync=5.0)(lambda key: None)
     with pytest.raises(ValueError, match="has no store: leader=True needs one"):

@@ -42,7 +42,9 @@ class VulnerableRange(Frozen):
     def sentence(self) -> str:
         """The statement without its figures."""
         if self.offered >= self.capacity:
-            return f"{self.service}: is offered {'more than' if self.offered > self.capacity else 'all'} it can serve"
+            return (
+                f"{self.service}: is offered {'more than' if self.offered > self.capacity else 'all that'} it can serve"
+            )
         if self.above is None:
             return f"{self.service}: comes back by itself at any load below its capacity"
         return f"{self.service}: above {self.above:.4g} requests/s this stays down once it falls"

@@ -46,7 +46,7 @@ class BudgetTerms(Frozen):
         return units.balance(deposits, withdrawals) / units.one
 
     def slot(self, now: float) -> tuple[float, float, float]:
-        """Return the start of the slot of `now`, the start of the oldest slot in the window, and the former's expiry."""
+        """Return the start of the slot of `now`, the start of the oldest slot in the window, and the first's expiry."""
         width = self.window / SLOTS
         place = floor(now / width)
         return place * width, (place - SLOTS + 1) * width, (place + SLOTS + 1) * width
