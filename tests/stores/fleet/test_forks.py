@@ -15,6 +15,7 @@ import pytest
 
 import abate
 from abate import registry
+from abate.observe import snapshot
 from abate.stores import BudgetTerms, open_store
 from abate.stores.fleet import FleetBucket, FleetBudget, FleetShelter
 from abate.stores.fleet import sync as fleet_sync
@@ -149,6 +150,20 @@ def test_a_child_that_uses_nothing_does_not_join(local):
     assert in_child(lambda: (threads(), local.fleet_sync.rounds)) == "([], 0)"
     assert {member.decode() for (member,) in local.file.read("SELECT member FROM member")} == {here}
     del things
+
+
+def test_a_child_that_reads_its_limits_does_not_join(local):
+    """A reader of metrics may run in every child: what it reads is no use of a limit."""
+    budget, shelter, bucket = earning(local), local.shelter("orders"), local.bucket("mails", 10.0)
+    work = decorated(budget=budget, shelter=shelter)
+    work()
+
+    def child():
+        read = snapshot(), budget.balance(), budget.share(), repr(budget)
+        read += shelter.state, shelter.waiters, shelter.limit, repr(shelter), repr(bucket), bucket.refusal()
+        return threads(), local.fleet_sync.rounds, len(read)
+
+    assert in_child(child) == "([], 0, 10)"
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["unused between", "used between"])

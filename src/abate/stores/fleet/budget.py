@@ -34,19 +34,20 @@ IDLE_RESERVE_SHARE = 0.5
 class StartOnFirstUse(Iterator[int]):
     """Replaces the counter of deposits in a child until the first deposit, which starts the sync.
 
-    So only children that use the budget join the fleet, and no call has to check whether it is the first.
+    So only children that use the budget join the fleet, and no call has to check whether it is the first. Reading the
+    balance is no use: a metrics reader that runs in every child must not make every child a member.
     """
 
-    __slots__ = ("_budget", "numbers")
+    __slots__ = ("_budget",)
 
-    def __init__(self, budget: FleetBudget, numbers: Iterator[int]) -> None:
+    def __init__(self, budget: FleetBudget) -> None:
         self._budget = budget
-        self.numbers = numbers
 
     def __next__(self) -> int:
-        if self._budget.used():
-            self._budget.states.main.timed_deposits = self.numbers
-        return next(self.numbers)
+        state = self._budget.states.main
+        if self._budget.note_use():
+            state.timed_deposits = state.deposit_numbers
+        return next(state.deposit_numbers)
 
 
 class FleetBudget(Budget):
@@ -101,16 +102,14 @@ class FleetBudget(Budget):
     def after_fork(self) -> None:
         """Start with nothing in the child: the parent reports and spends what it has earned."""
         ledger = self.states.main
-        if isinstance(ledger.timed_deposits, StartOnFirstUse):  # the parent is a child that has not used it
-            ledger.timed_deposits = ledger.timed_deposits.numbers
         ledger.forget_deposits()
         self._reset()
         if self._fleet_sync.is_closed:
             self._valid_until = -inf
         else:
-            ledger.timed_deposits = StartOnFirstUse(self, ledger.timed_deposits)
+            ledger.timed_deposits = StartOnFirstUse(self)
 
-    def used(self) -> bool:
+    def note_use(self) -> bool:
         """Note the first use in a child. Return whether its sync runs now."""
         if self._valid_until == inf:
             # no reserve before the first reply: there may be many children that don't know of each other
@@ -126,6 +125,8 @@ class FleetBudget(Budget):
         if MACHINE.now() >= self._valid_until:
             self._fleet_sync.start()  # starting its thread may have failed before
             return super().try_withdraw(now)
+        if self._valid_until == inf:
+            self.note_use()
         self._demand += 1
         try:
             self._tokens.pop()
