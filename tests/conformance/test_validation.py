@@ -3,7 +3,7 @@
 import pytest
 
 from abate.stores import Depth
-from abate.stores.validation import DEFAULT_MAX_BODY, MAX_KEY_BYTES
+from abate.stores.encoding import DEFAULT_MAX_BODY, MAX_KEY_BYTES
 from abate.work.source import LeaseLost, Message
 
 
