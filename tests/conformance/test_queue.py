@@ -3,7 +3,7 @@
 import pytest
 
 from abate.stores import Depth, open_store
-from abate.stores.validation import MAX_REASON_BYTES
+from abate.stores.encoding import MAX_REASON_BYTES
 from abate.testing import VirtualClock
 from abate.work import QueueFull
 

@@ -3,7 +3,7 @@
 import pytest
 
 from abate.stores import Depth
-from abate.stores.validation import DEFAULT_MAX_BODY, MAX_KEY_BYTES
+from abate.stores.encoding import DEFAULT_MAX_BODY, MAX_KEY_BYTES
 from abate.work.source import LeaseLost, Message
 
 
@@ -50,8 +50,8 @@ def test_the_largest_that_is_allowed_is_kept_whole(queue):
         (lambda queue: queue.receive(wait=-1), "wait must be a number at least 0, not -1"),
         (lambda queue: queue.dead(0), "max_messages must be a whole number of at least 1, not 0"),
         (lambda queue: queue.redrive("a"), "keys must be a list of keys, or None for all, not 'a'"),
-        (lambda queue: queue.done(Message(42)), "expected a message that this queue handed out"),
-        (lambda queue: queue.extend(["a"]), "expected a message that this queue handed out, not 'a'"),
+        (lambda queue: queue.done(Message(42)), "expected a message that was received from this queue"),
+        (lambda queue: queue.extend(["a"]), "expected a message that was received from this queue, not 'a'"),
         (lambda queue: queue.settle([(Message("a"), None)]), "a verdict must be Done, Back or Bury, not None"),
         (lambda queue: queue.done(Message("a"), again=-1.0), "again must be a number at least 0, not -1.0"),
     ],

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from abate.errors import AbateError
 from abate.sim import agenda as module
-from abate.sim.agenda import Agenda
-from abate.sim.random_streams import RandomStreams
+from abate.sim.agenda import Agenda, RandomStreams
 
 
 @given(instants=st.lists(st.integers(0, 8).map(lambda number: number / 4), max_size=30), until=st.integers(0, 8))

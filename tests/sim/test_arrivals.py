@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from abate import consistent_jitter
 from abate.sim import Clients, Service, Trigger, World
-from abate.sim.agenda import Agenda
+from abate.sim.agenda import Agenda, RandomStreams
 from abate.sim.arrivals import Arrivals
-from abate.sim.random_streams import RandomStreams
 
 
 def arrived(clients, *triggers, horizon=60.0, seed=1, takes=None):

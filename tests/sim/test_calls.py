@@ -12,9 +12,9 @@ from abate import Backoff, Budget, ConcurrencyLimit, Policy, Shelter, TokenBucke
 from abate.clock import current
 from abate.sim import simulated
 from abate.sim.agenda import Agenda
-from abate.sim.binding import bind_policy
 from abate.sim.calls import Caller
-from abate.sim.error_responses import answer
+from abate.sim.server import answer
+from abate.sim.simulation import bind_policy
 from abate.testing import VirtualClock
 
 FAILURES = {

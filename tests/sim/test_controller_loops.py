@@ -10,7 +10,7 @@ import abate
 from abate import Backoff, Budget, Policy
 from abate.sim import Controllers, Duration, Service, Trigger, World
 from abate.sim.controller_loops import start_controllers
-from abate.sim.error_responses import answer
+from abate.sim.server import answer
 from abate.sim.simulation import Simulation
 
 FINE = None

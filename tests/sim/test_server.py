@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abate.sim import Clients, Duration, Limit, Row, Service, Trigger, World
-from abate.sim.agenda import Agenda
-from abate.sim.random_streams import RandomStreams
+from abate.sim.agenda import Agenda, RandomStreams
 from abate.sim.server import Request, RowServer, Server
 from abate.sim.simulation import Simulation
 

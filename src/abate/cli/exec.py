@@ -256,7 +256,7 @@ def _budget(options: argparse.Namespace, tell: Callable[[str], object]) -> Share
             options.refuse("--ratio, --reserve and --store need --budget")
         return None
     from abate.cli.shared_budget import RATIO, RESERVE, SharedBudget
-    from abate.stores.validation import MAX_KEY_BYTES, checked_text
+    from abate.stores.encoding import MAX_KEY_BYTES, checked_text
 
     ratio = RATIO if options.ratio is None else options.ratio
     reserve = RESERVE if options.reserve is None else options.reserve

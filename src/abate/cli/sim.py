@@ -8,14 +8,16 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from abate.errors import AbateError
+from abate.errors import AbateError, choice, whole
 
 if TYPE_CHECKING:
     from abate.sim.scenario import Scenario
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 ASSERTION_FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 NO_OPTION = "\0"
 """No argument begins like this: arguments after ``sim`` are parsed here, as the first decides which are valid."""
+PICTURES = (".png", ".svg")
 SENTENCE = re.compile(r"(?<=[.!?])\s")
 
 
@@ -160,8 +163,6 @@ def show_scenario(options: argparse.Namespace) -> int:
 def run_scenarios(options: argparse.Namespace) -> int:
     """Run one scenario, or compare several; print the table and the assertions that do not hold."""
     from abate.cli import sim_tables as tables
-    from abate.cli.sim_checks import check_engines, check_measures, check_numbers, check_outputs
-    from abate.cli.sim_output_files import write_files
     from abate.clock import current
 
     names = [*([] if options.scenario is None else [options.scenario]), *options.compare]
@@ -186,8 +187,68 @@ def run_scenarios(options: argparse.Namespace) -> int:
         print(json.dumps(found, indent=2))
     else:
         tables.print_studies(studies, options.measures)
-    drawn = write_files(studies[0], options, spent)
-    return INTERRUPTED if not drawn else exit_code(studies, scenarios, options)
+    if options.report is not None or options.picture is not None:
+        from abate.cli.sim_output_files import write_files
+
+        if not write_files(studies[0], options, spent):
+            return INTERRUPTED
+    return exit_code(studies, scenarios, options)
+
+
+# -- what is checked before anything is run
+
+
+def check_numbers(options: argparse.Namespace) -> None:
+    """Refuse counts below 1, and too many seeds."""
+    from abate.sim.scenario_parser import MAX_SEEDS
+
+    for name in ("clients", "seeds", "jobs"):
+        count = getattr(options, name)
+        if count is not None:
+            whole(f"--{name}", count, least=1)
+    if options.seeds is not None and options.seeds > MAX_SEEDS:
+        raise ValueError(f"--seeds must be at most {MAX_SEEDS:,}, not {options.seeds:,}")
+
+
+def check_outputs(report: str | None, picture: str | None) -> None:
+    """Refuse files that can't be written or drawn.
+
+    >>> check_outputs(None, "out.jpg")
+    Traceback (most recent call last):
+    abate.errors.AbateError: --picture must end in .png or .svg, not 'out.jpg'
+    """
+    from abate.cli.terminal import check_writable
+
+    if picture is not None and Path(picture).suffix not in PICTURES:
+        raise AbateError(f"--picture must end in {' or '.join(PICTURES)}, not {picture!r}")
+    for option, name in (("--report", report), ("--picture", picture)):
+        if name is None:
+            continue
+        check_writable(option, name)
+        if importlib.util.find_spec("matplotlib") is None:
+            raise AbateError(f"{option} needs matplotlib: pip install 'abate[sim]'")
+
+
+def check_engines(scenarios: Sequence[Scenario], given: str | None) -> None:
+    """Refuse an unknown engine, and the fleet engine without NumPy."""
+    from abate.sim.world import ENGINES
+
+    if given is not None:
+        choice("--engine", given, tuple(ENGINES))
+    engines = {given or case.engine for scenario in scenarios for case in scenario.cases()}
+    if "fleet" in engines and importlib.util.find_spec("numpy") is None:
+        raise AbateError("the fleet engine needs NumPy: pip install 'abate[sim]'")
+
+
+def check_measures(names: Sequence[str], scenarios: Sequence[Scenario]) -> None:
+    """Refuse measures that not all of the scenarios have."""
+    from abate.sim.study_tables import known_measures
+
+    for scenario in scenarios:
+        known = known_measures([case.world for case in scenario.cases()])
+        for name in names:
+            if name not in known:
+                raise ValueError(f"--measures: {scenario.place} has no {name!r}; it has {', '.join(sorted(known))}")
 
 
 def load_changed_scenario(name: str, options: argparse.Namespace) -> Scenario:

@@ -24,8 +24,6 @@ PATIENCE = 60.0
 
 def write_files(study: Study, options: argparse.Namespace, spent: float) -> bool:
     """Write the files; `spent` are the seconds that the study took. Return False if the maps were interrupted."""
-    if options.report is None and options.picture is None:
-        return True
     if not any(result.samples for result in study.results):
         say("nothing was run: there is nothing to draw")
         return True

@@ -10,7 +10,14 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from abate.cli.sim import ASSERTION_FAILED, INTERRUPTED, add_scenario, load_changed_scenario
+from abate.cli.sim import (
+    ASSERTION_FAILED,
+    INTERRUPTED,
+    add_scenario,
+    check_engines,
+    check_numbers,
+    load_changed_scenario,
+)
 
 if TYPE_CHECKING:
     from abate.sim.scenario import Case, Scenario
@@ -70,7 +77,6 @@ def _words(text: str) -> tuple[str, ...]:
 
 def run(options: argparse.Namespace) -> int:
     """Search, and print the result."""
-    from abate.cli.sim_checks import check_engines, check_numbers
     from abate.cli.terminal import Progress, say
     from abate.errors import number, whole
     from abate.sim.scenario_parser import locate_code_errors

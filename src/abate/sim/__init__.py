@@ -11,10 +11,10 @@
 
 from __future__ import annotations
 
-from abate.sim.error_responses import Answer, simulated
 from abate.sim.measures import Load, Run
 from abate.sim.model import Clients, Controllers, Duration, Limit, Row, Service
 from abate.sim.scenario import Scenario, load_scenario
+from abate.sim.server import Answer, simulated
 from abate.sim.study import Estimate, Result, Study, run_study
 from abate.sim.world import Trigger, World
 

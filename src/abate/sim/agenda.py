@@ -1,12 +1,4 @@
-"""The event queue and the clock of a simulated world.
-
-One heap of all events would be slow: with a hundred thousand entries its accesses miss the processor's caches. So later
-events are kept in lists by time span, and each list is sorted when its span begins. Only events that are added for the
-current span go through a heap, a small one.
-
-Events added by `soon` come before the next instant, in the order in which they were added, as in an event loop: so the
-exact and the coroutine engine process events in the same order.
-"""
+"""The event queue, the clock and the random streams of a simulated world."""
 
 from __future__ import annotations
 
@@ -16,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from heapq import heappop, heappush
 from itertools import count
 from operator import itemgetter
+from random import Random
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -152,3 +145,24 @@ class Agenda:
     def within(self, seconds: float) -> AbstractAsyncContextManager[TimeoutScope]:
         """Cut the block short, in a task of the coroutine engine."""
         return MachineTimeout(seconds)
+
+
+class RandomStreams:
+    """The random streams of one run: one for each purpose, so that one does not change the numbers of another.
+
+    The same seed and name give the same numbers.
+
+    >>> RandomStreams(1).stream("arrivals").random() == RandomStreams(1).stream("arrivals").random()
+    True
+    >>> RandomStreams(1).stream("arrivals").random() == RandomStreams(1).stream("service").random()
+    False
+    """
+
+    __slots__ = ("_seed",)
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def stream(self, name: str) -> Random:
+        """Return the stream of this name, from its beginning."""
+        return Random(f"{self._seed}/{name}")

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from math import log
 
 from abate.schedule.periodic import consistent_jitter
-from abate.sim.agenda import Agenda
+from abate.sim.agenda import Agenda, RandomStreams
 from abate.sim.model import Clients
-from abate.sim.random_streams import RandomStreams
 from abate.sim.varying_rate import VaryingRate
 from abate.sim.world import World
 

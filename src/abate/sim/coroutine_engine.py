@@ -27,11 +27,10 @@ from abate.schedule.deadlines import nearest_deadline
 from abate.sim.agenda import MAX_EVENTS_PER_INSTANT
 from abate.sim.arrivals import Arrivals
 from abate.sim.controller_loops import start_controllers
-from abate.sim.error_responses import Answer
 from abate.sim.event_loop import VirtualLoop
 from abate.sim.measures import Load, Run
 from abate.sim.model import Code, Controllers
-from abate.sim.server import Request
+from abate.sim.server import Answer, Request
 from abate.sim.simulation import Simulation
 from abate.sim.world import World
 

@@ -45,12 +45,12 @@ from pathlib import Path
 from typing import Any
 
 from abate.call import bounded_toml
+from abate.call.bounded_toml import MAX_DEPTH, TooDeep
 from abate.call.named_rules import checked_code
 from abate.call.policy_files import SHELTERS
 from abate.frozen import Frozen
 from abate.sim.scenario_parser import WITHIN as WITHIN
-from abate.sim.scenario_parser import parse_assertions, parse_run, parse_world
-from abate.sim.toml_tables import Document, check_keys, has_path, merge, parse_value, set_path, table
+from abate.sim.scenario_parser import Document, check_keys, parse_assertions, parse_run, parse_world, table
 from abate.sim.world import Engine, World
 
 SHIPPED = Path(__file__).parent / "scenarios"
@@ -304,3 +304,84 @@ def _swept(place: str, found: object) -> Mapping[str, list[Any]]:
         if not all(path.split(".")):
             raise ValueError(f'{place}: [sweep] has the key {path!r}; expected a path such as "clients.count"')
     return sweep
+
+
+def merge(base: Document, overlay: Mapping[str, Any]) -> Document:
+    """Return the base with the overlay: tables are merged, other values are replaced.
+
+    >>> merge({"run": {"seeds": 3, "horizon": 9.0}}, {"run": {"seeds": 5}})
+    {'run': {'seeds': 5, 'horizon': 9.0}}
+    """
+    found = copy.deepcopy(base)
+    for key, value in overlay.items():
+        mine = found.get(key)
+        found[key] = merge(mine, value) if isinstance(mine, dict) and isinstance(value, dict) else copy.deepcopy(value)
+    return found
+
+
+def set_path(place: str, document: Document, path: str, value: Any) -> None:
+    """Set the value at a path. List entries are numbered from 0; services are never created.
+
+    >>> document = {"triggers": [{"for": 5.0}], "services": {"db": {}}}
+    >>> set_path("f.toml", document, "triggers.0.for", 20.0); document["triggers"]
+    [{'for': 20.0}]
+    >>> set_path("f.toml", document, "services.dbb.workers", 3)
+    Traceback (most recent call last):
+    ValueError: f.toml: services.dbb.workers must name one of the services db, not 'dbb'
+    """
+    keys = path.split(".")
+    if len(keys) > MAX_DEPTH:
+        raise ValueError(f"{place}: {path[:80]!r} … must lead through at most {MAX_DEPTH} tables, not {len(keys)}")
+    at: Any = document
+    for depth, key in enumerate(keys):
+        found: Any = at
+        above = ".".join(keys[:depth])
+        entry: str | int = key
+        if isinstance(found, list):
+            if not key.isdecimal() or int(key) >= len(found):
+                raise ValueError(
+                    f"{place}: {path} must name one of the {len(found)} entries of {above}, from 0 on, not {key!r}"
+                )
+            entry = int(key)
+        elif not isinstance(found, dict):
+            raise ValueError(f"{place}: {above} is not a table, so that {path} can't be set")
+        elif above == "services" and key not in found:
+            raise ValueError(
+                f"{place}: {path} must name one of the services {', '.join(found) or '(none)'}, not {key!r}"
+            )
+        elif depth < len(keys) - 1:
+            found.setdefault(key, [] if path.startswith("triggers.") and not depth else {})
+        if depth == len(keys) - 1:
+            at[entry] = value
+        else:
+            at = at[entry]
+
+
+def has_path(document: object, keys: list[str]) -> bool:
+    """Return whether a path exists.
+
+    >>> has_path({"triggers": [{"for": 5.0}]}, ["triggers", "0", "for"]), has_path({"run": {}}, ["run", "seeds"])
+    (True, False)
+    """
+    for key in keys:
+        if isinstance(document, list) and key.isdecimal() and int(key) < len(document):
+            document = document[int(key)]
+        elif isinstance(document, dict) and key in document:
+            document = document[key]
+        else:
+            return False
+    return True
+
+
+def parse_value(text: str) -> Any:
+    """Parse a value as TOML; other text is a string.
+
+    >>> parse_value("[1, 2]"), parse_value("lifo")
+    ([1, 2], 'lifo')
+    """
+    try:
+        return bounded_toml.parse(f"value = {text}")["value"]
+    except TooDeep as error:
+        raise ValueError(f"a value {error}") from None
+    except ValueError:
+        return text

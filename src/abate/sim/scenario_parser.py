@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 from abate.admit.shelter import Shelter
 from abate.call.named_rules import is_code
@@ -15,8 +15,9 @@ from abate.redact import quoted
 from abate.sim.aws_jitter import AWS_DECORRELATED, AwsDecorrelated
 from abate.sim.measures import MEASURES, PER_SERVICE
 from abate.sim.model import Clients, Controllers, Duration, Limit, Row, Service
-from abate.sim.toml_tables import Document, build, check_keys, table, value_from_table
 from abate.sim.world import ENGINES, Engine, Trigger, World, WorldError
+
+Document = dict[str, Any]
 
 SEEDS = 10
 """The default number of runs of each case."""
@@ -194,7 +195,7 @@ def _policy(place: str, found: object, shelters: Shelters, name: str = "policy")
     if found is None:
         return None
     where = f"{place}: [{name}]"
-    settings = {"on": "abate.sim.error_responses:simulated", **table(place, name, found)}
+    settings = {"on": "abate.sim.server:simulated", **table(place, name, found)}
     if "shelter" in settings:
         shelters.check(where, settings["shelter"])
     backoff = settings.get("backoff")
@@ -241,3 +242,55 @@ def _trigger(where: str, found: object) -> Trigger:
     fields = {f"{key}_" if key == "for" else key: value for key, value in found.items()}
     trigger: Trigger = build(where, Trigger, fields)
     return trigger
+
+
+def table(place: str, name: str, found: object) -> Mapping[str, Any]:
+    """Return the value below a name, which must be a table.
+
+    >>> table("f.toml", "run", 3)
+    Traceback (most recent call last):
+    ValueError: f.toml: [run] must be a table, not 3
+    """
+    if not isinstance(found, dict):
+        raise ValueError(f"{place}: [{name}] must be a table, not {found!r}")
+    return found
+
+
+def check_keys(place: str, found: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """Refuse unknown keys.
+
+    >>> check_keys("f.toml: [run]", {"sede": 1}, ("seeds", "horizon"))
+    Traceback (most recent call last):
+    ValueError: f.toml: [run] has an unknown key 'sede'; known are seeds, horizon
+    """
+    for key in found:
+        if key not in known:
+            raise ValueError(f"{place} has an unknown key {key!r}; known are {', '.join(known)}")
+
+
+def value_from_table(place: str, make: Callable[..., Any], found: object) -> Any:
+    """Build a value from a table of its fields.
+
+    >>> from abate.sim import Limit
+    >>> value_from_table("f.toml: [services.api] limit", Limit, 5)
+    Traceback (most recent call last):
+    ValueError: f.toml: [services.api] limit must be a table, not 5
+    """
+    if not isinstance(found, dict):
+        raise ValueError(f"{place} must be a table, not {found!r}")
+    check_keys(place, found, make.__match_args__)  # type: ignore[attr-defined]
+    return build(place, make, found)
+
+
+def build(place: str, make: Callable[..., Any], fields: Mapping[str, Any]) -> Any:
+    """Build a value, and add the place to its errors.
+
+    >>> from abate.sim import Clients
+    >>> build("f.toml: [clients]", Clients, {"count": 0})
+    Traceback (most recent call last):
+    ValueError: f.toml: [clients]: count must be a whole number of at least 1, not 0
+    """
+    try:
+        return make(**fields)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place}: {error}") from error

@@ -11,20 +11,69 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from math import ceil, floor, inf
 from typing import TYPE_CHECKING, Any
 
 from abate.admit.bucket import TokenBucket
-from abate.sim.agenda import Agenda
-from abate.sim.error_responses import Answer, answer
+from abate.decide import http
+from abate.decide.outcome import ANSWERED, FATAL, LAYER, Outcome, Ruling
+from abate.decide.rules import Rule
+from abate.errors import AbateError
+from abate.sim.agenda import Agenda, RandomStreams
 from abate.sim.measures import Load
 from abate.sim.model import Duration, Limit, Row, Service
-from abate.sim.random_streams import RandomStreams
 from abate.sim.varying_rate import VaryingRate
 from abate.sim.world import Trigger, World
 
 if TYPE_CHECKING:
     from abate.sim.calls import Caller, SimulatedCall
+
+
+class Answer(AbateError):
+    """An error response of a simulated service.
+
+    >>> answer(503, retry_after=2.0)().status_code
+    503
+    """
+
+    status_code: int
+    headers: dict[str, str]
+    ruling: Ruling
+    """The ruling, unless the policy's own rules have one."""
+
+
+class Simulated(Rule):
+    """Judges simulated responses by the HTTP rules; a conflict is retried."""
+
+    def judge(self, outcome: Outcome) -> Ruling | None:
+        error = outcome.error
+        return error.ruling if isinstance(error, Answer) else None
+
+
+simulated = Simulated()
+"""The default `on` of policies in scenarios."""
+
+
+def answer(status: int, retry_after: float | None = None, exhausted: bool = False) -> type[Answer]:
+    """Return the error type for this status; `exhausted` marks that an inner layer has retried already.
+
+    >>> answer(503) is answer(503, None, exhausted=False), answer(503) is answer(503, exhausted=True)
+    (True, False)
+    """
+    return _made(status, retry_after, exhausted)
+
+
+@cache  # called with positional arguments only: keyword arguments would be other cache keys
+def _made(status: int, retry_after: float | None, exhausted: bool) -> type[Answer]:
+    headers = {} if retry_after is None else {"Retry-After": f"{retry_after:.0f}"}
+    if exhausted:
+        headers["Abate-Exhausted"] = "1"
+    ruling = LAYER if exhausted else ANSWERED if status == 409 else http.judge(status) or FATAL
+    if retry_after is not None and ruling.retry:
+        ruling = Ruling(True, ruling.reason, retry_after, answered=True)
+    return type(f"Answer{status}", (Answer,), {"status_code": status, "headers": headers, "ruling": ruling})
+
 
 Reply = Callable[["Request", "Exception | None"], object]
 

@@ -20,7 +20,7 @@ from abate.call.policy import Policy
 from abate.errors import choice, number, whole
 from abate.frozen import Frozen
 from abate.schedule.backoff import JITTERS, Backoff, Jitter
-from abate.sim.binding import single_attempt_policy
+from abate.sim.simulation import single_attempt_policy
 from abate.sim.study import Estimate, Progress, estimate
 from abate.sim.world import Engine, World
 

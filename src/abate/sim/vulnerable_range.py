@@ -11,9 +11,9 @@ from typing import Any
 
 from abate.call.policy import Policy
 from abate.frozen import Frozen
-from abate.sim.binding import single_attempt_policy
 from abate.sim.model import Clients, Duration, Service
 from abate.sim.queueing_theory import RetryFeedback
+from abate.sim.simulation import single_attempt_policy
 from abate.sim.world import World
 
 

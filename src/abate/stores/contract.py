@@ -11,7 +11,7 @@ A waiting message is delayed until its due instant, and ready from then on. When
 again from that instant on and the store refuses verdicts of the former holder, even if no other worker has received
 the message since. So a holder knows from the clock alone whether it still has the lease.
 
-`Queue` and `Store` check arguments (`abate.stores.validation`) and hold the loops that all engines share: waiting for a
+`Queue` and `Store` check arguments (`abate.stores.encoding`) and hold the loops that all engines share: waiting for a
 message, and going through dead letters. Engines implement the methods that begin with an underscore.
 """
 
@@ -32,9 +32,7 @@ from abate.clock import Clock, MachineClock
 from abate.errors import AbateError, number, whole
 from abate.frozen import Frozen
 from abate.stores.budget import BudgetTerms, StoreBudget
-from abate.stores.fleet import FleetBucket, FleetBudget, FleetShelter, FleetSync
-from abate.stores.fleet.messages import SyncReply, SyncRequest
-from abate.stores.validation import (
+from abate.stores.encoding import (
     DEFAULT_MAX_BODY,
     MAX_BODY_BYTES,
     MAX_KEY_BYTES,
@@ -47,6 +45,8 @@ from abate.stores.validation import (
     checked_text,
     checked_verdict,
 )
+from abate.stores.fleet import FleetBucket, FleetBudget, FleetShelter, FleetSync
+from abate.stores.fleet.messages import SyncReply, SyncRequest
 from abate.work.add_counts import AddCounts
 from abate.work.source import Back, Bury, Done, LeaseLost, Message, Settlement, Verdict
 

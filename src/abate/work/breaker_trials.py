@@ -7,8 +7,7 @@ from math import inf
 from abate import events
 from abate.admit.breaker import CircuitBreaker
 from abate.logs import Log
-from abate.work.in_flight import Delivery
-from abate.work.run_state import RunState
+from abate.work.run_state import Delivery, RunState
 from abate.work.verdicts import BreakerOutcome
 
 log = Log("abate.work")

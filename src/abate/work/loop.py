@@ -19,7 +19,7 @@
   `FINAL_SETTLE_TIMEOUT` seconds later the run ends in any case.
 * State changes come first, logs and events after them.
 
-`source_client` calls the source, `settler` sends verdicts, `suspects` runs messages alone that may kill the process,
+`source_client` receives from the source and sends verdicts, `suspects` runs messages alone that may kill the process,
 and `breaker_trials` asks the circuit breaker.
 """
 
@@ -38,12 +38,10 @@ from abate.errors import AttemptTimeout
 from abate.logs import Log
 from abate.work.backoff_guard import BackoffGuard
 from abate.work.breaker_trials import BreakerTrials
-from abate.work.in_flight import Delivery
 from abate.work.message_handler import Handler, Worker
-from abate.work.run_state import RunState
-from abate.work.settler import Settler
+from abate.work.run_state import Delivery, RunState
 from abate.work.source import Back, Bury, Done, Message, Source, Verdict
-from abate.work.source_client import MIN_POLL, SourceClient
+from abate.work.source_client import MIN_POLL, Settler, SourceClient
 from abate.work.suspects import Suspects
 from abate.work.thread_pool import DaemonThreadPool
 from abate.work.verdicts import VerdictRules

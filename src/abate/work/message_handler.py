@@ -11,7 +11,7 @@ from abate import events
 from abate.clock import Clock
 from abate.logs import Log
 from abate.schedule.deadlines import carry_deadline, deadline
-from abate.work.in_flight import Delivery
+from abate.work.run_state import Delivery
 from abate.work.source import Bury, Message, Verdict
 from abate.work.thread_pool import DaemonThreadPool
 from abate.work.verdicts import Decision, VerdictRules

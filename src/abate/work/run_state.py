@@ -1,15 +1,126 @@
-"""Holds the state that the parts of one run of a consumer or controller share."""
+"""Holds the state that the parts of one run of a consumer or controller share: above all the messages in flight."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from asyncio import Task
+from collections import Counter, deque
+from collections.abc import Iterator
+from math import inf
 
 from abate import clock as clocks
 from abate.clock import Clock
 from abate.errors import AttemptTimeout
-from abate.work.in_flight import InFlight
-from abate.work.source import Source
+from abate.work.source import Message, Source, Verdict
+
+
+class Delivery:
+    """A message in flight.
+
+    * `task`: its handler, which started at the instant `began`; None while it waits.
+    * `verdict`: what was decided; `settle_tries` attempts to send it have failed, the first at `first_settle_try`.
+    * `trips`: how often the circuit breaker had tripped when the handler started.
+    * `lease_lost`: its lease ran out. `cancelled_by_grace`: its handler was cancelled when the grace was over.
+    * `stuck`: its handler exceeded its timeout and can't be stopped. `replaced`: another worker took its place.
+    """
+
+    __slots__ = (
+        "began",
+        "cancelled_by_grace",
+        "first_settle_try",
+        "lease_lost",
+        "message",
+        "replaced",
+        "settle_tries",
+        "stuck",
+        "task",
+        "trips",
+        "verdict",
+    )
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.task: Task[None] | None = None
+        self.began = inf
+        self.verdict: Verdict | None = None
+        self.settle_tries = 0
+        self.first_settle_try = inf
+        self.trips = 0
+        self.lease_lost = False
+        self.cancelled_by_grace = False
+        self.stuck = False
+        self.replaced = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether its handler has not started, and nothing was decided."""
+        return self.task is None and self.verdict is None
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether its handler runs."""
+        return self.task is not None and self.verdict is None
+
+
+class InFlight:
+    """The messages in flight, in the order of their arrival.
+
+    >>> in_flight = InFlight()
+    >>> first, second = Message("a", group="g"), Message("b", group="g")
+    >>> in_flight.add(first).message is first, in_flight.add(second)
+    (True, None)
+    >>> in_flight.remove(first).message is second, len(in_flight)
+    (True, 1)
+    """
+
+    __slots__ = ("_deliveries", "_groups")
+
+    def __init__(self) -> None:
+        self._deliveries: dict[Message, Delivery] = {}
+        self._groups: dict[str, deque[Delivery]] = {}
+
+    def __len__(self) -> int:
+        return len(self._deliveries)
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return iter(self._deliveries.copy().values())  # a copy, as other threads read the health
+
+    def get(self, message: Message) -> Delivery | None:
+        """Return the delivery of a message, if it is in flight."""
+        return self._deliveries.get(message)
+
+    def add(self, message: Message) -> Delivery | None:
+        """Add a message. Return its delivery if it can start; None if it waits behind others of its group."""
+        delivery = self._deliveries[message] = Delivery(message)
+        if message.group is None:
+            return delivery
+        group = self._groups.setdefault(message.group, deque())
+        group.append(delivery)
+        return delivery if len(group) == 1 else None
+
+    def waiting_behind(self, delivery: Delivery) -> list[Delivery]:
+        """Return the messages that wait behind this one in its group."""
+        if delivery.message.group is None:
+            return []
+        group = list(self._groups[delivery.message.group])
+        return [other for other in group[group.index(delivery) + 1 :] if other.is_waiting]
+
+    def remove(self, message: Message) -> Delivery | None:
+        """Remove a message. Return the delivery of its group that can start now, if there is one."""
+        delivery = self._deliveries.pop(message, None)
+        if delivery is None or message.group is None:
+            return None
+        group = self._groups[message.group]
+        group.remove(delivery)
+        if not group:
+            del self._groups[message.group]
+            return None
+        return group[0] if group[0].is_waiting else None
+
+    def clear(self) -> None:
+        """Remove all messages."""
+        self._deliveries.clear()
+        self._groups.clear()
 
 
 class RunState:

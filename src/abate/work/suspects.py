@@ -12,8 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from abate.logs import Log
-from abate.work.in_flight import Delivery
-from abate.work.run_state import RunState
+from abate.work.run_state import Delivery, RunState
 from abate.work.source import Message
 
 log = Log("abate.work")

@@ -14,8 +14,6 @@ from abate.decide.outcome import FATAL, Outcome, Ruling
 from abate.errors import AttemptTimeout
 from abate.sim import exact_engine
 from abate.sim.agenda import Agenda
-from abate.sim.binding import bind_policy, possible_failures, single_attempt_policy, unmatched_policy_note
-from abate.sim.error_responses import answer
 from abate.sim.fleet.arrivals import ArrivalSource, ThinkTimes, arrivals
 from abate.sim.fleet.call_table import CallTable
 from abate.sim.fleet.recorder import FleetRecorder
@@ -26,6 +24,8 @@ from abate.sim.fleet.unsupported import unsupported_features
 from abate.sim.fleet.vectorized import Floats, Mask, VectorBackoff, VectorBudget, Whole, stream
 from abate.sim.measures import EDGE, Load, Run
 from abate.sim.model import Clients, Duration, Service
+from abate.sim.server import answer
+from abate.sim.simulation import bind_policy, possible_failures, single_attempt_policy, unmatched_policy_note
 from abate.sim.world import World
 
 KEYS = 2**15 - 1

@@ -31,8 +31,8 @@ from abate.clock import MACHINE
 from abate.logs import Log
 from abate.registry import Registry
 from abate.schedule.backoff import Backoff, RandomSource
+from abate.stores.encoding import batches
 from abate.stores.fleet.messages import MEMBER_TIMEOUT, BudgetRequest, SyncReply, SyncRequest
-from abate.stores.validation import batches
 
 log = Log("abate.stores")
 T = TypeVar("T")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from abate.stores.contract import DeadLetter, Depth, Queue
 from abate.stores.encoding import (
+    MAX_REASON_BYTES,
     decode_attributes,
     decode_message,
     encode_attributes,
@@ -21,7 +22,6 @@ from abate.stores.postgres.encoding import decode_text, encode_text
 from abate.stores.postgres.listener import ListeningWaiter
 from abate.stores.postgres.pool import Pool
 from abate.stores.postgres.session import Row
-from abate.stores.validation import MAX_REASON_BYTES
 from abate.work.key_queue import QueueFull
 from abate.work.source import Back, Bury, Done, Message, Settlement, Verdict
 

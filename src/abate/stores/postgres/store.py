@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from abate.clock import Clock, MachineClock
 from abate.stores.budget import BudgetTerms
 from abate.stores.contract import Depth, Store
+from abate.stores.encoding import DEFAULT_MAX_BODY
 from abate.stores.fleet.messages import SyncReply, SyncRequest
 from abate.stores.postgres import sync
 from abate.stores.postgres.address import Address
@@ -15,7 +16,6 @@ from abate.stores.postgres.encoding import encode_text
 from abate.stores.postgres.listener import Listener
 from abate.stores.postgres.pool import Pool
 from abate.stores.postgres.queue import PostgresQueue, depths
-from abate.stores.validation import DEFAULT_MAX_BODY
 from abate.stores.wakeups import Wakeups
 
 SYNC_TIMEOUT = 1.0

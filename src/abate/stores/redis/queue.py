@@ -39,11 +39,18 @@ from typing import TYPE_CHECKING, Any
 
 from abate.schedule.backoff import RandomSource
 from abate.stores.contract import DeadLetter, Depth, Queue
-from abate.stores.encoding import decode_content, encode_content, preview, preview_content, unreadable_reason
+from abate.stores.encoding import (
+    MAX_REASON_BYTES,
+    batches,
+    decode_content,
+    encode_content,
+    preview,
+    preview_content,
+    unreadable_reason,
+)
 from abate.stores.redis import scripts
 from abate.stores.redis.connection import MAX_BLOCK
 from abate.stores.redis.scripts import BATCH, Script
-from abate.stores.validation import MAX_REASON_BYTES, batches
 from abate.work.key_queue import QueueFull
 from abate.work.source import Back, Bury, Done, Message, Settlement, Verdict
 

@@ -12,9 +12,8 @@ from importlib.resources import files
 from typing import Final
 
 from abate.admit.sliding_window import MAX_PER_SLOT, SLOTS
-from abate.stores.encoding import MAX_ATTRIBUTES_BYTES
+from abate.stores.encoding import MAX_ATTRIBUTES_BYTES, MAX_PRIORITY, MAX_SHOWN_BYTES
 from abate.stores.fleet import grant_rules, messages, outage
-from abate.stores.validation import MAX_PRIORITY, MAX_SHOWN_BYTES
 from abate.work.key_queue import FAIRNESS_TURNS
 
 BATCH: Final = 100

@@ -12,9 +12,8 @@ from math import inf
 from sqlite3 import Connection
 from typing import Any
 
-from abate.stores.encoding import MAX_ATTRIBUTES_BYTES
+from abate.stores.encoding import MAX_ATTRIBUTES_BYTES, MAX_KEY_BYTES
 from abate.stores.sqlite.queue_statements import NEXT_LOWER_PRIORITY, OF_PRIORITY, OLDEST
-from abate.stores.validation import MAX_KEY_BYTES
 from abate.work.key_queue import FAIRNESS_TURNS
 
 

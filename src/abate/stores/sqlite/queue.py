@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from abate.stores.contract import DeadLetter, Depth, Queue
 from abate.stores.encoding import (
+    DEFAULT_MAX_BODY,
     MAX_ATTRIBUTES_BYTES,
+    MAX_REASON_BYTES,
     checked_count,
     decode_attributes,
     decode_message,
@@ -28,7 +30,6 @@ from abate.stores.encoding import (
 from abate.stores.sqlite import queue_statements as sql
 from abate.stores.sqlite.next_items import next_items
 from abate.stores.sqlite.schema import DEAD, LEASED
-from abate.stores.validation import DEFAULT_MAX_BODY, MAX_REASON_BYTES
 from abate.stores.wakeups import QueueWaiter
 from abate.work.key_queue import QueueFull
 from abate.work.source import Back, Bury, Done, Message, Settlement

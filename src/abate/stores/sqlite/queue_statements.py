@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abate.stores.validation import MAX_REASON_BYTES
+from abate.stores.encoding import MAX_REASON_BYTES
 
 
 def _cut(column: str, longest: object) -> str:

@@ -9,11 +9,11 @@ from sqlite3 import Connection
 from abate.clock import Clock, MachineClock
 from abate.stores.budget import BudgetTerms
 from abate.stores.contract import Depth, Store, StoreError
+from abate.stores.encoding import DEFAULT_MAX_BODY
 from abate.stores.fleet.messages import SyncReply, SyncRequest
 from abate.stores.sqlite import sync
 from abate.stores.sqlite.database import Database
 from abate.stores.sqlite.queue import SqliteQueue, depths
-from abate.stores.validation import DEFAULT_MAX_BODY
 from abate.stores.wakeups import Wakeups
 
 CLEANUP_INTERVAL = 10.0
