@@ -254,15 +254,6 @@ def test_a_timeout_below_the_deadline_is_kept(way):
 
 
 @WAYS
-def test_a_timeout_is_that_of_each_attempt(way):
-    """An attempt that took too long is an overload, and the next one has its own time."""
-    with Service() as service:
-        service.script.append(service.hang)
-        assert way.get(service.target, orders(), timeout=0.3) == b"got 42"
-        assert len(service.attempts) == 2
-
-
-@WAYS
 def test_a_deadline_ends_the_call(way):
     """A server that does not answer is left alone when the time is up, with grpc's own error."""
     with Service() as service:

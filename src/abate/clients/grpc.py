@@ -7,9 +7,9 @@ Every call is classified by its status code:
 * all other codes are fatal, including UNKNOWN, INTERNAL and CANCELLED.
 
 The server's hint is read from ``grpc-retry-pushback-ms`` (negative or unreadable: stop) and from ``RetryInfo`` in the
-status details. Each attempt has a ``timeout`` of at most the time until the deadline, and ``abate-attempt`` and
-``abate-deadline`` as metadata. An error whose trailing metadata has ``abate-exhausted`` is not retried: a service
-behind the server has retried already.
+status details. The ``timeout`` of a call is the deadline of all its attempts and waits together, as in gRPC. Each
+attempt has ``abate-attempt`` and ``abate-deadline`` as metadata, and a repeated one ``grpc-previous-rpc-attempts``. An
+error whose trailing metadata has ``abate-exhausted`` is not retried: a service behind the server has retried already.
 
 Unary calls and server streams are retried. A stream is retried until its first message has come; its later errors are
 raised unchanged. The requests of client streams cannot be sent twice: such calls pass unchanged.
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
 from itertools import count, islice
 from threading import RLock
@@ -39,7 +40,7 @@ from abate.clients.trust import SECRET, Secret
 from abate.decide.outcome import BLIP, FATAL, LAYER, OVERLOAD, Outcome, Ruling
 from abate.decide.rules import Rule
 from abate.redact import shown
-from abate.schedule.deadlines import carry_deadline, cut_to_deadline, deadline_aware
+from abate.schedule.deadlines import carry_deadline, cut_to_deadline, deadline, deadline_aware
 from abate.schedule.hints import pushback
 
 __all__ = ["aio_interceptors", "channel_options", "interceptors", "transient"]
@@ -58,7 +59,10 @@ UNREACHED_DETAILS = ("failed to connect to all addresses", "errors resolving", "
 
 TOO_LARGE = "message larger than max"
 
-ABATE_HEADERS = frozenset({ATTEMPT.lower(), DEADLINE.lower(), SECRET.lower()})
+PREVIOUS_ATTEMPTS = "grpc-previous-rpc-attempts"
+"""The metadata in which gRPC's own retries say how many attempts of a call came before; absent in the first."""
+
+OWN_METADATA = frozenset({ATTEMPT.lower(), DEADLINE.lower(), SECRET.lower(), PREVIOUS_ATTEMPTS})
 
 EXPIRED_TIMEOUT = -1.0
 """The timeout of an attempt after its deadline: with 0, grpcio may still send it."""
@@ -247,17 +251,25 @@ class _AttemptSender:
         self._given = given
         self._request = request
         # read once: it may be an iterator
-        self._metadata = tuple(pair for pair in _pairs(given.metadata) if pair[0] not in ABATE_HEADERS)
+        self._metadata = tuple(pair for pair in _pairs(given.metadata) if pair[0] not in OWN_METADATA)
         self._numbers = count(1)
 
     def send(self) -> Any:
         """Send the next attempt. Return its call, or a coroutine that returns it."""
-        own = ((name.lower(), value) for name, value in request_headers(next(self._numbers), self._secret).items())
+        number = next(self._numbers)
+        own = [(name.lower(), value) for name, value in request_headers(number, self._secret).items()]
+        if number > 1:
+            own.append((PREVIOUS_ATTEMPTS, str(number - 1)))
         timeout = cut_to_deadline(self._given.timeout)
         if timeout is not None and timeout <= 0:
             timeout = EXPIRED_TIMEOUT
         details = self._make(self._given.method, timeout, (*self._metadata, *own), self._given)
         return self._continuation(details, self._request)
+
+
+def _call_deadline(given: Any) -> AbstractContextManager[object]:
+    """Return the deadline of a call with these details: its timeout is that of all attempts together."""
+    return nullcontext() if given.timeout is None else deadline(max(0.0, given.timeout))
 
 
 # -- sync
@@ -273,7 +285,8 @@ class _Interceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInter
     def intercept_unary_unary(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
         sender = _AttemptSender(_Details, continuation, client_call_details, request, self._secret)
         try:
-            return self._policy.call(deadline_aware(lambda: _raise_if_failed(sender.send())))
+            with _call_deadline(client_call_details):
+                return self._policy.call(deadline_aware(lambda: _raise_if_failed(sender.send())))
         except grpc.RpcError as error:
             if not isinstance(error, grpc.Future):
                 raise
@@ -281,7 +294,8 @@ class _Interceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInter
 
     def intercept_unary_stream(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
         sender = _AttemptSender(_Details, continuation, client_call_details, request, self._secret)
-        return _Stream(self._policy, sender)
+        with _call_deadline(client_call_details):
+            return _Stream(self._policy, sender)
 
 
 def _raise_if_failed(call: Any) -> Any:
@@ -406,7 +420,8 @@ class _AioUnary(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
             await call
             return call
 
-        return await self._policy.acall(attempt)
+        with _call_deadline(client_call_details):
+            return await self._policy.acall(attempt)
 
 
 class _AioStream(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
@@ -429,7 +444,8 @@ class _AioStream(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
             except StopAsyncIteration:
                 return _Messages([], messages)
 
-        return await self._policy.acall(attempt)
+        with _call_deadline(client_call_details):
+            return await self._policy.acall(attempt)
 
 
 class _Messages:

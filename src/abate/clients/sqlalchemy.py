@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overlo
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from abate.clients.databases import OpenTransaction, Settings, conflict_policy, open_transaction
 from abate.errors import bare
@@ -25,7 +25,7 @@ Handle = TypeVar("Handle")
 SyncHandle = TypeVar("SyncHandle", bound=Session)
 AsyncHandle = TypeVar("AsyncHandle", bound=AsyncSession)
 
-SYNC = (Engine, Connection, sessionmaker, Session)
+SYNC = (Engine, Connection, sessionmaker, Session, scoped_session)
 ASYNC = (AsyncEngine, AsyncConnection, async_sessionmaker, AsyncSession)
 
 
@@ -35,9 +35,9 @@ class transaction(Generic[Handle]):
     The function's first argument is the connection or session; the caller passes the others. Before a repetition the
     transaction is rolled back explicitly: MySQL's lock wait timeout leaves it open, half done.
 
-    `source` is an `Engine` or `Connection`, a `sessionmaker` or `Session`, or the asyncio form of one, for coroutine
-    functions. The settings are those of `abate.retry_on_db_conflict`. A function with that decorator inside does not
-    retry: this is the transaction, so this retries.
+    `source` is an `Engine` or `Connection`, a `sessionmaker`, `Session` or `scoped_session`, or the asyncio form of one
+    of the first four, for coroutine functions. The settings are those of `abate.retry_on_db_conflict`. A function with
+    that decorator inside does not retry: this is the transaction, so this retries.
 
     Half of a transaction is never repeated: a connection or session that is already in a transaction is refused, and so
     is a transaction inside another one of the same engine, which would commit before the outer one.
@@ -68,7 +68,7 @@ class transaction(Generic[Handle]):
     @overload
     def __init__(
         self: transaction[SyncHandle],
-        source: sessionmaker[SyncHandle] | SyncHandle,
+        source: sessionmaker[SyncHandle] | scoped_session[SyncHandle] | SyncHandle,
         max_attempts: int = 3,
         **settings: Unpack[Settings],
     ) -> None: ...
@@ -122,7 +122,8 @@ class transaction(Generic[Handle]):
 
 def _in_transaction(source: Any, function: Callable[..., Any]) -> Any:
     def whole(*args: Any, **kwargs: Any) -> Any:
-        with _check_not_nested(source), _begin(source) as handle:
+        here = source() if isinstance(source, scoped_session) else source  # the session of this scope
+        with _check_not_nested(here), _begin(here) as handle:
             return function(handle, *args, **kwargs)
 
     return whole
