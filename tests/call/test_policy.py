@@ -278,7 +278,7 @@ def test_a_repr_leaves_out_what_was_not_given():
     shown = repr(Policy(on=OSError))
     assert shown == (
         "Policy(on=(OSError,), name='', max_attempts=3, timeout=None, attempt_timeout=None,"
-        " backoff=Backoff(base=0.2, cap=30.0, factor=2.0, jitter='full'),"
+        " backoff=Backoff(base=0.2, cap=30.0, factor=2.0, jitter='full', minimum=0.0),"
         " budget=Budget(ratio=0.2, reserve=10, window=10, funded_by='success'), max_hint=300.0, raises='original')"
     )
     full = repr(Policy(**CHANGES))

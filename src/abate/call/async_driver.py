@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from abate import clock as clocks
 from abate.admit.waiting import wait_in_task
-from abate.call.before_retry import RetryContext, arun
+from abate.call.before_retry import RetryContext, arun, by_name
 from abate.call.layers import retry_serials
 from abate.call.machine import SEND, Call, Send, Stop, Wait, WaitForTurn
 from abate.clock import MACHINE, ever_used
@@ -125,7 +125,9 @@ async def drive(
         while True:
             if action is not SEND:
                 if policy.before_retry is not None and type(action) is Wait:
-                    action, args, kwargs = await _before_retry(machine, action, last, clock, let_go, args, kwargs)
+                    action, args, kwargs = await _before_retry(
+                        machine, action, last, clock, let_go, function, args, kwargs
+                    )
                     now = min(clock.now(), action.until) if type(action) is Wait else now
                 action = await _wait(machine, action, clock, now, let_go)
                 if action is not SEND:
@@ -192,6 +194,7 @@ async def _before_retry(
     last: Outcome | Exception,
     clock: clocks.Clock,
     let_go: Callable[[float | None], Awaitable[object]] | None,
+    function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[Wait | Stop, tuple[Any, ...], Mapping[str, Any]]:
@@ -201,7 +204,7 @@ async def _before_retry(
         await let_go(machine.seconds_left())
     context = RetryContext(last, machine.attempts, max(0.0, wait.until - clock.now()), args, kwargs)
     await arun(machine.policy.before_retry, context, machine.seconds_left(), clock)
-    return machine.still_in_time(wait), context.args, context.kwargs
+    return machine.still_in_time(wait), *by_name(function, context.args, context.kwargs)
 
 
 async def _bounded(

@@ -100,6 +100,23 @@ def is_async(function: BeforeRetry | None) -> bool:
     return function is not None and is_coroutine_function(function)
 
 
+def by_name(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments in which those by name replace those of the same name that were given by position.
+
+    >>> by_name(lambda order, token=None: None, (42, "old"), {"token": "new"})
+    ((42, 'new'), {})
+    """
+    code = getattr(function, "__code__", None)
+    names = () if code is None else code.co_varnames[code.co_posonlyargcount : code.co_argcount]
+    positional, named = list(args), dict(kwargs)
+    for place, name in enumerate(names, start=0 if code is None else code.co_posonlyargcount):
+        if name in named and place < len(positional):
+            positional[place] = named.pop(name)
+    return tuple(positional), named
+
+
 def run(function: BeforeRetry, context: RetryContext, left: float | None) -> None:
     """Call ``before_retry`` in this thread, under the deadline of its call, `left` seconds from now."""
     try:

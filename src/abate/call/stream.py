@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from abate import clock as clocks
 from abate.admit.gate import All, Gate
 from abate.call import async_driver, sync_driver
+from abate.call.before_retry import by_name
 from abate.call.counters import acount_call, count_call, wrapper_versions
 from abate.call.layers import retry_serials
 from abate.call.machine import NO_RESULT, Call
@@ -148,7 +149,7 @@ class Stream:
         changes = self.policy.resume(self.last)
         if not isinstance(changes, Mapping):
             raise TypeError(f"resume must return a mapping of keyword arguments, not {shown(changes)}")
-        self.args, self.kwargs = _replaced(self.function, self.args, self.kwargs, changes)
+        self.args, self.kwargs = by_name(self.function, self.args, {**self.kwargs, **changes})
 
     def leave_gates(self) -> None:
         """Leave the gates that the stream still holds."""
@@ -157,20 +158,6 @@ class Stream:
             All(gates).leave(True)
 
     __del__ = leave_gates  # for a generator that is destroyed without being closed, as after the end of its event loop
-
-
-def _replaced(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], changes: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments with changes by name, also of those that were given by position."""
-    code = getattr(function, "__code__", None)
-    names = () if code is None else code.co_varnames[: code.co_argcount]
-    positional = list(args)
-    rest = dict(changes)
-    for place, name in enumerate(names[: len(positional)]):
-        if name in rest:
-            positional[place] = rest.pop(name)
-    return tuple(positional), {**kwargs, **rest}
 
 
 class SyncStream(Stream):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from abate import clock as clocks
 from abate.admit.waiting import wait_in_thread
 from abate.call import async_driver
-from abate.call.before_retry import RetryContext, is_async, refuse_async, run
+from abate.call.before_retry import RetryContext, by_name, is_async, refuse_async, run
 from abate.call.layers import retry_serials
 from abate.call.machine import SEND, Call, Send, Stop, Wait, WaitForTurn
 from abate.clock import MACHINE, ever_used
@@ -91,7 +91,7 @@ def drive(
         while True:
             if action is not SEND:
                 if policy.before_retry is not None and type(action) is Wait:
-                    action, args, kwargs = _before_retry(machine, action, last, clock, let_go, args, kwargs)
+                    action, args, kwargs = _before_retry(machine, action, last, clock, let_go, function, args, kwargs)
                     now = min(clock.now(), action.until) if type(action) is Wait else now
                 action = _wait(machine, action, clock, now, let_go)
                 if action is not SEND:
@@ -162,6 +162,7 @@ def _before_retry(
     last: Outcome | Exception,
     clock: clocks.Clock,
     let_go: Callable[[float | None], object] | None,
+    function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[Wait | Stop, tuple[Any, ...], Mapping[str, Any]]:
@@ -171,7 +172,7 @@ def _before_retry(
         let_go(machine.seconds_left())
     context = RetryContext(last, machine.attempts, max(0.0, wait.until - clock.now()), args, kwargs)
     run(machine.policy.before_retry, context, machine.seconds_left())
-    return machine.still_in_time(wait), context.args, context.kwargs
+    return machine.still_in_time(wait), *by_name(function, context.args, context.kwargs)
 
 
 def _bounded(
