@@ -491,12 +491,12 @@ def test_generator_functions_are_decorated_not_called():
     async def arows():
         yield 1
 
-    for settings in ({}, {"timeout": 5.0}):
+    for more in ({}, {"timeout": 5.0}):
         with pytest.raises(TypeError, match="is a generator function: decorate it"):
-            policy(**settings).call(rows)
+            policy(**more).call(rows)
         with pytest.raises(TypeError, match="is a generator function: decorate it"):
-            asyncio.run(policy(**settings).acall(arows))
-        assert list(policy(**settings).call(lambda: rows())) == [1]
+            asyncio.run(policy(**more).acall(arows))
+        assert list(policy(**more).call(lambda: rows())) == [1]
 
 
 # -- any script
