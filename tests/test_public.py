@@ -22,7 +22,7 @@ def find(name):
 
 
 NAMES = {
-    "abate": """IdleTimeout RetryContext 
+    "abate": """IdleTimeout RetryContext
         AbateError Again AsyncWorkQueue AttemptTimeout Backoff Budget DeadlineExceeded CircuitBreaker ConcurrencyLimit
         Gate Hedge LayeredRetryWarning LeaseLost Outcome PermanentFailure Policy QueueFull Recoverable Refused Report
         RetryExhausted Ruling Shelter ShutDown SilentSuccess StoreError AdaptiveThrottle Timeouts TokenBucket WorkQueue

@@ -330,7 +330,7 @@ def test_functions_are_named_if_the_program_allows_their_module(tmp_path):
     file = tmp_path / "policies.toml"
     file.write_text('[orders]\non = "OSError"\nbefore_retry = "os.path:basename"')
     assert load_policies(file, code=["os"])["orders"].before_retry is os.path.basename
-    with pytest.raises(ValueError, match="'os.path:basename', whose module the program does not allow"):
+    with pytest.raises(ValueError, match=r"'os.path:basename', whose module the program does not allow"):
         load_policies(file)
     for name, said in (('"os:nothing"', "cannot be found"), ("3", "must be the name of a function, not 3")):
         file.write_text(f'[orders]\non = "OSError"\nbefore_retry = {name}')
