@@ -187,9 +187,9 @@ class SyncStream(Stream):
         self._let_go(None)
         self.begin()
         self.args, self.kwargs = args, kwargs
-        self.generator = self.function(*args, **kwargs)
+        generator = self.generator = self.function(*args, **kwargs)
         try:
-            while not self.is_decided(self._ask(self.generator.send, None)):
+            while not self.is_decided(self._ask(generator.send, None)):
                 pass
         except StopIteration as stop:
             self.over, self.value = True, stop.value
@@ -273,9 +273,9 @@ class AsyncStream(Stream):
         await self._let_go(None)
         self.begin()
         self.args, self.kwargs = args, kwargs
-        self.generator = self.function(*args, **kwargs)
+        generator = self.generator = self.function(*args, **kwargs)
         try:
-            while not self.is_decided(await self._ask(self.generator.asend, None)):
+            while not self.is_decided(await self._ask(generator.asend, None)):
                 pass
         except StopAsyncIteration:
             self.over = True
