@@ -22,7 +22,7 @@ def find(name):
 
 
 NAMES = {
-    "abate": """
+    "abate": """IdleTimeout RetryContext
         AbateError Again AsyncWorkQueue AttemptTimeout Backoff Budget DeadlineExceeded CircuitBreaker ConcurrencyLimit
         Gate Hedge LayeredRetryWarning LeaseLost Outcome PermanentFailure Policy QueueFull Recoverable Refused Report
         RetryExhausted Ruling Shelter ShutDown SilentSuccess StoreError AdaptiveThrottle Timeouts TokenBucket WorkQueue
@@ -40,7 +40,7 @@ NAMES = {
         ticks
     """,
     "abate.admit": "All Budget CircuitBreaker Gate ConcurrencyLimit Shelter AdaptiveThrottle TokenBucket",
-    "abate.call": "Attempt Attempts Call Policy Send Stop Wait WorstCase load_policies report",
+    "abate.call": "RetryContext Attempt Attempts Call Policy Send Stop Wait WorstCase load_policies report",
     "abate.work": """
         Again AsyncWorkQueue Back Bury Done KeyQueue LeaseLost Message PermanentFailure QueueFull Recoverable
         ShutDown SilentSuccess Source WorkQueue

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from abate import events
 from abate.admit import AdaptiveThrottle, Budget, CircuitBreaker, ConcurrencyLimit, Gate, Shelter, TokenBucket
-from abate.call import Policy, load_policies, report
+from abate.call import Policy, RetryContext, load_policies, report
 from abate.decide import Outcome, Ruling, http, on_error, on_result, widen
 from abate.errors import (
     AbateError,
     AttemptTimeout,
     DeadlineExceeded,
+    IdleTimeout,
     LayeredRetryWarning,
     Refused,
     Report,
@@ -71,6 +72,7 @@ __all__ = [
     "DeadlineExceeded",
     "Gate",
     "Hedge",
+    "IdleTimeout",
     "LayeredRetryWarning",
     "LeaseLost",
     "Outcome",
@@ -80,6 +82,7 @@ __all__ = [
     "Recoverable",
     "Refused",
     "Report",
+    "RetryContext",
     "RetryExhausted",
     "Ruling",
     "Shelter",

@@ -113,6 +113,26 @@ class AttemptTimeout(AbateError, TimeoutError):
         return type(self), (self.seconds,), self.__dict__
 
 
+class IdleTimeout(AttemptTimeout):
+    """An async generator was cut off: no item came for longer than the policy's ``idle``.
+
+    >>> import abate, asyncio
+    >>> @abate.retry(on=ConnectionError, max_attempts=1, idle=0.001)
+    ... async def ticks():
+    ...     await asyncio.sleep(60.0)
+    ...     yield 1
+    >>> try:
+    ...     asyncio.run(anext(ticks()))
+    ... except abate.IdleTimeout as error:
+    ...     error
+    IdleTimeout('no item came for 0.001 s')
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.args = (f"no item came for {seconds:.3g} s",)
+
+
 class DeadlineExceeded(AttemptTimeout):
     """The deadline had passed before the first attempt, so nothing was sent.
 

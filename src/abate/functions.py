@@ -21,6 +21,16 @@ def is_generator_function(function: Any) -> bool:
     return bool(_flags(function) & (CO_GENERATOR | CO_ASYNC_GENERATOR))
 
 
+def is_async_generator_function(function: Any) -> bool:
+    """Return whether this is an async generator function.
+
+    >>> async def numbers(): yield 1
+    >>> is_async_generator_function(numbers), is_async_generator_function(print)
+    (True, False)
+    """
+    return bool(_flags(function) & CO_ASYNC_GENERATOR)
+
+
 def is_coroutine_function(function: Any) -> bool:
     """Return whether this is, or is marked as, a coroutine function; also for partials, methods and callable objects.
 

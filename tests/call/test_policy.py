@@ -138,6 +138,7 @@ CHANGES = {
     "unless": FileNotFoundError,
     "name": "orders",
     "max_attempts": 4,
+    "max_attempts_by_kind": {"blip": 2},
     "timeout": 30.0,
     "attempt_timeout": 3.0,
     "backoff": Backoff(0.1),
@@ -147,6 +148,10 @@ CHANGES = {
     "idempotent": True,
     "max_hint": 60.0,
     "raises": "exhausted",
+    "before_retry": print,
+    "resume": dict,
+    "idle": 5.0,
+    "content": bool,
     "keys": 5,
     "clock": CLOCK,
     "rng": RNG,
@@ -273,7 +278,7 @@ def test_a_repr_leaves_out_what_was_not_given():
     shown = repr(Policy(on=OSError))
     assert shown == (
         "Policy(on=(OSError,), name='', max_attempts=3, timeout=None, attempt_timeout=None,"
-        " backoff=Backoff(base=0.2, cap=30.0, factor=2.0, jitter='full'),"
+        " backoff=Backoff(base=0.2, cap=30.0, factor=2.0, jitter='full', minimum=0.0),"
         " budget=Budget(ratio=0.2, reserve=10, window=10, funded_by='success'), max_hint=300.0, raises='original')"
     )
     full = repr(Policy(**CHANGES))

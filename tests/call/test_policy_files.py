@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import os.path
 from re import escape
 
 import pytest
@@ -310,3 +311,28 @@ def test_a_misspelt_shelter_is_a_mistake(tmp_path):
     file.write_text('[orders]\non = "OSError"\nshelter = "order"\n[shelters.orders]\ncapacity = 5\n')
     with pytest.raises(ValueError, match=r"\[orders\] names a shelter without a table: 'order': did you mean 'orders'"):
         abate.load_policies(file)
+
+
+def test_attempts_bounded_by_time_and_by_kind(tmp_path):
+    """TOML has no null: "none" stands for it."""
+    file = tmp_path / "policies.toml"
+    file.write_text(
+        '[orders]\non = "OSError"\nmax_attempts = "none"\ntimeout = 30.0\nmax_attempts_by_kind = { blip = 3 }\n'
+        "backoff = { base = 0.5, minimum = 0.1 }\nidle = 5.0"
+    )
+    orders = load_policies(file)["orders"]
+    assert (orders.max_attempts, orders.max_attempts_by_kind, orders.idle) == (None, {"blip": 3}, 5.0)
+    assert orders.backoff == Backoff(0.5, minimum=0.1)
+
+
+def test_functions_are_named_if_the_program_allows_their_module(tmp_path):
+    """Without that a file runs no code."""
+    file = tmp_path / "policies.toml"
+    file.write_text('[orders]\non = "OSError"\nbefore_retry = "os.path:basename"')
+    assert load_policies(file, code=["os"])["orders"].before_retry is os.path.basename
+    with pytest.raises(ValueError, match=r"'os.path:basename', whose module the program does not allow"):
+        load_policies(file)
+    for name, said in (('"os:nothing"', "cannot be found"), ("3", "must be the name of a function, not 3")):
+        file.write_text(f'[orders]\non = "OSError"\nbefore_retry = {name}')
+        with pytest.raises(ValueError, match=said):
+            load_policies(file, code=["os"])

@@ -204,54 +204,6 @@ def generator():
     yield
 
 
-async def async_generator():
-    yield
-
-
-class Yielding:
-    """An object whose ``__call__`` is a generator function."""
-
-    def __call__(self):
-        yield
-
-    def method(self):
-        yield
-
-
-class AsyncYielding:
-    async def __call__(self):
-        yield
-
-
-@BOTH
-@pytest.mark.parametrize(
-    "function",
-    [
-        generator,
-        async_generator,
-        Yielding(),
-        AsyncYielding(),
-        Yielding().method,
-        functools.partial(generator),
-        functools.partial(functools.partial(async_generator)),
-        functools.partial(Yielding()),
-        classmethod(generator),
-        staticmethod(async_generator),
-        lambda: (yield),
-    ],
-)
-def test_generator_functions_are_refused(policy, function):
-    """What was yielded cannot be taken back; the error says what to do instead, when the program is loaded."""
-    with pytest.raises(TypeError, match=r"is a generator function.*decorate the function that consumes them"):
-        policy(function)
-
-
-def test_the_error_names_the_generator_function():
-    """Among a hundred decorated functions, it says which."""
-    with pytest.raises(TypeError, match=rf"^{__name__}\.generator is a generator function"):
-        PLAIN(generator)
-
-
 @BOTH
 @pytest.mark.parametrize("thing", [42, None, "load", property(generator), [len]])
 def test_what_cannot_be_called_is_refused(policy, thing):

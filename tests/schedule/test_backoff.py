@@ -89,7 +89,7 @@ def test_a_factor_of_one_stays_at_the_base(retry):
 def test_whole_numbers_are_taken_as_floats():
     """Backoff(1, 30, 2) is the same value as with floats; a power of the int 2 would grow without end."""
     backoff = Backoff(1, 30, 2)
-    assert repr(backoff) == "Backoff(base=1.0, cap=30.0, factor=2.0, jitter='full')"
+    assert repr(backoff) == "Backoff(base=1.0, cap=30.0, factor=2.0, jitter='full', minimum=0.0)"
     assert backoff == Backoff(1.0, 30.0, 2.0)
     assert hash(backoff) == hash(Backoff(1.0, 30.0, 2.0))
 
@@ -378,3 +378,36 @@ def test_a_bad_number_of_retries_is_refused(retries, error):
     """Retries are counted from nought."""
     with pytest.raises(error, match=f"^retries must be a whole number of at least 0, not {retries!r}$"):
         max_total_delay(Backoff(), retries)
+
+
+@given(
+    base=st.floats(0.0, 10.0),
+    more=st.floats(0.0, 60.0),
+    jitter=st.sampled_from(["full", "equal", "decorrelated", "none"]),
+    share=st.floats(0.0, 1.0),
+    retry=st.integers(1, 2000),
+    drawn=st.floats(0.0, 1.0, exclude_max=True),
+)
+def test_no_delay_is_shorter_than_the_minimum(base, more, jitter, share, retry, drawn):
+    """Nor longer than the ceiling; a wider base keeps the minimum."""
+    cap = base + more
+    backoff = Backoff(base, cap, 2.0, jitter, minimum=share * cap)
+    rng = type("Fixed", (), {"random": lambda self: drawn})()
+    for plan in (backoff, backoff.at_least(1.0)):
+        assert share * cap <= plan.delay(retry, rng) * (1 + 1e-12)
+        assert plan.delay(retry, rng) <= plan.ceiling(retry) * (1 + 1e-12) + 1e-300
+
+
+def test_first_retries_are_spread_whatever_the_minimum():
+    """A minimum above the base does not make a fleet return at one instant."""
+    backoff = Backoff(0.1, 60.0, minimum=2.0)
+    assert backoff.ceiling(1) == backoff.start == 4.0
+    assert {round(backoff.delay(1, random.Random(seed)), 3) for seed in range(50)} > {0.0} - {0.0}
+    assert max(backoff.delay(1, random.Random(seed)) for seed in range(50)) > 3.5
+
+
+@pytest.mark.parametrize("minimum", [-1.0, 31.0])
+def test_a_minimum_lies_between_zero_and_the_cap(minimum):
+    """The error names it."""
+    with pytest.raises(ValueError, match="minimum must be"):
+        Backoff(minimum=minimum)

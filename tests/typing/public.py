@@ -62,7 +62,7 @@ assert_type(Shop.above_staticmethod(1), str)
 assert_type(Shop.below_staticmethod(1), str)
 assert_type(orders.call(load, 1, fresh=True), str)
 assert_type(orders.call(Shop().method, 1), str)
-assert_type(orders.describe().attempts, int)
+assert_type(orders.describe().attempts, int | None)
 assert_type(orders.replace(max_attempts=2), abate.Policy)
 
 

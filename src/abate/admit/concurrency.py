@@ -26,6 +26,8 @@ class ConcurrencyLimit(Shared, Gate):
 
     __slots__ = ("__weakref__", "_freeing", "_held", "_making", "_taking", "limit")
 
+    held_by_streams = True
+
     def __init__(self, limit: int, *, name: str = "concurrency") -> None:
         self.limit = whole("limit", limit, least=1)
         self.name = name

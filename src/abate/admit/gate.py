@@ -27,6 +27,10 @@ class Gate:
 
     name: str
 
+    held_by_streams = False
+    """Whether a stream holds the gate until it ends: true for a limit on what is in flight. Other gates are left when
+    its first item has come."""
+
     def enter(self, retry: bool) -> Gate | None:
         """Ask for one attempt: return None to admit it, or the gate that refuses it."""
         raise NotImplementedError

@@ -10,6 +10,7 @@ Guarantees for every call:
 * calls share only budget, gate and shelter.
 """
 
+from abate.call.before_retry import RetryContext
 from abate.call.block import Attempt, Attempts
 from abate.call.layers import report
 from abate.call.machine import Call, Send, Stop, Wait
@@ -22,6 +23,7 @@ __all__ = [
     "Attempts",
     "Call",
     "Policy",
+    "RetryContext",
     "Send",
     "Stop",
     "Wait",

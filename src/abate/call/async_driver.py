@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from abate import clock as clocks
 from abate.admit.waiting import wait_in_task
+from abate.call.before_retry import RetryContext, arun, by_name
 from abate.call.layers import retry_serials
 from abate.call.machine import SEND, Call, Send, Stop, Wait, WaitForTurn
 from abate.clock import MACHINE, ever_used
 from abate.decide.outcome import Outcome
+from abate.functions import is_generator_function
 from abate.schedule.deadlines import cut_to_deadline, deadline, deadline_passed, is_deadline_aware, peek_deadline
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ async def call(
             function.close()  # a coroutine that will not be awaited after all
         raise TypeError(f"acall needs a function and its arguments apart, not {function!r}")
     if (
-        policy.plain
+        policy.plain_in_tasks
         and (policy.shelter is None or policy.shelter.calm)
         and not (ever_used.deadline and deadline_passed())
     ):
@@ -99,17 +101,18 @@ async def drive(
     kwargs: Mapping[str, Any],
     *,
     let_go: Callable[[float | None], Awaitable[object]] | None = None,
+    make: Callable[..., Call] = Call,
 ) -> T:
     """Make a call, or continue one whose first attempt has ended with `failure`.
 
     `since` is the serial of the last call that had retried when that attempt began. `let_go` is called before each
     wait, with the seconds until the call's deadline: what the failed attempt still holds must not be kept from others
-    meanwhile.
+    meanwhile. `make` makes the machine.
     """
     clock = policy.clock or (clocks.current() if ever_used.virtual else MACHINE)
     now = clock.now()
     left = policy.timeout if peek_deadline() is None else cut_to_deadline(policy.timeout)
-    machine = Call(policy, None if left is None else now + left, since, left is not policy.timeout)
+    machine = make(policy, None if left is None else now + left, since, left is not policy.timeout)
     machine.funded = isinstance(function, _StartedCoroutine)
     last: Outcome | Exception = Outcome() if failure is None else failure
     action: Send | Wait | WaitForTurn | Stop
@@ -121,6 +124,11 @@ async def drive(
             action = machine.failed(failure, now)
         while True:
             if action is not SEND:
+                if policy.before_retry is not None and type(action) is Wait:
+                    action, args, kwargs = await _before_retry(
+                        machine, action, last, clock, let_go, function, args, kwargs
+                    )
+                    now = min(clock.now(), action.until) if type(action) is Wait else now
                 action = await _wait(machine, action, clock, now, let_go)
                 if action is not SEND:
                     break
@@ -180,6 +188,25 @@ async def _wait(
     return action
 
 
+async def _before_retry(
+    machine: Call,
+    wait: Wait,
+    last: Outcome | Exception,
+    clock: clocks.Clock,
+    let_go: Callable[[float | None], Awaitable[object]] | None,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> tuple[Wait | Stop, tuple[Any, ...], Mapping[str, Any]]:
+    """Call the policy's `before_retry`; return whether to wait or to stop, and the arguments of the next attempt."""
+    assert machine.policy.before_retry is not None
+    if let_go is not None:
+        await let_go(machine.seconds_left())
+    context = RetryContext(last, machine.attempts, max(0.0, wait.until - clock.now()), args, kwargs)
+    await arun(machine.policy.before_retry, context, machine.seconds_left(), clock)
+    return machine.still_in_time(wait), *by_name(function, context.args, context.kwargs)
+
+
 async def _bounded(
     machine: Call,
     clock: clocks.Clock,
@@ -203,5 +230,7 @@ async def _bounded(
 def _awaitable(function: Callable[..., Awaitable[T]], result: Awaitable[T]) -> Awaitable[T]:
     """Return what the function returned, if it is awaitable."""
     if not hasattr(result, "__await__"):
+        if is_generator_function(function):
+            raise TypeError(f"{function!r} is a generator function: decorate it, as in policy(function)(...)")
         raise TypeError(f"{function!r} is not a coroutine function: use call")
     return result

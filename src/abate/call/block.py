@@ -4,6 +4,8 @@ for attempt in policy.attempts():
     with attempt:
         ...
 
+A body whose result is to be judged by the policy's rules assigns it: ``attempt.result = ...``.
+
 In an ``async for`` the body is cut off when the time of its attempt is over, like a coroutine function.
 """
 
@@ -12,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import ref
 
 from abate import clock as clocks
 from abate.admit.waiting import wait_in_task, wait_in_thread
+from abate.call.before_retry import RetryContext, arun, is_async, refuse_async, run
 from abate.call.counters import wrapper_versions
-from abate.call.machine import Call, Send, Stop, Wait, WaitForTurn
+from abate.call.machine import NO_RESULT, Call, Send, Stop, Wait, WaitForTurn
+from abate.decide.outcome import Outcome
 from abate.schedule.deadlines import cut_to_deadline, deadline
 
 if TYPE_CHECKING:
@@ -34,8 +38,8 @@ class Attempts:
 
     __slots__ = ("__weakref__", "_block", "last")
 
-    last: Exception | None
-    """The error of the last attempt; its traceback holds the frame of the loop, which holds this."""
+    last: Outcome | Exception | None
+    """The outcome of the last attempt; the traceback of its error holds the frame of the loop, which holds this."""
 
     def __init__(self, policy: Policy) -> None:
         self.last = None
@@ -50,16 +54,36 @@ class Attempts:
             raise StopIteration
         try:
             block.check_used()
-            if block.wait is not None and (delay := block.wait.until - block.clock.now()) > 0:
-                block.clock.sleep(delay)
-            action = block.machine.begin()
-            if isinstance(action, WaitForTurn):
-                wait_in_thread(action.dispatcher, action.waiter)
-                action = block.machine.take_turn()
-            return block.begin(action, self.last, asynchronous=False)
+            action: Any = self._before_attempt()
+            if action is None:
+                action = block.machine.begin()
+                if isinstance(action, WaitForTurn):
+                    wait_in_thread(action.dispatcher, action.waiter)
+                    action = block.machine.take_turn()
+            attempt = block.begin(action, self.last, asynchronous=False)
         except BaseException as error:
             block.break_off(error)
             raise
+        if attempt is None:
+            raise StopIteration
+        return attempt
+
+    def _before_attempt(self) -> Stop | None:
+        """Call `before_retry`, and wait; return a stop if that took too long."""
+        block, hook = self._block, self._block.machine.policy.before_retry
+        if block.wait is None:
+            if is_async(hook):
+                refuse_async(hook)
+            return None
+        if hook is not None:
+            run(hook, block.retry_context(self.last), block.machine.seconds_left())
+            action = block.machine.still_in_time(block.wait)
+            if isinstance(action, Stop):
+                return action
+        delay = block.wait.until - block.clock.now()
+        if delay > 0:
+            block.clock.sleep(delay)
+        return None
 
     def __aiter__(self) -> Attempts:
         return self
@@ -70,16 +94,32 @@ class Attempts:
             raise StopAsyncIteration
         try:
             block.check_used()
-            if block.wait is not None:
-                await block.clock.asleep(block.wait.until - block.clock.now())
-            action = block.machine.begin()
-            if isinstance(action, WaitForTurn):
-                await wait_in_task(action.dispatcher, action.waiter)
-                action = block.machine.take_turn()
-            return block.begin(action, self.last, asynchronous=True)
+            action: Any = await self._abefore_attempt()
+            if action is None:
+                action = block.machine.begin()
+                if isinstance(action, WaitForTurn):
+                    await wait_in_task(action.dispatcher, action.waiter)
+                    action = block.machine.take_turn()
+            attempt = block.begin(action, self.last, asynchronous=True)
         except BaseException as error:
             block.break_off(error)
             raise
+        if attempt is None:
+            raise StopAsyncIteration
+        return attempt
+
+    async def _abefore_attempt(self) -> Stop | None:
+        """Do the same as `_before_attempt` in a task."""
+        block, hook = self._block, self._block.machine.policy.before_retry
+        if block.wait is None:
+            return None
+        if hook is not None:
+            await arun(hook, block.retry_context(self.last), block.machine.seconds_left(), block.clock)
+            action = block.machine.still_in_time(block.wait)
+            if isinstance(action, Stop):
+                return action
+        await block.clock.asleep(max(0.0, block.wait.until - block.clock.now()))
+        return None
 
 
 class _Block:
@@ -118,15 +158,24 @@ class _Block:
         if not self.entered:
             raise RuntimeError("an attempt was not used: put the body of the loop into `with attempt:`")
 
-    def begin(self, action: Send | Stop, last: Exception | None, asynchronous: bool) -> Attempt:
+    def retry_context(self, last: Outcome | Exception | None) -> RetryContext:
+        """Return what `before_retry` gets."""
+        assert last is not None
+        assert self.wait is not None
+        return RetryContext(last, self.machine.attempts, max(0.0, self.wait.until - self.clock.now()))
+
+    def begin(self, action: Send | Stop, last: Outcome | Exception | None, asynchronous: bool) -> Attempt | None:
+        """Return the next attempt; None if the loop ends with the last result as it is."""
         if isinstance(action, Stop):
             assert last is not None
             failure = self.machine.give_up(action, last)
-            assert failure is not None
             try:
-                raise failure
+                if failure is not None:
+                    raise failure
             finally:
                 del failure, last  # its traceback refers to this frame
+            self._end()
+            return None
         self.entered = False
         return Attempt(self, self.machine.attempts + 1, asynchronous)
 
@@ -147,11 +196,19 @@ class _Block:
             raise
         self._end(good=True)
 
-    def fail(self, error: Exception) -> Exception | None:
-        """Return the error that ends the loop; None if another attempt follows."""
+    def is_good(self, result: object) -> bool:
+        """Return whether no rule asks for a retry of a result."""
+        try:
+            return not self.machine.policy.reads_results or self.machine.is_good(result)
+        except BaseException as error:
+            self.break_off(error)
+            raise
+
+    def fail(self, error: Outcome | Exception) -> Exception | None:
+        """Return the error that ends the loop; None if another attempt follows, or if the last result stays."""
         loop = None if self.loop is None else self.loop()
         if loop is None:
-            return error  # the loop was dropped: there is no other attempt
+            return error if isinstance(error, Exception) else None  # the loop was dropped: there is no other attempt
         if error is loop.last:
             self.machine.same_error = True
         try:
@@ -184,9 +241,23 @@ class _Block:
 
 
 class Attempt:
-    """One attempt of a block; `number` counts from 1."""
+    """One attempt of a block; `number` counts from 1.
 
-    __slots__ = ("_asynchronous", "_block", "_cut", "_deadline", "number")
+    Assign to `result` what the policy's rules for results are to judge. When the attempts run out, the loop ends,
+    and the last result stays.
+
+    >>> import abate
+    >>> script = abate.testing.Script(None, "there")
+    >>> for attempt in abate.Policy(on=abate.on_result(lambda answer: answer is None), backoff=[0.0]).attempts():
+    ...     with attempt:
+    ...         answer = attempt.result = script()
+    >>> answer, attempt.number
+    ('there', 2)
+    """
+
+    __slots__ = ("_asynchronous", "_block", "_cut", "_deadline", "number", "result")
+
+    result: Any
 
     def __init__(self, block: _Block, number: int, asynchronous: bool) -> None:
         self._block = block
@@ -211,7 +282,13 @@ class Attempt:
     ) -> bool:
         raised = self._leave(kind, error, trace)
         if raised is None:
-            self._block.succeed()
+            result = getattr(self, "result", NO_RESULT)
+            if self._block.is_good(result):
+                self._block.succeed()
+                return False
+            exhausted = self._block.fail(Outcome(None, result))
+            if exhausted is not None:
+                raise exhausted
             return False
         final: BaseException | None = raised
         if isinstance(raised, Exception):

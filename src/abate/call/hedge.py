@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import copy_context
-from functools import partial, wraps
+from functools import wraps
 from queue import Empty, SimpleQueue
 from threading import Thread
 from types import TracebackType
@@ -28,7 +28,7 @@ from abate.call.policy import Policy
 from abate.clock import Clock, ever_used
 from abate.decide.outcome import Outcome
 from abate.errors import AttemptTimeout, number
-from abate.functions import is_coroutine_function, is_coroutine_object
+from abate.functions import is_coroutine_function, is_coroutine_object, is_generator_function
 from abate.redact import shown
 from abate.schedule.deadlines import carry_deadline, deadline, remaining
 from abate.schedule.timeouts import Timeouts
@@ -202,7 +202,11 @@ class Hedge:
         2
         """
         _callable(function)
-        result: T = self.policy.call(partial(self._in_threads, function), args, kwargs)
+
+        def attempt(*args: Any, **kwargs: Any) -> Any:
+            return self._in_threads(function, args, kwargs)
+
+        result: T = self.policy.call(attempt, *args, **kwargs)
         return result
 
     async def acall(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -214,7 +218,11 @@ class Hedge:
         'order 42'
         """
         _callable(function)
-        result: T = await self.policy.acall(partial(self._in_tasks, function), args, kwargs)
+
+        async def attempt(*args: Any, **kwargs: Any) -> Any:
+            return await self._in_tasks(function, args, kwargs)
+
+        result: T = await self.policy.acall(attempt, *args, **kwargs)
         return result
 
     @overload
@@ -234,6 +242,7 @@ class Hedge:
         """
         if isinstance(function, (classmethod, staticmethod)):
             return type(function)(self(function.__func__))
+        _refuse_generator(function)
         if is_coroutine_function(self.policy(function)):  # the policy refuses what cannot be decorated
 
             @wraps(function)
@@ -405,3 +414,11 @@ def _callable(function: Any) -> None:
         if hasattr(function, "close"):
             function.close()  # a coroutine that will not be awaited after all
         raise TypeError(f"a hedge needs a function and its arguments apart, not {shown(function)}")
+    _refuse_generator(function)
+
+
+def _refuse_generator(function: Any) -> None:
+    if is_generator_function(function):
+        raise TypeError(
+            f"{function!r} is a generator function, and streams cannot be hedged: decorate it with the policy itself"
+        )

@@ -40,24 +40,32 @@ NO_LAYER = 0
 class GiveUp:
     """The mark on an error: the report, the serial of the call's first retry, and where the call ran."""
 
-    __slots__ = ("report", "serial", "thread_and_task", "trace")
+    __slots__ = ("advice", "report", "serial", "thread_and_task", "trace")
 
-    def __init__(self, report: Report, serial: int, trace: TracebackType | None = None) -> None:
+    def __init__(self, report: Report, serial: int, trace: TracebackType | None = None, advice: str = "") -> None:
         self.report = report
         self.serial = serial
         self.thread_and_task = thread_and_task()
         self.trace = trace
         """The traceback at the time of the give-up; None for an object that is raised repeatedly."""
+        self.advice = advice
+        """What to do about it, for the note."""
 
-    def __reduce__(self) -> tuple[type[_UnpickledGiveUp], tuple[Report]]:
-        return _UnpickledGiveUp, (self.report,)
+    @property
+    def note(self) -> str:
+        """What the traceback of the error shows."""
+        return f"{NOTE}{self.report} ({self.advice})" if self.advice else f"{NOTE}{self.report}"
+
+    def __reduce__(self) -> tuple[type[_UnpickledGiveUp], tuple[Report, str]]:
+        return _UnpickledGiveUp, (self.report, self.advice)
 
 
 class _UnpickledGiveUp(GiveUp):
     """The mark on an error from another process: it has a report, and belongs to no call here."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, advice: str = "") -> None:
         self.report = report
+        self.advice = advice
         self.trace = None
         self.thread_and_task = (0, 0)
         self.serial = NO_LAYER
@@ -126,15 +134,15 @@ def mark(error: BaseException, give_up: GiveUp) -> None:
     notes: list[str] | None = error.__dict__.get("__notes__")
     if earlier is not None and notes is not None:
         try:
-            notes.remove(NOTE + str(earlier.report))
+            notes.remove(earlier.note)
         except ValueError:
             pass  # another thread that gave up on the same error has removed it
     _put(error, "__abate__", give_up)
     if report.reason != "fatal" or report.attempts > 1:
         if notes is None:
-            _put(error, "__notes__", [NOTE + str(report)])
+            _put(error, "__notes__", [give_up.note])
         else:
-            notes.append(NOTE + str(report))
+            notes.append(give_up.note)
 
 
 _put = BaseException.__setattr__

@@ -21,6 +21,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from abate import events
+from abate.admit.budget import Budget
 from abate.admit.dispatcher import Dispatcher
 from abate.admit.gate import All, Gate
 from abate.admit.shelter_queue import Waiter
@@ -63,6 +64,8 @@ server that knows the deadline may time out slightly earlier."""
 FULL_ATTEMPT_RATIO = 0.5
 """The share of a policy's `timeout` that counts as a full attempt, without an `attempt_timeout`."""
 
+_MANY = 1 << 30
+"""As good as any number of attempts, where a whole number is needed."""
 _warned: set[tuple[str, str]] = set()
 _MAX_WARNINGS = 1000
 
@@ -101,7 +104,20 @@ class Stop(ComparedByFields):
         self.reason = reason
 
 
+def _budget_advice(budget: Budget) -> str:
+    """Say what to do about retries that the budget refuses."""
+    funds = "requests" if budget.funded_by == "request" else "successes"
+    return (
+        f"the retries of all calls together are limited to {100 * budget.ratio:.3g} % of the {funds} and"
+        f" {budget.reserve:g} per second: a batch wants Budget.unlimited() or a larger reserve"
+    )
+
+
 SEND = Send()
+OUT_OF_BUDGET = Stop("budget")
+"""The budget refused the retry; a gate refuses by a `Stop` of its own."""
+NO_RESULT = object()
+"""The result of an attempt that has none, such as a stream without items: no rule is asked about it."""
 _new = object.__new__
 
 
@@ -118,6 +134,7 @@ class Call:
 
     __slots__ = (
         "_delay",
+        "_failures_by_kind",
         "_first_failure",
         "_hinted_delay",
         "_in_flight",
@@ -136,6 +153,9 @@ class Call:
         "waited",
         "withdrawn",
     )
+
+    _failures_by_kind: dict[str, int]
+    """The failed attempts of each kind; set if the policy bounds them."""
 
     _hinted_delay: float
     """The delay after a hint as the shelter was told; set when a shelter was."""
@@ -166,6 +186,15 @@ class Call:
         self._in_flight: tuple[Gate, ...] = ()
         """The gates that the attempt has entered and not left."""
         self._visit: ShelterVisit | None = None
+        if policy.streams_only:
+            self._check_stream()
+
+    def _check_stream(self) -> None:
+        """Refuse a policy for generators: its settings would have no effect."""
+        raise TypeError(
+            f"resume, idle and content are for generators: {line(self.policy.name) or 'the policy'} has them, and is"
+            " used for something else"
+        )
 
     def begin(self, now: float | None = None, deadline_aware: bool = False) -> Send | WaitForTurn | Stop:
         """Begin an attempt, if shelter and gate admit it; a first attempt that they refuse raises `Refused`.
@@ -263,7 +292,7 @@ class Call:
 
     def is_good(self, result: object) -> bool:
         """Return whether no rule asks for a retry of this result."""
-        return self.policy.rules.judge(Outcome(None, result)) is None
+        return result is NO_RESULT or self.policy.rules.judge(Outcome(None, result)) is None
 
     def succeeded(self) -> None:
         """End the call: the attempt's result is good."""
@@ -274,9 +303,12 @@ class Call:
         if self._visit is not None:
             self._visit.answered(policy.name)
         if policy.budget.funded_by == "success":
-            policy.budget.deposit()
+            self._deposit()
         if self.attempts > 1 and events.sinks:
             events.emit(events.Recovered(policy.name, self.attempts, self.waited))
+
+    def _deposit(self) -> None:
+        self.policy.budget.deposit()
 
     def failed(self, outcome: Outcome | Exception, now: float) -> Wait | Stop:
         """Decide about a retry: the attempt ended with an error (given as it is) or with a result that is not good."""
@@ -303,7 +335,7 @@ class Call:
         elif not closed and (self._visit is None or not self._visit.bounds_retries()):
             if listening:
                 events.emit(events.BudgetRefused(policy.name, policy.budget.name, attempts))
-            return Stop("budget")
+            return OUT_OF_BUDGET
         if attempts == 1:
             self._number = self.since = retry_serials.last = retry_serials.next()
         else:
@@ -322,7 +354,9 @@ class Call:
             return "layer" if ruling.reason == "layer" else "fatal"
         if retry_serials.last != self.since and self._layered(error):
             return "layer"
-        if self.attempts >= policy.max_attempts or (ever_used.off and is_off()):
+        if self.attempts >= policy.attempt_limit or (ever_used.off and is_off()):
+            return "attempts"
+        if policy.max_attempts_by_kind and self._kind_exhausted(ruling.reason):
             return "attempts"
         if deadline is not None and now >= deadline:
             return "deadline"
@@ -331,6 +365,14 @@ class Call:
         if ruling.reached and not (ruling.safe is not False if policy.idempotent is None else policy.idempotent):
             return "unsafe"
         return None
+
+    def _kind_exhausted(self, kind: str) -> bool:
+        """Count an attempt that failed by this kind; return whether its bound is reached."""
+        if self.attempts == 1:
+            self._failures_by_kind = {}
+        counts = self._failures_by_kind
+        counts[kind] = counts.get(kind, 0) + 1
+        return counts[kind] >= self.policy.max_attempts_by_kind.get(kind, inf)
 
     def _special_delay(self, ruling: Ruling) -> float:
         """Return the delay after a hint, or at a shelter that is closed."""
@@ -392,7 +434,7 @@ class Call:
             own = self._delay = plan.delay(self.attempts, policy.random_source, self._delay)
             self._hinted_delay = delay_after_hint(ruling.hint, plan, self.attempts, own)
             hint_until = now + self._hinted_delay
-        retry = max(1, min(self.attempts, policy.max_attempts - 1))
+        retry = max(1, min(self.attempts, int(min(policy.attempt_limit, _MANY)) - 1))
         closed = dispatcher.failed(visit.permit, now, plan, hint_until, error, uncounted, policy.name, retry, accepted)
         visit.drop_permit()
         return 0.0 if holds_permit(dispatcher) else closed  # inside another attempt a call does not wait
@@ -443,7 +485,8 @@ class Call:
             flag_exhausted()
         if events.sinks:
             events.emit(events.GaveUp(policy.name, stop.reason, self.attempts, self.waited, error))
-        give_up = GiveUp(report, serial, None if error is None or self.same_error else error.__traceback__)
+        advice = _budget_advice(policy.budget) if stop is OUT_OF_BUDGET else ""
+        give_up = GiveUp(report, serial, None if error is None or self.same_error else error.__traceback__, advice)
         if error is not None:
             mark(error, give_up)
         if policy.raises == "original" or stop.reason == "fatal":
@@ -465,6 +508,13 @@ class Call:
             return NO_LAYER
         retry_serials.last = retry_serials.next()
         return retry_serials.last
+
+    def still_in_time(self, wait: Wait) -> Wait | Stop:
+        """Stop if `before_retry` has taken longer than there was time; return what was withdrawn and not used."""
+        if self.seconds_left() != 0.0:
+            return wait
+        self._return_unused()
+        return Stop("deadline")
 
     def broken_off(self, error: BaseException | None = None) -> None:
         """End the call from outside (a cancellation, an exit): return what was withdrawn and not used.

@@ -83,6 +83,27 @@ def resolve(place: str, name: object, code: Sequence[str] = ()) -> Any:
     )
 
 
+def resolve_function(place: str, name: object, code: Sequence[str] = ()) -> Any:
+    """Return the function behind a name; its module must be allowed by `code`.
+
+    >>> resolve_function("app.toml: [orders] before_retry", "os:remove")
+    Traceback (most recent call last):
+    ValueError: app.toml: [orders] before_retry names 'os:remove', whose module the program does not allow; ...
+    """
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME:
+        raise ValueError(f"{place} must be the name of a function, not {name!r:.80}")
+    try:
+        found, module = _found(name, code)
+    except LookupError as error:
+        raise ValueError(f"{place} names {name!r}, which cannot be found: {quoted(error.args[0])}") from error.__cause__
+    if not is_code(module, code):
+        raise ValueError(
+            f"{place} names {name!r}, whose module the program does not allow; a policy calls a function only if its"
+            " module is allowed, by code=['its.module'] or --code its.module"
+        )
+    return found
+
+
 def _found(name: str, code: Sequence[str]) -> tuple[Any, str]:
     """Return the object behind a name, and the module that it was found in."""
     if name.isidentifier():

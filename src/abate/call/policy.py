@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from itertools import count
+from math import inf
+from types import MappingProxyType
 from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, overload
 
 from abate import registry
@@ -12,18 +14,21 @@ from abate.admit.budget import Budget
 from abate.admit.gate import Gate
 from abate.admit.shelter import Shelter
 from abate.call import async_driver, sync_driver
+from abate.call.before_retry import BeforeRetry, check_before_retry, is_async
 from abate.call.block import Attempts
 from abate.call.counters import CallCounter, acount_call, call_totals, count_call, wrapper_versions
 from abate.call.keyed import MAX_KEYS, KeyedPolicies, KeyState
+from abate.call.stream import Resume, check_stream_function
 from abate.call.worst_case import WorstCase, worst_case
 from abate.call.wrapper import wrap
 from abate.clock import Clock, as_clock
 from abate.decide.outcome import Ruling
 from abate.decide.rules import Matcher, Rules, build_rules, check_matchers
 from abate.errors import by_keyword, choice, number, whole
+from abate.events import FAILURE_KINDS
 from abate.frozen import Shared, refuse_own_clock
 from abate.redact import shown
-from abate.schedule.backoff import Backoff, RandomSource, Schedule, schedule
+from abate.schedule.backoff import MAX_DELAYS, Backoff, FunctionSchedule, RandomSource, Schedule, schedule
 
 OVERLOAD_BASE = 1.0
 """The backoff after an overload starts from at least this many seconds."""
@@ -42,6 +47,11 @@ SETTINGS = (
     "idempotent",
     "max_hint",
     "raises",
+    "max_attempts_by_kind",
+    "before_retry",
+    "resume",
+    "idle",
+    "content",
     "keys",
     "clock",
     "rng",
@@ -58,12 +68,14 @@ Owner = TypeVar("Owner")
 class Policy(Shared):
     """How calls are retried: what on, how often, when, and within which budget.
 
-    A policy decorates functions and coroutine functions, calls them (`call`, `acall`) or wraps a block
-    (`attempts`). It is frozen and may be shared by threads and tasks; its calls share nothing but budget, gate and
-    shelter.
+    A policy decorates functions, coroutine functions and generator functions of both kinds, calls them (`call`,
+    `acall`) or wraps a block (`attempts`). It is frozen and may be shared by threads and tasks; its calls share nothing
+    but budget, gate and shelter.
 
     * `on`, `unless`: exception types, predicates, rules; `unless` is asked first.
-    * `max_attempts`: how many at most, the first one included.
+    * `max_attempts`: how many at most, the first one included; None for as many as `timeout` has time for.
+    * `max_attempts_by_kind`: tighter bounds for the attempts that fail by a kind: with ``max_attempts=8`` and
+      ``{"blip": 2}`` a call ends with its second blip, and is patient with an overload.
     * `timeout`: seconds for the whole call. It is a hard deadline, and clients inside cut their timeouts to it.
     * `attempt_timeout`: seconds for one attempt. Async attempts are cut off; in threads it is a deadline that
       clients inside keep.
@@ -76,6 +88,12 @@ class Policy(Shared):
       given, the failed request may say so itself (an HTTP method), and anything else is repeated.
     * `max_hint`: the longest hint of a server that is waited for, in seconds.
     * `raises`: ``"original"`` re-raises the error; ``"exhausted"`` wraps it in `RetryExhausted`.
+    * `before_retry`: called before each wait with a `RetryContext` (`error`, `attempt`, `delay`). It may refresh a
+      token or change the arguments of the next attempt; if it raises, its error ends the call. A coroutine function is
+      for async calls only.
+    * `resume`, `idle`, `content`: for generators. ``resume(item)`` returns keyword arguments with which the function
+      continues after the last item; `idle` bounds the seconds of silence between items; ``content(item)`` tells items
+      that count as the first one from those before it, which are held back.
     * `keys`: how many keys are kept at most; see `keyed`.
     * `clock`, `rng`: the policy's own time and chance.
 
@@ -94,36 +112,46 @@ class Policy(Shared):
         "_keys",
         "_number",
         "_path",
+        "attempt_limit",
         "attempt_timeout",
         "backoff",
+        "before_retry",
         "bounded",
         "budget",
         "clock",
+        "content",
         "counter",
         "gate",
         "idempotent",
+        "idle",
         "max_attempts",
+        "max_attempts_by_kind",
         "max_hint",
         "name",
         "no_gate_or_shelter",
         "overload_backoff",
         "plain",
+        "plain_in_tasks",
         "raises",
         "random_source",
         "reads_results",
+        "resume",
         "rng",
         "rules",
         "rulings_by_type",
         "same_clock_as_budget",
         "same_clock_as_shelter",
         "shelter",
+        "streams_only",
         "timeout",
     )
 
     name: str
     rules: Rules
     rulings_by_type: Mapping[type, Ruling]
-    max_attempts: int
+    max_attempts: int | None
+    max_attempts_by_kind: Mapping[str, int]
+    attempt_limit: float
     timeout: float | None
     attempt_timeout: float | None
     backoff: Schedule
@@ -134,6 +162,10 @@ class Policy(Shared):
     idempotent: bool | None
     max_hint: float
     raises: Literal["original", "exhausted"]
+    before_retry: BeforeRetry | None
+    resume: Resume | None
+    idle: float | None
+    content: Callable[[Any], object] | None
     clock: Clock | None
     rng: RandomSource | None
     random_source: RandomSource
@@ -142,6 +174,8 @@ class Policy(Shared):
     bounded: bool
     reads_results: bool
     plain: bool
+    plain_in_tasks: bool
+    streams_only: bool
     no_gate_or_shelter: bool
     counter: CallCounter
     _keys: KeyedPolicies
@@ -157,7 +191,7 @@ class Policy(Shared):
         on: Matcher | Iterable[Matcher],
         unless: Matcher | Iterable[Matcher] = (),
         name: str = "",
-        max_attempts: int = 3,
+        max_attempts: int | None = 3,
         timeout: float | None = None,
         attempt_timeout: float | None = None,
         backoff: Schedule | Callable[[int], float] | Iterable[float] | None = None,
@@ -167,6 +201,11 @@ class Policy(Shared):
         idempotent: bool | None = None,
         max_hint: float = 300.0,
         raises: Literal["original", "exhausted"] = "original",
+        max_attempts_by_kind: Mapping[str, int] | None = None,
+        before_retry: BeforeRetry | None = None,
+        resume: Resume | None = None,
+        idle: float | None = None,
+        content: Callable[[Any], object] | None = None,
         keys: int = MAX_KEYS,
         clock: Clock | Callable[[], float] | None = None,
         rng: RandomSource | None = None,
@@ -179,12 +218,16 @@ class Policy(Shared):
         put("_given", (check_matchers("on", on), check_matchers("unless", unless)))
         put("rules", build_rules(*self._given))
         put("rulings_by_type", self.rules.rulings_by_type)
-        put("max_attempts", whole("max_attempts", max_attempts, least=1))
+        put("max_attempts", None if max_attempts is None else whole("max_attempts", max_attempts, least=1))
+        put("attempt_limit", inf if max_attempts is None else max_attempts)
+        put("max_attempts_by_kind", MappingProxyType(_check_kinds(max_attempts_by_kind)))
         put("timeout", None if timeout is None else number("timeout", timeout, above=0))
         put(
             "attempt_timeout",
             None if attempt_timeout is None else number("attempt_timeout", attempt_timeout, above=0),
         )
+        if max_attempts is None:
+            check_bounded_by_time(plan, timeout)
         put("backoff", plan)
         put("overload_backoff", plan.at_least(OVERLOAD_BASE))
         put("budget", Budget(clock=clock) if budget is None else _check_type("budget", budget, Budget, "a Budget"))
@@ -193,6 +236,11 @@ class Policy(Shared):
         put("idempotent", _check_type("idempotent", idempotent, (bool, type(None)), "True or False"))
         put("max_hint", number("max_hint", max_hint, least=0))
         put("raises", choice("raises", raises, ("original", "exhausted")))
+        put("before_retry", check_before_retry(before_retry))
+        put("resume", check_stream_function("resume", resume))
+        put("idle", None if idle is None else number("idle", idle, above=0))
+        put("content", check_stream_function("content", content))
+        put("streams_only", not (resume is None and idle is None and content is None))
         put("clock", as_clock(clock))
         put("rng", rng)
         put("random_source", random if rng is None else rng)
@@ -200,7 +248,8 @@ class Policy(Shared):
         put("same_clock_as_shelter", clock is None and shelter is not None and shelter.follows_context)
         put("bounded", timeout is not None or attempt_timeout is not None)
         put("reads_results", self.rules.reads_results)
-        put("plain", self._is_plain())
+        put("plain_in_tasks", self._is_plain())
+        put("plain", self.plain_in_tasks and not is_async(before_retry))
         put("no_gate_or_shelter", gate is None and shelter is None)
         put("counter", CallCounter(name))
         put("_keys", KeyedPolicies(whole("keys", keys, least=1), self.budget, gate, shelter))
@@ -213,7 +262,11 @@ class Policy(Shared):
 
     def _is_plain(self) -> bool:
         """Return whether a successful call needs only a deposit."""
-        return not self.bounded and self.gate is None and self.budget.funded_by == "success" and not self.reads_results
+        return (
+            not (self.bounded or self.reads_results or self.streams_only)
+            and self.gate is None
+            and self.budget.funded_by == "success"
+        )
 
     # -- the ways to use it
 
@@ -224,7 +277,7 @@ class Policy(Shared):
     @overload
     def __call__(self, function: F) -> F: ...
     def __call__(self, function: Any) -> Any:
-        """Decorate a function, coroutine function, method, classmethod or staticmethod, and keep its type.
+        """Decorate a function, (async) generator or coroutine function, or any kind of method, and keep its type.
 
         >>> import abate
         >>> @abate.retry(on=ConnectionError)
@@ -351,12 +404,13 @@ class Policy(Shared):
 
     def _settings(self) -> dict[str, Any]:
         on, unless = self._given
-        given = {"on": on, "unless": unless}
+        given = {"on": on, "unless": unless, "max_attempts_by_kind": dict(self.max_attempts_by_kind)}
         return {name: given[name] if name in given else getattr(self, name) for name in SETTINGS}
 
     def _compared(self) -> tuple[object, ...]:
         settings = self._settings()
         settings["budget"] = self.budget.settings()
+        settings["max_attempts_by_kind"] = tuple(sorted(self.max_attempts_by_kind.items()))
         return tuple(settings.values())
 
     def __eq__(self, other: object) -> bool:
@@ -377,7 +431,8 @@ class Policy(Shared):
 
     def __repr__(self) -> str:
         defaults: dict[str, object] = {"unless": (), "keys": MAX_KEYS, "clock": None, "rng": None}
-        defaults |= {"gate": None, "shelter": None, "idempotent": None}
+        defaults |= {"gate": None, "shelter": None, "idempotent": None, "max_attempts_by_kind": {}}
+        defaults |= dict.fromkeys(("before_retry", "resume", "idle", "content"))
         shown = (
             f"{name}={_setting_repr(value)}"
             for name, value in self._settings().items()
@@ -390,6 +445,26 @@ def _check_type(name: str, value: Any, kinds: Any, expected: str) -> Any:
     if not isinstance(value, kinds):
         raise TypeError(f"{name} must be {expected}, not {shown(value)}")
     return value
+
+
+def check_bounded_by_time(plan: Schedule, timeout: float | None) -> None:
+    """Refuse attempts without a number that have no time limit either, or never wait."""
+    if timeout is None:
+        raise ValueError("max_attempts=None is bounded by time only: give a timeout")
+    if not isinstance(plan, FunctionSchedule) and plan.ceiling(MAX_DELAYS) == 0.0:
+        raise ValueError("max_attempts=None needs a backoff that waits, or attempts would follow at once until timeout")
+
+
+def _check_kinds(bounds: Mapping[str, int] | None) -> dict[str, int]:
+    expected = f"max_attempts_by_kind must be a mapping of {' and '.join(FAILURE_KINDS)} to numbers of attempts"
+    if bounds is None:
+        return {}
+    if not isinstance(bounds, Mapping):
+        raise TypeError(f"{expected}, not {shown(bounds)}")
+    for kind in bounds:
+        if kind not in FAILURE_KINDS:
+            raise ValueError(f"{expected}, not of {shown(kind)}")
+    return {kind: whole(f"max_attempts_by_kind[{kind!r}]", bound, least=1) for kind, bound in bounds.items()}
 
 
 def _setting_repr(value: object) -> str:

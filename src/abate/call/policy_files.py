@@ -15,8 +15,10 @@
 The tables of policies may also be inside a table ``policies``. Policies that name the same shelter share it; a shelter
 without a table has the default settings.
 
+TOML has no null: ``max_attempts = "none"`` stands for None, attempts that only `timeout` bounds.
+
 A file names exception classes and rules, and runs no code (see `abate.call.named_rules`); modules of the program's own,
-and the predicates in them, are allowed by `code`.
+and the functions in them (predicates, `before_retry`, `resume`, `content`), are allowed by `code`.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from abate.admit.budget import Budget
 from abate.admit.shelter import Shelter
 from abate.call import bounded_toml
-from abate.call.named_rules import checked_code, resolve
+from abate.call.named_rules import checked_code, resolve, resolve_function
 from abate.call.policy import SETTINGS, Policy
 from abate.errors import unknown
 from abate.redact import quoted
@@ -37,7 +39,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KEYS = tuple(name for name in SETTINGS if name not in ("name", "gate", "clock", "rng"))
-BACKOFF_KEYS = ("base", "cap", "factor", "jitter")
+BACKOFF_KEYS = ("base", "cap", "factor", "jitter", "minimum")
+FUNCTIONS = ("before_retry", "resume", "content")
+UNBOUNDED = "none"
 BUDGET_KEYS = ("ratio", "reserve", "window", "funded_by")
 SHELTER_KEYS = ("capacity", "patience")
 NAMESPACES = ("policies", "policy")
@@ -124,6 +128,11 @@ def parse_policy(
     for key in ("on", "unless"):
         if key in settings:
             settings[key] = _resolve_names(f"{place} {key}", settings[key], code)
+    for key in FUNCTIONS:
+        if key in settings:
+            settings[key] = resolve_function(f"{place} {key}", settings[key], code)
+    if settings.get("max_attempts") == UNBOUNDED:
+        settings["max_attempts"] = None
     if isinstance(settings.get("backoff"), dict):
         settings["backoff"] = _construct(f"{place} backoff", Backoff, settings["backoff"], BACKOFF_KEYS)
     elif "backoff" in settings and not isinstance(settings["backoff"], list):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from abate import clock as clocks
 from abate.admit.waiting import wait_in_thread
 from abate.call import async_driver
+from abate.call.before_retry import RetryContext, by_name, is_async, refuse_async, run
 from abate.call.layers import retry_serials
 from abate.call.machine import SEND, Call, Send, Stop, Wait, WaitForTurn
 from abate.clock import MACHINE, ever_used
 from abate.decide.outcome import Outcome
-from abate.functions import is_coroutine_function, is_coroutine_object
+from abate.functions import is_coroutine_function, is_coroutine_object, is_generator_function
 from abate.schedule.deadlines import cut_to_deadline, deadline, deadline_passed, is_deadline_aware, peek_deadline
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ def call(policy: Policy, function: Callable[..., T], args: tuple[Any, ...], kwar
         else:
             if is_coroutine_object(result):
                 _refuse_coroutine(policy, function, result, args, kwargs)
+            if type(result) is GeneratorType:
+                _refuse_generator(function, result)
             policy.budget.deposit()
             if policy.shelter is not None:
                 policy.shelter.sample_every_16th()
@@ -46,7 +50,10 @@ def call(policy: Policy, function: Callable[..., T], args: tuple[Any, ...], kwar
             return drive(policy, failure, since, function, args, kwargs, drive_coroutine=_refuse_coroutine)
         finally:
             del failure  # its traceback refers to this frame
-    return drive(policy, None, 0, function, args, kwargs, drive_coroutine=_refuse_coroutine)
+    result = drive(policy, None, 0, function, args, kwargs, drive_coroutine=_refuse_coroutine)
+    if type(result) is GeneratorType:
+        _refuse_generator(function, result)
+    return result
 
 
 def drive(
@@ -59,26 +66,33 @@ def drive(
     *,
     drive_coroutine: Callable[..., Any] = async_driver.drive_coroutine,
     let_go: Callable[[float | None], object] | None = None,
+    make: Callable[..., Call] = Call,
 ) -> T:
     """Make a call, or continue one whose first attempt has ended with `failure`.
 
     `since` is the serial of the last call that had retried when that attempt began. `drive_coroutine` continues the
     call if the function returns a coroutine, which has done nothing yet. `let_go` is called before each wait, with the
     seconds until the call's deadline: what the failed attempt still holds must not be kept from others meanwhile.
+    `make` makes the machine.
     """
     clock = policy.clock or (clocks.current() if ever_used.virtual else MACHINE)
     now = clock.now()
     left = policy.timeout if peek_deadline() is None else cut_to_deadline(policy.timeout)
-    machine = Call(policy, None if left is None else now + left, since, left is not policy.timeout)
+    machine = make(policy, None if left is None else now + left, since, left is not policy.timeout)
     last: Outcome | Exception = Outcome() if failure is None else failure
     action: Send | Wait | WaitForTurn | Stop
     try:
         if failure is None:
+            if is_async(policy.before_retry):
+                refuse_async(policy.before_retry)
             action = machine.begin(now, left == 0.0 and is_deadline_aware(function))
         else:
             action = machine.failed(failure, now)
         while True:
             if action is not SEND:
+                if policy.before_retry is not None and type(action) is Wait:
+                    action, args, kwargs = _before_retry(machine, action, last, clock, let_go, function, args, kwargs)
+                    now = min(clock.now(), action.until) if type(action) is Wait else now
                 action = _wait(machine, action, clock, now, let_go)
                 if action is not SEND:
                     break
@@ -142,6 +156,25 @@ def _wait(
     return action
 
 
+def _before_retry(
+    machine: Call,
+    wait: Wait,
+    last: Outcome | Exception,
+    clock: clocks.Clock,
+    let_go: Callable[[float | None], object] | None,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> tuple[Wait | Stop, tuple[Any, ...], Mapping[str, Any]]:
+    """Call the policy's `before_retry`; return whether to wait or to stop, and the arguments of the next attempt."""
+    assert machine.policy.before_retry is not None
+    if let_go is not None:
+        let_go(machine.seconds_left())
+    context = RetryContext(last, machine.attempts, max(0.0, wait.until - clock.now()), args, kwargs)
+    run(machine.policy.before_retry, context, machine.seconds_left())
+    return machine.still_in_time(wait), *by_name(function, context.args, context.kwargs)
+
+
 def _bounded(
     machine: Call,
     clock: clocks.Clock,
@@ -157,6 +190,12 @@ def _bounded(
     except BaseException:
         bound.close()
         raise
+
+
+def _refuse_generator(function: Callable[..., Any], result: object) -> None:
+    """Raise TypeError for a generator function: `call` would retry nothing. A plain function may return a generator."""
+    if is_generator_function(function):
+        raise TypeError(f"{function!r} is a generator function: decorate it, as in policy(function)(...)")
 
 
 def _refuse_coroutine(

@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from abate.call import async_driver, sync_driver
+from abate.call.before_retry import is_async, refuse_async
 from abate.call.counters import acount_call, acount_end, count_call, count_end, wrapper_versions
 from abate.call.layers import retry_serials
+from abate.call.stream import wrap_async_generator, wrap_generator
 from abate.clock import in_loop
 from abate.functions import (
     CO_VARARGS,
     CO_VARKEYWORDS,
+    is_async_generator_function,
     is_coroutine_function,
     is_coroutine_object,
     is_generator_function,
@@ -100,14 +103,19 @@ def wrap(policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a wrapper of `function` with retries, and the same signature and kind."""
     if not callable(function):
         raise TypeError(f"a policy decorates functions, not {function!r}")
-    if is_generator_function(function):
-        raise TypeError(
-            f"{_name(function)} is a generator function, and items that it yielded cannot be taken back: decorate the"
-            " function that consumes them, or use the block form inside it"
-        )
     if not policy.name:
         policy = policy.replace(name=_name(function))
-    wrapper = (_fast_wrapper if policy.plain else _driving_wrapper)(policy, function, is_coroutine_function(function))
+    generator, asynchronous = is_generator_function(function), is_async_generator_function(function)
+    asynchronous = asynchronous or is_coroutine_function(function)
+    if policy.streams_only and not generator:
+        raise TypeError(f"resume, idle and content are for generators, and {_name(function)} is none")
+    if not asynchronous and is_async(policy.before_retry):
+        refuse_async(policy.before_retry)
+    if generator:
+        made = wrap_async_generator(policy, function) if asynchronous else wrap_generator(policy, function)
+        return functools.wraps(function)(made)
+    plain = policy.plain_in_tasks if asynchronous else policy.plain
+    wrapper = (_fast_wrapper if plain else _driving_wrapper)(policy, function, asynchronous)
     return functools.wraps(function)(wrapper)
 
 

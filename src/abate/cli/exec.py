@@ -236,9 +236,9 @@ def _run_job(
 ) -> int:
     from abate.cli.replayed_stdin import ReplayedStdin
 
-    sink = events.install(StderrSink(tell, policy.max_attempts))
+    sink = events.install(StderrSink(tell, options.max_attempts))
     try:
-        repeated = policy.max_attempts > 1 or options.every is not None
+        repeated = policy.attempt_limit > 1 or options.every is not None
         with ReplayedStdin(signals, repeated, policy.timeout) as stdin:
             job = Job(command, policy, stdin, signals)
             if options.every is not None:

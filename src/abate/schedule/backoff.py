@@ -4,8 +4,11 @@ The rules:
 
 * the ceiling of retry n is ``min(cap, base * factor ** (n - 1))``: the cap comes first, then the jitter, so
   that a fleet which has reached the cap is still spread out;
-* ``full`` draws from [0, ceiling], ``equal`` from [ceiling / 2, ceiling], ``none`` takes the ceiling;
-* ``decorrelated`` draws from [base, min(cap, 3 * previous)], where the previous delay of the first retry is the base.
+* ``full`` draws from [minimum, ceiling], ``equal`` from [ceiling / 2, ceiling], ``none`` takes the ceiling;
+* ``decorrelated`` draws from [base, min(cap, 3 * previous)], where the previous delay of the first retry is the
+  base;
+* a `minimum` raises the base: to twice the minimum for ``full`` and ``equal``, so that the first retries are spread out
+  too, and to the minimum for the others.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ class Schedule(Protocol):
 
 
 class Backoff(Frozen):
-    """Capped exponential backoff with jitter.
+    """Capped exponential backoff with jitter; no delay is shorter than `minimum`.
 
     >>> import random
     >>> backoff = Backoff(base=0.1, cap=5.0)
@@ -64,12 +67,15 @@ class Backoff(Frozen):
     [0.1, 0.2, 0.4, 5.0]
     >>> 0.0 <= backoff.delay(3, random.Random(1)) <= 0.4
     True
+    >>> 0.05 <= Backoff(base=0.1, cap=5.0, minimum=0.05).delay(1, random.Random(1)) <= 0.1
+    True
     """
 
     base: float = 0.2
     cap: float = 30.0
     factor: float = 2.0
     jitter: Jitter = "full"
+    minimum: float = 0.0
 
     def validate(self) -> None:
         base = number("base", self.base, least=0)
@@ -78,9 +84,18 @@ class Backoff(Frozen):
             raise ValueError(f"cap must be at least the base of {self.base!r}, not {self.cap!r}")
         factor = number("factor", self.factor, least=1)
         choice("jitter", self.jitter, JITTERS)
+        minimum = number("minimum", self.minimum, least=0)
+        if minimum > cap:
+            raise ValueError(f"minimum must be at most the cap of {self.cap!r}, not {self.minimum!r}")
+        start = max(base, min(cap, 2.0 * minimum if self.jitter in ("full", "equal") else minimum))
         # as floats: powers of an int grow without a limit
-        for name, value in (("base", base), ("cap", cap), ("factor", factor)):
-            object.__setattr__(self, name, value)
+        self.__dict__.update(base=base, cap=cap, factor=factor, minimum=minimum, _start=start)
+
+    @property
+    def start(self) -> float:
+        """The base, raised by the minimum: the ceiling of the first retry."""
+        start: float = self.__dict__["_start"]
+        return start
 
     @property
     def jittered(self) -> bool:
@@ -95,33 +110,35 @@ class Backoff(Frozen):
 
     def delay(self, retry: int, rng: RandomSource, previous: float | None = None) -> float:
         """Return the seconds to wait before retry number `retry` (from 1)."""
-        jitter = self.jitter
+        jitter, start = self.jitter, self.__dict__["_start"]
         if jitter == "decorrelated":
-            last = self.base if previous is None else previous
-            top = max(self.base, min(self.cap, last * 3.0))
-            return self.base + (top - self.base) * rng.random()
+            last = start if previous is None else previous
+            top = max(start, min(self.cap, last * 3.0))
+            drawn: float = start + (top - start) * rng.random()
+            return drawn
         try:
-            ceiling = self.base * self.factor ** (retry - 1)
+            ceiling: float = start * self.factor ** (retry - 1)
         except OverflowError:
             ceiling = self._capped(self.factor, retry - 1)
         if ceiling > self.cap:
             ceiling = self.cap
         if jitter == "full":
-            return ceiling * rng.random()
+            return self.minimum + (ceiling - self.minimum) * rng.random() if self.minimum else ceiling * rng.random()
         if jitter == "equal":
-            return ceiling * (0.5 + 0.5 * rng.random())
+            return max(self.minimum, ceiling * (0.5 + 0.5 * rng.random()))
         return ceiling
 
     def at_least(self, base: float) -> Backoff:
         """Return the same backoff, starting from at least `base` (as far as the cap allows)."""
         wider = min(base, self.cap)
-        return self if self.base >= wider else Backoff(wider, self.cap, self.factor, self.jitter)
+        return self if self.base >= wider else Backoff(wider, self.cap, self.factor, self.jitter, self.minimum)
 
     def _capped(self, factor: float, power: int) -> float:
+        start: float = self.__dict__["_start"]
         try:
-            ceiling = self.base * factor**power
+            ceiling = start * factor**power
         except OverflowError:
-            return self.cap if self.base else 0.0
+            return self.cap if start else 0.0
         return ceiling if ceiling < self.cap else self.cap
 
 

@@ -262,7 +262,7 @@ class Server:
             else:
                 # a give-up marks the answer as exhausted; a service without retries passes the mark on
                 policy = self._service.policy
-                retries = policy is not None and policy.max_attempts > 1 and reason != "fatal"
+                retries = policy is not None and policy.attempt_limit > 1 and reason != "fatal"
                 told = self._tells and (retries or reason == "layer")
                 self._finish(request, answer(502, exhausted=told)())
 

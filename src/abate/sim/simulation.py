@@ -42,6 +42,10 @@ def bind_policy(policy: Policy, clock: Clock, rng: RandomSource, failures: Itera
     found = policy.replace(
         clock=clock,
         rng=rng,
+        before_retry=None,  # no code of the program runs in a simulated world, and nothing is streamed
+        resume=None,
+        idle=None,
+        content=None,
         budget=_budget(policy.budget, clock),
         gate=None if policy.gate is None else _gate(policy.gate, clock, rng),
         shelter=None
@@ -75,7 +79,7 @@ def unmatched_policy_note(policy: Policy, failures: Iterable[type[Answer]]) -> s
     >>> unmatched_policy_note(Policy(on=KeyError, name="orders"), [answer(503)])
     "policy 'orders' matches none of the simulated errors: the HTTP rules are used"
     """
-    if policy.max_attempts == 1 or retries_any(policy, failures):
+    if policy.attempt_limit == 1 or retries_any(policy, failures):
         return None
     return f"policy {policy.name or 'of the clients'!r} matches none of the simulated errors: the HTTP rules are used"
 

@@ -72,19 +72,20 @@ def vulnerable_range(world: World) -> VulnerableRange | None:
     if not isinstance(service, Service) or service.calls or service.limit is not None or service.drop_expired:
         return None
     seconds = Duration.of(service.service_time).mean
-    retries = policy.max_attempts > 1 and policy.idempotent is not False
+    retries = policy.attempt_limit > 1 and policy.idempotent is not False
     if not seconds or service.order != "fifo" or (retries and policy.timeout is not None):
         return None
     capacity = service.workers / seconds
     above = None
     if retries and policy.shelter is None and _expires(service, seconds, policy):
         assert policy.attempt_timeout is not None
+        assert policy.max_attempts is not None
         budget = policy.budget
         above = RetryFeedback(
             workers=service.workers,
             service_time=seconds,
             timeout=policy.attempt_timeout,
-            max_attempts=policy.max_attempts,
+            max_attempts=min(policy.max_attempts, policy.max_attempts_by_kind.get("overload", policy.max_attempts)),
             ratio=budget.ratio,
             reserve=budget.reserve * clients.processes,
             funded_by=budget.funded_by,

@@ -96,7 +96,7 @@ class Fleet:
         self._policy, self._notes = _bound(world, service)
         self._rulings = _rulings(service, world, self._policy)
         self._schedules = {
-            reason: VectorBackoff(plan, self._policy.max_attempts - 1)  # type: ignore[arg-type]
+            reason: VectorBackoff(plan, int(self._policy.attempt_limit) - 1)  # type: ignore[arg-type]
             for reason, plan in (("blip", self._policy.backoff), ("overload", self._policy.overload_backoff))
         }
         self._decorrelated = getattr(self._policy.backoff, "jitter", None) == "decorrelated"
@@ -256,7 +256,7 @@ class Fleet:
         if not ruling.retry:
             self._give_up(calls, at, "layer" if ruling.reason == "layer" else "fatal")
             return EMPTY
-        calls, at = self._stop(retries >= policy.max_attempts, "attempts", calls, at)
+        calls, at = self._stop(retries >= policy.attempt_limit, "attempts", calls, at)
         hint = ruling.hint
         if policy.timeout is not None:
             calls, at = self._stop(at >= pool.began[calls] + policy.timeout, "deadline", calls, at)

@@ -70,6 +70,8 @@ def _policy(policy: Policy) -> list[str]:
     reasons = {
         "a shelter": policy.shelter is not None,
         "a gate": policy.gate is not None,
+        "attempts bounded by time only": policy.max_attempts is None,
+        "bounds on attempts by kind": bool(policy.max_attempts_by_kind),
         "a custom schedule": type(policy.backoff) not in (Backoff, ListSchedule),
     }
     return [name for name, true in reasons.items() if true]

@@ -47,7 +47,7 @@ class VectorBackoff:
     array([1., 2., 4., 5.])
     """
 
-    __slots__ = ("_base", "_cap", "_ceilings", "_far", "_jitter")
+    __slots__ = ("_base", "_cap", "_ceilings", "_far", "_jitter", "_minimum")
 
     def __init__(self, plan: Backoff | ListSchedule, retries: int) -> None:
         highest = max(1, min(retries, CAPPED_RETRY))
@@ -57,7 +57,9 @@ class VectorBackoff:
             ceilings.append(plan.ceiling(len(ceilings) + 1))
         self._ceilings = np.array(ceilings)
         self._jitter = plan.jitter if isinstance(plan, Backoff) else "none"
-        self._base, self._cap = (plan.base, plan.cap) if isinstance(plan, Backoff) else (0.0, 0.0)
+        self._base, self._cap, self._minimum = (
+            (plan.start, plan.cap, plan.minimum) if isinstance(plan, Backoff) else (0.0, 0.0, 0.0)
+        )
 
     def ceiling(self, retries: Whole | Counts) -> Floats:
         """Return the longest possible delay of each retry."""
@@ -76,9 +78,9 @@ class VectorBackoff:
             return base + (np.maximum(base, np.minimum(self._cap, last * 3.0)) - base) * uniforms
         ceiling = self.ceiling(retries)
         if self._jitter == "full":
-            return ceiling * uniforms
+            return self._minimum + (ceiling - self._minimum) * uniforms
         if self._jitter == "equal":
-            return ceiling * (0.5 + 0.5 * uniforms)
+            return np.maximum(self._minimum, ceiling * (0.5 + 0.5 * uniforms))
         return ceiling
 
     def delay_after_hint(self, hint: float, retries: Whole | Counts, own: Floats) -> Floats:
