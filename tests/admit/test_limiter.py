@@ -994,8 +994,9 @@ class Whatever(RuleBasedStateMachine):
         for _ in range(min(times, len(self.out))):
             until = None if hint is None else self.now + hint
             limit, state, failure_ratio = self.limiter.limit, self.limiter.state, self.limiter.failure_ratio
-            own = taken and state != "probing" and self.limiter.is_serving(self.now)
+            calm = self.limiter.calm  # the first failure starts the counting
             self.limiter.on_failure(self.take(data), self.now, self.plan, until, answered=taken)
+            own = taken and not calm and state not in ("probing", "recovering") and self.limiter.is_serving()
             self.has_failed(state)
             assert self.limiter.limit <= limit, "a failure never lets more be sent"
             if own:

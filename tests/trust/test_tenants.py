@@ -318,7 +318,61 @@ def test_where_calls_become_rare_good_answers_are_expected_less_often_soon():
     for pause in [0.02] * 200 + [0.5] * 10:
         now += pause
         limiter.on_answer(limiter.send(now), now, 0)
-    assert limiter.is_serving(now + 1.4)
+    for _ in range(14):
+        now += 0.1
+        limiter.on_failure(limiter.send(now), now, abate.Backoff(0.1), answered=True)
+    assert limiter.is_serving()
+
+
+@pytest.mark.parametrize("stall", [0.3, 0.8, 5.0])
+def test_a_stall_of_this_process_is_no_silence_of_the_server(stall):
+    """The errors that came in meanwhile are read first, in one go: nothing was answered well while nothing was read."""
+    limiter, now, plan = abate.admit.limiter.Limiter(random.Random(1), 0.0), 0.0, abate.Backoff(0.1)
+    for turn in range(200):
+        now += 0.02
+        limiter.on_answer(limiter.send(now), now, 0)
+        if turn % 3 == 0:
+            limiter.on_failure(limiter.send(now), now, plan, answered=True)
+    now += stall
+    for _ in range(50):
+        now += 0.0001
+        limiter.on_failure(limiter.send(now), now, plan, answered=True)
+    assert limiter.state == "calm"
+    for _ in range(50):  # an outage goes on
+        now += 0.02
+        limiter.on_failure(limiter.send(now), now, plan, answered=True)
+    assert limiter.state == "probing"
+
+
+def calm_limiter():
+    """A limiter in calm after answers every 50 ms, and the instant."""
+    limiter, now = abate.admit.limiter.Limiter(random.Random(1), 0.0), 0.0
+    while not limiter.calm:
+        now += 0.05
+        limiter.on_answer(limiter.send(now), now, 0)
+    return limiter, now
+
+
+def test_errors_in_calm_are_judged_by_answers_that_are_all_counted():
+    """Policies without a timeout count one answer of sixteen in calm: the first error has all of them counted."""
+    limiter, now = calm_limiter()
+    now += 16 * 0.05
+    limiter.on_failure(None, now, abate.Backoff(0.1), uncounted=True, answered=True)
+    assert (limiter.calm, limiter.state, limiter.is_serving()) == (False, "calm", True)
+    for _ in range(20):
+        now += 0.01
+        limiter.on_failure(limiter.send(now), now, abate.Backoff(0.1), answered=True)
+    assert (limiter.state, limiter.is_serving()) == ("calm", True)
+    for _ in range(100):
+        now += 0.01
+        limiter.on_failure(limiter.send(now), now, abate.Backoff(0.1), answered=True)
+    assert limiter.state == "probing"
+
+
+def test_errors_that_start_the_counting_leave_retries_to_the_budget():
+    """While the shelter has no limit, it bounds no retries: 60/s of 500s are not sent three times each."""
+    mix = Mix(sheltered(), raising(broken), 60.0, seconds=32.0).run()
+    assert mix.sent < 1.5 * 60.0 * 30.0
 
 
 def test_a_hint_after_a_mixture_holds_everybody_no_longer_than_all_has_failed():

@@ -7,8 +7,8 @@
 * Only blips and overload count as failures. Any answer, including a fatal error, shows that the server is up.
 * An error that the server answered with and that is no overload (a 500) counts only if the server answers no other call
   well (`abate.admit.outage_detector`). An attempt that a caller's deadline cut off counts only if it hung (`is_hung`).
-* **calm** has no limit and counts no outcomes. A failure starts the counting, still without a limit; `CALM_AFTER`
-  seconds without another end it. A new process starts with `INITIAL_LIMIT` in flight.
+* **calm** has no limit and counts no outcomes. A failure or an error starts the counting, still without a limit;
+  `CALM_AFTER` seconds without a failure end it. A new process starts with `INITIAL_LIMIT` in flight.
 * **storm**: more than half of the recent attempts failed, or attempts queue up at the server. The limit is cut at most
   once per round trip, down to the share of it that was answered. While calls wait for the limit, each answer raises it:
   quickly until attempts begin to queue, step by step from then on.
@@ -236,11 +236,11 @@ class Limiter:
             seconds = max(seconds, now - self._late_cutoffs_since)
         return seconds >= self.latencies.hang_timeout()
 
-    def is_serving(self, now: float) -> bool:
+    def is_serving(self) -> bool:
         """Return whether the server keeps answering other calls well, as far as is known."""
         if self.state == "recovering" and self.outages.errors > RELAPSE_ERRORS:
             return False  # one good answer during an outage does not end it
-        return not self.outages.outage(now)
+        return not self.outages.outage
 
     @property
     def probes_get_errors(self) -> bool:
@@ -290,15 +290,16 @@ class Limiter:
         An `uncounted` failure only starts the counting: where successes were not counted, failures must not be.
         `answered` says that the server took the request and answered with an error, which may concern it alone.
         """
-        concerns_one_caller = answered and self.state != "probing" and self.is_serving(now)
-        self.outages.on_failure(answered)
-        if concerns_one_caller:
+        if self.calm:
+            self._leave_calm(now)
+            if uncounted:  # nor are good answers to what wrappers have in flight
+                self.outages.start_counting(now, self.latencies.late_after())
+        self.outages.on_failure(answered, now)
+        if answered and self.state != "probing" and self.is_serving():
             if permit is not None:
                 self._end_attempt(permit, now)
             return
         self._last_trouble = self.last_failure = now
-        if self.calm:
-            self._leave_calm(now)
         if permit is not None:
             current = permit.epoch == self.epoch
             self._end_attempt(permit, now)
@@ -454,6 +455,7 @@ class Limiter:
         """Start to count outcomes."""
         self.calm = False
         self.latencies.leave_calm()
+        self.outages.start_counting(now, 0.0)
         self._failure_streak = self._counted_outcomes = 0
         self.failure_ratio = 0.0
         self._last_trouble = self._last_outcome = now

@@ -2,6 +2,9 @@
 
 An error that the server answered with (a 500), or a hint, may concern one tenant only. It counts as an outage only if
 no call was answered well for much longer than usual: by chance alone that happens less than once in twenty thousand.
+
+Silence is the time without a good answer during which failures came. Two things are no silence: a pause in which
+nothing came at all, as when this process stalled, and the time in calm, where only a sample of good answers is counted.
 """
 
 from __future__ import annotations
@@ -15,6 +18,10 @@ NO_OUTCOME_TIMEOUT = 10.0
 SERVING_GAPS = 10.0
 """Good answers have stopped after this many times their usual distance, at least `MIN_SILENCE` seconds. By chance that
 happens less than once in twenty thousand, however rare calls are."""
+MAX_STEP_GAPS = 2.0
+"""Between two failures silence grows by at most this many times the usual distance of good answers: in an outage
+failures come about as often as good answers did, and a longer pause is a stall of this process, or a time without
+calls."""
 MAX_GAP_GROWTH = 2.0
 """After errors, a distance between two good answers counts as at most this many times the usual one: good answers that
 are rare during an outage do not become usual."""
@@ -29,11 +36,16 @@ class OutageDetector:
     >>> detector = OutageDetector()
     >>> for now in range(20):
     ...     detector.on_answer(float(now))
-    >>> detector.outage(now=25.0), detector.outage(now=29.5)
-    (False, True)
+    >>> for now in range(20, 29):
+    ...     detector.on_failure(True, float(now))
+    >>> detector.outage
+    False
+    >>> detector.on_failure(True, 29.5)
+    >>> detector.outage
+    True
     """
 
-    __slots__ = ("_answers", "_clean_answers", "_failed", "_gap", "_last_answer", "errors")
+    __slots__ = ("_answers", "_clean_answers", "_failed", "_gap", "_last_answer", "_last_seen", "_silence", "errors")
 
     def __init__(self) -> None:
         self.errors = 0
@@ -42,14 +54,15 @@ class OutageDetector:
         """Whether anything has failed since the last good answer."""
         self._answers = 0
         self._clean_answers = 0
-        self._last_answer = -inf
+        self._last_answer = self._last_seen = -inf
         self._gap = 0.0
+        self._silence = inf
 
     def on_answer(self, now: float, sampled_from: float | None = None) -> None:
         """Count a good answer. In calm only samples are counted: `sampled_from` is when this one was due."""
         self._answers += 1
         if self._answers > 1:
-            gap = now - self._last_answer
+            gap = max(0.0, now - self._last_answer)
             if sampled_from is not None:
                 # subtract the time until the sample was due, but at most half: periodic calls may always come just
                 # after it
@@ -59,18 +72,27 @@ class OutageDetector:
                 gap = min(gap, MAX_GAP_GROWTH * max(self._gap, MIN_SILENCE / SERVING_GAPS))
             self._gap += (gap - self._gap) / min(self._answers - 1, CLEAN_ANSWERS if gap > self._gap else GAPS)
         self._clean_answers = 0 if self._failed else self._clean_answers + 1
-        self._last_answer, self.errors, self._failed = now, 0, False
+        self._last_answer = self._last_seen = now
+        self._silence, self.errors, self._failed = 0.0, 0, False
 
-    def on_failure(self, answered: bool) -> None:
+    def start_counting(self, now: float, unseen: float) -> None:
+        """Count every good answer from now on, but for those to attempts of the last `unseen` seconds."""
+        self._last_answer = self._last_seen = now + unseen
+
+    def on_failure(self, answered: bool, now: float) -> None:
         """Count a failure; `answered` says that the server answered with it."""
         self.errors += answered
         self._failed = True
+        longest_step = MAX_STEP_GAPS * max(self._gap, MIN_SILENCE / SERVING_GAPS)
+        self._silence += max(0.0, min(now - self._last_seen, longest_step))
+        self._last_seen = max(self._last_seen, now)
 
     @property
     def was_clean(self) -> bool:
         """Return whether no failure came between the last good answers."""
         return self._clean_answers >= CLEAN_ANSWERS
 
-    def outage(self, now: float) -> bool:
+    @property
+    def outage(self) -> bool:
         """Return whether good answers have been missing for so long that all calls must be failing."""
-        return now - self._last_answer > max(MIN_SILENCE, SERVING_GAPS * self._gap)
+        return self._silence > max(MIN_SILENCE, SERVING_GAPS * self._gap)

@@ -6,6 +6,8 @@ is forgotten only after it was given back; giving back twice has no effect.
 
 from __future__ import annotations
 
+from math import inf
+
 from abate.admit.dispatcher import Dispatcher
 from abate.admit.limiter import Permit
 from abate.admit.shelter_queue import Waiter
@@ -91,7 +93,7 @@ class ShelterVisit:
 
     def bounds_retries(self) -> bool:
         """Return whether the dispatcher limits what is sent, so that the budget need not."""
-        return not self.dispatcher.calm and not holds_permit(self.dispatcher)
+        return self.dispatcher.limit < inf and not holds_permit(self.dispatcher)
 
     def is_hung(self) -> bool:
         """Return whether the attempt has been without an answer for too long."""
