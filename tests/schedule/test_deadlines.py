@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import abate
 from abate import clock as clocks
 from abate.schedule import carry_deadline, deadline, remaining
-from abate.schedule.deadlines import cut_to_deadline
+from abate.schedule.deadlines import call_timeout, cut_to_deadline, nearest_call_timeout
 from abate.testing import Script, VirtualClock
 
 # quarters of seconds add up without rounding, so that what remains can be compared exactly
@@ -450,3 +450,19 @@ def test_a_block_whose_end_was_prevented_can_be_closed():
     assert remaining() is not None
     bound.close()
     assert remaining() is None
+
+
+# -- timeouts of a client's call
+
+
+def test_the_timeout_of_a_call_is_known_inside_it():
+    """A nearer deadline, inside or around it, replaces it; work that is carried elsewhere keeps it."""
+    assert nearest_call_timeout() is None
+    with call_timeout(5.0):
+        assert nearest_call_timeout() == 5.0
+        carried = carry_deadline(nearest_call_timeout)
+        with deadline(1.0):
+            assert nearest_call_timeout() is None
+    assert carried() == 5.0
+    with deadline(1.0), call_timeout(5.0):
+        assert nearest_call_timeout() is None
