@@ -391,15 +391,15 @@ def test_one_of_many_threads_makes_the_trial():
 
 
 @pytest.mark.parametrize(
-    ("outcome", "room"), [(Outcome(Answered()), 0), (Outcome(Down()), 0), (Outcome(None, 1), inf), (None, inf)]
+    ("outcome", "allowed"), [(Outcome(Answered()), 0), (Outcome(Down()), 0), (Outcome(None, 1), inf), (None, inf)]
 )
-def test_the_second_attempt_of_a_hedge_counts(outcome, room):
+def test_the_second_attempt_of_a_hedge_counts(outcome, allowed):
     """It enters the gate, and its failure counts, a 500 too; a cancelled attempt counts as neither."""
     breaker, clock = make(min_calls=1)
     race = Race(policy(breaker), Timeouts(), clock)
     assert race.hedge()
     race.leave(outcome)
-    assert breaker.allowed() == room
+    assert breaker.allowed() == allowed
 
 
 # -- for a consumer

@@ -16,13 +16,13 @@ from abate.testing import VirtualClock
 class Counted:
     """A real gate, and how many attempts it must be holding."""
 
-    def __init__(self, make, room, charges_first=True):
-        self.gate = make(room)
-        self.room, self.charges_first = room, charges_first
+    def __init__(self, make, capacity, charges_first=True):
+        self.gate = make(capacity)
+        self.capacity, self.charges_first = capacity, charges_first
         self.taken = 0
 
     def admits(self, retry):
-        return self.taken < self.room or not (retry or self.charges_first)
+        return self.taken < self.capacity or not (retry or self.charges_first)
 
     def count(self, retry):
         if retry or self.charges_first:
@@ -31,11 +31,11 @@ class Counted:
 
 def gates(clock):
     """Lists of gates of every kind, each with capacity for a few attempts."""
-    room = st.integers(1, 4)
+    capacity = st.integers(1, 4)
     kinds = st.one_of(
-        st.builds(Counted, st.just(ConcurrencyLimit), room),
-        st.builds(Counted, st.just(lambda burst: TokenBucket(1.0, burst, clock=clock)), room),
-        st.builds(Counted, st.just(lambda reserve: Budget(0.0, reserve, 1.0, clock=clock)), room, st.just(False)),
+        st.builds(Counted, st.just(ConcurrencyLimit), capacity),
+        st.builds(Counted, st.just(lambda burst: TokenBucket(1.0, burst, clock=clock)), capacity),
+        st.builds(Counted, st.just(lambda reserve: Budget(0.0, reserve, 1.0, clock=clock)), capacity, st.just(False)),
     )
     return st.lists(kinds, min_size=2, max_size=5)
 
@@ -70,7 +70,7 @@ def test_combined_gates_admit_what_all_admit_and_refund_refused_attempts(data, s
         left = 0
         while part.gate.enter(retry=True) is None:
             left += 1
-        assert left == max(0, part.room - part.taken)
+        assert left == max(0, part.capacity - part.taken)
 
 
 def test_a_combined_throttle_is_refunded():
