@@ -104,7 +104,8 @@ def query(shop, tmp_path_factory):
         try:
             return json.loads(fetched(f"http://127.0.0.1:{port}/api/v1/{path}"))["data"]
         except urllib.error.HTTPError as error:
-            raise AssertionError(error.read().decode()) from None
+            with error:
+                raise AssertionError(error.read().decode()) from None
 
     def ask(expression):
         return get(f"query?{urllib.parse.urlencode({'query': expression})}")["result"]
@@ -112,7 +113,10 @@ def query(shop, tmp_path_factory):
     def ready():
         try:
             return fetched(f"http://127.0.0.1:{port}/-/ready")
-        except OSError:  # the port is not open yet, or the server is still starting (503)
+        except urllib.error.HTTPError as error:  # it is still starting (503)
+            error.close()
+            return ""
+        except OSError:  # the port is not open yet
             return ""
 
     def scraped():

@@ -401,7 +401,8 @@ class Call:
         """Return whether a deadline cut the attempt off before it had its full time.
 
         The full time is the policy's `attempt_timeout`; without one, a good part of its `timeout`, or of the timeout of
-        a client's call, unless an outer deadline is nearer. An attempt that hangs by the shelter's measure has had its time in any case.
+        a client's call, unless an outer deadline is nearer. An attempt that hangs by the shelter's measure has had its
+        time in any case.
         """
         deadline, policy = self.deadline, self.policy
         if deadline is None or now < deadline - DEADLINE_TOLERANCE or ruling.answered or not ruling.overloaded:

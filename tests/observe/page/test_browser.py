@@ -14,7 +14,10 @@ import abate
 from abate import events
 from abate.observe import page
 from tests.clients import asgi_server
+from tests.greenlets import REASON, crashes
 
+if crashes():
+    pytest.skip(f"{REASON}, and playwright needs it", allow_module_level=True)
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = Path("/usr/bin/chromium")
 if not CHROMIUM.exists():
