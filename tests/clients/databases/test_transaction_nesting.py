@@ -149,6 +149,7 @@ def test_sessions_of_several_engines_are_nested_by_who_made_them(sqlite_engine, 
         transaction(several).call(lambda session: transaction(several).call(lambda inner: None))
 
 
+@needs_greenlet
 def test_asyncio_sessions_without_an_engine_are_taken_as_they_come():
     """They know their engine when they have a statement."""
 
