@@ -158,7 +158,7 @@ def test_a_class_has_the_signature_of_its_fields():
 def test_annotations_are_not_evaluated_for_the_fields():
     """A module without the __future__ import may name in them what it imports for type checkers alone."""
     namespace = {"Frozen": Frozen}
-    exec("class Route(Value):\n    to: Missing\n    by: str = 'sea'", namespace)
+    exec("class Route(Frozen):\n    to: Missing\n    by: str = 'sea'", namespace)
     route = namespace["Route"]("here")
     assert (route.to, route.by) == ("here", "sea")
     assert list(inspect.signature(namespace["Route"]).parameters) == ["to", "by"]

@@ -10,7 +10,7 @@ THREADS = 8
 
 @pytest.fixture
 def together():
-    """Run a function in eight threads at once, with the shortest turns there are: their results."""
+    """Run a function in eight threads at once with the shortest switch interval; return their results."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
 
@@ -36,13 +36,13 @@ def together():
 
 @pytest.fixture
 def beside():
-    """Run a function over and over in a thread of its own until the test ends."""
+    """Run a function repeatedly in its own thread until the test ends."""
     over = threading.Event()
     threads = []
 
     def start(function):
         def loop():
-            # coverage takes a lock of its own in threads that it traces, which a child would wait for
+            # coverage takes a lock of its own in threads that it traces, which a forked child would wait for
             sys.settrace(None)
             while not over.is_set():
                 function()

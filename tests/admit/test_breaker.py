@@ -1,4 +1,4 @@
-"""The circuit breaker: when it trips, for how long, how it closes, as a gate and for a consumer."""
+"""The circuit breaker: when it trips, how long it stays open and how it closes, as a gate and for a consumer."""
 
 import asyncio
 import os
@@ -32,20 +32,20 @@ from tests.reentry import held_elsewhere
 
 
 class Middle:
-    """Chance without chance: each pause is as long as its setting says."""
+    """A random source that always draws the middle, so each pause is as long as its setting says."""
 
     def random(self):
         return 0.5
 
 
 def make(**given):
-    """A breaker on a clock of its own, and that clock."""
+    """Return a breaker with its own clock, and that clock."""
     clock = VirtualClock()
     return CircuitBreaker(**given, clock=clock), clock
 
 
 def trip(breaker):
-    """Trip it by failed messages; for how many seconds?"""
+    """Trip the breaker with failed messages; return the seconds for which it is open."""
     for _ in range(breaker.min_calls):
         pause = breaker.record(False)
     assert pause > 0
@@ -56,7 +56,7 @@ def trip(breaker):
 
 
 class AsAGate(RuleBasedStateMachine):
-    """Attempts that enter and end in any order, in virtual time: admitted, closed and tripped as the rules say."""
+    """Attempts enter and end in any order, in virtual time: the breaker admits, trips and closes as the rules say."""
 
     RATIO, MIN_CALLS, PAUSE = 0.5, 3, 10.0
 
@@ -153,8 +153,8 @@ TestAsAGate = AsAGate.TestCase
 TestAsAGate.settings = settings(deadline=None, max_examples=200, stateful_step_count=40)
 
 
-def test_a_trial_longer_than_a_pause_makes_room_for_another():
-    """A trial that hangs does not keep the breaker from closing."""
+def test_a_trial_that_hangs_for_a_pause_allows_another_trial():
+    """A trial that hangs does not prevent the breaker from closing."""
     breaker, clock = make(min_calls=1, pause=10.0, rng=Middle())
     trip(breaker)
     clock.advance(10.0)
@@ -165,8 +165,8 @@ def test_a_trial_longer_than_a_pause_makes_room_for_another():
     assert [breaker.enter(False) is None for _ in range(2)] == [True, False]
 
 
-def test_late_failures_of_before_the_trip_do_not_trip_it_again():
-    """As many failures are ignored as attempts were in flight at the trip; the next one is the trial's."""
+def test_late_failures_from_before_the_trip_do_not_trip_it_again():
+    """As many failures are ignored as attempts were in flight at the trip; the next failure is the trial's."""
     breaker, clock = make(min_calls=2, pause=10.0, rng=Middle())
     for _ in range(5):
         assert breaker.enter(False) is None
@@ -181,8 +181,8 @@ def test_late_failures_of_before_the_trip_do_not_trip_it_again():
     assert breaker.seconds_until_half_open() == 20.0
 
 
-def test_why_it_refuses():
-    """The words of the error say for how long, or what is waited for."""
+def test_a_refusal_says_why():
+    """The error says how long the breaker stays open, or that a trial is in flight."""
     breaker, clock = make(min_calls=1, pause=30.0, rng=Middle(), name="api")
     policy = Policy(on=OSError, gate=breaker)
     trip(breaker)
@@ -195,8 +195,8 @@ def test_why_it_refuses():
         policy.call(int)
 
 
-def test_a_trip_is_told_once():
-    """By the name of the breaker, with the seconds for which it is open."""
+def test_a_trip_emits_one_event():
+    """The event has the breaker's name and the seconds for which it is open."""
     seen = []
     breaker, clock = make(min_calls=2, pause=10.0, rng=Middle(), name="api")
     sink = events.install(seen.append)
@@ -213,8 +213,8 @@ def test_a_trip_is_told_once():
     assert seen == [events.BreakerOpened("api", 10.0), events.BreakerOpened("api", 20.0)]
 
 
-def test_in_virtual_time_it_has_a_state_of_its_own():
-    """A test neither sees nor disturbs what the process has counted."""
+def test_a_virtual_clock_has_its_own_state():
+    """A test in virtual time neither sees nor changes the state on the machine's clock."""
     breaker = CircuitBreaker(min_calls=1)
     with VirtualClock():
         trip(breaker)
@@ -222,8 +222,8 @@ def test_in_virtual_time_it_has_a_state_of_its_own():
     assert breaker.allowed() == inf
 
 
-def test_what_ends_without_having_entered_is_an_outcome_all_the_same():
-    """In a fork's child the attempt of the thread that forked ends; nothing is counted below zero."""
+def test_an_outcome_without_an_entry_counts():
+    """After a fork, the child ends an attempt that its parent entered; the in-flight count stays at zero."""
     breaker, _ = make(min_calls=3)
     breaker.enter(False)
     breaker.failed(False)
@@ -235,8 +235,8 @@ def test_what_ends_without_having_entered_is_an_outcome_all_the_same():
     assert breaker.allowed() == 0
 
 
-def test_in_a_forks_child_a_failed_trial_is_taken_for_none_of_the_parents_attempts():
-    """Those that were in flight at the trip never end there."""
+def test_a_forked_child_counts_the_failure_of_its_trial():
+    """The attempts in flight at the trip never end in the child, so no failure is ignored on their behalf."""
     breaker, clock = make(min_calls=1, pause=10.0, rng=Middle())
     for _ in range(3):
         breaker.enter(False)
@@ -249,8 +249,8 @@ def test_in_a_forks_child_a_failed_trial_is_taken_for_none_of_the_parents_attemp
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_in_a_forks_child_nothing_is_in_flight():
-    """The trial belongs to a thread that does not exist there; the lock is free, and the breaker as open as it was."""
+def test_a_forked_child_has_nothing_in_flight():
+    """The thread of the trial does not exist in the child; the lock is free, and the breaker stays open."""
     breaker, clock = make(min_calls=1, pause=10.0, rng=Middle())
     trip(breaker)
     clock.advance(10.0)
@@ -275,7 +275,7 @@ class Answered(Exception):
 
 
 def policy(breaker, **given):
-    """A policy that makes two attempts at once, behind the breaker."""
+    """Return a policy that makes two attempts without delay, behind the breaker."""
     given = {"max_attempts": 2, "backoff": Backoff(0.0, jitter="none"), "budget": Budget.unlimited(), **given}
     rules = [Down, on_error(lambda error: isinstance(error, Answered) and Ruling.blip(answered=True))]
     return Policy(on=rules, gate=breaker, **given)
@@ -288,8 +288,8 @@ def failure_ratio(error):
     return function
 
 
-def attempted(policy, function, asynchronous):
-    """Make a call in one of the two ways: what came of it?"""
+def make_a_call(policy, function, asynchronous):
+    """Make a call, sync or async; return its result or error."""
 
     async def afunction():
         return function()
@@ -305,47 +305,47 @@ both = pytest.mark.parametrize("asynchronous", [False, True], ids=["threads", "a
 
 @both
 @pytest.mark.parametrize("error", [Down, Answered])
-def test_an_outage_opens_it(error, asynchronous):
-    """Whether connections are refused or each answer is a 500: after `min_calls` attempts none are sent."""
+def test_an_outage_opens_the_breaker(error, asynchronous):
+    """After `min_calls` refused connections or 500s, no attempt is sent."""
     breaker, clock = make(min_calls=10, pause=30.0, rng=Middle())
     calls = policy(breaker)
     for _ in range(5):
-        assert attempted(calls, failure_ratio(error()), asynchronous) is error
+        assert make_a_call(calls, failure_ratio(error()), asynchronous) is error
     assert breaker.seconds_until_half_open() == 30.0
-    assert attempted(calls, lambda: "fine", asynchronous) is Refused
+    assert make_a_call(calls, lambda: "fine", asynchronous) is Refused
     clock.advance(30.0)
-    assert attempted(calls, failure_ratio(error()), asynchronous) is error  # the trial; its retry is refused
+    assert make_a_call(calls, failure_ratio(error()), asynchronous) is error  # the trial; its retry is refused
     assert breaker.seconds_until_half_open() == 60.0
     clock.advance(60.0)
-    assert attempted(calls, lambda: "fine", asynchronous) == "fine"
+    assert make_a_call(calls, lambda: "fine", asynchronous) == "fine"
     assert breaker.seconds_until_half_open() is None
 
 
 @both
-def test_500s_of_one_tenant_among_successes_do_not_open_it(asynchronous):
-    """They may be that tenant's own fault: the calls of others go on."""
+def test_500s_of_one_tenant_among_successes_do_not_open_the_breaker(asynchronous):
+    """The errors may be that tenant's own fault, so the calls of others continue."""
     breaker, _ = make(min_calls=10)
     calls = policy(breaker)
-    assert attempted(calls, lambda: "fine", asynchronous) == "fine"
+    assert make_a_call(calls, lambda: "fine", asynchronous) == "fine"
     for _ in range(100):
-        assert attempted(calls, failure_ratio(Answered()), asynchronous) is Answered
+        assert make_a_call(calls, failure_ratio(Answered()), asynchronous) is Answered
     assert breaker.seconds_until_half_open() is None
-    assert attempted(calls, lambda: "fine", asynchronous) == "fine"
+    assert make_a_call(calls, lambda: "fine", asynchronous) == "fine"
 
 
 @both
-def test_errors_that_are_not_retried_do_not_open_it(asynchronous):
-    """A 404 is an answer of a server that is well."""
+def test_fatal_errors_do_not_open_the_breaker(asynchronous):
+    """A 404 comes from a healthy server."""
     breaker, _ = make(min_calls=2)
     calls = policy(breaker)
     for _ in range(20):
         with pytest.raises(KeyError):
-            attempted(calls, failure_ratio(KeyError()), asynchronous)
+            make_a_call(calls, failure_ratio(KeyError()), asynchronous)
     assert breaker.seconds_until_half_open() is None
 
 
-def test_a_cancelled_trial_frees_its_place():
-    """It says nothing about the server: the next call is the trial."""
+def test_a_cancelled_trial_allows_another_trial():
+    """A cancellation says nothing about the server: the next call is the trial."""
     breaker, clock = make(min_calls=1, pause=10.0, rng=Middle())
     trip(breaker)
     clock.advance(10.0)
@@ -363,8 +363,8 @@ def test_a_cancelled_trial_frees_its_place():
     assert policy(breaker).call(lambda: "fine") == "fine"
 
 
-def test_of_many_threads_one_is_on_trial():
-    """All others are refused until it has ended, and admitted then."""
+def test_one_of_many_threads_makes_the_trial():
+    """All other threads are refused until the trial ends, and are admitted afterwards."""
     breaker, clock = make(min_calls=1, pause=10.0, rng=Middle())
     calls, answers, ends = policy(breaker), [], threading.Event()
     trip(breaker)
@@ -372,7 +372,7 @@ def test_of_many_threads_one_is_on_trial():
     refused = threading.Semaphore(0)
 
     def call():
-        answer = attempted(calls, ends.wait, False)
+        answer = make_a_call(calls, ends.wait, False)
         answers.append(answer)
         if answer is Refused:
             refused.release()
@@ -391,28 +391,28 @@ def test_of_many_threads_one_is_on_trial():
 
 
 @pytest.mark.parametrize(
-    ("outcome", "room"), [(Outcome(Answered()), 0), (Outcome(Down()), 0), (Outcome(None, 1), inf), (None, inf)]
+    ("outcome", "allowed"), [(Outcome(Answered()), 0), (Outcome(Down()), 0), (Outcome(None, 1), inf), (None, inf)]
 )
-def test_the_second_attempt_of_a_hedge_counts_too(outcome, room):
-    """It has entered the gate, and its failure is told as one, a 500 as well; one that was cut off says nothing."""
+def test_the_second_attempt_of_a_hedge_counts(outcome, allowed):
+    """It enters the gate, and its failure counts, a 500 too; a cancelled attempt counts as neither."""
     breaker, clock = make(min_calls=1)
     race = Race(policy(breaker), Timeouts(), clock)
     assert race.hedge()
     race.leave(outcome)
-    assert breaker.allowed() == room
+    assert breaker.allowed() == allowed
 
 
 # -- for a consumer
 
 
 def test_a_breaker_that_has_seen_nothing_admits_everything():
-    """At first there is room for any number."""
+    """A new breaker sets no limit."""
     assert CircuitBreaker().allowed() == inf
 
 
 @given(st.lists(st.booleans(), max_size=100), st.integers(1, 30), st.floats(0.05, 1.0))
 def test_it_trips_at_the_ratio_and_not_before(outcomes, min_calls, failure_ratio):
-    """It trips with the first failure that makes the share of failures reach the ratio, given enough outcomes."""
+    """The breaker trips when the share of failures reaches the ratio, given enough outcomes."""
     breaker, _ = make(failure_ratio=failure_ratio, min_calls=min_calls)
     ended = failed = 0
     for ok in outcomes:
@@ -427,13 +427,13 @@ def test_it_trips_at_the_ratio_and_not_before(outcomes, min_calls, failure_ratio
 
 @given(st.integers(0, 2**32), st.floats(0.1, 1000))
 def test_the_pause_is_jittered(seed, pause):
-    """Give or take half, so that consumers don't come back together."""
+    """The jitter is plus or minus half of the pause, so that consumers do not return together."""
     seconds = trip(CircuitBreaker(pause=pause, rng=random.Random(seed)))
     assert 0.5 * pause <= seconds <= 1.5 * pause
 
 
-def test_after_the_pause_one_is_taken_on_trial():
-    """Nothing before the pause is over, then one at a time."""
+def test_after_the_pause_one_message_is_taken_as_a_trial():
+    """The breaker admits nothing during the pause, then one message at a time."""
     breaker, clock = make(rng=Middle())
     assert trip(breaker) == 30.0
     clock.advance(29.9)
@@ -442,8 +442,8 @@ def test_after_the_pause_one_is_taken_on_trial():
     assert breaker.allowed() == 1
 
 
-def test_it_tells_for_how_long_it_is_open():
-    """Until it is half-open, and until a success has closed it."""
+def test_the_remaining_pause_can_be_read():
+    """It counts down until the breaker is half-open, and is zero after a success has closed it."""
     breaker, clock = make(min_calls=1, pause=30.0, rng=Middle())
     assert breaker.seconds_until_half_open() is None
     assert breaker.record(False) == breaker.seconds_until_half_open() == 30.0
@@ -455,8 +455,8 @@ def test_it_tells_for_how_long_it_is_open():
     assert breaker.seconds_until_half_open() is None
 
 
-def test_a_good_trial_closes_it():
-    """With the first success everything is admitted, and what happened before is forgotten."""
+def test_a_successful_trial_closes_the_breaker():
+    """The first success admits everything and clears the counts."""
     breaker, clock = make(min_calls=5)
     clock.advance(trip(breaker) + 1)
     assert breaker.record(True) == 0.0
@@ -464,8 +464,8 @@ def test_a_good_trial_closes_it():
     assert [breaker.record(False) > 0 for _ in range(5)] == [False] * 4 + [True]
 
 
-def test_a_failed_trial_doubles_the_pause_up_to_the_longest():
-    """A dependency that stays down is asked less and less often."""
+def test_a_failed_trial_doubles_the_pause_up_to_the_maximum():
+    """A dependency that stays down is probed less and less often."""
     breaker, clock = make(pause=10.0, rng=Middle())
     pauses = [trip(breaker)]
     for _ in range(5):
@@ -475,8 +475,8 @@ def test_a_failed_trial_doubles_the_pause_up_to_the_longest():
 
 
 @given(st.lists(st.booleans(), max_size=50))
-def test_what_ends_while_it_is_open_counts_neither_way(late):
-    """Outcomes that come while it is open change nothing."""
+def test_outcomes_while_open_are_ignored(late):
+    """Outcomes that arrive while the breaker is open change nothing."""
     breaker, clock = make(pause=1000.0, rng=Middle())
     trip(breaker)
     assert [breaker.record(ok) for ok in late] == [0.0] * len(late)
@@ -486,8 +486,8 @@ def test_what_ends_while_it_is_open_counts_neither_way(late):
 
 
 @given(st.lists(st.booleans(), max_size=20))
-def test_what_was_taken_before_it_tripped_is_no_trial(late):
-    """It says how the dependency was then: only a message that was taken since closes or trips it."""
+def test_a_message_taken_before_the_trip_is_not_a_trial(late):
+    """Only a message that was taken after the trip closes or trips the breaker."""
     breaker, clock = make(pause=10.0)
     taken = breaker.trips
     clock.advance(trip(breaker))
@@ -496,21 +496,21 @@ def test_what_was_taken_before_it_tripped_is_no_trial(late):
     taken, again = breaker.trips, breaker.record(False, taken=breaker.trips)
     assert again > 0
     clock.advance(again)
-    assert breaker.record(True, taken=taken) == 0.0  # a trial of before
+    assert breaker.record(True, taken=taken) == 0.0  # an earlier trial
     assert breaker.allowed() == 1
     breaker.record(True, taken=breaker.trips)
     assert breaker.allowed() == inf
 
 
-def test_what_was_taken_before_counts_once_it_is_closed():
-    """Then it is an outcome like any other."""
+def test_a_message_taken_before_the_trip_counts_after_the_breaker_has_closed():
+    """Its outcome counts like any other."""
     breaker, clock = make(min_calls=2, pause=10.0)
     clock.advance(trip(breaker))
     breaker.record(True)
     assert [breaker.record(False, taken=0) > 0 for _ in range(2)] == [False, True]
 
 
-def test_old_failures_are_forgotten():
+def test_failures_expire_with_the_window():
     """Only the last window counts."""
     breaker, clock = make(min_calls=2, window=10.0)
     breaker.record(False)
@@ -530,25 +530,25 @@ def test_old_failures_are_forgotten():
         ({"pause": 0}, "pause must be a number above 0, not 0"),
     ],
 )
-def test_impossible_settings_are_refused(given, message):
-    """A clear error at construction."""
+def test_bad_settings_are_refused(given, message):
+    """The constructor raises an error that names the setting."""
     with pytest.raises(ValueError, match=message):
         CircuitBreaker(**given)
 
 
-# -- errors that are one sender's
+# -- error responses of one sender
 
 
-def test_error_answers_trip_nothing_while_others_end_well():
-    """Three of four messages get a 500, as those of one sender may: the others are taken as ever."""
+def test_error_responses_do_not_trip_the_breaker_while_others_succeed():
+    """Three of four messages get a 500, as those of one sender may: the others are still taken."""
     breaker, clock = make(min_calls=20)
     for number in range(1000):
         assert breaker.record(number % 4 == 0, answered=True) == 0.0
         clock.advance(1 / 80)
 
 
-def test_error_answers_trip_it_where_nothing_ends_well():
-    """An outage that shows as 500s is one: when what ended well before has left the window, and not before."""
+def test_error_responses_trip_the_breaker_when_nothing_succeeds():
+    """An outage that shows as 500s trips the breaker once the earlier successes have left the window."""
     breaker, clock = make(min_calls=20, window=60.0)
     breaker.record(True)
     while not breaker.record(False, answered=True) and clock.now() < 100:
@@ -556,8 +556,8 @@ def test_error_answers_trip_it_where_nothing_ends_well():
     assert 60 <= clock.now() <= 62
 
 
-def test_error_answers_are_left_out_of_the_share():
-    """Neither for nor against: what the others do decides."""
+def test_error_responses_are_left_out_of_the_failure_ratio():
+    """They count neither as failures nor as successes while other messages succeed."""
     breaker, _ = make(min_calls=10)
     for _ in range(5):
         assert breaker.record(True) == 0.0
@@ -566,8 +566,8 @@ def test_error_answers_are_left_out_of_the_share():
     assert [breaker.record(False) > 0.0 for _ in range(5)] == [False] * 4 + [True]
 
 
-def test_an_error_answer_to_a_trial_trips_it_again():
-    """It is the only message, and it has not ended well."""
+def test_an_error_response_to_a_trial_trips_the_breaker_again():
+    """The trial is the only message, and it did not succeed."""
     breaker, clock = make(min_calls=4)
     clock.advance(trip(breaker))
     assert breaker.record(False, answered=True) > 0.0

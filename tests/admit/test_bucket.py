@@ -1,4 +1,4 @@
-"""The bucket's arithmetic and its errors; see test_bucket_waiting for those who wait."""
+"""The arithmetic of the token bucket and its errors; test_bucket_waiting tests waiters."""
 
 import math
 from fractions import Fraction
@@ -15,9 +15,9 @@ from tests.reentry import held_elsewhere
 
 
 class AgainstExactNumbers(RuleBasedStateMachine):
-    """Takes, refunds, waits and time in any order: granted is what a bucket of exact fractions grants.
+    """Takes, refunds, waits and time in any order: the bucket grants what a bucket of exact fractions grants.
 
-    Times and rates are such that floats hold them exactly; so the two must agree on every grant.
+    Floats represent all times and rates exactly, so the two must agree on every grant.
     """
 
     @initialize(rate=st.sampled_from([0.25, 1.0, 3.0, 8.0]), burst=st.integers(1, 5))
@@ -57,7 +57,7 @@ class AgainstExactNumbers(RuleBasedStateMachine):
         self.bucket.acquire(n)
         waited = self.clock.now() - before
         assert abs(waited - max(Fraction(0), (n - self.tokens) / self.rate)) < 1e-9
-        # the wait itself may not be a number of floats: go on from where the next sum is exact
+        # floats may not represent the wait exactly: continue from where the next sum is exact
         self.clock.advance(math.ceil(self.clock.now() * 64) / 64 - self.clock.now())
         self.tokens -= n
         self.grants.append((Fraction(before + waited), n))
@@ -65,7 +65,7 @@ class AgainstExactNumbers(RuleBasedStateMachine):
 
     @rule(n=st.integers(1, 3), share=st.sampled_from([0.0, 0.5, 0.999]))
     def be_too_impatient(self, n, share):
-        """A wait that would be too long is refused at once, and takes nothing."""
+        """A wait longer than the timeout is refused at once, and takes nothing."""
         wait = float((n - self.tokens) / self.rate)
         if n <= self.burst and wait > 0:
             waits = len(self.clock.waits)
@@ -75,7 +75,7 @@ class AgainstExactNumbers(RuleBasedStateMachine):
 
     @rule()
     def refund(self):
-        """Of what was granted last and not used."""
+        """Refund tokens that were granted last and not used."""
         if self.grants and self.grants[-1] == (Fraction(self.clock.now()), 1):
             self.grants.pop()
             self.bucket.refund()
@@ -92,7 +92,7 @@ class AgainstExactNumbers(RuleBasedStateMachine):
 
 
 def never_above(grants, rate, burst, grain=Fraction(1, 10**6)):
-    """In no interval is more granted than the burst and what flows in meanwhile."""
+    """No interval is granted more than the burst plus what the rate adds meanwhile."""
     for first, (start, _) in enumerate(grants):
         total = 0
         for end, n in grants[first:]:
@@ -104,8 +104,8 @@ TestAgainstExactNumbers = AgainstExactNumbers.TestCase
 TestAgainstExactNumbers.settings = settings(deadline=None, max_examples=50, stateful_step_count=40)
 
 
-def test_sums_of_floats_that_should_be_whole_are():
-    """Ten times a tenth of a second at ten per second is one token each, whatever the floats say."""
+def test_rounding_errors_of_floats_lose_no_token():
+    """Ten times a tenth of a second at ten per second is one token each."""
     clock = VirtualClock()
     bucket = TokenBucket(rate=10.0, clock=clock)
     assert bucket.try_acquire()
@@ -119,8 +119,8 @@ def test_sums_of_floats_that_should_be_whole_are():
     assert clock.waits == []
 
 
-def test_a_clock_that_goes_back_takes_no_token_and_brings_none():
-    """What was there stays there, and no second is counted twice."""
+def test_a_clock_that_goes_back_neither_adds_nor_removes_tokens():
+    """The level stays, and no second counts twice."""
     now = [10.0]
     bucket = TokenBucket(rate=1.0, burst=3, clock=lambda: now[0])
     now[0] = 5.0
@@ -133,8 +133,8 @@ def test_a_clock_that_goes_back_takes_no_token_and_brings_none():
 
 
 @pytest.mark.parametrize("n", [0, -1, 4, 10**9, math.nan])
-def test_only_what_can_ever_be_there_may_be_asked_for(n):
-    """Less than one or more than the burst is an error at once, in every way of asking, and takes nothing."""
+def test_a_request_for_less_than_one_or_more_than_the_burst_is_refused(n):
+    """Every method raises at once, and takes nothing."""
     bucket = TokenBucket(rate=1.0, burst=3, clock=VirtualClock())
     for ask in (bucket.try_acquire, bucket.acquire, lambda n: bucket.aacquire(n).send(None)):
         with pytest.raises(ValueError, match="n must be from 1 to the burst of 3"):
@@ -144,7 +144,7 @@ def test_only_what_can_ever_be_there_may_be_asked_for(n):
 
 @pytest.mark.parametrize("timeout", [-1.0, math.nan, "1", True])
 def test_a_timeout_is_a_number_of_at_least_zero(timeout):
-    """Anything else is refused by name, and takes nothing."""
+    """Any other timeout raises an error that names it, and takes nothing."""
     bucket = TokenBucket(rate=1.0, clock=VirtualClock())
     with pytest.raises((ValueError, TypeError), match="timeout must be a number at least 0"):
         bucket.acquire(timeout=timeout)
@@ -152,7 +152,7 @@ def test_a_timeout_is_a_number_of_at_least_zero(timeout):
 
 
 def test_a_deadline_bounds_a_wait():
-    """Where the token comes after the deadline it raises at once and takes nothing; else it waits."""
+    """If the token comes after the deadline, the call raises at once and takes nothing; otherwise it waits."""
     with VirtualClock() as clock:
         bucket = TokenBucket(rate=1.0)
         bucket.acquire()
@@ -172,7 +172,7 @@ def test_a_deadline_bounds_a_wait():
 
 
 def test_a_refund_never_overfills():
-    """More refunds than there was taken leave a full bucket."""
+    """Refunding more than was taken leaves a full bucket."""
     bucket = TokenBucket(rate=1.0, burst=2, clock=VirtualClock())
     assert bucket.try_acquire()
     for _ in range(5):
@@ -181,8 +181,8 @@ def test_a_refund_never_overfills():
     assert not bucket.try_acquire()
 
 
-def test_virtual_time_has_a_level_of_its_own():
-    """What is taken in virtual time is still there in real time; a clock of its own rules everywhere."""
+def test_a_virtual_clock_has_its_own_level():
+    """Tokens taken in virtual time are still there in real time; a bucket with `clock=` always uses that clock."""
     bucket = TokenBucket(rate=0.001)
     with VirtualClock():
         assert bucket.try_acquire()
@@ -199,20 +199,20 @@ def test_virtual_time_has_a_level_of_its_own():
 
 @pytest.mark.parametrize("rate", [0, -1.0, math.nan, math.inf])
 def test_a_rate_is_a_number_above_zero(rate):
-    """Anything else is refused by name."""
+    """Any other rate raises an error that names it."""
     with pytest.raises(ValueError, match="rate must be a number above 0"):
         TokenBucket(rate)
 
 
 @pytest.mark.parametrize(("burst", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)])
 def test_a_burst_is_a_whole_number_of_at_least_one(burst, error):
-    """Anything else is refused by name."""
+    """Any other burst raises an error that names it."""
     with pytest.raises(error, match="burst must be a whole number of at least 1"):
         TokenBucket(1.0, burst)
 
 
-def test_it_says_what_it_is_and_why_it_refuses():
-    """Its text and the reason of a refusal."""
+def test_repr_and_refusal_reason():
+    """The repr shows the settings; the refusal gives a reason."""
     bucket = TokenBucket(2.5, burst=3, name="mine")
     assert repr(bucket) == "TokenBucket(rate=2.5, burst=3)"
     assert bucket.refusal() == "more than 2.5 per second"
@@ -220,13 +220,13 @@ def test_it_says_what_it_is_and_why_it_refuses():
 
 
 def test_eight_threads_never_get_more_than_the_burst(together):
-    """While time stands still, the burst is all there is, and all of it is had."""
+    """While the clock stands still, eight threads get exactly the burst."""
     bucket = TokenBucket(rate=1.0, burst=100, clock=lambda: 5.0)
     assert sum(together(lambda place: sum(bucket.try_acquire() for _ in range(50)))) == 100
 
 
-def test_a_child_is_free_of_a_lock_that_was_held(in_child):
-    """A fork while the lock is taken: the child has the tokens that there were."""
+def test_a_fork_while_the_lock_is_held_leaves_the_child_usable(in_child):
+    """The child's lock is free, and the level is unchanged."""
     bucket = TokenBucket(rate=1.0, burst=2, clock=VirtualClock())
     assert bucket.try_acquire()
     with held_elsewhere(bucket._states.main.section):
@@ -234,8 +234,8 @@ def test_a_child_is_free_of_a_lock_that_was_held(in_child):
     assert bucket.try_acquire()
 
 
-def test_what_a_child_does_first_mends_a_level():
-    """A new lock, nobody in line and nothing owed: those who waited are not in the child."""
+def test_the_fork_hook_resets_waiters_and_debt():
+    """The child gets a new lock, no waiters and no debt: the waiting threads do not exist there."""
     bucket = TokenBucket(rate=1.0, clock=VirtualClock())
     level = bucket._states.main
     reservations = [bucket._reserve(level, 1, None) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Waiting for tokens, under asyncio, trio and in threads: in order, within the bound, nothing kept when broken off."""
+"""Waiting for tokens under asyncio, trio and in threads: in order, within the bound, cancelled waits take nothing."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ from abate.testing import VirtualClock
 
 
 class Waiters:
-    """Tasks that come at an instant, ask for tokens, and may be cancelled while they wait."""
+    """Tasks that arrive at an instant, ask for tokens, and may be cancelled while they wait."""
 
     def __init__(self, bucket, clock):
         self.bucket, self.clock = bucket, clock
@@ -56,14 +56,14 @@ class Waiters:
         self.grants.append((self.clock.now(), n, who))
 
     async def _next(self):
-        """How long one who comes after all that waits: this says what the bucket holds."""
+        """Return how long a task would wait that arrives after all others: this measures the level."""
         before = self.clock.now()
         await self.bucket.aacquire()
         self.wait = self.clock.now() - before
 
 
 def play(loop, plan, rate=1.0, burst=1):
-    """Let such tasks run in virtual time; what was granted, in order, and how long the next who comes has to wait."""
+    """Run such tasks in virtual time; return the grants in order, and how long the next arrival has to wait."""
     with VirtualClock() as clock:
         waiters = Waiters(TokenBucket(rate, burst), clock)
         if loop == "asyncio":
@@ -88,8 +88,8 @@ PLANS = st.lists(
 @LOOPS
 @settings(deadline=None, max_examples=120)
 @given(plan=PLANS, rate=st.sampled_from([0.5, 1.0, 3.0]), burst=st.integers(3, 4))
-def test_never_more_than_the_burst_and_the_flow_whoever_is_cancelled(loop, plan, rate, burst):
-    """In every interval; also when waiters before, between and behind others are broken off."""
+def test_grants_stay_within_burst_and_rate_despite_cancellations(loop, plan, rate, burst):
+    """In every interval, also when waiters before, between and behind others are cancelled."""
     grants, _ = play(loop, plan, rate, burst)
     for first, (start, _, _) in enumerate(grants):
         total = 0
@@ -101,16 +101,16 @@ def test_never_more_than_the_burst_and_the_flow_whoever_is_cancelled(loop, plan,
 @LOOPS
 @settings(deadline=None, max_examples=60)
 @given(plan=PLANS, burst=st.integers(3, 4))
-def test_waiters_are_served_in_the_order_they_came(loop, plan, burst):
-    """Whoever came at an earlier instant is served no later, though some in between are cancelled."""
+def test_tasks_are_served_in_order_of_arrival(loop, plan, burst):
+    """A task that arrived earlier is served no later, though some in between are cancelled."""
     grants, _ = play(loop, plan, burst=burst)
     arrivals = [plan[who][0] for _, _, who in grants]
     assert arrivals == sorted(arrivals)
 
 
 @LOOPS
-def test_everybody_is_served_when_nobody_is_cancelled(loop):
-    """Twenty at once at two per second and a burst of three: three now, then one every half second, in order."""
+def test_without_cancellations_all_are_served(loop):
+    """Twenty at once, at two per second with a burst of three: three now, then one every half second, in order."""
     grants, _ = play(loop, [(0.0, 1, None)] * 20, rate=2.0, burst=3)
     assert [at for at, _, _ in grants] == [0.0] * 3 + [n / 2 for n in range(1, 18)]
     # trio starts the tasks of one instant in any order, asyncio in the order they were made
@@ -119,8 +119,8 @@ def test_everybody_is_served_when_nobody_is_cancelled(loop):
 
 
 @LOOPS
-def test_those_who_are_all_cancelled_leave_nothing_taken(loop):
-    """Ten in line broken off together, whatever the order: the next one waits as if they had never come."""
+def test_cancelling_all_waiters_takes_no_token(loop):
+    """Ten waiters are cancelled in any order: the next one waits as if they had never come."""
     plan = [(0.0, 1, None), *((0.01 * n, 1, 0.25 - 0.01 * n) for n in range(1, 11))]
     grants, wait = play(loop, plan)
     assert len(grants) == 1
@@ -128,31 +128,31 @@ def test_those_who_are_all_cancelled_leave_nothing_taken(loop):
 
 
 @LOOPS
-def test_a_cancelled_waiter_gives_back_its_tokens(loop):
-    """One that asked for all of the burst and was broken off: the bucket is filled as if it had not asked."""
+def test_a_cancelled_waiter_returns_its_tokens(loop):
+    """A cancelled waiter for the whole burst leaves the bucket filled as if it had not asked."""
     grants, wait = play(loop, [(0.0, 2, None), (0.1, 3, 0.4)], burst=3)
     assert [n for _, n, _ in grants] == [2]
     assert wait == 0.0
 
 
 @LOOPS
-def test_one_who_waits_behind_a_cancelled_one_keeps_its_instant(loop):
-    """The tokens of the one before it are not given to a newcomer, who would be served at the same instant."""
+def test_a_waiter_behind_a_cancelled_one_keeps_its_instant(loop):
+    """A newcomer does not get the tokens of the cancelled waiter, as two would be served at one instant."""
     grants, wait = play(loop, [(0.0, 1, None), (0.1, 1, 0.4), (0.25, 1, None), (0.75, 1, None)])
     assert grants == [(0.0, 1, 0), (2.0, 1, 2), (3.0, 1, 3)]
     assert wait == pytest.approx(1.0)
 
 
 @LOOPS
-def test_tokens_held_for_one_in_line_come_back_when_it_is_cancelled_too(loop):
-    """Both the one before and the one behind are broken off: everything is back."""
+def test_tokens_held_for_a_waiter_return_when_it_is_cancelled_too(loop):
+    """When both waiters are cancelled, all tokens are back."""
     grants, wait = play(loop, [(0.0, 1, None), (0.1, 1, 0.2), (0.25, 1, 0.25)])
     assert len(grants) == 1
     assert wait == pytest.approx(0.5)
 
 
 class Interrupted(VirtualClock):
-    """A clock on which sleeping is broken off after a part of the time."""
+    """A clock whose sleeps are interrupted partway."""
 
     def __init__(self, share):
         super().__init__()
@@ -164,8 +164,8 @@ class Interrupted(VirtualClock):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.75])
-def test_an_interrupted_sleep_gives_back_its_tokens(share):
-    """Ctrl-C in a waiting thread passes on, and the bucket holds what it would hold had nobody waited."""
+def test_an_interrupted_sleep_returns_its_tokens(share):
+    """Ctrl-C in a waiting thread propagates, and the level is as if that thread had never waited."""
     clock = Interrupted(share)
     bucket = TokenBucket(rate=1.0, clock=clock)
     bucket.acquire()
@@ -182,7 +182,7 @@ def test_an_interrupted_sleep_gives_back_its_tokens(share):
 
 
 class Frozen:
-    """A clock that stands still, and on which sleeping only notes how long."""
+    """A clock that stands still; sleeping only records how long."""
 
     def __init__(self):
         self.waits = []
@@ -194,8 +194,8 @@ class Frozen:
         self.waits.append(seconds)
 
 
-def test_threads_each_get_an_instant_of_their_own(together):
-    """Eight threads that ask at one instant: the burst goes at once, then one every quarter of a second."""
+def test_each_thread_gets_its_own_instant(together):
+    """Eight threads ask at one instant: the burst is granted at once, then one token every quarter of a second."""
     clock = Frozen()
     bucket = TokenBucket(rate=4.0, burst=10, clock=clock)
 
@@ -208,7 +208,7 @@ def test_threads_each_get_an_instant_of_their_own(together):
 
 
 class Stepped(VirtualClock):
-    """A clock for threads: a sleeper waits until the test has moved time on far enough."""
+    """A clock for threads: a sleeper waits until the test has advanced time far enough."""
 
     def __init__(self):
         super().__init__()
@@ -227,8 +227,8 @@ class Stepped(VirtualClock):
             self.moved.notify_all()
 
 
-def test_threads_are_served_in_the_order_they_came():
-    """Each wakes when its own token is there, and not before."""
+def test_threads_are_served_in_order_of_arrival():
+    """Each thread wakes when its own token is available, and not before."""
     clock = Stepped()
     bucket = TokenBucket(rate=1.0, clock=clock)
     bucket.acquire()
@@ -242,7 +242,7 @@ def test_threads_are_served_in_the_order_they_came():
     for place in range(5):
         threads.append(threading.Thread(target=wait, args=(place,)))
         threads[-1].start()
-        clock.sleeping.acquire()  # it is in line
+        clock.sleeping.acquire()  # it waits
     for place, thread in enumerate(threads):
         clock.advance(0.5)
         assert served == list(range(place))
@@ -253,7 +253,7 @@ def test_threads_are_served_in_the_order_they_came():
 
 @pytest.mark.parametrize("burst", [1, 3])
 def test_a_refund_is_not_given_to_a_newcomer_while_others_wait(burst):
-    """Two would be served at one instant, above the bound; it comes back when nobody waits any more, as one token."""
+    """Two would be served at one instant, above the bound; the token returns, once, when the last waiter has left."""
     clock = VirtualClock()
     bucket = TokenBucket(rate=1.0, burst=burst, clock=clock)
     level = bucket._states.main
@@ -270,8 +270,8 @@ def test_a_refund_is_not_given_to_a_newcomer_while_others_wait(burst):
     assert not bucket.try_acquire()
 
 
-def test_one_who_is_broken_off_too_late_gives_nothing_back():
-    """Its token was there and has been passed over: what came after it has been granted on that ground."""
+def test_a_waiter_cancelled_after_its_instant_returns_nothing():
+    """Later grants already rest on its token being spent."""
     clock = VirtualClock()
     bucket = TokenBucket(rate=1.0, clock=clock)
     level = bucket._states.main
@@ -283,8 +283,8 @@ def test_one_who_is_broken_off_too_late_gives_nothing_back():
     assert not bucket.try_acquire()
 
 
-def test_the_line_is_no_longer_than_those_who_wait():
-    """Claims whose time has come are forgotten, and who need not wait is not in line."""
+def test_only_waiters_hold_reservations():
+    """Due reservations are removed, and a request that need not wait makes none."""
     clock = VirtualClock()
     bucket = TokenBucket(rate=1.0, clock=clock)
     bucket.acquire()
@@ -296,7 +296,7 @@ def test_the_line_is_no_longer_than_those_who_wait():
 
 @LOOPS
 def test_a_wait_in_a_task_that_would_be_too_long_is_refused_at_once(loop):
-    """By its timeout or by the deadline, without a pause and without taking a token."""
+    """A wait beyond the timeout or the deadline raises without a pause and takes no token."""
 
     async def impatient():
         bucket = TokenBucket(rate=1.0)
@@ -316,8 +316,8 @@ def test_a_wait_in_a_task_that_would_be_too_long_is_refused_at_once(loop):
             trio.run(impatient)
 
 
-def test_a_wait_is_told_to_those_who_listen(abate_events):
-    """With the bucket's name, and for how long."""
+def test_a_wait_emits_an_event(abate_events):
+    """The event has the bucket's name and the length of the wait."""
     with VirtualClock():
         bucket = TokenBucket(rate=2.0, name="mails")
         bucket.acquire()

@@ -1,4 +1,4 @@
-"""The budget's arithmetic: against a model that keeps every event, exactly, and what it refuses to be made of."""
+"""The arithmetic of the budget, against an exact model that keeps every event; and its validation."""
 
 import math
 from fractions import Fraction
@@ -20,7 +20,7 @@ WINDOWS = [0.001, 0.05, 0.3, 1.0, 3.0, 7.0, 10.0, 12.5, 60.0]
 
 
 def meant(number):
-    """The number that a float was written for: 0.29 is 29/100, and 1/3 a third."""
+    """Return the number that a float was written for: 0.29 is 29/100, and 1/3 a third."""
     return Fraction(number).limit_denominator(1000)
 
 
@@ -58,7 +58,7 @@ class Model:
 
 
 class AgainstEveryEvent(RuleBasedStateMachine):
-    """Deposits, withdrawals, refunds and time in any order: the budget says what the model says."""
+    """Deposits, withdrawals, refunds and time in any order: the budget answers as the model does."""
 
     @initialize(
         ratio=st.sampled_from(RATIOS),
@@ -91,7 +91,7 @@ class AgainstEveryEvent(RuleBasedStateMachine):
 
     @rule()
     def balance(self):
-        # not an invariant: a look at the balance would tidy up what the other rules are to leave behind
+        # not an invariant: reading the balance would expire slots that the other rules are to leave
         assert self.budget.balance() == float(self.model.balance())
 
     @rule(slots=st.one_of(st.integers(0, 2 * SLOTS), st.floats(0, 2.5), st.floats(0, 1.2 * SLOTS)))
@@ -110,7 +110,7 @@ TestAgainstEveryEvent.settings = settings(deadline=None, max_examples=60, statef
 @settings(deadline=None)
 @given(percent=st.integers(0, 300), deposits=st.integers(0, 500))
 def test_a_ratio_is_exact_however_many_deposits(percent, deposits):
-    """So many deposits at so many percent allow the whole part of their product, not one less."""
+    """N deposits at P percent allow the whole part of N * P / 100, not one less."""
     budget = Budget(ratio=percent / 100, reserve=0, clock=VirtualClock())
     for _ in range(deposits):
         budget.deposit()
@@ -122,8 +122,8 @@ def test_a_ratio_is_exact_however_many_deposits(percent, deposits):
 
 @settings(deadline=None)
 @given(numerator=st.integers(0, 10**7), denominator=st.integers(1, FINEST))
-def test_a_fraction_is_taken_for_what_it_was_written_as(numerator, denominator):
-    """Up to a denominator of a million, the float next to a fraction stands for the fraction."""
+def test_a_float_is_read_as_the_fraction_it_was_written_as(numerator, denominator):
+    """Up to a denominator of a million, the float next to a fraction means the fraction."""
     terms = Units.of(numerator / denominator, denominator / FINEST)
     assert Fraction(terms.per_deposit, terms.one) == Fraction(numerator, denominator)
     assert Fraction(terms.reserved, terms.one) == Fraction(denominator, FINEST)
@@ -131,8 +131,8 @@ def test_a_fraction_is_taken_for_what_it_was_written_as(numerator, denominator):
 
 @settings(deadline=None)
 @given(ratio=st.floats(0, 1000))
-def test_any_other_number_is_taken_as_nearly_as_makes_no_difference(ratio):
-    """Within one in a million of one retry per deposit, and with a denominator that keeps the numbers small."""
+def test_any_other_ratio_is_approximated_closely(ratio):
+    """The error is below one in a million per deposit, and the denominator stays small."""
     terms = Units.of(ratio, 0.0)
     assert terms.one <= FINEST
     assert abs(Fraction(terms.per_deposit, terms.one) - Fraction(ratio)) <= Fraction(1, FINEST)
@@ -142,8 +142,8 @@ def test_any_other_number_is_taken_as_nearly_as_makes_no_difference(ratio):
     ("ratio", "deposits", "allowed"),
     [(0.6, 5, 3), (0.1, 10, 1), (0.1, 30, 3), (0.29, 100, 29), (1 / 3, 3, 1), (1 / 3, 300, 100), (0.7, 10, 7)],
 )
-def test_ratios_that_floats_miss(ratio, deposits, allowed):
-    """Where a sum of floats falls short of the whole number, the budget doesn't."""
+def test_ratios_whose_float_sums_fall_short(ratio, deposits, allowed):
+    """Where a sum of floats falls short of the whole number, the budget does not."""
     budget = Budget(ratio=ratio, reserve=0, clock=VirtualClock())
     for _ in range(deposits):
         budget.deposit()
@@ -151,7 +151,7 @@ def test_ratios_that_floats_miss(ratio, deposits, allowed):
 
 
 def test_the_reserve_is_per_second_of_the_window():
-    """A reserve of 0.3 per second over 10 seconds allows three retries with no deposit at all, and three more later."""
+    """A reserve of 0.3 per second over 10 seconds allows three retries without any deposit, and three more later."""
     clock = VirtualClock()
     budget = Budget(ratio=0.2, reserve=0.3, window=10, clock=clock)
     assert [budget.try_withdraw() for _ in range(4)] == [True, True, True, False]
@@ -159,8 +159,8 @@ def test_the_reserve_is_per_second_of_the_window():
     assert [budget.try_withdraw() for _ in range(4)] == [True, True, True, False]
 
 
-def test_a_withdrawal_expires_with_its_window_and_a_refund_is_at_once():
-    """What was spent comes back when its slot has left the window; what was refunded comes back now."""
+def test_a_withdrawal_expires_with_its_window_and_a_refund_counts_at_once():
+    """Withdrawals return when their slot leaves the window; refunds return now."""
     clock = VirtualClock()
     budget = Budget(ratio=0, reserve=0.1, window=10, clock=clock)
     assert budget.try_withdraw()
@@ -173,8 +173,8 @@ def test_a_withdrawal_expires_with_its_window_and_a_refund_is_at_once():
     assert budget.try_withdraw()
 
 
-def test_what_comes_at_the_end_of_a_slot_counts_in_the_next():
-    """A deposit and a withdrawal at the very instant at which a slot begins are remembered as long as that slot."""
+def test_an_event_at_the_border_of_two_slots_counts_in_the_later_one():
+    """A deposit and a withdrawal at the instant at which a slot begins expire with that slot."""
     clock = VirtualClock()
     deposited = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
     withdrawn = Budget(ratio=0, reserve=1, window=SLOTS, clock=clock)
@@ -189,15 +189,15 @@ def test_what_comes_at_the_end_of_a_slot_counts_in_the_next():
     assert (deposited.balance(), withdrawn.balance(), told.balance()) == (0, SLOTS, SLOTS)
 
 
-def test_a_refund_of_nothing_earns_nothing():
-    """Refunds without a withdrawal leave the balance alone."""
+def test_a_refund_without_a_withdrawal_adds_nothing():
+    """The balance does not change."""
     budget = Budget(ratio=0, reserve=0.1, window=10, clock=VirtualClock())
     budget.refund()
     assert budget.balance() == 1.0
 
 
 def test_a_debt_is_paid_off_before_anything_is_allowed():
-    """When deposits expire before the withdrawals they paid for, the balance is below zero, and says so."""
+    """When deposits expire before the withdrawals they paid for, the balance is negative."""
     clock = VirtualClock()
     budget = Budget(ratio=1, reserve=0, window=10, clock=clock)
     budget.deposit()
@@ -212,7 +212,7 @@ def test_a_debt_is_paid_off_before_anything_is_allowed():
 
 
 def test_successes_fund_by_default():
-    """A first attempt is free and pays nothing in; what the server took does; a retry is paid for."""
+    """A first attempt is free and deposits nothing; a success deposits; a retry withdraws."""
     budget = Budget(ratio=1, reserve=0, clock=VirtualClock())
     assert budget.enter(retry=False) is None
     assert budget.balance() == 0.0
@@ -224,8 +224,8 @@ def test_successes_fund_by_default():
     assert budget.balance() == 0.0
 
 
-def test_requests_fund_if_told_to():
-    """Then the first attempt pays in when it enters, and its success pays nothing more."""
+def test_requests_fund_if_set():
+    """The first attempt deposits when it enters, and its success deposits nothing more."""
     budget = Budget(ratio=1, reserve=0, funded_by="request", clock=VirtualClock())
     assert budget.enter(retry=False) is None
     assert budget.balance() == 1.0
@@ -235,8 +235,8 @@ def test_requests_fund_if_told_to():
     assert budget.enter(retry=True) is budget
 
 
-def test_an_attempt_in_vain_gives_back_what_it_took():
-    """A retry that a later gate refused is returned; a first attempt took nothing, and returns nothing."""
+def test_a_refunded_retry_returns_its_withdrawal():
+    """A later gate refused the retry; a refused first attempt withdrew nothing, and returns nothing."""
     budget = Budget(ratio=0, reserve=5, window=1, clock=VirtualClock())
     for _ in range(2):
         assert budget.enter(retry=True) is None
@@ -247,7 +247,7 @@ def test_an_attempt_in_vain_gives_back_what_it_took():
 
 
 def test_a_budget_allows_a_fifth_and_ten_a_second_by_default():
-    """Over ten seconds: a hundred retries in quiet times, and one more for every five successes."""
+    """Over ten seconds: a hundred retries without traffic, and one more for every five successes."""
     budget = Budget(clock=VirtualClock())
     assert budget.settings() == (0.2, 10.0, 10.0, "success")
     assert budget.balance() == 100.0
@@ -257,7 +257,7 @@ def test_a_budget_allows_a_fifth_and_ten_a_second_by_default():
 
 
 def test_empty_admits_no_retry():
-    """Whatever succeeds."""
+    """No number of successes changes that."""
     budget = Budget.empty()
     for _ in range(1000):
         budget.deposit()
@@ -267,7 +267,7 @@ def test_empty_admits_no_retry():
 
 
 def test_unlimited_admits_every_retry():
-    """Without counting any: its balance is infinite, and a refund is nothing."""
+    """It counts nothing: its balance is infinite, and a refund has no effect."""
     budget = Budget.unlimited()
     assert all(budget.try_withdraw() for _ in range(1000))
     budget.refund()
@@ -280,15 +280,15 @@ def test_unlimited_admits_every_retry():
 @pytest.mark.parametrize("wrong", [-1, -0.001, math.nan, -math.inf, 10**400])
 @pytest.mark.parametrize("name", ["ratio", "reserve", "window"])
 def test_numbers_out_of_range_are_refused_by_name(name, wrong):
-    """Negative, not a number, or too large for a float."""
+    """The error names the setting: negative, NaN, or too large for a float."""
     with pytest.raises(ValueError, match=f"{name} must be a number at least"):
         Budget(**{name: wrong})
 
 
 @pytest.mark.parametrize("wrong", [True, "1", None, 1j])
 @pytest.mark.parametrize("name", ["ratio", "reserve", "window"])
-def test_what_is_no_number_is_refused_by_name(name, wrong):
-    """Neither a bool, nor text that looks like a number."""
+def test_values_that_are_not_numbers_are_refused_by_name(name, wrong):
+    """Neither a bool nor text that looks like a number is accepted."""
     with pytest.raises(TypeError, match=f"{name} must be a number at least"):
         Budget(**{name: wrong})
 
@@ -302,13 +302,13 @@ def test_a_window_too_short_and_infinities_are_refused(settings):
 
 @pytest.mark.parametrize("wrong", ["retries", "", None, 1, ["success"]])
 def test_an_unknown_funding_is_refused_by_name(wrong):
-    """It lists what there is."""
+    """The error lists the valid values."""
     with pytest.raises(ValueError, match="funded_by must be one of 'success', 'request'"):
         Budget(funded_by=wrong)
 
 
-def test_a_budget_tells_what_it_is_made_of():
-    """Its text, its settings, and the reason of a refusal."""
+def test_repr_settings_and_refusal_reason():
+    """The budget shows its settings; a refusal gives a reason."""
     budget = Budget(ratio=0.25, reserve=0.05, window=10, funded_by="request", clock=VirtualClock(), name="mine")
     assert repr(budget) == "Budget(ratio=0.25, reserve=0.05, window=10, funded_by='request')"
     assert budget.settings() == (0.25, 0.05, 10.0, "request")
@@ -317,8 +317,8 @@ def test_a_budget_tells_what_it_is_made_of():
     assert budget.name == "mine"
 
 
-def test_a_policy_spends_and_earns():
-    """Two retries of a policy take two, and its success earns one deposit."""
+def test_a_policy_withdraws_and_deposits():
+    """Two retries withdraw two, and the success makes one deposit."""
     with VirtualClock():
         budget = Budget(ratio=0.5, reserve=1, window=10)
         Policy(on=OSError, budget=budget).call(Script(OSError(), OSError(), "fine"))

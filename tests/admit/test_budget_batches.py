@@ -1,4 +1,4 @@
-"""The deposit of decorated functions: without a lock, mostly without a look at the clock, and none is lost."""
+"""Deposits of decorated functions: lock-free, mostly without reading the clock, and none is lost."""
 
 import gc
 import tracemalloc
@@ -16,37 +16,37 @@ from abate.clock import ever_used
 from abate.testing import VirtualClock
 
 
-def hot(state):
-    """A deposit as decorated functions make it: an item of the run, or a look at the clock where there is none."""
+def deposit_like_a_wrapper(state):
+    """Deposit as decorated functions do: take an item of the batch, or read the clock if there is none."""
     for _ in state.batch:
         return
     state.deposit_and_start_batch()
 
 
 def stream(clock, state, pauses):
-    """Deposit after each of these pauses; the slots in which that was, in a window of a second each."""
+    """Deposit after each of these pauses; return the slots of the deposits, in a window of one second per slot."""
     slots = []
     for pause in pauses:
         clock.advance(pause)
-        hot(state)
+        deposit_like_a_wrapper(state)
         slots.append(int(clock.now()))
     return slots
 
 
 def counted(slots, clock, early=0):
-    """How many of these slots are in the window; if each were so many slots earlier."""
+    """Return how many of these slots are in the window, if each were `earlier` slots older."""
     return sum(slot - early > int(clock.now()) - SLOTS for slot in slots)
 
 
 @settings(deadline=None, max_examples=30)
 @given(per_slot=st.integers(1, 300), slots=st.floats(0.5, 20), later=st.floats(0, SLOTS))
 def test_a_steady_stream_of_decorated_calls_is_counted_within_a_slot(per_slot, slots, later):
-    """At any rate, every deposit counts until its slot leaves the window, or the slot before."""
+    """At any rate, every deposit counts until its slot, or the slot before, leaves the window."""
     clock = VirtualClock()
     budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
     state = budget.states.main
     made = stream(clock, state, [1 / per_slot] * int(per_slot * slots))
-    state.deposit_and_start_batch()  # where the stream goes on, the next look comes within the slot
+    state.deposit_and_start_batch()  # while the stream continues, the clock is read again within the slot
     made.append(int(clock.now()))
     clock.advance(later)
     assert counted(made, clock, 1) <= budget.balance() <= counted(made, clock)
@@ -59,8 +59,8 @@ def test_a_steady_stream_of_decorated_calls_is_counted_within_a_slot(per_slot, s
     gaps=st.lists(st.floats(0, 30), max_size=50),
     later=st.floats(0, SLOTS),
 )
-def test_when_a_stream_stops_short_at_most_a_quarter_of_a_slot_is_older(per_slot, slots, gaps, later):
-    """Then what goes by without a look is counted as older than it is, never as younger, and the rest within a slot."""
+def test_when_a_stream_stops_at_most_a_quarter_of_a_slot_counts_as_older(per_slot, slots, gaps, later):
+    """Deposits that read no clock count as older than they are, never as younger, and the rest within a slot."""
     clock = VirtualClock()
     budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
     made = stream(clock, budget.states.main, [1 / per_slot] * int(per_slot * slots) + gaps)
@@ -69,33 +69,33 @@ def test_when_a_stream_stops_short_at_most_a_quarter_of_a_slot_is_older(per_slot
     assert counted(made, clock, 1) - older <= budget.balance() <= counted(made, clock)
 
 
-def test_however_busy_a_slot_only_so_many_go_by_without_a_look():
-    """At most a thousand deposits, also after a slot of many thousands."""
+def test_a_batch_is_bounded():
+    """At most a thousand deposits go by without reading the clock, also after a slot of many thousands."""
     clock = VirtualClock()
     budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
     state = budget.states.main
     stream(clock, state, [0.0] * 5 * MAX_UNTIMED)
     clock.advance(1.0)
-    hot(state)
+    deposit_like_a_wrapper(state)
     assert length_hint(state.batch) == MAX_UNTIMED == 1000
     clock.advance(500.0)
     stream(clock, state, [0.0] * (MAX_UNTIMED + 7))
     assert budget.balance() == 7
 
 
-def test_after_a_pause_every_deposit_looks_again():
-    """A slot that was busy says nothing about one that comes after a pause."""
+def test_after_a_pause_every_deposit_reads_the_clock():
+    """A busy slot says nothing about one that comes after a pause."""
     clock = VirtualClock()
     budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
     state = budget.states.main
     stream(clock, state, [0.0] * 400)
     clock.advance(5.0)
-    hot(state)
+    deposit_like_a_wrapper(state)
     assert length_hint(state.batch) == 0
 
 
-def test_what_is_disowned_is_spent_by_nobody():
-    """Deposits that were entered, and those of a run that were not; withdrawals stay, and what follows counts."""
+def test_disowned_deposits_cannot_be_withdrawn():
+    """Entered deposits and those of an unfinished batch are removed; withdrawals stay, and later deposits count."""
     clock = VirtualClock()
     budget = Budget(ratio=1, reserve=1, window=SLOTS, clock=clock)
     state = budget.states.main
@@ -111,29 +111,29 @@ def test_what_is_disowned_is_spent_by_nobody():
     assert sum(budget.try_withdraw() for _ in range(100)) == SLOTS + 7
 
 
-def test_a_look_at_the_balance_leaves_a_busy_slot_busy():
-    """After a slot of 400, a quarter of them go by without a look, again and again, whoever folds in between."""
+def test_reading_the_balance_does_not_shrink_batches():
+    """After a slot of 400, a quarter of them go by without reading the clock, although folds come in between."""
     clock = VirtualClock()
     budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
     state = budget.states.main
     stream(clock, state, [0.0] * 400)
     clock.advance(1.0)
     for looked in range(1, 4):
-        hot(state)
+        deposit_like_a_wrapper(state)
         assert length_hint(state.batch) == 100
         stream(clock, state, [0.0] * 100)
         assert budget.balance() == 400 + 101 * looked
 
 
-def test_a_run_that_somebody_else_has_begun_goes_on():
-    """Two find the run at its end: the second doesn't put another in the place of the one the first has begun."""
+def test_a_batch_begun_by_another_thread_continues():
+    """Two threads find the batch at its end: the second does not replace the batch that the first has begun."""
     budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=VirtualClock())
     state = budget.states.main
     state._batch_target = 10  # as after a busy slot
     state.deposit_and_start_batch()
     run = state.batch
     for _ in range(3):
-        hot(state)
+        deposit_like_a_wrapper(state)
     state.deposit_and_start_batch()
     assert state.batch is run
     assert length_hint(run) == 7
@@ -141,7 +141,7 @@ def test_a_run_that_somebody_else_has_begun_goes_on():
 
 
 class Untouchable:
-    """A lock that nobody may take."""
+    """A lock that fails the test when it is taken."""
 
     def __enter__(self):
         raise AssertionError("the lock was taken")
@@ -156,7 +156,7 @@ class Untouchable:
     ids=lambda settle_counts: settle_counts.__name__,
 )
 def test_within_a_slot_neither_a_deposit_nor_a_withdrawal_takes_the_lock(settle_counts):
-    """Once a slot is open, whatever has opened it, both go on without."""
+    """Once a slot is open, both work without the lock."""
     clock = VirtualClock()
     budget = Budget(ratio=1, reserve=5, window=SLOTS, clock=clock)
     state = budget.states.main
@@ -167,7 +167,7 @@ def test_within_a_slot_neither_a_deposit_nor_a_withdrawal_takes_the_lock(settle_
         assert clock.now() < state.end
         state.section.lock = Untouchable()
         budget.deposit()
-        hot(state)
+        deposit_like_a_wrapper(state)
         assert budget.try_withdraw()
         state.section.lock = lock
 
@@ -192,7 +192,7 @@ def no_virtual_time_yet():
 
 
 def test_decorated_calls_deposit_in_real_time(no_virtual_time_yet):
-    """Each success of a decorated function is a deposit, with and without a look at the clock."""
+    """Each success of a decorated function deposits once, whether or not it reads the clock."""
     budget = Budget(ratio=1, reserve=0, window=86400)
     work = Policy(on=OSError, budget=budget)(int)
     for _ in range(10):
@@ -203,9 +203,9 @@ def test_decorated_calls_deposit_in_real_time(no_virtual_time_yet):
     assert budget.balance() == 20
 
 
-def test_the_first_virtual_clock_ends_the_runs(no_virtual_time_yet):
-    """From then on every decorated call asks which clock rules; what had run until then counts."""
-    others = ConcurrencyLimit(1), TokenBucket(1.0)  # these have no runs, and are left alone
+def test_the_first_virtual_clock_ends_the_batches(no_virtual_time_yet):
+    """From then on every decorated call looks up its clock; earlier deposits count."""
+    others = ConcurrencyLimit(1), TokenBucket(1.0)  # these have no batches, and are left alone
     budget = Budget(ratio=1, reserve=0, window=86400)
     work = Policy(on=OSError, budget=budget)(int)
     budget.states.main._batch_target = 100
@@ -220,21 +220,21 @@ def test_the_first_virtual_clock_ends_the_runs(no_virtual_time_yet):
     assert all(gate.enter(retry=False) is None for gate in others)
 
 
-def test_a_rare_deposit_looks_at_the_clock_each_time():
-    """Up to three in a slot, each is counted in its own slot exactly."""
+def test_a_rare_deposit_reads_the_clock_each_time():
+    """Up to three in a slot, each counts exactly in its own slot."""
     clock = VirtualClock()
     budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
     for _ in range(SLOTS):
         for _ in range(3):
-            hot(budget.states.main)
+            deposit_like_a_wrapper(budget.states.main)
         clock.advance(1.0)
     for left in range(SLOTS - 1, 0, -1):
         assert budget.balance() == 3 * left
         clock.advance(1.0)
 
 
-def test_a_busy_stream_looks_at_the_clock_about_four_times_a_slot():
-    """A hundred deposits per slot read the clock eight times a slot at most, and twice at least."""
+def test_a_busy_stream_reads_the_clock_about_four_times_a_slot():
+    """A hundred deposits per slot read the clock at most eight times a slot, and at least twice."""
     clock, looks = VirtualClock(), []
 
     def now():
@@ -244,16 +244,16 @@ def test_a_busy_stream_looks_at_the_clock_about_four_times_a_slot():
     budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=now)
     for _ in range(100 * 20):
         clock.advance(0.01)
-        hot(budget.states.main)
+        deposit_like_a_wrapper(budget.states.main)
     looks.clear()
     for _ in range(100 * 20):
         clock.advance(0.01)
-        hot(budget.states.main)
+        deposit_like_a_wrapper(budget.states.main)
     assert 2 * 20 <= len(looks) <= 8 * 20
 
 
 def busy(clock):
-    """A budget with a million deposits in its window, ever faster."""
+    """Return a budget with a million deposits in its window, at a growing rate."""
     budget = Budget(ratio=0.2, reserve=10, window=10, clock=clock)
     state = budget.states.main
     for _ in repeat(None, 1_000_000):
@@ -267,9 +267,9 @@ def busy(clock):
 
 
 def test_a_million_deposits_take_no_more_memory_than_one():
-    """A budget that is full of deposits, over all of its window, holds below 2.5 KB."""
+    """A budget with deposits in all of its window takes less than 2.5 KB."""
     sizes = []
-    for _ in range(3):  # what is made once and for all, here or elsewhere, is not the budget's
+    for _ in range(3):  # objects that are created once per process do not count
         clock = VirtualClock()
         gc.collect()
         tracemalloc.start()

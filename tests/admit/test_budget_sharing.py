@@ -1,4 +1,4 @@
-"""One budget, many threads, clocks and processes: nothing lost, nothing spent twice, no lock left behind."""
+"""One budget shared by threads, clocks and processes: nothing lost, nothing spent twice, no lock left held."""
 
 import gc
 import os
@@ -14,7 +14,7 @@ from tests.reentry import held_elsewhere
 
 
 def frozen():
-    """A time that stands still makes the allowance exact, however the threads take turns."""
+    """A clock that stands still makes the allowance exact, however the threads interleave."""
     return 1000.0
 
 
@@ -29,7 +29,7 @@ def deposit(budget, hot):
 
 
 def drain(budget):
-    """Withdraw until it is refused: how often it was allowed."""
+    """Withdraw until refused; return how many withdrawals were granted."""
     for taken in range(10_000):
         if not budget.try_withdraw():
             return taken
@@ -37,7 +37,7 @@ def drain(budget):
 
 
 def test_no_deposit_is_lost(together):
-    """Eight threads deposit by both ways, and others look in between: all of it counts."""
+    """Eight threads deposit in both ways while others read the balance: every deposit counts."""
     budget = Budget(ratio=1, reserve=0, clock=frozen)
     budget.states.main._batch_target = 20  # as after a busy slot
 
@@ -52,7 +52,7 @@ def test_no_deposit_is_lost(together):
 
 
 def test_no_deposit_is_lost_while_time_moves(together):
-    """The same while slots end all the time, within one window."""
+    """The same while slots keep ending, within one window."""
     clock = VirtualClock()
     budget = Budget(ratio=1, reserve=0, window=1000, clock=clock)
 
@@ -67,14 +67,14 @@ def test_no_deposit_is_lost_while_time_moves(together):
 
 @pytest.mark.parametrize("round_", range(5))
 def test_withdrawals_reach_the_allowance_exactly(together, round_):
-    """Eight threads that spend a reserve get all of it together, and not one more."""
+    """Eight threads together withdraw all of a reserve, and not one more."""
     budget = Budget(ratio=0, reserve=500, window=1, clock=frozen)
     assert sum(together(lambda place: drain(budget))) == 500
     assert budget.balance() == 0.0
 
 
-def test_withdrawals_reach_the_allowance_exactly_while_others_look(together):
-    """A look at the balance between a draw and its check takes nothing away from the one who drew."""
+def test_withdrawals_reach_the_allowance_exactly_while_the_balance_is_read(together):
+    """Reading the balance between a draw and its check takes nothing from the thread that drew."""
     budget = Budget(ratio=0, reserve=500, window=1, clock=frozen)
 
     def work(place):
@@ -90,7 +90,7 @@ def test_withdrawals_reach_the_allowance_exactly_while_others_look(together):
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0])
 def test_withdrawals_never_exceed_what_deposits_have_earned(together, ratio):
-    """Each thread deposits and withdraws in turn: never more than was earned, and each is counted."""
+    """Each thread deposits and withdraws in turn: withdrawals never exceed deposits, and each is counted."""
     budget = Budget(ratio=ratio, reserve=0, clock=frozen)
 
     def work(place):
@@ -102,12 +102,12 @@ def test_withdrawals_never_exceed_what_deposits_have_earned(together, ratio):
 
     taken = sum(together(work))
     assert taken <= ratio * 8 * 300
-    # a thread that slept over several looks may have paid for nothing, but nobody was let through unpaid
+    # a thread delayed over several folds may be overcharged; none was undercharged
     assert budget.balance() <= ratio * 8 * 300 - taken
 
 
-def test_refunds_give_back_what_was_taken(together):
-    """Threads that take one and return it leave the budget as it was."""
+def test_refunds_return_withdrawals(together):
+    """Threads that withdraw and refund leave the balance unchanged."""
     budget = Budget(ratio=0, reserve=10, window=1, clock=frozen)
 
     def work(place):
@@ -121,7 +121,7 @@ def test_refunds_give_back_what_was_taken(together):
 
 @pytest.mark.parametrize("folds", [1, 2, 5])
 def test_a_number_that_a_fold_has_paid_for_is_not_paid_for_again(folds):
-    """Who drew a prepaid number and was overtaken before it looked is let through at no further cost."""
+    """A thread that drew a prepaid number and was delayed before its check is admitted at no further cost."""
     budget = Budget(ratio=0, reserve=9, window=1, clock=frozen)
     state = budget.states.main
     number = next(state.next_withdrawal)
@@ -145,8 +145,8 @@ class Overtaken:
         return number
 
 
-def test_nothing_is_prepaid_while_a_fold_is_under_way():
-    """Who draws just then has to ask, and is counted once."""
+def test_nothing_is_prepaid_during_a_fold():
+    """A thread that draws during a fold takes the slow path, and is counted once."""
     budget = Budget(ratio=0, reserve=5, window=1, clock=frozen)
     state = budget.states.main
     numbers, drawn = state.next_withdrawal, []
@@ -163,7 +163,7 @@ def test_nothing_is_prepaid_while_a_fold_is_under_way():
 
 
 def test_nothing_is_prepaid_before_a_fold_has_drawn_its_number():
-    """Who draws in between, though it is the very first, has to ask; the fold has paid for it then."""
+    """A thread that draws in between takes the slow path, even with the first number; the fold has paid for it."""
     budget = Budget(ratio=0, reserve=5, window=1, clock=frozen)
     state = budget.states.main
     ticks, drawn = state.deposit_numbers, []
@@ -179,8 +179,8 @@ def test_nothing_is_prepaid_before_a_fold_has_drawn_its_number():
     assert budget.balance() == 4.0
 
 
-def test_who_drew_the_last_number_that_was_prepaid_has_paid_for_it():
-    """The balance was spent to the last and nobody was refused: a new deposit is not taken from who slept meanwhile."""
+def test_the_last_prepaid_number_is_paid_for():
+    """The balance was spent exactly and nothing refused: a new deposit is not charged for the delayed thread."""
     budget = Budget(ratio=1, reserve=1, window=1, clock=frozen)
     state = budget.states.main
     number = next(state.next_withdrawal)
@@ -192,8 +192,8 @@ def test_who_drew_the_last_number_that_was_prepaid_has_paid_for_it():
     assert state.withdraw(number)
 
 
-def test_a_fold_that_is_broken_off_counts_nothing_twice(monkeypatch):
-    """Ctrl-C may come anywhere: what was entered into the windows by then is not entered by the next fold again."""
+def test_an_interrupted_fold_counts_nothing_twice(monkeypatch):
+    """After Ctrl-C at any point, the next fold does not enter again what is in the windows already."""
     budget = Budget(ratio=1, reserve=5, window=1, clock=frozen)
     budget.deposit()
     assert budget.try_withdraw()
@@ -210,8 +210,8 @@ def test_a_fold_that_is_broken_off_counts_nothing_twice(monkeypatch):
     assert drain(budget) == 4
 
 
-def test_who_slept_while_the_balance_was_spent_and_earned_again_is_no_burden_to_others():
-    """At worst it pays twice: it is never let through unpaid."""
+def test_a_delayed_thread_is_never_admitted_unpaid():
+    """A thread delayed while the balance was spent and earned again is charged twice at worst."""
     clock = VirtualClock()
     budget = Budget(ratio=0, reserve=2, window=1, clock=clock)
     state = budget.states.main
@@ -223,8 +223,8 @@ def test_who_slept_while_the_balance_was_spent_and_earned_again_is_no_burden_to_
     assert drain(budget) == 1
 
 
-def test_a_virtual_clock_has_a_ledger_of_its_own():
-    """What is spent and earned in virtual time leaves real time untouched, and one clock the other."""
+def test_a_virtual_clock_has_its_own_ledger():
+    """Deposits and withdrawals in virtual time change neither real time nor another clock."""
     budget = Budget(ratio=1, reserve=1, window=2)
     with VirtualClock():
         assert drain(budget) == 2
@@ -236,8 +236,8 @@ def test_a_virtual_clock_has_a_ledger_of_its_own():
     assert budget.balance() == 2.0
 
 
-def test_a_virtual_clock_is_found_again():
-    """A clock that is entered a second time goes on with what it had counted."""
+def test_a_virtual_clock_keeps_its_ledger():
+    """A clock that is entered a second time continues with its counts."""
     budget = Budget(ratio=1, reserve=1, window=2)
     clock = VirtualClock()
     with clock:
@@ -248,8 +248,8 @@ def test_a_virtual_clock_is_found_again():
         assert drain(budget) == 2
 
 
-def test_a_clock_of_its_own_rules_in_every_context():
-    """A budget with ``clock=`` follows that clock, also where the context has entered another."""
+def test_an_explicit_clock_is_used_in_every_context():
+    """A budget with ``clock=`` uses that clock, also where the context has entered another."""
     mine = VirtualClock()
     budget = Budget(ratio=1, reserve=1, window=1, clock=mine)
     with VirtualClock() as other:
@@ -261,8 +261,8 @@ def test_a_clock_of_its_own_rules_in_every_context():
     assert budget.try_withdraw()
 
 
-def test_a_ledger_goes_with_its_clock():
-    """A budget that lives on keeps no ledger of virtual clocks that are gone."""
+def test_a_ledger_is_freed_with_its_clock():
+    """A long-lived budget keeps no ledger of virtual clocks that are gone."""
     budget = Budget()
     with VirtualClock() as clock:
         budget.deposit()
@@ -272,8 +272,8 @@ def test_a_ledger_goes_with_its_clock():
     assert state() is None
 
 
-def test_a_child_is_free_of_a_lock_that_was_held(in_child):
-    """A fork while somebody holds the budget's lock: the child reads, spends and earns."""
+def test_a_fork_while_the_lock_is_held_leaves_the_child_usable(in_child):
+    """The child reads, withdraws and deposits."""
     budget = Budget(ratio=1, reserve=2, window=1, clock=frozen)
     budget.deposit()
 
@@ -287,8 +287,8 @@ def test_a_child_is_free_of_a_lock_that_was_held(in_child):
     assert budget.balance() == 3.0
 
 
-def test_children_of_a_fork_in_mid_use_count_on(in_child, beside):
-    """While a thread hammers the budget: in each child the balance is that of a recount, and goes on from there."""
+def test_forks_during_use_leave_consistent_counts(in_child, beside):
+    """While a thread uses the budget: in each child the balance equals a recount, and stays consistent."""
     budget = Budget(ratio=1, reserve=0, clock=frozen)
     state = budget.states.main
     made, parent = [0, 0], os.getpid()
@@ -315,12 +315,12 @@ def test_children_of_a_fork_in_mid_use_count_on(in_child, beside):
         expected, before, recount, after = in_child(child)
         assert before == recount
         assert after == before + 4
-        # the thread may have been anywhere between an operation and its note of it, or within a fold
+        # the thread may have been between an operation and its record, or within a fold
         assert expected - 2 <= before <= expected + 2
 
 
-def test_what_a_child_does_first_mends_a_ledger():
-    """The same in this process, step by step: a new lock, the totals counted anew, the numbers drawn kept."""
+def test_the_fork_hook_repairs_a_ledger():
+    """The same in this process, step by step: a new lock, recounted totals, the drawn numbers kept."""
     budget = Budget(ratio=1, reserve=2, window=1, clock=frozen)
     budget.deposit()
     assert budget.try_withdraw()

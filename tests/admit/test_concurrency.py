@@ -1,4 +1,4 @@
-"""ConcurrencyLimit: how many are in flight at once."""
+"""ConcurrencyLimit: the number of attempts in flight."""
 
 import pytest
 from hypothesis import settings
@@ -10,7 +10,7 @@ from abate import ConcurrencyLimit, forks
 
 
 class AgainstACounter(RuleBasedStateMachine):
-    """Whatever the order of takes and returns, what is held is between nothing and the limit."""
+    """In any order of acquires and releases, between zero and the limit are held."""
 
     @initialize(limit=st.integers(1, 4))
     def begin(self, limit):
@@ -55,24 +55,24 @@ TestAgainstACounter = AgainstACounter.TestCase
 TestAgainstACounter.settings = settings(deadline=None, max_examples=30, stateful_step_count=30)
 
 
-def test_a_block_gives_its_permit_back_when_it_fails():
-    """An error in the block passes on, and the permit is free again."""
+def test_a_block_releases_its_permit_when_it_fails():
+    """The error propagates, and the permit is free again."""
     permits = ConcurrencyLimit(1)
     with pytest.raises(KeyError), permits:
         raise KeyError
     assert permits.held == 0
 
 
-def test_a_refused_block_says_which_permits_and_why():
-    """The error names the permits and their limit."""
+def test_a_refusal_names_the_limit():
+    """The error has the name and the number."""
     permits = ConcurrencyLimit(2, name="database")
     with permits, permits, pytest.raises(abate.Refused, match="database refused: all 2 permits are held"), permits:
         pass
     assert repr(permits) == "ConcurrencyLimit(2, held=0)"
 
 
-def test_a_permit_given_back_twice_is_not_two():
-    """Nothing goes below zero, so a release too many never lifts the limit."""
+def test_releasing_a_permit_twice_does_not_raise_the_limit():
+    """The count never goes below zero."""
     permits = ConcurrencyLimit(1)
     permits.release()
     permits.release()
@@ -80,8 +80,8 @@ def test_a_permit_given_back_twice_is_not_two():
     assert not permits.try_acquire()
 
 
-def test_never_more_than_the_limit_in_eight_threads(together):
-    """Threads that take and return as fast as they can never hold more than the limit, and leave nothing held."""
+def test_eight_threads_never_hold_more_than_the_limit(together):
+    """Threads acquire and release as fast as they can, and hold nothing in the end."""
     permits = ConcurrencyLimit(3)
     inside = []
 
@@ -101,13 +101,13 @@ def test_never_more_than_the_limit_in_eight_threads(together):
 
 @pytest.mark.parametrize(("limit", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)])
 def test_a_limit_is_a_whole_number_of_at_least_one(limit, error):
-    """Anything else is refused by name."""
+    """Any other limit raises an error that names it."""
     with pytest.raises(error, match="limit must be a whole number of at least 1"):
         ConcurrencyLimit(limit)
 
 
-def test_a_child_holds_no_permits_of_its_parents_threads(in_child):
-    """A fork while permits are held: the child has them all, the parent's are as they were."""
+def test_a_forked_child_holds_no_permits_of_its_parent(in_child):
+    """All permits are free in the child; the parent's are unchanged."""
     permits = ConcurrencyLimit(2)
 
     def child():
@@ -118,8 +118,8 @@ def test_a_child_holds_no_permits_of_its_parents_threads(in_child):
         assert permits.held == 2
 
 
-def test_what_a_child_does_first_frees_permits():
-    """The same in this process, step by step: nothing is held."""
+def test_the_fork_hook_frees_permits():
+    """The same in this process, step by step."""
     permits = ConcurrencyLimit(2)
     permits.try_acquire()
     forks._in_child()

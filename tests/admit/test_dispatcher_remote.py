@@ -1,4 +1,4 @@
-"""What gates do with what others know: other terms of a budget, a dependency that others have seen fail."""
+"""What gates do with remote state: changed terms of a budget, failures that other processes have seen."""
 
 import random
 import threading
@@ -19,8 +19,8 @@ from abate.testing import VirtualClock
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.sampled_from([1, 2, 3, 7]))
-def test_a_ledger_goes_by_other_terms_from_now_on(deposits, withdrawals, members):
-    """What was counted stays counted; what it allows is worked out anew."""
+def test_a_ledger_applies_new_terms_to_its_counts(deposits, withdrawals, members):
+    """The counts stay; the allowance is computed anew."""
     with VirtualClock():
         budget = Budget(ratio=0.5, reserve=2.0, window=10.0)
         for _ in range(deposits):
@@ -33,8 +33,8 @@ def test_a_ledger_goes_by_other_terms_from_now_on(deposits, withdrawals, members
         assert sum(budget.try_withdraw() for _ in range(100)) == left
 
 
-def test_deposits_are_counted_for_good():
-    """Those that have left the window included."""
+def test_total_deposits_never_expire():
+    """The total includes deposits that have left the window."""
     with VirtualClock() as clock:
         budget = Budget(window=1.0)
         for _ in range(10):
@@ -50,8 +50,8 @@ def sheltered(clock):
     return shelter, shelter.dispatcher(), abate.Policy(on=ConnectionError, shelter=shelter, clock=clock)
 
 
-def test_a_warning_holds_calls_back_until_it_is_lifted():
-    """Nothing has failed here; others have seen it."""
+def test_a_remote_outage_holds_calls_back_until_it_ends():
+    """Nothing has failed here; other processes have seen failures."""
     clock = VirtualClock()
     shelter, dispatcher, policy = sheltered(clock)
     dispatcher.apply_remote(True, closed_until=5.0, limit=inf)
@@ -59,7 +59,7 @@ def test_a_warning_holds_calls_back_until_it_is_lifted():
     assert policy.call(clock.now) >= 5.0
 
 
-def test_who_is_barred_and_has_no_time_is_refused():
+def test_a_held_back_call_is_refused_at_its_deadline():
     """It waits as long as it can."""
     clock = VirtualClock()
     _, dispatcher, policy = sheltered(clock)
@@ -68,8 +68,8 @@ def test_who_is_barred_and_has_no_time_is_refused():
         policy.call(lambda: None)
 
 
-def test_a_second_warning_changes_nothing_but_the_instant():
-    """A process that is in the storm already goes on as it was."""
+def test_a_repeated_remote_outage_changes_only_the_instant():
+    """A process that is in a storm already keeps its state."""
     clock = VirtualClock()
     shelter, dispatcher, _ = sheltered(clock)
     dispatcher.apply_remote(True, closed_until=5.0, limit=inf)
@@ -78,8 +78,8 @@ def test_a_second_warning_changes_nothing_but_the_instant():
     assert (shelter.state, dispatcher.limiter.epoch) == ("probing", epoch)
 
 
-def test_a_calm_shelter_wakes_up_when_it_is_warned():
-    """What went by without being counted is counted from now on."""
+def test_a_remote_outage_ends_the_calm():
+    """Attempts are counted from then on."""
     clock = VirtualClock()
     shelter, dispatcher, policy = sheltered(clock)
     for _ in range(100):
@@ -89,8 +89,8 @@ def test_a_calm_shelter_wakes_up_when_it_is_warned():
     assert (shelter.state, dispatcher.limiter.calm) == ("probing", False)
 
 
-def test_no_more_are_in_flight_than_others_leave_room_for():
-    """A ceiling holds until an answer, or other news."""
+def test_a_remote_limit_bounds_attempts_in_flight():
+    """It holds until an answer arrives or the remote state changes."""
     clock = VirtualClock()
     _, dispatcher, _ = sheltered(clock)
     dispatcher.apply_remote(False, closed_until=-inf, limit=1.0)
@@ -106,8 +106,8 @@ def test_no_more_are_in_flight_than_others_leave_room_for():
     assert isinstance(third.answer, Permit)
 
 
-def test_news_wake_those_who_wait():
-    """Whoever waits for a turn has it when the doors open."""
+def test_remote_recovery_wakes_waiting_calls():
+    """A waiting call is sent when the remote state allows it."""
     shelter = Shelter(name="orders")
     dispatcher = shelter.dispatcher()
     dispatcher.apply_remote(True, closed_until=dispatcher.clock.now() + 1000.0, limit=inf)
@@ -124,8 +124,8 @@ def test_news_wake_those_who_wait():
     assert done == ["fine"]
 
 
-def test_who_probes_for_many_probes_sooner():
-    """The calls of a fleet are sent together, and a twentieth of them may probe."""
+def test_the_prober_of_a_fleet_probes_sooner():
+    """Its rate is that of the whole fleet's calls, and a twentieth of them may probe."""
     pauses = []
     for peers in (1, 50):
         limiter = Limiter(random.Random(1), 0.0)
@@ -137,8 +137,8 @@ def test_who_probes_for_many_probes_sooner():
     assert pauses[1] < pauses[0] / 10
 
 
-def test_whoever_becomes_the_prober_does_not_wait_for_its_own_backoff():
-    """What it had planned for itself alone is brought forward."""
+def test_a_new_prober_does_not_wait_for_its_own_backoff():
+    """The probe that it had planned for itself alone is brought forward."""
     limiter = Limiter(random.Random(1), 0.0)
     limiter.apply_remote_outage(0.0, 1)
     for number in range(8):
@@ -150,7 +150,7 @@ def test_whoever_becomes_the_prober_does_not_wait_for_its_own_backoff():
 
 
 def test_outcomes_are_counted():
-    """Answers and failures, so that they can be told to others."""
+    """Answers and failures are counted, to be shared with other processes."""
     limiter = Limiter(random.Random(1), 0.0)
     limiter.on_answer(limiter.send(0.0), 0.1, 0)
     limiter.on_failure(limiter.send(0.2), 0.3, Backoff(1.0))
@@ -158,8 +158,8 @@ def test_outcomes_are_counted():
     assert (limiter.answers, limiter.failures) == (1, 1)
 
 
-def test_the_next_attempt_can_be_made_to_ask():
-    """In calm attempts need no permit, but the first one after a fork asks, and that starts the sync."""
+def test_the_next_attempt_can_be_made_to_take_a_permit():
+    """In calm attempts take none, but the first one after a fork does, which starts the sync."""
     with VirtualClock() as clock:
         dispatcher = abate.Shelter().dispatcher()
         clock.advance(10.0)

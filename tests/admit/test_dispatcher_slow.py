@@ -1,4 +1,4 @@
-"""Slow is not down: where no attempt has failed the shelter refuses nobody, however long answers take."""
+"""Slow is not down: as long as no attempt has failed, the shelter refuses no call, however long answers take."""
 
 import asyncio
 from math import inf
@@ -22,7 +22,7 @@ class Down(Exception):
 
 
 def traffic(calls, timeout=600.0, warm=0, **shelter):
-    """Make calls at these instants, which take so many seconds: how long each has waited, or why it has failed."""
+    """Make calls at these instants with these durations; return how long each waited, or why it failed."""
     with VirtualClock() as clock:
         policy = Policy(on=Down, timeout=timeout, shelter=Shelter(**{"patience": PATIENCE, **shelter}))
 
@@ -53,14 +53,14 @@ def traffic(calls, timeout=600.0, warm=0, **shelter):
 )
 @pytest.mark.parametrize("warm", [0, 500], ids=["cold", "warm"])
 def test_healthy_calls_are_not_refused_however_long_they_take(number, gap, seconds, warm):
-    """Neither by a process that knows nothing yet, nor by one that has seen quick answers only."""
+    """Neither by a new process, nor by one that has only seen quick answers."""
     waited = traffic([(n * gap, seconds) for n in range(number)], warm=warm)
     assert all(isinstance(each, float) for each in waited)
     assert max(waited) <= PATIENCE + ROUNDED
 
 
-def test_a_full_room_refuses_nobody_where_nothing_fails():
-    """Who finds no place is sent."""
+def test_a_full_queue_refuses_no_call_while_nothing_fails():
+    """A call that finds the wait queue full is sent."""
     waited = traffic([(0.0, 5.0)] * 40, capacity=5)
     assert waited.count(0.0) == 40 - 5
     assert max(waited) <= PATIENCE + ROUNDED
@@ -79,14 +79,14 @@ def test_a_call_with_little_time_is_sent_while_there_is_time_for_an_answer(secon
     warm=st.sampled_from([0, 100]),
     capacity=st.sampled_from([3, 1000]),
 )
-def test_nothing_that_is_merely_slow_is_refused(calls, warm, capacity):
-    """Whatever comes when, and however long it takes: nobody is refused, or waits for longer than its patience."""
+def test_slow_calls_are_never_refused(calls, warm, capacity):
+    """At any arrival times and durations, no call is refused or waits longer than its patience."""
     waited = traffic(calls, warm=warm, capacity=capacity)
     assert all(isinstance(each, float) and each <= PATIENCE + ROUNDED for each in waited)
 
 
 def held(clock, limit=1.0, **shelter):
-    """A door with a limit that slow answers have made, its only ticket, and one who waits."""
+    """Return a dispatcher whose limit slow answers have lowered, its only permit, and a waiter."""
     dispatcher = Shelter(**{"patience": PATIENCE, **shelter}).dispatcher()
     dispatcher.limiter.limit, dispatcher.limiter.state = limit, "storm"
     return (
@@ -97,8 +97,8 @@ def held(clock, limit=1.0, **shelter):
 
 
 @pytest.mark.parametrize(("failed", "answer"), [(None, Permit), (0.5, Permit), (1.0, str), (3.0, str)])
-def test_only_a_failure_since_it_came_refuses_a_call(failed, answer):
-    """At the end of its patience: it is sent whatever the limit, or refused if any attempt has failed meanwhile."""
+def test_a_call_is_refused_only_if_an_attempt_failed_while_it_waited(failed, answer):
+    """At the end of its patience it is sent regardless of the limit, or refused if an attempt failed meanwhile."""
     with VirtualClock() as clock:
         clock.advance(0.5)
         dispatcher = Shelter(patience=5.0).dispatcher()
@@ -117,8 +117,8 @@ def test_only_a_failure_since_it_came_refuses_a_call(failed, answer):
         assert isinstance(waiter.answer, answer)
 
 
-def test_a_call_whose_answer_would_come_late_is_sent_where_nothing_has_failed():
-    """Where answers take 2 s and one second is left: it may be lucky, and the server is well."""
+def test_a_call_whose_answer_would_come_late_is_sent_while_nothing_has_failed():
+    """Answers take 2 s and one second is left: it may be lucky, and the server is healthy."""
     with VirtualClock() as clock:
         dispatcher, permit, _ = held(clock, 1.0, patience=60.0)
         dispatcher.limiter.latencies.latency = 2.0
@@ -131,8 +131,8 @@ def test_a_call_whose_answer_would_come_late_is_sent_where_nothing_has_failed():
         assert isinstance(hurried.answer, Permit)
 
 
-def test_failures_since_the_first_who_waits_came_refuse_those_who_find_it_full():
-    """A failure of long ago is none."""
+def test_a_full_queue_refuses_calls_after_a_failure_since_its_oldest_waiter():
+    """Older failures do not matter."""
     with VirtualClock() as clock:
         clock.advance(100.0)
         dispatcher, _, _ = held(clock, capacity=1)
@@ -145,8 +145,8 @@ def test_failures_since_the_first_who_waits_came_refuse_those_who_find_it_full()
 
 
 @pytest.mark.parametrize(("barred", "ceiling"), [(50.0, inf), (-1.0, 1.0)], ids=["barred", "ceiling"])
-def test_what_others_have_seen_fail_is_a_failure_too(barred, ceiling):
-    """A fleet that says to send nothing, or no more, is not overruled by a call's patience."""
+def test_remote_failures_count_as_failures(barred, ceiling):
+    """The end of a call's patience does not override a fleet's limit."""
     with VirtualClock() as clock:
         dispatcher, _, waiter = held(clock)
         dispatcher.apply_remote(False, barred, ceiling)
@@ -155,8 +155,8 @@ def test_what_others_have_seen_fail_is_a_failure_too(barred, ceiling):
         assert waiter.answer == "late"
 
 
-def test_silence_of_an_unknown_dependency_says_nothing():
-    """Nobody knows how long its answers take: what holds calls back is the limit of the beginning, and no storm."""
+def test_silence_of_an_unknown_dependency_is_not_a_storm():
+    """Its latency is unknown: the initial limit holds calls back, without a storm."""
     with VirtualClock() as clock:
         dispatcher = Shelter(patience=PATIENCE).dispatcher()
         for _ in range(INITIAL_LIMIT):

@@ -1,4 +1,4 @@
-"""Waiters that are asleep: event loops that stand still, are blocked or closed. They keep nobody else from going."""
+"""Waiters in event loops that are stopped, blocked or closed do not hold up other calls."""
 
 import asyncio
 import gc
@@ -33,18 +33,18 @@ class Down(Exception):
 
 
 def narrow(patience=60.0, **settings):
-    """A policy, the door of its shelter, and the one ticket that there is."""
+    """Return a policy, the dispatcher of its shelter, and the only permit."""
     policy = Policy(
         on=Down, max_attempts=50, backoff=Backoff(0.01, 0.02), shelter=Shelter(patience=patience), **settings
     )
     dispatcher = policy.shelter.dispatcher()
     dispatcher.limiter.limit, dispatcher.limiter.state = 1.0, "storm"
-    dispatcher.limiter.last_failure = dispatcher.clock.now() + 60.0  # nobody is sent for its patience alone
+    dispatcher.limiter.last_failure = dispatcher.clock.now() + 60.0  # no call is sent for its patience alone
     return policy, dispatcher, dispatcher.try_enter(dispatcher.clock.now(), dispatcher.clock.now(), None, True)
 
 
 def left_behind(policy, tasks=5):
-    """An event loop that is stopped while calls wait in it, and these calls."""
+    """Return an event loop that is stopped while calls wait in it, and these calls."""
 
     async def fine():
         return "fine"
@@ -57,7 +57,7 @@ def left_behind(policy, tasks=5):
 
 
 def in_thread(function):
-    """Run it in a thread: its results, and the thread."""
+    """Run a function in a thread; return its results, and the thread."""
     results = []
     thread = threading.Thread(target=lambda: results.append(function()), daemon=True)
     thread.start()
@@ -65,7 +65,7 @@ def in_thread(function):
 
 
 def until(condition):
-    """Wait until it is so."""
+    """Wait until the condition holds."""
     due = time.monotonic() + SOON
     while not condition():
         assert time.monotonic() < due, "it did not become so"
@@ -83,9 +83,9 @@ CALLERS = {
 }
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["waiting", "with a ticket"])
-def test_a_loop_that_was_dropped_is_collected(given, monkeypatch):
-    """The shelter keeps no event loop alive whose tasks nobody will ever run: what these hold is given back."""
+@pytest.mark.parametrize("given", [False, True], ids=["waiting", "with a permit"])
+def test_a_dropped_loop_is_collected(given, monkeypatch):
+    """The shelter keeps no reference to an event loop that never runs again: its permits are returned."""
     monkeypatch.setattr(doors, "STALLED_AFTER", 0.02)
     monkeypatch.setattr(doors, "CLAIM_TIMEOUT", 0.02)
     policy, dispatcher, held = narrow(patience=0.3)
@@ -95,7 +95,7 @@ def test_a_loop_that_was_dropped_is_collected(given, monkeypatch):
     if given:
         dispatcher.answered(held, dispatcher.clock.now(), "")
     loop._ssock.close(), loop._csock.close(), loop._selector.close()
-    loop._closed = True  # not by close(), which would empty it: it is just forgotten
+    loop._closed = True  # not by close(), which would empty it: the loop is just dropped
     dropped = weakref.ref(loop)
     del loop, waiting, task
 
@@ -108,9 +108,9 @@ def test_a_loop_that_was_dropped_is_collected(given, monkeypatch):
     assert policy.shelter.waiters == 0
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["waiting", "with a ticket"])
-def test_a_dropped_loop_is_collected_though_no_call_comes_to_the_shelter_again(given):
-    """In calm nothing asks the shelter any more: the permits of the tasks of a dropped loop are given back."""
+@pytest.mark.parametrize("given", [False, True], ids=["waiting", "with a permit"])
+def test_a_dropped_loop_is_collected_without_further_calls(given):
+    """In calm no call reaches the shelter: the permits of the loop's tasks are returned all the same."""
     policy, dispatcher, held = narrow(patience=60.0)
     gate = abate.ConcurrencyLimit(10)
     gated = abate.Policy(on=ConnectionError, gate=gate)
@@ -137,8 +137,8 @@ def test_a_dropped_loop_is_collected_though_no_call_comes_to_the_shelter_again(g
 
 
 @pytest.mark.parametrize("queued", ["get", "put"])
-def test_a_dropped_loop_is_collected_though_its_tasks_wait_at_a_queue(queued):
-    """A queue that outlives the loop does not hold it."""
+def test_a_dropped_loop_is_collected_while_its_tasks_wait_in_a_queue(queued):
+    """A queue that outlives the loop keeps no reference to it."""
     queue = abate.AsyncWorkQueue(capacity=1)
     if queued == "put":
         queue.add("first")
@@ -159,8 +159,8 @@ def test_a_dropped_loop_is_collected_though_its_tasks_wait_at_a_queue(queued):
 
 
 @pytest.mark.parametrize("caller", CALLERS.values(), ids=CALLERS)
-def test_a_loop_that_stands_still_keeps_nobody_from_going(caller):
-    """The ticket goes to the next who is awake; when the loop runs again, its calls have their turn as well."""
+def test_a_stopped_loop_does_not_hold_up_other_calls(caller):
+    """The permit goes to the next running waiter; when the loop runs again, its calls get their turn."""
     policy, dispatcher, held = narrow()
     loop, waiting = left_behind(policy)
     results, thread = in_thread(lambda: caller(policy))
@@ -179,8 +179,8 @@ def test_a_loop_that_stands_still_keeps_nobody_from_going(caller):
 
 
 @pytest.mark.parametrize("caller", CALLERS.values(), ids=CALLERS)
-def test_who_looks_after_the_time_is_awake(caller):
-    """It opens by the passing of time alone, and all who came before sit in a loop that stands still."""
+def test_the_timekeeper_is_a_running_waiter(caller):
+    """The shelter opens by the passing of time alone, while all earlier waiters sit in a stopped loop."""
     policy, dispatcher, held = narrow()
     loop, waiting = left_behind(policy, 2)
     dispatcher.limiter.prober.pause_until = dispatcher.clock.now() + 0.3
@@ -191,8 +191,8 @@ def test_who_looks_after_the_time_is_awake(caller):
     loop.close()
 
 
-def test_a_loop_that_is_blocked_finds_out_when_it_wakes():
-    """Its calls have lost their patience meanwhile: they are refused then, and did not count as waiting before."""
+def test_calls_of_a_blocked_loop_are_refused_when_it_resumes():
+    """Their patience has ended meanwhile: they no longer count as waiting, and are refused."""
     policy, dispatcher, held = narrow(patience=0.5)
     blocked, free = threading.Event(), threading.Event()
 
@@ -214,8 +214,8 @@ def test_a_loop_that_is_blocked_finds_out_when_it_wakes():
     assert (dispatcher.limiter.in_flight, dispatcher._timekeepers._by_loop) == (0, {})
 
 
-def test_one_whose_patience_is_over_is_given_no_ticket():
-    """It sleeps, and who is awake goes at once."""
+def test_a_waiter_past_its_patience_gets_no_permit():
+    """It is in a blocked loop; the next running waiter is sent at once."""
     with VirtualClock() as clock:
         _, dispatcher, held = narrow(patience=1.0)
         asleep = dispatcher.try_enter(0.0, 0.0, None, True)
@@ -231,8 +231,8 @@ def test_one_whose_patience_is_over_is_given_no_ticket():
         assert asleep.answer == "late"
 
 
-def test_a_thousand_in_a_closed_loop_are_passed_over():
-    """One after the other, and not one within the other."""
+def test_a_thousand_waiters_of_a_closed_loop_are_skipped():
+    """They are skipped by iteration, without recursion."""
     policy, dispatcher, held = narrow()
     policy.shelter.capacity = 5000
     dispatcher._shelter_queue.capacity = 5000
@@ -248,25 +248,25 @@ def test_a_thousand_in_a_closed_loop_are_passed_over():
         task._log_destroy_pending = False
 
 
-def test_a_loop_that_stands_still_is_told_once():
-    """Its queue does not grow by those who ring in vain."""
-    bells = []
+def test_a_stopped_loop_is_woken_once():
+    """Its callback queue does not grow with repeated wake-ups."""
+    wakeups = []
 
     async def main():
-        bells.append(AsyncioWakeup())
+        wakeups.append(AsyncioWakeup())
 
     loop = asyncio.new_event_loop()
     loop.run_until_complete(main())
     ready = len(loop._ready)
-    in_thread(lambda: [bells[0].notify() for _ in range(100)])[1].join()
+    in_thread(lambda: [wakeups[0].notify() for _ in range(100)])[1].join()
     assert len(loop._ready) <= ready + 1
-    assert bells[0].notify()
+    assert wakeups[0].notify()
     loop.close()
-    assert not bells[0].notify()
+    assert not wakeups[0].notify()
 
 
-def test_a_waiter_that_has_not_begun_to_wait_loses_its_ticket_too():
-    """Whatever keeps it: the next one goes, and it asks again."""
+def test_a_waiter_that_has_not_begun_to_wait_loses_its_permit():
+    """The next waiter is sent, and this one asks again."""
     with VirtualClock() as clock:
         _, dispatcher, held = narrow()
         slow, other = dispatcher.try_enter(0.0, 0.0, None, True), dispatcher.try_enter(0.0, 0.0, None, True)
@@ -281,11 +281,11 @@ def test_a_waiter_that_has_not_begun_to_wait_loses_its_ticket_too():
         assert dispatcher.limiter.in_flight == 1
 
 
-# -- within the door
+# -- re-entry
 
 
-def test_a_call_that_interrupts_the_door_neither_waits_nor_counts():
-    """A signal handler may make a call at any point: it is sent, and what it has seen is told when the door is free."""
+def test_a_call_that_interrupts_the_dispatcher_neither_waits_nor_counts():
+    """A signal handler's call is sent, and its outcome is recorded when the dispatcher is free."""
     policy, dispatcher, held = narrow()
     with inside(dispatcher._section):
         assert policy.call(lambda: "fine") == "fine"
@@ -303,8 +303,8 @@ def failure_ratio():
     raise Down
 
 
-def test_signals_at_any_point_leave_nothing_behind():
-    """A handler that makes a call, a thousand times a second, while the door is busy: nothing stuck, nothing lost."""
+def test_signals_at_any_point_leave_no_permit_or_waiter():
+    """A handler makes a call a thousand times a second while the dispatcher is busy: nothing hangs or is lost."""
     policy = Policy(on=Down, max_attempts=3, backoff=[0.0], shelter=Shelter(), budget=abate.Budget.unlimited())
     dispatcher, handled = policy.shelter.dispatcher(), []
 
@@ -325,11 +325,11 @@ def test_signals_at_any_point_leave_nothing_behind():
     assert (dispatcher.limiter.in_flight, dispatcher.waiters, len(dispatcher._section.deferred)) == (0, 0, 0)
 
 
-# -- whatever happens
+# -- state machine
 
 
 class Clock:
-    """A clock that is moved by hand."""
+    """A clock that the test sets."""
 
     def __init__(self):
         self.time = 100.0
@@ -338,18 +338,18 @@ class Clock:
         return self.time
 
     def sleep(self, seconds):
-        raise AssertionError("nobody sleeps")
+        raise AssertionError("this clock cannot sleep")
 
 
 class Place:
-    """An event loop, or the threads, which wake whatever happens."""
+    """An event loop, or the threads, which always run."""
 
     def __init__(self, loop):
         self.loop, self.awake = loop, True
 
 
 class Wakeup:
-    """A bell that is heard in a place that is awake."""
+    """A wake-up that takes effect if its place is running."""
 
     def __init__(self, place):
         self.where, self.loop, self.rung = place, place if place.loop else None, False
@@ -360,7 +360,7 @@ class Wakeup:
 
 
 class Sleepers(RuleBasedStateMachine):
-    """Calls in several places, which fall asleep and wake: tickets are conserved, and who is awake is not held up."""
+    """Calls in several places, which stop and resume: permits are conserved, and running waiters are not held up."""
 
     @initialize(patience=st.sampled_from([0.5, 2.0, 20.0]), limit=st.sampled_from([1.0, 1.0, 2.0]), fine=st.booleans())
     def begin(self, patience, limit, fine):
@@ -372,14 +372,14 @@ class Sleepers(RuleBasedStateMachine):
         self.asked = 0
 
     def pin(self):
-        """Weather that does not change, but for closing: what is tested here is the door."""
+        """Fix the limiter except for closing: the dispatcher is tested here."""
         limiter = self.dispatcher.limiter
         limiter._last_trouble = inf
         if not self.fine:
             limiter.last_failure = inf
         if limiter.state != "probing" and (limiter.state, limiter.limit) != ("storm", self.limit):
             limiter.state, limiter.limit = "storm", self.limit
-            self.dispatcher.apply_remote(False, -inf, inf)  # so that those who wait find out
+            self.dispatcher.apply_remote(False, -inf, inf)  # so that waiters notice
 
     # -- what a driver does
 
@@ -422,7 +422,7 @@ class Sleepers(RuleBasedStateMachine):
         return None
 
     def settle(self):
-        """Let everybody run who is awake."""
+        """Let every running waiter run."""
         for _ in range(10_000):
             self.pin()
             waiter = self.ready()
@@ -473,7 +473,7 @@ class Sleepers(RuleBasedStateMachine):
 
     @rule(place=st.integers(0, 1), calls=st.integers(1, 3), other=st.integers(0, 2))
     def strand(self, place, calls, other):
-        """Calls wait in a loop that falls asleep, another one comes behind them, and what was in flight ends."""
+        """Calls wait in a loop that stops, another call arrives behind them, and an attempt in flight ends."""
         self.fall_asleep_or_wake(place, True)
         self.call(place, None, calls)
         self.places[place].awake = False
@@ -484,7 +484,7 @@ class Sleepers(RuleBasedStateMachine):
             self.settle()
         self.pass_time(CLAIM_TIMEOUT)
 
-    # -- what holds
+    # -- invariants
 
     @invariant()
     def tickets_are_conserved(self):
@@ -501,7 +501,7 @@ class Sleepers(RuleBasedStateMachine):
         assert all(self.clock.time < waiter.deadline for waiter in awake)
         if awake:
             now = self.clock.time
-            assert now < self.dispatcher._due(), "somebody could go"
+            assert now < self.dispatcher._due(), "a waiter could be sent"
             kept = [waiter for waiter in self.waiting if isinstance(waiter.answer, Permit)]
             handed = {id(waiter): instant for instant, waiter in self.dispatcher._granted}
             assert all(now < handed[id(waiter)] + CLAIM_TIMEOUT for waiter in kept)
@@ -509,13 +509,13 @@ class Sleepers(RuleBasedStateMachine):
 
     @invariant()
     def who_waits_is_counted(self):
-        counted = self.dispatcher.waiters  # which passes over those who should have gone long since
+        counted = self.dispatcher.waiters  # which skips waiters that should have been sent long ago
         waiting = [waiter for waiter in self.waiting if waiter.answer is None]
         assert counted == len(waiting)
         assert all(waiter.deadline > self.clock.time - 2 * STALLED_AFTER for waiter in waiting)
 
     def teardown(self):
-        """When all are awake, everybody's call is over in the end."""
+        """When all places run, every call ends."""
         if hasattr(self, "places"):
             for place in self.places:
                 place.awake = True

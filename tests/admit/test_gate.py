@@ -1,4 +1,4 @@
-"""Gates in a row: in order, all or nothing."""
+"""Combined gates: entered in order, all or none."""
 
 import asyncio
 
@@ -16,13 +16,13 @@ from abate.testing import VirtualClock
 class Counted:
     """A real gate, and how many attempts it must be holding."""
 
-    def __init__(self, make, room, charges_first=True):
-        self.gate = make(room)
-        self.room, self.charges_first = room, charges_first
+    def __init__(self, make, capacity, charges_first=True):
+        self.gate = make(capacity)
+        self.capacity, self.charges_first = capacity, charges_first
         self.taken = 0
 
     def admits(self, retry):
-        return self.taken < self.room or not (retry or self.charges_first)
+        return self.taken < self.capacity or not (retry or self.charges_first)
 
     def count(self, retry):
         if retry or self.charges_first:
@@ -30,18 +30,18 @@ class Counted:
 
 
 def gates(clock):
-    """Lists of gates of every kind, each with room for a few attempts."""
-    room = st.integers(1, 4)
+    """Lists of gates of every kind, each with capacity for a few attempts."""
+    capacity = st.integers(1, 4)
     kinds = st.one_of(
-        st.builds(Counted, st.just(ConcurrencyLimit), room),
-        st.builds(Counted, st.just(lambda burst: TokenBucket(1.0, burst, clock=clock)), room),
-        st.builds(Counted, st.just(lambda reserve: Budget(0.0, reserve, 1.0, clock=clock)), room, st.just(False)),
+        st.builds(Counted, st.just(ConcurrencyLimit), capacity),
+        st.builds(Counted, st.just(lambda burst: TokenBucket(1.0, burst, clock=clock)), capacity),
+        st.builds(Counted, st.just(lambda reserve: Budget(0.0, reserve, 1.0, clock=clock)), capacity, st.just(False)),
     )
     return st.lists(kinds, min_size=2, max_size=5)
 
 
 def joined(parts):
-    """All of them by `&`."""
+    """Combine all of them by `&`."""
     whole = parts[0].gate
     for part in parts[1:]:
         whole = whole & part.gate
@@ -50,8 +50,8 @@ def joined(parts):
 
 @settings(deadline=None)
 @given(data=st.data(), steps=st.lists(st.tuples(st.booleans(), st.sampled_from(["keep", "refund"])), max_size=12))
-def test_a_row_admits_what_all_admit_and_keeps_nothing_of_what_it_refuses(data, steps):
-    """The first gate without room refuses by name, and those before it are as if they had not been asked."""
+def test_combined_gates_admit_what_all_admit_and_refund_refused_attempts(data, steps):
+    """The first full gate refuses by name, and the gates before it are refunded."""
     parts = data.draw(gates(VirtualClock()))
     row = joined(parts)
     for retry, then in steps:
@@ -59,7 +59,9 @@ def test_a_row_admits_what_all_admit_and_keeps_nothing_of_what_it_refuses(data, 
         assert row.enter(retry) is (full[0].gate if full else None)
         if full:
             continue
-        if then == "refund" and retry:  # a first attempt takes nothing from a budget, and a row can't know which it was
+        if (
+            then == "refund" and retry
+        ):  # a first attempt takes nothing from a budget, and combined gates do not know which it was
             row.refund()
         else:
             for part in parts:
@@ -68,11 +70,11 @@ def test_a_row_admits_what_all_admit_and_keeps_nothing_of_what_it_refuses(data, 
         left = 0
         while part.gate.enter(retry=True) is None:
             left += 1
-        assert left == max(0, part.room - part.taken)
+        assert left == max(0, part.capacity - part.taken)
 
 
-def test_a_throttle_in_a_row_is_refunded_too():
-    """An attempt that a later gate refused does not count as requested; one that the throttle refused does."""
+def test_a_combined_throttle_is_refunded():
+    """An attempt refused by a later gate does not count as a request; one that the throttle refused does."""
     throttle, permits = AdaptiveThrottle(clock=VirtualClock()), ConcurrencyLimit(1)
     row = throttle & permits
     with permits:
@@ -82,8 +84,8 @@ def test_a_throttle_in_a_row_is_refunded_too():
     assert throttle.probability() == 1 / 2
 
 
-def test_a_refused_first_attempt_does_not_return_somebody_elses_retry():
-    """A budget in a row gives nothing back for a first attempt, which was free, when a later gate refuses it."""
+def test_a_refused_first_attempt_does_not_refund_the_retry_of_another_call():
+    """A combined budget refunds nothing for a first attempt, which was free."""
     budget, permits = Budget(0, 2, 1, clock=VirtualClock()), ConcurrencyLimit(1)
     row = budget & permits
     assert row.enter(retry=True) is None
@@ -94,7 +96,7 @@ def test_a_refused_first_attempt_does_not_return_somebody_elses_retry():
 
 
 class Noted(Gate):
-    """A gate of a user's own, that notes what it is asked."""
+    """A user-defined gate that records its calls."""
 
     def __init__(self, name, notes, closed=False):
         self.name, self.notes, self.closed = name, notes, closed
@@ -111,7 +113,7 @@ class Noted(Gate):
 
 
 def test_gates_are_entered_in_order_and_left_in_reverse():
-    """The last one in is the first one out."""
+    """The last gate entered is the first one left."""
     notes = []
     row = Noted("a", notes) & Noted("b", notes) & Noted("c", notes)
     assert row.enter(retry=False) is None
@@ -124,8 +126,8 @@ def test_gates_are_entered_in_order_and_left_in_reverse():
     ]
 
 
-def test_those_before_the_one_that_refuses_are_refunded_in_reverse():
-    """And those after it are not asked."""
+def test_gates_before_the_refusing_one_are_refunded_in_reverse():
+    """The gates after it are not entered."""
     notes = []
     closed = Noted("c", notes, closed=True)
     row = Noted("a", notes) & Noted("b", notes) & closed & Noted("d", notes)
@@ -135,7 +137,7 @@ def test_those_before_the_one_that_refuses_are_refunded_in_reverse():
 
 @settings(deadline=None)
 @given(names=st.lists(st.text("abc", min_size=1), min_size=2, max_size=6), data=st.data())
-def test_rows_are_flat_however_they_are_joined(names, data):
+def test_combinations_are_flat(names, data):
     """`a & (b & c)` and `(a & b) & c` are the same three gates, and their names are joined."""
     singles = [ConcurrencyLimit(1, name=name) for name in names]
     rows = list(singles)
@@ -148,8 +150,8 @@ def test_rows_are_flat_however_they_are_joined(names, data):
 
 
 @pytest.mark.parametrize("other", [None, 3, "gate", ConcurrencyLimit])
-def test_a_gate_joins_with_gates_only(other):
-    """Anything else may have its own idea of `&`, and is a TypeError if it has none."""
+def test_a_gate_combines_with_gates_only(other):
+    """Any other operand raises TypeError unless it implements `&` itself."""
     assert ConcurrencyLimit(1).__and__(other) is NotImplemented
     with pytest.raises(TypeError):
         ConcurrencyLimit(1) & other
@@ -157,8 +159,8 @@ def test_a_gate_joins_with_gates_only(other):
         other & ConcurrencyLimit(1)
 
 
-def test_what_is_no_gate_may_answer_for_itself():
-    """`&` is left to the other side where that knows what to do."""
+def test_the_other_operand_may_implement_the_operator():
+    """`&` returns NotImplemented, so the other operand's method is used."""
 
     class Willing:
         def __rand__(self, gate):
@@ -168,8 +170,8 @@ def test_what_is_no_gate_may_answer_for_itself():
     assert permits & Willing() == (permits, "mine")
 
 
-def test_a_gate_of_ones_own_needs_no_more_than_enter():
-    """What it does not say for itself does nothing, and its refusal has a text."""
+def test_a_user_defined_gate_needs_only_enter():
+    """The other methods do nothing by default, and a refusal has a default text."""
 
     class Closed(Gate):
         name = "closed"
@@ -188,14 +190,14 @@ def test_a_gate_of_ones_own_needs_no_more_than_enter():
         abate.Policy(on=OSError, gate=row).call(int)
 
 
-def test_a_gate_must_say_what_it_admits():
-    """The base has no opinion."""
+def test_the_base_gate_does_not_implement_enter():
+    """Calling it raises NotImplementedError."""
     with pytest.raises(NotImplementedError):
         Gate().enter(retry=False)
 
 
-def test_a_policy_uses_a_row_as_one_gate():
-    """Its attempts hold a permit each and take a token each; the permits are all back in the end."""
+def test_a_policy_uses_combined_gates_as_one():
+    """Each attempt holds a permit and takes a token; all permits are free in the end."""
     with VirtualClock():
         permits, bucket = ConcurrencyLimit(1), TokenBucket(1.0, burst=2)
         policy = abate.Policy(on=OSError, gate=permits & bucket, backoff=[0.1])
@@ -208,7 +210,7 @@ def test_a_policy_uses_a_row_as_one_gate():
 
 
 class Broken(Gate):
-    """A gate of the user's own, with a bug in one of its methods."""
+    """A user-defined gate with a bug in one of its methods."""
 
     def __init__(self, method, error=RuntimeError):
         self.name = "broken"
@@ -237,8 +239,8 @@ METHODS = {
 
 
 @given(st.sampled_from(sorted(METHODS)), st.integers(0, 3), st.sampled_from([RuntimeError, KeyboardInterrupt]))
-def test_a_gate_that_raises_keeps_nothing_of_the_others(method, place, error):
-    """Wherever it stands: what those before it gave is given back, those after it are told as well, and it raises."""
+def test_a_gate_that_raises_leaves_the_others_consistent(method, place, error):
+    """At any position: the gates before it are refunded, those after it are still left, and its error propagates."""
     permits = [ConcurrencyLimit(1, name=f"permits {number}") for number in range(3)]
     gates = [*permits[:place], Broken("refund" if method == "undo" else method, error), *permits[place:]]
     with pytest.raises(error):
@@ -246,8 +248,8 @@ def test_a_gate_that_raises_keeps_nothing_of_the_others(method, place, error):
     assert [each.held for each in permits] == [0, 0, 0]
 
 
-def test_a_row_that_is_undone_charges_first_attempts_nothing():
-    """A budget takes nothing for a first attempt, and gives nothing back for it."""
+def test_undoing_combined_gates_charges_nothing_for_first_attempts():
+    """A budget charges nothing for a first attempt, and refunds nothing for it."""
     clock = VirtualClock()
     budget = Budget(0.0, 1.0, 10.0, clock=clock)
     row = ConcurrencyLimit(1) & budget
@@ -261,8 +263,8 @@ def test_a_row_that_is_undone_charges_first_attempts_nothing():
 @pytest.mark.parametrize("method", ["enter", "leave"])
 @pytest.mark.parametrize("form", ["call", "decorated", "block"])
 @pytest.mark.parametrize("outcome", ["fine", OSError])
-def test_a_call_with_a_gate_that_raises_leaves_nothing_behind(method, form, outcome):
-    """ConcurrencyLimit before it are free, the shelter's ticket is back, the error of the gate comes out."""
+def test_a_call_with_a_gate_that_raises_releases_everything(method, form, outcome):
+    """Earlier concurrency limits and the shelter's permit are free, and the gate's error propagates."""
     permits = ConcurrencyLimit(1)
     with VirtualClock():
         policy = abate.Policy(
@@ -285,7 +287,7 @@ def test_a_call_with_a_gate_that_raises_leaves_nothing_behind(method, form, outc
 
 
 def test_a_gate_that_raises_does_not_stop_a_cancellation(caplog):
-    """Who is cancelled ends cancelled; what the gate raised is logged, and the others are left."""
+    """A cancelled call ends cancelled; the gate's error is logged, and the other gates are left."""
     permits = ConcurrencyLimit(1)
     policy = abate.Policy(on=OSError, name="orders", gate=permits & Broken("leave"))
 
@@ -302,8 +304,8 @@ def test_a_gate_that_raises_does_not_stop_a_cancellation(caplog):
     assert "the gate of orders failed when a call was interrupted" in caplog.text
 
 
-def test_a_hedge_that_a_gate_breaks_is_refunded():
-    """What the budget gave for the second attempt goes back."""
+def test_a_hedge_whose_gate_raises_is_refunded():
+    """The budget's withdrawal for the second attempt is returned."""
     budget = Budget(0.0, 1.0, 10.0)
     policy = abate.Policy(on=OSError, budget=budget)
     before = budget.balance()
@@ -313,8 +315,8 @@ def test_a_hedge_that_a_gate_breaks_is_refunded():
     assert budget.balance() == before
 
 
-def test_a_gate_and_a_predicate_that_raise_both_come_out():
-    """The gate's error, after that of the predicate; the other gates are left."""
+def test_a_gate_and_a_predicate_that_both_raise():
+    """The gate's error is raised with the predicate's as its context; the other gates are left."""
 
     def broken(error):
         raise ValueError("a bug")

@@ -1,4 +1,4 @@
-"""The rules of the shelter's weather, one by one, and what holds whatever happens in whatever order."""
+"""The rules of the adaptive concurrency limiter one by one, and its invariants in any order of events."""
 
 import random
 from itertools import pairwise
@@ -42,7 +42,7 @@ CHANCE = st.floats(0.0, 1.0, exclude_max=True)
 
 
 class Chance:
-    """Chance that is always the same."""
+    """A random source that always draws the same number."""
 
     def __init__(self, value=0.5):
         self.value = value
@@ -52,19 +52,19 @@ class Chance:
 
 
 def fresh(seed=1):
-    """A process that knows nothing yet."""
+    """Return a new limiter without any observations."""
     return Limiter(random.Random(seed), 0.0)
 
 
 def answer(limiter, now, seconds=0.05, waiting=0):
-    """One attempt that is answered; the instant of the answer."""
+    """Make one attempt that is answered; return the instant of the answer."""
     permit = limiter.send(now)
     limiter.on_answer(permit, now + seconds, waiting)
     return now + seconds
 
 
 def settled(seconds=0.05, rng=None):
-    """A process that has seen a calm of some seconds, and the instant."""
+    """Return a limiter after some seconds of calm, and the instant."""
     limiter, now = Limiter(rng or random.Random(1), 0.0), 0.0
     while now < 2 * BASELINE_SAMPLES / SAMPLES_PER_SECOND:
         now = max(answer(limiter, now, seconds), limiter.latencies.next_sample, now + 0.01)
@@ -74,7 +74,7 @@ def settled(seconds=0.05, rng=None):
 
 
 def limited(limit, now=0.0, baseline=0.05):
-    """A process that has seen answers, in the middle of a recovery with this limit."""
+    """Return a limiter that has seen answers and is recovering with this limit."""
     limiter, _ = settled(baseline)
     limiter._leave_calm(now)
     limiter.state, limiter.limit, limiter._fast_growth = "recovering", float(limit), False
@@ -83,7 +83,7 @@ def limited(limit, now=0.0, baseline=0.05):
 
 
 def closed(now=0.0, plan=EXACT, rng=None):
-    """A process whose very first attempt has failed."""
+    """Return a limiter whose first attempt has failed."""
     limiter = Limiter(rng or random.Random(1), now)
     limiter.on_failure(limiter.send(now), now, plan)
     assert limiter.state == "probing"
@@ -91,18 +91,18 @@ def closed(now=0.0, plan=EXACT, rng=None):
 
 
 def all_fails(limiter, now, until=None, plan=EXACT):
-    """Enough failures in a row to close it, each with the same hint."""
+    """Make enough consecutive failures to close the limiter, each with the same hint."""
     for _ in range(CLOSING_STREAK):
         assert limiter.state != "probing"
         limiter.on_failure(limiter.send(now), now, plan, until)
     assert limiter.state == "probing"
 
 
-# -- the beginning
+# -- start
 
 
-def test_a_process_that_knows_nothing_sends_ten_at_once():
-    """And no more before one of them is back, or overdue."""
+def test_a_new_limiter_allows_ten_in_flight():
+    """No more are sent before one of them has an outcome or is overdue."""
     limiter = fresh()
     for _ in range(INITIAL_LIMIT):
         assert limiter.may_send(0.0)
@@ -112,24 +112,24 @@ def test_a_process_that_knows_nothing_sends_ten_at_once():
 
 
 @given(answers=st.integers(1, 60))
-def test_a_process_that_knows_nothing_sends_more_with_every_answer(answers):
-    """While the limit is what holds calls back."""
+def test_the_initial_limit_grows_with_every_answer(answers):
+    """It grows while it is what holds calls back."""
     limiter = fresh()
     for _ in range(answers):
         answer(limiter, 0.0, waiting=1)
     assert limiter.limit == pytest.approx(INITIAL_LIMIT + FAST_STEP * answers)
 
 
-def test_a_limit_that_holds_nobody_back_does_not_grow():
-    """What is not needed teaches nothing."""
+def test_a_limit_that_is_not_reached_does_not_grow():
+    """Unused capacity says nothing about the server."""
     limiter = fresh()
     for _ in range(30):
         answer(limiter, 0.0, waiting=0)
     assert limiter.limit == INITIAL_LIMIT
 
 
-def test_the_very_first_failure_closes():
-    """Before any answer there is no reason to believe that the server is up."""
+def test_a_failure_before_any_answer_closes_the_limiter():
+    """Nothing suggests that the server is up."""
     limiter = closed()
     assert limiter.state == "probing"
     assert limiter.limit == 1.0
@@ -137,7 +137,7 @@ def test_the_very_first_failure_closes():
     assert limiter.may_send(limiter.prober.pause_until)
 
 
-def test_a_failure_after_an_answer_closes_nothing():
+def test_a_single_failure_after_an_answer_does_not_close_the_limiter():
     """One failure is a blip."""
     limiter = fresh()
     limiter.on_failure(limiter.send(0.0), answer(limiter, 0.0), EXACT)
@@ -147,8 +147,8 @@ def test_a_failure_after_an_answer_closes_nothing():
 
 @settings(max_examples=50)
 @given(seed=st.integers(0, 10**6))
-def test_the_usual_is_learned_from_the_average_and_not_from_the_quickest(seed):
-    """Of latencies that differ by chance, the quickest is far quicker: a limit made for it would starve everybody."""
+def test_the_baseline_latency_is_the_average_and_not_the_minimum(seed):
+    """Of random latencies the minimum is far below the average: a limit made for it would starve all calls."""
     limiter, chance = fresh(), random.Random(seed)
     for n in range(400):
         answer(limiter, 0.01 * n, chance.expovariate(1 / 0.05), waiting=5)
@@ -159,8 +159,8 @@ def test_the_usual_is_learned_from_the_average_and_not_from_the_quickest(seed):
 
 
 @given(quiet=st.floats(CALM_AFTER, 100.0), early=st.floats(0.0, CALM_AFTER, exclude_max=True))
-def test_it_is_calm_after_a_quiet_second(quiet, early):
-    """Without a failure, with nobody held back: the limit is gone. Not before."""
+def test_a_quiet_second_makes_it_calm(quiet, early):
+    """After one second without a failure and without a waiting call, there is no limit. Not before."""
     limiter = fresh()
     limiter.on_answer(limiter.send(0.0), early, 0)
     assert not limiter.calm
@@ -171,7 +171,7 @@ def test_it_is_calm_after_a_quiet_second(quiet, early):
 
 
 @pytest.mark.parametrize("trouble", ["waiting", "held back", "failure"])
-def test_it_is_not_calm_while_somebody_waits_or_something_fails(trouble):
+def test_a_waiting_call_or_a_failure_delays_the_calm(trouble):
     """The second begins anew with each."""
     limiter = fresh()
     answer(limiter, 0.0)
@@ -188,8 +188,8 @@ def test_it_is_not_calm_while_somebody_waits_or_something_fails(trouble):
     assert limiter.calm
 
 
-def test_a_call_that_waits_for_the_pace_only_does_not_feel_the_limit():
-    """There is room, it only has to be a moment later: it is calm all the same."""
+def test_a_call_delayed_only_by_pacing_does_not_delay_the_calm():
+    """There is capacity, the call is only spaced out."""
     limiter = limited(10.0)
     limiter._last_held_back = -5.0
     limiter.send(0.0)
@@ -204,7 +204,7 @@ def test_a_call_that_waits_for_the_pace_only_does_not_feel_the_limit():
 
 @given(sent=st.integers(0, 300))
 def test_calm_has_no_limit(sent):
-    """However many are out."""
+    """Any number of attempts may be in flight."""
     limiter, now = settled()
     for _ in range(sent):
         assert limiter.may_send(now)
@@ -214,11 +214,11 @@ def test_calm_has_no_limit(sent):
 
 
 def test_calm_measures_twenty_answers_a_second():
-    """The answers that come in a bunch with one that was measured are one sample with it."""
+    """Answers in a bunch with one that was measured are one sample with it."""
     limiter, now = settled(0.05)
-    tickets = [limiter.send(now) for _ in range(20)]
+    permits = [limiter.send(now) for _ in range(20)]
     before = limiter.latencies.baseline
-    for permit in tickets:
+    for permit in permits:
         limiter.on_answer(permit, now + 0.1, 0)
     assert limiter.latencies.next_sample == now + 0.1 + 1 / SAMPLES_PER_SECOND
     assert limiter.latencies.baseline == pytest.approx(before + 0.05 / BASELINE_SAMPLES)
@@ -227,8 +227,8 @@ def test_calm_measures_twenty_answers_a_second():
 
 @settings(max_examples=30)
 @given(seconds=st.floats(0.001, 5.0), other=st.floats(0.5, 1.5))
-def test_the_usual_follows_in_calm(seconds, other):
-    """Latencies that become others little by little are the new usual."""
+def test_the_baseline_follows_latency_in_calm(seconds, other):
+    """Gradually changing latencies become the new baseline."""
     limiter, now = settled(seconds)
     for _ in range(5 * BASELINE_SAMPLES):
         now = max(answer(limiter, now, seconds * other), limiter.latencies.next_sample)
@@ -236,19 +236,19 @@ def test_the_usual_follows_in_calm(seconds, other):
     assert limiter.latencies.baseline == pytest.approx(seconds * other, rel=0.02)
 
 
-def test_many_in_flight_in_calm_are_no_storm():
-    """What is a little slower is not looked into, however much is out: calm and a limit never go together."""
+def test_many_in_flight_in_calm_are_not_a_storm():
+    """Slightly slower answers do not end the calm, at any number in flight."""
     limiter, now = settled(0.05)
-    tickets = [limiter.send(now) for _ in range(200)]
-    for n, permit in enumerate(tickets):
-        limiter.on_answer(permit, now + 0.1 + 0.06 * n / len(tickets), 0)
+    permits = [limiter.send(now) for _ in range(200)]
+    for n, permit in enumerate(permits):
+        limiter.on_answer(permit, now + 0.1 + 0.06 * n / len(permits), 0)
     assert limiter.calm
     assert limiter.state == "calm"
     assert limiter.limit == inf
 
 
-def test_a_failure_in_calm_begins_the_counting_and_no_limit():
-    """It ends after a second that brings no other."""
+def test_a_failure_in_calm_starts_counting_without_a_limit():
+    """Counting ends after a second without another failure."""
     limiter, now = settled()
     limiter.on_failure(None, now, EXACT)
     assert not limiter.calm
@@ -261,7 +261,7 @@ def test_a_failure_in_calm_begins_the_counting_and_no_limit():
 
 
 @given(failures=st.integers(1, 50))
-def test_hearsay_begins_the_counting_and_no_more(failures):
+def test_an_uncounted_failure_only_starts_counting(failures):
     """Where successes were not counted, failures must not be."""
     limiter, now = settled()
     for _ in range(failures):
@@ -273,8 +273,8 @@ def test_hearsay_begins_the_counting_and_no_more(failures):
 
 
 @given(slow=st.floats(5.0, 100.0))
-def test_slow_answers_in_calm_begin_the_counting(slow):
-    """That take many times as long as usual; a little slower is no reason."""
+def test_slow_answers_in_calm_start_counting(slow):
+    """Answers that take many times the baseline do; slightly slower ones do not."""
     for factor, calm in ((1.9, True), (slow, False)):
         limiter, now = settled(0.05)
         stayed = []
@@ -284,8 +284,8 @@ def test_slow_answers_in_calm_begin_the_counting(slow):
         assert all(stayed) is calm
 
 
-def test_one_slow_answer_after_the_other_wakes_it():
-    """Each for itself is not slow enough: the last ones together are."""
+def test_consecutive_slow_answers_start_counting():
+    """Each alone is not slow enough: the average of the last ones is."""
     limiter, now = settled(0.05)
     for expected in (True, False):
         now = max(answer(limiter, now, 0.05 * 3.4), limiter.latencies.next_sample)
@@ -293,8 +293,8 @@ def test_one_slow_answer_after_the_other_wakes_it():
 
 
 @given(baseline=st.floats(1e-6, 1e-3), slow=st.floats(3.0, 10.0))
-def test_a_hiccup_of_this_process_wakes_nobody(baseline, slow):
-    """Where answers take microseconds, many times as long is next to nothing; some hundredths of a second count."""
+def test_a_short_pause_of_this_process_does_not_start_counting(baseline, slow):
+    """Where answers take microseconds, a multiple is still negligible; only some hundredths of a second count."""
     limiter, now = settled(baseline)
     answer(limiter, now, min(baseline * slow, latency_model.MIN_SLOWDOWN_SECONDS))
     assert limiter.calm
@@ -303,8 +303,8 @@ def test_a_hiccup_of_this_process_wakes_nobody(baseline, slow):
     assert not limiter.calm
 
 
-def test_a_queue_that_grows_does_not_become_the_usual():
-    """Answers that take longer and longer while all attempts are sent wake it before they are twice the usual."""
+def test_the_latency_of_a_growing_queue_does_not_become_the_baseline():
+    """Ever slower answers to unlimited attempts start counting before they are twice the baseline."""
     limiter, now = settled(0.05)
     seconds = 0.05
     while limiter.calm:
@@ -318,7 +318,7 @@ def test_a_queue_that_grows_does_not_become_the_usual():
 
 
 def test_more_than_half_failing_is_a_storm():
-    """What may be in flight is halved."""
+    """The limit is halved."""
     limiter = limited(40.0)
     for n in range(6):
         (answer if n % 3 == 0 else fail)(limiter, 0.1 * n)
@@ -327,14 +327,14 @@ def test_more_than_half_failing_is_a_storm():
 
 
 def fail(limiter, now, plan=EXACT, **how):
-    """One attempt that fails at once."""
+    """Make one attempt that fails at once."""
     limiter.on_failure(limiter.send(now), now, plan, **how)
     return now
 
 
 @given(rest=st.integers(2, 9), times=st.integers(1, 30))
-def test_a_third_failing_is_no_storm(rest, times):
-    """Nor is less."""
+def test_a_third_failing_is_not_a_storm(rest, times):
+    """Nor is a smaller share."""
     limiter = limited(40.0)
     now = 0.0
     for _ in range(times):
@@ -347,8 +347,8 @@ def test_a_third_failing_is_no_storm(rest, times):
 
 @given(seed=st.integers(0, 10**6), share=st.sampled_from([0.1, 0.2, 0.3]))
 @settings(max_examples=30)
-def test_a_third_failing_by_chance_closes_next_to_never(seed, share):
-    """A thousand outcomes have rows of five by chance; all is not taken to fail for that."""
+def test_a_third_failing_at_random_rarely_closes_the_limiter(seed, share):
+    """A thousand outcomes contain runs of five failures by chance; these do not mean that all fail."""
     limiter, chance = limited(40.0), random.Random(seed)
     closings, now = 0, 0.0
     for _ in range(1000):
@@ -359,7 +359,7 @@ def test_a_third_failing_by_chance_closes_next_to_never(seed, share):
 
 
 def test_the_limit_is_halved_once_per_round_trip():
-    """What was sent before is not counted against it twice."""
+    """Failures of attempts sent before the reduction do not reduce it again."""
     limiter = limited(64.0)
     limiter.latencies.latency = 1.0
     limiter._limit_before_storm, limiter.state, limiter.failure_ratio, limiter._counted_outcomes = (
@@ -380,8 +380,8 @@ def test_the_limit_is_halved_once_per_round_trip():
 
 @settings(max_examples=60)
 @given(outcomes=st.lists(st.sampled_from([True, False, False]), min_size=20, max_size=200), limit=st.floats(1.0, 500.0))
-def test_it_goes_down_to_the_share_that_was_answered_and_no_further(outcomes, limit):
-    """As long as not all fails: what was answered before is sent still."""
+def test_the_limit_does_not_fall_below_the_answered_share(outcomes, limit):
+    """As long as not all fails, as many are sent as were answered before."""
     limiter = limited(limit)
     lowest = 0.0
     for n, fine in enumerate(outcomes):
@@ -394,8 +394,8 @@ def test_it_goes_down_to_the_share_that_was_answered_and_no_further(outcomes, li
             limit, lowest = limiter.limit, 0.0
 
 
-def test_a_failure_never_lets_more_be_sent():
-    """Where crowding has lowered the limit below the share that was answered, a failure does not put it up."""
+def test_a_failure_never_raises_the_limit():
+    """Where queueing has lowered the limit below the answered share, a failure does not raise it."""
     limiter = limited(4.0)
     limiter.state, limiter._limit_before_storm, limiter.failure_ratio, limiter._counted_outcomes = (
         "storm",
@@ -407,19 +407,19 @@ def test_a_failure_never_lets_more_be_sent():
     assert limiter.limit <= 4.0
 
 
-def test_without_a_limit_the_storm_begins_from_what_is_in_flight():
-    """Half of that, when more than half fails."""
+def test_without_a_limit_a_storm_starts_from_half_of_the_attempts_in_flight():
+    """When more than half fail."""
     limiter, now = settled()
     limiter.on_failure(None, now, EXACT)
-    tickets = [limiter.send(now) for _ in range(41)]
-    for n, permit in enumerate(tickets[:8]):
+    permits = [limiter.send(now) for _ in range(41)]
+    for n, permit in enumerate(permits[:8]):
         (limiter.on_failure(permit, now, EXACT) if n % 4 else limiter.on_answer(permit, now, 0))
     assert limiter.state == "storm"
     assert 10 <= limiter.limit <= 20
 
 
 def test_a_storm_becomes_a_recovery_when_few_fail():
-    """Less than a quarter, and at least four may be in flight."""
+    """Fewer than a quarter fail, and at least four may be in flight."""
     limiter = limited(4.0)
     limiter.state, limiter.failure_ratio, limiter._counted_outcomes = "storm", 0.4, 20
     now, states = 0.0, []
@@ -431,11 +431,11 @@ def test_a_storm_becomes_a_recovery_when_few_fail():
     assert all((state == "recovering") == few for state, few in states)
 
 
-# -- crowding
+# -- queueing at the server
 
 
 @given(limit=st.floats(20.0, 500.0), slow=st.floats(6.0, 50.0))
-def test_the_limit_shrinks_at_once_where_many_crowd(limit, slow):
+def test_queueing_at_the_server_shrinks_the_limit(limit, slow):
     """By a fifth, once per round trip."""
     limiter = limited(limit)
     limiter.latencies.latency = 0.05 * slow
@@ -445,11 +445,11 @@ def test_the_limit_shrinks_at_once_where_many_crowd(limit, slow):
     assert limiter.limit == pytest.approx(limit * SHRINK_ON_QUEUEING)
 
 
-def test_crowding_without_a_limit_is_a_storm():
-    """The first limit is less than what is in flight."""
+def test_queueing_at_the_server_in_calm_starts_a_storm():
+    """The first limit is less than the number in flight."""
     limiter, now = settled(0.05)
-    tickets = [limiter.send(now) for _ in range(60)]
-    for permit in tickets[:3]:
+    permits = [limiter.send(now) for _ in range(60)]
+    for permit in permits[:3]:
         now += 1.0
         limiter.on_answer(permit, now, 0)
     assert not limiter.calm
@@ -458,7 +458,7 @@ def test_crowding_without_a_limit_is_a_storm():
 
 
 @given(limit=st.floats(1.0, 300.0), waiting=st.integers(1, 500))
-def test_the_limit_grows_step_by_step_where_nobody_crowds(limit, waiting):
+def test_the_limit_grows_gradually_without_queueing(limit, waiting):
     """By a little with each answer, as long as calls wait."""
     limiter = limited(limit)
     answer(limiter, 0.0, 0.05, waiting)
@@ -467,8 +467,8 @@ def test_the_limit_grows_step_by_step_where_nobody_crowds(limit, waiting):
 
 @settings(max_examples=60)
 @given(workers=st.integers(2, 60), waiting=st.sampled_from([1, 50, 200, 1000]), begin=st.floats(1.0, 200.0))
-def test_the_limit_goes_to_where_a_few_stand_in_the_queue(workers, waiting, begin):
-    """Of a server whose latency is what its queue makes it: the workers are busy, and the queue is short."""
+def test_the_limit_converges_to_a_short_queue_at_the_server(workers, waiting, begin):
+    """On a server whose latency is due to its queue, the workers are busy and the queue is short."""
     limiter = limited(begin)
     now = 0.0
     for _ in range(4000):
@@ -480,8 +480,8 @@ def test_the_limit_goes_to_where_a_few_stand_in_the_queue(workers, waiting, begi
     assert limiter.limit * (1.0 - 1.5 * 0.05 / limiter.latencies.latency) <= 6.5
 
 
-def test_more_may_crowd_where_more_calls_wait():
-    """Clients that don't know of each other share the server by what they need."""
+def test_more_queueing_is_allowed_where_more_calls_wait():
+    """Independent clients share the server according to their demand."""
     limits = []
     for waiting in (1, 100, 200, 400):
         limiter = limited(12.0)
@@ -491,7 +491,7 @@ def test_more_may_crowd_where_more_calls_wait():
     assert limits[0] < limits[1] < limits[2] == limits[3]
 
 
-def test_nothing_is_known_of_a_crowd_before_the_first_answer():
+def test_no_queueing_is_assumed_before_the_first_answer():
     """Nor where answers take no time, as on a virtual clock."""
     limiter = fresh()
     assert limiter.queued() == 0.0
@@ -500,8 +500,8 @@ def test_nothing_is_known_of_a_crowd_before_the_first_answer():
 
 
 @given(limit=st.floats(1.0, 100.0), latency=st.floats(0.001, 10.0))
-def test_what_is_sent_under_a_limit_is_paced(limit, latency):
-    """Half of the mean distance lies between two: what comes back in a bunch is not sent as one."""
+def test_attempts_under_a_limit_are_paced(limit, latency):
+    """They are at least half of the mean distance apart, so answers that come in a bunch do not cause a burst."""
     limiter = limited(limit)
     limiter.latencies.latency = latency
     limiter.send(5.0)
@@ -509,8 +509,8 @@ def test_what_is_sent_under_a_limit_is_paced(limit, latency):
     assert limiter.due() == pytest.approx(5.0 + 0.5 * latency / limit)
 
 
-def test_an_attempt_has_its_answer_by_a_little_more_than_the_last_latency():
-    """As far as latencies tell: without any, at once."""
+def test_the_expected_answer_time_is_slightly_above_the_current_latency():
+    """Without any latency it is now."""
     assert fresh().latencies.expected_answer_in(3.0) == 3.0
     limiter = limited(5.0)
     limiter.latencies.latency = None
@@ -523,7 +523,7 @@ def test_an_attempt_has_its_answer_by_a_little_more_than_the_last_latency():
 
 
 def persist(limiter, seconds, until, now=0.0, waiting=300):
-    """Answers that take as long as `seconds` says for the limit, one by one, as fast as the limit lets them through."""
+    """Feed answers whose latency is `seconds` of the limit, as fast as the limit allows."""
     while now < until:
         took = seconds(limiter.limit)
         now += took / limiter.limit
@@ -531,8 +531,8 @@ def persist(limiter, seconds, until, now=0.0, waiting=300):
     return now
 
 
-def test_answers_that_stay_slow_become_the_usual():
-    """More was sent, and they did not become slower: it was not the queue. No sooner than after ten seconds of it."""
+def test_latency_that_is_not_due_to_queueing_becomes_the_baseline():
+    """More attempts did not make answers slower, for at least ten seconds."""
     limiter = limited(8.0)
     now = persist(limiter, lambda _: 0.5, TRIAL_AFTER + TRIAL_SECONDS)
     assert limiter.latencies.baseline == pytest.approx(0.05)
@@ -545,16 +545,16 @@ def test_answers_that_stay_slow_become_the_usual():
 
 
 @pytest.mark.parametrize("workers", [2, 5, 20])
-def test_answers_that_are_slow_for_the_queue_do_not(workers):
-    """More was sent, and they became slower: the usual stays what it was, for as long as it takes."""
+def test_latency_that_is_due_to_queueing_does_not_become_the_baseline(workers):
+    """More attempts made answers slower: the baseline never changes."""
     limiter = limited(3.0 * workers)
     persist(limiter, lambda limit: 0.05 * max(1.0, limit / workers), 600.0)
     assert limiter.latencies.baseline == pytest.approx(0.05, rel=0.02)
     assert limiter.limit < TRIAL_GROWTH * (workers * 1.6 + 12)
 
 
-def test_what_was_taken_for_the_usual_by_mistake_is_taken_back():
-    """Step by step, but not below what was learned."""
+def test_a_baseline_raised_by_mistake_is_lowered_again():
+    """Gradually, but not below what was learned in calm."""
     limiter = limited(10.0)
     limiter.latencies.baseline, limiter.latencies.recent = 0.06, 0.1
     persist(limiter, lambda limit: 0.05 * limit / 3, 120.0)
@@ -562,7 +562,7 @@ def test_what_was_taken_for_the_usual_by_mistake_is_taken_back():
 
 
 @pytest.mark.parametrize(("failure_ratio", "waiting"), [(0.2, 300), (0.0, 0)])
-def test_nothing_is_tried_where_attempts_fail_or_nobody_waits(failure_ratio, waiting):
+def test_no_trial_while_attempts_fail_or_no_call_waits(failure_ratio, waiting):
     """Answers may be slow for other reasons then."""
     limiter = limited(8.0)
     now = 0.0
@@ -573,8 +573,8 @@ def test_nothing_is_tried_where_attempts_fail_or_nobody_waits(failure_ratio, wai
     assert limiter.latencies.baseline == pytest.approx(0.05)
 
 
-def test_a_trial_sends_a_third_more_for_a_while():
-    """And at least one more, for small limits."""
+def test_a_trial_raises_the_limit_by_a_third_for_a_while():
+    """By at least one, for small limits."""
     for limit, more in ((1.0, 2.0), (20.0, 20.0 * TRIAL_GROWTH)):
         limiter = limited(limit)
         limiter.latencies.recent = 0.5
@@ -585,8 +585,8 @@ def test_a_trial_sends_a_third_more_for_a_while():
         assert limiter.limit == more
 
 
-def test_the_usual_becomes_quicker_with_the_average():
-    """A server that answers faster than it used to, in a storm: a hundred answers say so, one of them does not."""
+def test_the_baseline_falls_with_the_average():
+    """In a storm, a hundred faster answers lower the baseline, a single one does not."""
     limiter = limited(5.0, baseline=0.1)
     answer(limiter, 0.0, 0.001, waiting=1)
     assert limiter.latencies.baseline > 0.09
@@ -599,8 +599,8 @@ def test_the_usual_becomes_quicker_with_the_average():
 
 
 @pytest.mark.parametrize("answered", [0, 3, 30])
-def test_next_to_nothing_but_failures_closes(answered):
-    """Five in a row at least, and four of five of the last: one attempt at a time from there on."""
+def test_almost_only_failures_close_the_limiter(answered):
+    """Five in a row and four of the last five: from then on, one attempt at a time."""
     limiter = limited(10.0)
     for n in range(answered):
         answer(limiter, 0.1 * n)
@@ -616,7 +616,7 @@ def test_next_to_nothing_but_failures_closes(answered):
 
 
 def test_a_probe_is_one_attempt():
-    """The next one goes when it has failed, and the pause is over."""
+    """The next probe is sent when the last has failed and the pause is over."""
     limiter = closed(0.0)
     permit = limiter.send(limiter.prober.pause_until)
     assert not limiter.may_send(limiter.prober.pause_until)
@@ -627,8 +627,8 @@ def test_a_probe_is_one_attempt():
 
 
 @given(pauses=st.integers(1, 12), base=st.floats(0.01, 5.0))
-def test_the_pause_of_an_idle_process_is_its_own_backoff(pauses, base):
-    """Where chance has no part in it, to the digit."""
+def test_the_pause_of_an_idle_process_is_the_backoff(pauses, base):
+    """Without jitter, exactly."""
     plan = Backoff(base, 30.0, jitter="none")
     limiter = closed(0.0, plan)
     now = 0.0
@@ -638,8 +638,8 @@ def test_the_pause_of_an_idle_process_is_its_own_backoff(pauses, base):
 
 
 @given(chance=CHANCE, pauses=st.integers(2, 12), jitter=st.sampled_from(["full", "equal", "decorrelated"]))
-def test_the_pause_has_the_scale_of_the_backoff_and_chance_in_it(chance, pauses, jitter):
-    """At first anything up to its ceiling, then from half of it on: clients don't come back together."""
+def test_the_pause_is_a_jittered_backoff(chance, pauses, jitter):
+    """At first up to its ceiling, then from half of it on: clients do not return together."""
     plan = Backoff(0.2, 30.0, jitter=jitter)
     limiter = closed(0.0, plan, Chance(chance))
     assert limiter.prober.pause_until == pytest.approx(plan.ceiling(1) * chance)
@@ -651,7 +651,7 @@ def test_the_pause_has_the_scale_of_the_backoff_and_chance_in_it(chance, pauses,
 
 
 def outage(rate, seconds, plan, seed=1):
-    """A process that makes so many calls per second through an outage: the instants of its attempts."""
+    """Simulate an outage for a process with this rate of calls; return the instants of its attempts."""
     limiter, now = settled(rng=random.Random(seed))
     start, sent = now, []
     for n in range(int(rate * seconds)):
@@ -665,8 +665,8 @@ def outage(rate, seconds, plan, seed=1):
 
 @settings(max_examples=15)
 @given(rate=st.sampled_from([20, 50, 200]), seed=st.integers(0, 10**6), cap=st.sampled_from([5.0, 30.0, 600.0]))
-def test_a_busy_process_probes_with_a_twentieth_of_its_calls_at_most(rate, seed, cap):
-    """But for the first few attempts, by which it finds out; and the longer the outage, the slower."""
+def test_a_busy_process_probes_with_at_most_a_twentieth_of_its_calls(rate, seed, cap):
+    """Except for the first few attempts; and the longer the outage, the fewer."""
     sent = outage(rate, 60.0, Backoff(0.2, cap), seed)
     assert len(sent) <= PROBE_RATIO * rate * 60.0 + 2 * CLOSING_STREAK + 10
     early, late = [sum(start <= at < start + 20 for at in sent) for start in (0, 40)]
@@ -676,7 +676,7 @@ def test_a_busy_process_probes_with_a_twentieth_of_its_calls_at_most(rate, seed,
 
 @settings(max_examples=15)
 @given(rate=st.sampled_from([5, 20, 100]), seed=st.integers(0, 10**6))
-def test_a_busy_process_probes_sooner_than_its_own_backoff(rate, seed):
+def test_a_busy_process_probes_sooner_than_its_backoff(rate, seed):
     """It notices the end of an outage within a tenth of its length, though its backoff would take minutes."""
     sent = outage(rate, 60.0, Backoff(0.2, 600.0), seed)
     gaps = [later - earlier for earlier, later in pairwise(sent)]
@@ -684,12 +684,12 @@ def test_a_busy_process_probes_sooner_than_its_own_backoff(rate, seed):
 
 
 def test_probes_of_two_processes_are_not_at_the_same_instants():
-    """Chance has a part in the pause of a busy process too."""
+    """The pauses of a busy process have jitter too."""
     first, second = (outage(100, 30.0, Backoff(0.2, 600.0, jitter="full"), seed) for seed in (1, 2))
     assert len(set(first) & set(second)) < len(first) / 4
 
 
-def test_calls_of_long_ago_do_not_make_a_process_busy():
+def test_old_calls_do_not_count_towards_the_rate():
     """The rate is that of the last seconds."""
     limiter = fresh()
     for n in range(1000):
@@ -700,8 +700,8 @@ def test_calls_of_long_ago_do_not_make_a_process_busy():
     assert rate < 0.5
 
 
-def test_an_answer_to_a_probe_opens_for_three():
-    """A fatal error is an answer too: the server is up. Each further answer lets more be sent."""
+def test_an_answer_to_a_probe_sets_the_limit_to_three():
+    """A fatal error is an answer too. Each further answer raises the limit."""
     limiter = closed()
     now = answer(limiter, limiter.prober.pause_until, waiting=9)
     assert limiter.state == "recovering"
@@ -712,8 +712,8 @@ def test_an_answer_to_a_probe_opens_for_three():
     assert limiter.limit >= RECOVERY_LIMIT + 8 * FAST_STEP
 
 
-def test_a_failure_after_the_first_answer_is_no_storm_but_many_are():
-    """A server that comes back with an error now and then is not closed for it; one that goes down again is."""
+def test_occasional_failures_after_the_first_answer_do_not_close_the_limiter():
+    """Many failures do: the server is down again."""
     limiter = closed()
     now = answer(limiter, limiter.prober.pause_until, waiting=9)
     fail(limiter, now)
@@ -725,8 +725,8 @@ def test_a_failure_after_the_first_answer_is_no_storm_but_many_are():
     pytest.fail("it did not close")
 
 
-def test_the_pauses_begin_anew_after_an_answer():
-    """An outage that follows is another one."""
+def test_an_answer_resets_the_pauses():
+    """A following outage is a new one."""
     limiter = closed()
     for _ in range(4):
         fail(limiter, limiter.prober.pause_until)
@@ -741,8 +741,8 @@ def test_the_pauses_begin_anew_after_an_answer():
 
 
 @given(hint=st.floats(0.001, 5.0))
-def test_a_hint_that_all_are_given_closes_until_then(hint):
-    """Where all fails, it is for everybody."""
+def test_a_hint_closes_the_limiter_when_all_fail(hint):
+    """It then applies to all calls."""
     limiter, now = settled()
     all_fails(limiter, now, now + hint, Backoff(0.0, 0.0))
     assert limiter.closed_until() == now + hint
@@ -751,8 +751,8 @@ def test_a_hint_that_all_are_given_closes_until_then(hint):
 
 
 @given(hint=st.floats(0.0, 1000.0), failures=st.integers(1, CLOSING_STREAK - 1))
-def test_a_hint_that_some_are_given_closes_nothing(hint, failures):
-    """Up to four, in a calm: the others are not held back by what these were told."""
+def test_hints_of_some_calls_do_not_close_the_limiter(hint, failures):
+    """Up to four in calm: they do not hold other calls back."""
     limiter, now = settled()
     for _ in range(failures):
         limiter.on_failure(limiter.send(now), now, EXACT, now + hint)
@@ -762,14 +762,14 @@ def test_a_hint_that_some_are_given_closes_nothing(hint, failures):
 
 @given(patience=st.floats(0.1, 100.0), hint=st.floats(0.0, 1e6))
 def test_no_hint_closes_for_longer_than_half_of_the_patience(patience, hint):
-    """Whatever the server asks for: those who wait learn in time whether it still holds."""
+    """Waiting calls learn in time whether the hint still holds."""
     limiter = Limiter(random.Random(1), 0.0, patience)
     limiter.on_failure(limiter.send(0.0), 0.0, Backoff(0.0, 0.0), hint_until=hint)
     assert limiter.closed_until() == min(hint, patience / 2)
 
 
 def test_an_answer_ends_a_hint():
-    """Whoever was told is held back by itself; the server serves others."""
+    """The hinted call waits by itself; the server serves others."""
     limiter, now = settled()
     late = limiter.send(now)
     all_fails(limiter, now, now + 20.0)
@@ -779,8 +779,8 @@ def test_an_answer_ends_a_hint():
     assert limiter.may_send(now + 1.0)
 
 
-def test_a_hint_that_comes_late_counts_and_closes_nothing_else():
-    """From an attempt that was in flight when it closed: its instant holds, the pause is not a longer one."""
+def test_a_late_hint_does_not_lengthen_the_pause():
+    """It comes from an attempt in flight at the closing: its instant holds, and the backoff does not grow."""
     limiter, now = settled()
     late = limiter.send(now)
     all_fails(limiter, now, now + 1.0)
@@ -790,12 +790,12 @@ def test_a_hint_that_comes_late_counts_and_closes_nothing_else():
     assert (limiter.prober.pause_until, limiter.epoch) == (pause_until, epoch)
 
 
-# -- silence, and what never comes back
+# -- silence and lost attempts
 
 
 @given(baseline=st.floats(0.001, 2.0), late=st.floats(0.01, 5.0))
-def test_silence_stops_the_sending(baseline, late):
-    """Ten attempts in a row without a word for too long: no more are sent, long before they time out."""
+def test_silence_closes_the_limiter(baseline, late):
+    """Ten attempts without an outcome for too long: no more are sent, long before they time out."""
     limiter, now = settled(baseline)
     for _ in range(INITIAL_LIMIT):
         limiter.send(now)
@@ -809,32 +809,32 @@ def test_silence_stops_the_sending(baseline, late):
     assert not limiter.may_send(too_long + late)
 
 
-def test_nine_in_flight_are_no_silence():
-    """Nor are ten of which the first came back."""
+def test_nine_in_flight_are_not_a_silence():
+    """Nor are ten after an outcome of the first."""
     limiter, now = settled()
-    tickets = [limiter.send(now) for _ in range(INITIAL_LIMIT - 1)]
+    permits = [limiter.send(now) for _ in range(INITIAL_LIMIT - 1)]
     limiter.on_call(now + 9.0)
-    limiter.on_answer(tickets[0], now + 9.0, 0)
+    limiter.on_answer(permits[0], now + 9.0, 0)
     limiter.send(now + 9.0)
     limiter.on_call(now + 19.0)
     assert limiter.limit == inf
 
 
-def test_one_that_is_back_ends_the_silence():
-    """It was only slow: others may go."""
+def test_an_outcome_ends_the_silence():
+    """The server was only slow: more may be sent."""
     limiter, now = settled()
-    tickets = [limiter.send(now) for _ in range(INITIAL_LIMIT)]
+    permits = [limiter.send(now) for _ in range(INITIAL_LIMIT)]
     limiter.on_call(now + 5.0)
     assert not limiter.may_send(now + 5.0)
-    for permit in tickets:
+    for permit in permits:
         limiter.on_answer(permit, now + 5.0, 5)
     assert limiter.may_send(now + 5.0)
     limiter.on_call(now + 5.0)
     assert limiter.state == "recovering"
 
 
-def test_silence_in_a_storm_leaves_a_lower_limit_alone():
-    """It stops what is sent, and never lets more go."""
+def test_silence_in_a_storm_does_not_raise_the_limit():
+    """It only ever stops attempts."""
     limiter = limited(2.0)
     limiter._unanswered, limiter._unanswered_since = INITIAL_LIMIT, 0.0
     limiter.on_call(50.0)
@@ -842,8 +842,8 @@ def test_silence_in_a_storm_leaves_a_lower_limit_alone():
     assert limiter.state == "recovering"
 
 
-def test_an_overdue_attempt_lets_another_go():
-    """Ten seconds without any outcome: one more, and ten seconds later another."""
+def test_an_overdue_attempt_allows_another():
+    """After ten seconds without any outcome one more is sent, and ten seconds later another."""
     limiter = fresh()
     for _ in range(INITIAL_LIMIT):
         limiter.send(0.0)
@@ -854,8 +854,8 @@ def test_an_overdue_attempt_lets_another_go():
         assert not limiter.may_send(overdue)
 
 
-def test_a_probe_that_does_not_come_back_is_followed_by_another():
-    """A probe that hangs must not keep it closed for ever."""
+def test_a_probe_without_an_outcome_is_followed_by_another():
+    """A probe that hangs does not keep the limiter closed for ever."""
     limiter = closed()
     limiter.send(5.0)
     assert not limiter.may_send(14.9)
@@ -863,8 +863,8 @@ def test_a_probe_that_does_not_come_back_is_followed_by_another():
 
 
 @pytest.mark.parametrize("end", ["good", "bad", "void"])
-def test_what_was_in_flight_when_it_closed_takes_no_room_and_frees_none(end):
-    """It may never come back; when it does, it is not counted."""
+def test_attempts_in_flight_at_the_closing_are_not_counted(end):
+    """They may never end; when they do, no capacity is freed."""
     limiter, now = settled()
     left = [limiter.send(now) for _ in range(5)]
     all_fails(limiter, now)
@@ -884,8 +884,8 @@ def test_what_was_in_flight_when_it_closed_takes_no_room_and_frees_none(end):
     assert limiter.in_flight == 0
 
 
-def test_failures_of_what_was_in_flight_when_it_closed_lengthen_no_pause():
-    """They are from before."""
+def test_failures_of_attempts_in_flight_at_the_closing_do_not_lengthen_pauses():
+    """They are from before the closing."""
     limiter, now = settled()
     left = [limiter.send(now) for _ in range(50)]
     all_fails(limiter, now)
@@ -896,8 +896,8 @@ def test_failures_of_what_was_in_flight_when_it_closed_lengthen_no_pause():
     assert limiter.prober.pause_until == pause_until
 
 
-def test_an_attempt_that_was_broken_off_tells_nothing():
-    """It makes room, and counts neither as an answer nor as a failure."""
+def test_a_cancelled_attempt_counts_as_neither_answer_nor_failure():
+    """It frees its capacity."""
     limiter = limited(1.0)
     permit = limiter.send(0.0)
     failure_ratio, baseline, state = limiter.failure_ratio, limiter.latencies.baseline, limiter.state
@@ -907,28 +907,28 @@ def test_an_attempt_that_was_broken_off_tells_nothing():
     assert (limiter.failure_ratio, limiter.latencies.baseline, limiter.state) == (failure_ratio, baseline, state)
 
 
-def test_an_answer_without_a_ticket_counts():
-    """What was sent in calm, where nobody counts, comes back when somebody does."""
+def test_an_answer_without_a_permit_counts():
+    """It was sent in calm, without counting, and ends while outcomes are counted."""
     limiter = closed()
     limiter.on_answer(None, 0.1, 0)
     assert limiter.state == "recovering"
     assert limiter.in_flight == 0
 
 
-def test_what_was_cut_off_does_not_end_a_silence():
-    """It is no word from the server: ten others are out as long as before."""
+def test_a_cancelled_attempt_does_not_end_a_silence():
+    """It is no outcome from the server: ten others are still out."""
     limiter, now = settled()
-    tickets = [limiter.send(now) for _ in range(INITIAL_LIMIT + 1)]
-    limiter.on_abandoned(tickets[0], now + 4.0, sent=True)
+    permits = [limiter.send(now) for _ in range(INITIAL_LIMIT + 1)]
+    limiter.on_abandoned(permits[0], now + 4.0, sent=True)
     limiter.on_call(now + 5.0)
     assert limiter.state == "storm"
 
 
-# -- whatever happens
+# -- state machine
 
 
 class Whatever(RuleBasedStateMachine):
-    """Attempts, outcomes, calls and time in any order, and attempts only where there is room for one."""
+    """Attempts, outcomes, calls and time in any order; attempts only within the limit."""
 
     @initialize(seed=st.integers(0, 1000), start=st.sampled_from([0.0, 1e6, -50.0]))
     def begin(self, seed, start):
@@ -994,7 +994,7 @@ class Whatever(RuleBasedStateMachine):
         for _ in range(min(times, len(self.out))):
             until = None if hint is None else self.now + hint
             limit, state, failure_ratio = self.limiter.limit, self.limiter.state, self.limiter.failure_ratio
-            calm = self.limiter.calm  # the first failure starts the counting
+            calm = self.limiter.calm  # the first failure starts counting
             self.limiter.on_failure(self.take(data), self.now, self.plan, until, answered=taken)
             own = taken and not calm and state not in ("probing", "recovering") and self.limiter.is_serving()
             self.has_failed(state)
@@ -1019,7 +1019,7 @@ class Whatever(RuleBasedStateMachine):
 
     @rule(fine=st.booleans(), uncounted=st.booleans())
     def hear(self, fine, uncounted):
-        """Of an attempt without a ticket."""
+        """The outcome of an attempt without a permit."""
         if fine:
             self.hint = self.hint if self.limiter.state != "probing" else -inf
             self.limiter.on_answer(None, self.now, 0)

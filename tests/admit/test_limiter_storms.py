@@ -1,8 +1,8 @@
-"""Little worlds in virtual time: one process, its weather and its room, and a server with workers and a queue.
+"""Small simulations in virtual time: a process with its limiter and wait queue, and a server with workers.
 
-What is asserted is what a user would notice: how many calls were answered, how many attempts were sent to a server that
-could not answer them, whether the limit comes to rest, and whether it is calm in the end. The numbers leave room for
-chance, but not for another kind of behaviour; every world has its seed.
+The tests assert what a user would notice: how many calls were answered, how many attempts were sent to a server that
+could not answer them, whether the limit converges, and whether it is calm in the end. The numbers allow for chance,
+but not for another kind of behaviour; every simulation has its seed.
 """
 
 import heapq
@@ -26,7 +26,7 @@ REFUSAL = 0.002
 
 
 class Held(Waiter):
-    """With the attempts that its call has left."""
+    """A waiter with the attempts that its call has left."""
 
     __slots__ = ("left",)
 
@@ -36,7 +36,7 @@ class Held(Waiter):
 
 
 class Server:
-    """Workers that each serve one attempt at a time, and those in line for them."""
+    """Workers that each serve one attempt at a time, and a queue in front of them."""
 
     def __init__(self, world, workers, service, exponential=False):
         self.world, self.workers, self.service, self.exponential = world, workers, service, exponential
@@ -44,7 +44,7 @@ class Server:
         self.busy, self.line = 0, deque()
 
     def take(self, done):
-        """An attempt comes in; `done` is told whether it was answered."""
+        """Accept an attempt; `done` gets whether it was answered."""
         if self.hangs:
             return
         if not self.up:
@@ -67,7 +67,7 @@ class Server:
 
 
 class World:
-    """A process that makes `rate` calls per second to the server, as a door does it but without locks and bells."""
+    """A process that makes `rate` calls per second, as a dispatcher does but without locks and wake-ups."""
 
     def __init__(self, seed, rate, workers, service, exponential=False):
         self.rng = random.Random(seed)
@@ -82,13 +82,13 @@ class World:
         self.after(0.0, self._arrive)
         self.after(0.0, self._look)
 
-    # -- the course of time
+    # -- time
 
     def after(self, seconds, what):
         heapq.heappush(self.events, (self.now + seconds, next(self.order), what))
 
     def at(self, when, **changes):
-        """At an instant the server becomes another."""
+        """Change the server at an instant."""
         heapq.heappush(self.events, (when, next(self.order), lambda: vars(self.server).update(changes)))
         return self
 
@@ -103,7 +103,7 @@ class World:
         self.log.append((self.now, limiter.state, limiter.limit))
         self.after(0.1, self._look)
 
-    # -- what has been
+    # -- results
 
     def per_second(self, events, start, end):
         return sum(start <= at < end for at in events) / (end - start)
@@ -120,9 +120,9 @@ class World:
     def _arrive(self):
         self.after(self.rng.expovariate(self.rate), self._arrive)
         self.offered.append(self.now)
-        self._knock(self.now, ATTEMPTS)
+        self._enter(self.now, ATTEMPTS)
 
-    def _knock(self, began, left):
+    def _enter(self, began, left):
         limiter, shelter_queue, now = self.limiter, self.shelter_queue, self.now
         if limiter.calm and now < limiter.latencies.next_sample:
             self._send(None, began, left, uncounted=True)
@@ -175,7 +175,7 @@ class World:
 
         def done(fine):
             if over:
-                return  # it was broken off before
+                return  # it was cancelled before
             over.append(True)
             if fine:
                 self.answered.append(self.now)
@@ -199,11 +199,11 @@ class World:
             self.refused += 1
         if left > 1:
             delay = 0.0 if closed_until > now else self.plan.delay(ATTEMPTS - left + 1, self.rng)
-            self.after(delay, lambda: self._knock(began, left - 1))
+            self.after(delay, lambda: self._enter(began, left - 1))
 
 
 class Hub:
-    """Some processes on one server, in one time."""
+    """Several processes on one server, in one time."""
 
     def __init__(self, seed, clients, rate, workers, service, exponential=False):
         self.rng = random.Random(seed)
@@ -215,7 +215,7 @@ class Hub:
 
 
 class Process(World):
-    """One of them."""
+    """One of these processes."""
 
     def __init__(self, hub, seed, rate):
         self.hub = hub
@@ -236,8 +236,8 @@ LATENCIES = pytest.mark.parametrize("exponential", [False, True], ids=["even", "
 
 @LATENCIES
 @pytest.mark.parametrize("seed", [0, 2])
-def test_a_healthy_server_is_not_held_back(exponential, seed):
-    """From the first call on: all is answered at once, and the process is calm after some seconds."""
+def test_calls_to_a_healthy_server_are_not_held_back(exponential, seed):
+    """All calls are answered at once, and the limiter is calm after some seconds."""
     world = World(seed, rate=100, workers=40, service=0.05, exponential=exponential).run(30.0)
     assert world.refused == 0
     assert len(world.answered) >= len(world.offered) - 20
@@ -245,13 +245,13 @@ def test_a_healthy_server_is_not_held_back(exponential, seed):
 
 
 @LATENCIES
-def test_an_outage_is_survived_and_forgotten(exponential):
-    """Few attempts while it lasts, all who can still wait are answered soon after it, and it is calm in the end."""
+def test_calls_survive_an_outage(exponential):
+    """Few attempts are sent during it, all calls that can still wait are answered soon after, then it is calm."""
     world = World(1, rate=100, workers=20, service=0.05, exponential=exponential)
     world.at(20.0, up=False).at(50.0, up=True).run(75.0)
     # a twentieth of the calls would be 150; it is fewer, as probes become slower with the outage
     assert world.per_second(world.sent, 20.0, 50.0) <= 0.05 * world.rate
-    # the end is noticed within a tenth of its length, and those who have waited are answered then
+    # the end is noticed within a tenth of its length, and waiting calls are answered then
     assert world.per_second(world.answered, 53.0, 60.0) >= world.rate
     assert world.per_second(world.answered, 65.0, 75.0) == pytest.approx(world.rate, rel=0.1)
     assert world.limiter.state == "calm"
@@ -260,7 +260,7 @@ def test_an_outage_is_survived_and_forgotten(exponential):
 
 @LATENCIES
 def test_a_server_that_flaps_is_used_while_it_is_up(exponential):
-    """Nobody fails for good, little is sent while it is down, and it is calm in the end."""
+    """No call fails for good, few attempts are sent while it is down, and it is calm in the end."""
     world = World(2, rate=100, workers=20, service=0.05, exponential=exponential)
     for n in range(4):
         world.at(10.0 + 4 * n, up=False).at(12.0 + 4 * n, up=True)
@@ -273,8 +273,8 @@ def test_a_server_that_flaps_is_used_while_it_is_up(exponential):
 
 
 @LATENCIES
-def test_a_third_of_errors_starves_nobody(exponential):
-    """Errors that have nothing to do with load: as much is answered as is asked for, and it does not close for them."""
+def test_a_third_of_errors_starves_no_call(exponential):
+    """Errors unrelated to load: the throughput equals the demand, and the limiter does not close."""
     world = World(3, rate=100, workers=20, service=0.05, exponential=exponential)
     world.at(10.0, errors=0.3).run(60.0)
     assert world.per_second(world.answered, 10.0, 60.0) >= 0.9 * world.rate
@@ -284,8 +284,8 @@ def test_a_third_of_errors_starves_nobody(exponential):
 
 @LATENCIES
 @pytest.mark.parametrize(("rate", "workers", "service"), [(160, 20, 0.1), (60, 4, 0.05)])
-def test_a_server_that_loses_half_of_its_workers_is_used_to_the_full(exponential, rate, workers, service):
-    """For good: what it can do is done, hardly an attempt fails, the queue there is short, and the limit rests."""
+def test_a_server_that_loses_half_of_its_workers_is_fully_used(exponential, rate, workers, service):
+    """Hardly an attempt fails, the server's queue is short, and the limit converges."""
     world = World(4, rate, workers, service, exponential)
     world.at(20.0, workers=workers // 2).run(140.0)
     capacity = workers / 2 / service
@@ -299,7 +299,7 @@ def test_a_server_that_loses_half_of_its_workers_is_used_to_the_full(exponential
 
 @LATENCIES
 def test_a_server_that_becomes_ten_times_slower_is_not_starved_for_ever(exponential):
-    """It has workers enough, so that only a limit made for the old latency holds calls back: it follows, in minutes."""
+    """It has enough workers, so only a limit made for the old latency holds calls back: it adapts within minutes."""
     world = World(5, rate=100, workers=1000, service=0.02, exponential=exponential)
     world.at(20.0, service=0.2).run(260.0)
     assert world.per_second(world.answered, 25.0, 60.0) >= 0.25 * world.rate
@@ -307,8 +307,8 @@ def test_a_server_that_becomes_ten_times_slower_is_not_starved_for_ever(exponent
 
 
 @LATENCIES
-def test_a_server_that_hangs_is_left_alone_before_the_first_timeout(exponential):
-    """It says nothing at all: some tens of attempts are out, not all that come until they time out; then it is over."""
+def test_a_hanging_server_gets_few_attempts_before_the_first_timeout(exponential):
+    """Some tens of attempts are in flight, not all calls until the timeout; afterwards it recovers."""
     world = World(6, rate=100, workers=20, service=0.05, exponential=exponential)
     world.at(20.0, hangs=True).at(40.0, hangs=False).run(70.0)
     # until it is noticed all that come are sent, for half a second; then nothing before the timeout
@@ -319,8 +319,8 @@ def test_a_server_that_hangs_is_left_alone_before_the_first_timeout(exponential)
 
 
 @LATENCIES
-def test_processes_that_share_a_server_leave_its_queue_short(exponential):
-    """Ten that don't know of each other, on half of the workers: none of them takes the others' queue for the usual."""
+def test_processes_that_share_a_server_keep_its_queue_short(exponential):
+    """Ten independent ones, on half of the workers: none takes the others' queue for the baseline."""
     hub = Hub(1, clients=10, rate=16, workers=20, service=0.1, exponential=exponential)
     hub.at(20.0, workers=10).run(80.0)
     answered = [world.per_second(world.answered, 30.0, 80.0) for world in hub.worlds]

@@ -1,4 +1,4 @@
-"""Gates that are used in the middle of one of their own operations, step by step (see tests/test_reentry.py)."""
+"""Gates that are re-entered in the middle of their own operations, step by step (see tests/test_reentry.py)."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from abate.admit.breaker import Entry
 
 
 class Interrupting:
-    """A clock whose next look at it is interrupted, after so many others."""
+    """A clock whose next read is interrupted, after a number of others."""
 
     def __init__(self):
         self.at = 0.5
@@ -23,7 +23,7 @@ class Interrupting:
 
 
 class InterruptedUnits:
-    """The terms of a ledger, the reading of which is interrupted once."""
+    """The terms of a ledger, whose reading is interrupted once."""
 
     def __init__(self, terms, interruption):
         self._terms, self._interruption = terms, interruption
@@ -40,7 +40,7 @@ class InterruptedUnits:
 
 
 class InterruptedLook(list):
-    """A list whose look number `at` for whether it is empty is interrupted, after it has answered."""
+    """A list whose truth test number `at` is interrupted, after it has answered."""
 
     def __init__(self, at, interruption):
         super().__init__()
@@ -68,7 +68,7 @@ def budget_of(clock, left):
 
 @pytest.mark.parametrize("slot", [0.5, 0.53], ids=["same slot", "next slot"])
 def test_a_withdrawal_before_a_fold_has_begun_counts_once(clock, slot):
-    """It takes a number as any other."""
+    """It draws a number like any other."""
     budget = budget_of(clock, 3)
     clock.at, clock.interruption = slot, budget.try_withdraw
     budget.balance()
@@ -78,7 +78,7 @@ def test_a_withdrawal_before_a_fold_has_begun_counts_once(clock, slot):
 
 @pytest.mark.parametrize(("left", "granted"), [(1, False), (2, True), (3, True)])
 def test_a_withdrawal_in_a_fold_is_granted_if_it_was_prepaid(clock, left, granted):
-    """Where it is not sure, it is refused, and nothing is lost by that."""
+    """Otherwise it is refused, and nothing is lost."""
     budget = budget_of(clock, left)
     state = budget.states.main
     terms = state._terms = InterruptedUnits(state._terms, budget.try_withdraw)
@@ -91,8 +91,8 @@ def test_a_withdrawal_in_a_fold_is_granted_if_it_was_prepaid(clock, left, grante
 @pytest.mark.parametrize("attribute", ["_reentrant_granted", "_reentrant_refused"])
 @pytest.mark.parametrize("at", range(1, 7))
 @pytest.mark.parametrize("left", [1, 2, 3])
-def test_a_withdrawal_counts_once_wherever_it_comes(clock, attribute, at, left):
-    """Also between the last look for one and the numbers that are prepaid then."""
+def test_a_reentrant_withdrawal_counts_once_at_any_point(clock, attribute, at, left):
+    """Also between the last check and the prepaid numbers that follow."""
     budget = budget_of(clock, left)
     state = budget.states.main
     looked = InterruptedLook(at, budget.try_withdraw)
@@ -104,15 +104,15 @@ def test_a_withdrawal_counts_once_wherever_it_comes(clock, attribute, at, left):
 
 
 def test_a_deposit_in_a_fold_counts_once(clock):
-    """It does not fold again, and what it brings is there afterwards."""
+    """It does not fold again, and the deposit is there afterwards."""
     budget = Budget(ratio=1.0, reserve=0.0, window=1.0, clock=clock)
     clock.at, clock.interruption = 0.53, budget.deposit
     budget.balance()
     assert budget.balance() == 1.0
 
 
-def test_a_balance_in_a_fold_is_the_one_known(clock):
-    """A gauge is read where the collector, or a handler, reads it."""
+def test_reading_the_balance_in_a_fold_returns_the_last_known_value(clock):
+    """A gauge may be read by the garbage collector or a signal handler."""
     budget = budget_of(clock, 3)
     clock.interruption = lambda: (budget.balance(), budget.share())
     budget.try_withdraw()
@@ -121,7 +121,7 @@ def test_a_balance_in_a_fold_is_the_one_known(clock):
 
 
 def test_a_refund_in_a_fold_is_not_lost(clock):
-    """It is made when the fold is over."""
+    """It is applied after the fold."""
     budget = budget_of(clock, 3)
     assert budget.try_withdraw()
     clock.interruption = budget.refund
@@ -136,8 +136,8 @@ def bucket_of(clock, tokens, burst=10):
 
 
 @pytest.mark.parametrize(("tokens", "taken"), [(5, True), (4, False)])
-def test_tokens_besides_those_that_are_being_taken(clock, tokens, taken):
-    """Who interrupts leaves as many as the interrupted one wants."""
+def test_a_reentrant_take_leaves_the_tokens_of_the_interrupted_one(clock, tokens, taken):
+    """It gets a token only if both can be served."""
     bucket = bucket_of(clock, tokens)
     clock.interruption = lambda: bucket.try_acquire(3)
     assert bucket.try_acquire(2)
@@ -147,8 +147,8 @@ def test_tokens_besides_those_that_are_being_taken(clock, tokens, taken):
     assert level.tokens == tokens - 2 - 3 * taken
 
 
-def test_a_claim_in_the_middle_of_another_waits_for_both(clock):
-    """The instant at which its tokens are there counts what the other one takes."""
+def test_a_reentrant_reservation_waits_for_both(clock):
+    """Its instant includes the tokens of the interrupted reservation."""
     bucket = bucket_of(clock, 1)
     level = bucket._states.main
     clock.interruption = lambda: bucket._reserve(level, 2, None)
@@ -160,8 +160,8 @@ def test_a_claim_in_the_middle_of_another_waits_for_both(clock):
     assert level.tokens == -2.0
 
 
-def test_a_claim_in_the_middle_of_another_that_need_not_wait(clock):
-    """Where there are tokens for both, nobody stands in line."""
+def test_a_reentrant_reservation_with_enough_tokens_does_not_wait(clock):
+    """With tokens for both, neither waits."""
     bucket = bucket_of(clock, 5)
     level = bucket._states.main
     clock.interruption = lambda: bucket._reserve(level, 2, None)
@@ -169,7 +169,7 @@ def test_a_claim_in_the_middle_of_another_that_need_not_wait(clock):
     assert not level.reservations
 
 
-def test_a_claim_in_the_middle_of_another_has_no_more_patience_than_it_was_given(clock):
+def test_a_reentrant_reservation_keeps_its_timeout(clock):
     """It is refused, and takes nothing."""
     bucket = bucket_of(clock, 1)
 
@@ -182,8 +182,8 @@ def test_a_claim_in_the_middle_of_another_has_no_more_patience_than_it_was_given
     assert bucket._states.main.tokens == 0.0
 
 
-def test_a_throttle_goes_by_what_it_knew(clock):
-    """What interrupts is counted when the interrupted operation is over."""
+def test_a_reentrant_attempt_is_decided_by_the_last_known_counts(clock):
+    """It is counted when the interrupted operation is over."""
     throttle = AdaptiveThrottle(k=1.0, clock=clock)
     for _ in range(3):
         throttle.enter(retry=False)
@@ -195,8 +195,8 @@ def test_a_throttle_goes_by_what_it_knew(clock):
     assert throttle._states.main.accepts.total == 1
 
 
-def test_permits_are_made_as_they_are_needed():
-    """A bound that is never reached costs nothing."""
+def test_permits_are_allocated_on_demand():
+    """A limit that is never reached takes no memory."""
     permits = ConcurrencyLimit(10**12)
     assert permits.try_acquire()
     permits.release()
@@ -204,8 +204,8 @@ def test_permits_are_made_as_they_are_needed():
     assert permits.held == 0
 
 
-def test_a_run_that_ends_within_a_fold_is_counted(clock):
-    """A deposit that found the run at its end starts a new one when the fold is over."""
+def test_a_batch_that_ends_within_a_fold_is_counted(clock):
+    """A deposit that found the batch at its end starts a new one after the fold."""
     budget = Budget(ratio=1.0, reserve=0.0, window=1.0, clock=clock)
     clock.interruption = budget.deposit_and_start_batch
     budget.balance()
@@ -215,20 +215,20 @@ def test_a_run_that_ends_within_a_fold_is_counted(clock):
 # -- the circuit breaker
 
 
-def test_a_closed_breaker_admits_what_interrupts_it(clock):
-    """It is counted when the interrupted operation is over: as one from before the trip, if that has tripped it."""
+def test_a_closed_breaker_admits_a_reentrant_attempt(clock):
+    """It is counted after the interrupted operation: as one from before the trip, if that has tripped the breaker."""
     breaker = CircuitBreaker(min_calls=1, pause=10.0, clock=clock)
     breaker.enter(retry=False)
     clock.interruption = lambda: breaker.enter(retry=False)
     breaker.failed(accepted=False)
     assert clock.answers == [None]
     clock.at = 100.0
-    breaker.failed(accepted=False)  # the one that interrupted
+    breaker.failed(accepted=False)  # the re-entrant one
     assert breaker.seconds_until_half_open() == 0.0
 
 
-def test_a_trip_within_the_record_of_a_message_is_told(clock, monkeypatch):
-    """The attempt that interrupted it told no one, so the interrupted operation does."""
+def test_a_trip_during_the_record_of_a_message_emits_its_event(clock, monkeypatch):
+    """The re-entrant attempt emitted none, so the interrupted operation does."""
     told = []
     monkeypatch.setattr(CircuitBreaker, "_tell", lambda self, circuit: told.append(circuit.take_untold()))
     breaker = CircuitBreaker(min_calls=2, pause=10.0, clock=clock)
@@ -239,7 +239,7 @@ def test_a_trip_within_the_record_of_a_message_is_told(clock, monkeypatch):
     assert breaker.allowed() == 0
 
 
-def test_a_half_open_breaker_refuses_what_interrupts_it(clock):
+def test_a_half_open_breaker_refuses_a_reentrant_attempt(clock):
     """The interrupted operation may be the trial."""
     breaker = CircuitBreaker(min_calls=1, pause=10.0, clock=clock)
     breaker.record(False)
@@ -249,8 +249,8 @@ def test_a_half_open_breaker_refuses_what_interrupts_it(clock):
     assert clock.answers == [breaker]
 
 
-def test_a_message_that_ends_within_an_operation_is_counted_after_it(clock):
-    """It trips the breaker then, and its consumer is told of no pause."""
+def test_a_reentrant_outcome_of_a_message_is_counted_afterwards(clock):
+    """It trips the breaker then, and its consumer gets no pause."""
     breaker = CircuitBreaker(min_calls=2, pause=10.0, clock=clock)
     breaker.record(False)
     clock.interruption = lambda: breaker.record(False)
@@ -263,8 +263,8 @@ def test_a_message_that_ends_within_an_operation_is_counted_after_it(clock):
     assert breaker.allowed() == 0
 
 
-def test_what_is_broken_off_as_it_enters_has_not_entered(clock):
-    """Whether it was counted before or would be later."""
+def test_an_attempt_interrupted_while_entering_has_not_entered(clock):
+    """Whether it was counted already or would be later."""
 
     class Broken(CircuitBreaker):
         def _tell(self, circuit):

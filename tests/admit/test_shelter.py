@@ -1,4 +1,4 @@
-"""The shelter under threads, loops and forks, on the machine's clock: nobody lost, nobody twice, nothing left over."""
+"""The shelter under threads, loops and forks, on the machine's clock: no call lost or sent twice, no permit leaked."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ class Down(Exception):
 
 
 class Server:
-    """A dependency that fails so many times, and then answers; it knows how many were inside at once."""
+    """A dependency that fails a number of times, and then answers; it records the most calls inside at once."""
 
     def __init__(self, failures=0, takes=0.0):
         self.lock = threading.Lock()
@@ -50,8 +50,8 @@ def sheltered(shelter=None, **settings):
     return Policy(**{**given, **settings})
 
 
-def test_threads_take_turns(together):
-    """Eight threads with the shortest turns through an outage: each call is answered once, and no place is lost."""
+def test_threads_pass_through_an_outage(together):
+    """Eight threads with the shortest switch interval: each call is answered once, and no permit is lost."""
     policy, server = sheltered(budget=abate.Budget.unlimited()), Server(failures=60)
     answers = [answer for part in together(lambda _: [policy.call(server) for _ in range(40)]) for answer in part]
     assert sorted(answers) == list(range(1, 321))
@@ -60,7 +60,7 @@ def test_threads_take_turns(together):
 
 
 def test_the_limit_holds_across_threads(together):
-    """However many threads come, no more are inside than may be in flight."""
+    """Any number of threads: no more attempts are in flight than the limit allows."""
     policy, server = sheltered(), Server(takes=0.001)
     dispatcher = policy.shelter.dispatcher()
     seen = []
@@ -79,7 +79,7 @@ def test_the_limit_holds_across_threads(together):
 
 
 def test_a_thread_wakes_a_task_and_a_task_a_thread():
-    """One shelter for threads and event loops: whoever leaves makes room for whoever waits."""
+    """Threads and event loops share one shelter: an ending attempt admits a waiter of either kind."""
     shelter = Shelter(patience=60.0)
     policy, server = sheltered(shelter), Server(failures=5)
     results = []
@@ -106,8 +106,8 @@ def test_a_thread_wakes_a_task_and_a_task_a_thread():
 
 
 @pytest.mark.parametrize("kind", ["threads", "asyncio", "trio"])
-def test_a_waiter_is_woken_by_who_leaves(kind):
-    """A call that waits for a place goes as soon as another thread gives one back."""
+def test_a_returned_permit_wakes_a_waiter(kind):
+    """A waiting call is sent as soon as another thread returns its permit."""
     policy = sheltered()
     dispatcher = policy.shelter.dispatcher()
     dispatcher.limiter.limit = 1.0
@@ -132,8 +132,8 @@ def test_a_waiter_is_woken_by_who_leaves(kind):
     assert results == [1]
 
 
-def test_a_bell_that_nobody_hears_any_more_is_silent():
-    """To ring for a loop that is over, or twice, does no harm."""
+def test_a_wakeup_without_a_waiter_does_nothing():
+    """Waking a closed loop, or waking twice, is harmless."""
     kept = []
 
     async def main():
@@ -142,15 +142,15 @@ def test_a_bell_that_nobody_hears_any_more_is_silent():
     asyncio.run(main())
     trio.run(main)
     thread = wakeups.ThreadWakeup()
-    for bell in (*kept, thread):
-        threading.Thread(target=bell.notify).start()
+    for wakeup in (*kept, thread):
+        threading.Thread(target=wakeup.notify).start()
     thread.notify()
     thread.wait(abate.clock.MACHINE, 60.0)
     thread.wait(abate.clock.MACHINE, 0.0)
 
 
-def test_a_fork_keeps_nobody_waiting(in_child, beside):
-    """In the child nobody is in flight and nobody waits, whatever the parent's threads are doing."""
+def test_a_forked_child_has_no_attempts_and_no_waiters(in_child, beside):
+    """Whatever the parent's threads are doing."""
     policy = sheltered(max_attempts=1)
     server = Server()
     beside(lambda: policy.call(server))
@@ -165,8 +165,8 @@ def test_a_fork_keeps_nobody_waiting(in_child, beside):
         assert in_child(child) == ((0, 0), "fine")
 
 
-def test_a_waiter_in_the_parent_is_none_in_the_child(in_child):
-    """Who waits in another thread is not in the child, and its place is free there."""
+def test_a_waiter_of_the_parent_is_not_in_the_child(in_child):
+    """The waiting thread does not exist in the child, and its place is free there."""
     policy = sheltered()
     dispatcher = policy.shelter.dispatcher()
     dispatcher.limiter.limit = 1.0
@@ -180,8 +180,8 @@ def test_a_waiter_in_the_parent_is_none_in_the_child(in_child):
     thread.join()
 
 
-def test_a_waiter_that_ends_in_the_child_leaves_the_parents_room(in_child):
-    """The child collects the task of a call that waited when it was forked: nobody in the child counts it."""
+def test_a_waiter_collected_in_the_child_does_not_change_its_queue(in_child):
+    """The child collects the task of a call that waited at the fork."""
     policy = sheltered()
     dispatcher = policy.shelter.dispatcher()
     dispatcher.limiter.limit = 1.0
@@ -201,8 +201,8 @@ def test_a_waiter_that_ends_in_the_child_leaves_the_parents_room(in_child):
     dispatcher.answered(held, now, "")
 
 
-def test_what_a_child_does_first_turns_the_parents_waiters_away():
-    """They are in the room of the parent: leaving the child's changes nothing there."""
+def test_the_fork_hook_drops_the_waiters_of_the_parent():
+    """They are in the parent's queue: removing them in the child changes nothing."""
     with abate.testing.VirtualClock():
         dispatcher = Shelter().dispatcher()
         dispatcher.limiter.limit = 1.0
@@ -213,8 +213,8 @@ def test_what_a_child_does_first_turns_the_parents_waiters_away():
         assert (dispatcher.waiters, dispatcher.limiter.in_flight) == (0, 0)
 
 
-def test_what_a_virtual_clock_keeps_does_not_keep_the_shelter():
-    """A shelter that nobody holds is gone, although a clock has a door of it."""
+def test_a_virtual_clock_does_not_keep_a_shelter_alive():
+    """A shelter without references is freed, although a clock has a dispatcher of it."""
     import gc
     import weakref
 
@@ -231,7 +231,7 @@ def test_what_a_virtual_clock_keeps_does_not_keep_the_shelter():
 
 
 def test_the_last_error_is_not_held_in_calm():
-    """An error and its traceback are kept as the cause for others only as long as there is a storm."""
+    """An error and its traceback are kept, as the cause for refusals, only during a storm."""
     with abate.testing.VirtualClock() as clock:
         policy = sheltered()
         policy.call(Server(failures=2))
@@ -244,8 +244,8 @@ def test_the_last_error_is_not_held_in_calm():
         assert dispatcher.last_error is None
 
 
-def test_a_waiter_who_left_already_may_leave_again():
-    """To break off what was turned away changes nothing."""
+def test_cancelling_a_refused_waiter_changes_nothing():
+    """It has left the queue already."""
     with abate.testing.VirtualClock() as clock:
         dispatcher: Dispatcher = Shelter(patience=5.0).dispatcher()
         dispatcher.limiter.limit, dispatcher.limiter.state, dispatcher.limiter.last_failure = 1.0, "storm", 0.0
@@ -261,8 +261,8 @@ def test_a_waiter_who_left_already_may_leave_again():
         assert dispatcher.limiter.in_flight == 0
 
 
-def test_what_is_returned_from_within_waits_for_the_lock():
-    """Garbage may be collected anywhere, and with it a call that was left half-way: it must not wait for itself."""
+def test_a_permit_returned_by_reentry_is_deferred():
+    """The collector may finalize an abandoned call while this thread holds the lock: no deadlock."""
     with abate.testing.VirtualClock():
         dispatcher = Shelter().dispatcher()
         dispatcher.limiter.limit = 1.0
@@ -274,8 +274,8 @@ def test_what_is_returned_from_within_waits_for_the_lock():
         assert (dispatcher.limiter.in_flight, dispatcher.waiters) == (0, 0)
 
 
-def test_a_waiter_whose_loop_is_closed_gives_its_turn_to_the_next():
-    """A task that will never run again takes nobody's place, and harms nobody who leaves."""
+def test_a_waiter_of_a_closed_loop_is_skipped():
+    """A task that never runs again takes no permit, and raises nothing where an attempt ends."""
     policy = sheltered()
     dispatcher = policy.shelter.dispatcher()
     dispatcher.limiter.limit = 1.0
@@ -291,7 +291,7 @@ def test_a_waiter_whose_loop_is_closed_gives_its_turn_to_the_next():
 
 
 def test_a_fork_within_an_attempt_counts_nothing_twice(in_child):
-    """An attempt that goes on in the child is not counted there, and its end takes nothing away."""
+    """An attempt that continues in the child is not counted there, and its end changes nothing."""
     policy = sheltered()
 
     def child():
@@ -303,8 +303,8 @@ def test_a_fork_within_an_attempt_counts_nothing_twice(in_child):
     assert policy.call(attempt) == 0
 
 
-def test_a_thread_does_not_depend_on_a_loop_that_stands_still():
-    """The one who looks after the time there may never run again: one of the threads looks as well."""
+def test_threads_do_not_depend_on_a_stopped_loop():
+    """The timekeeper of that loop may never run again: one of the threads keeps the time as well."""
     policy = sheltered(max_attempts=1)
     dispatcher = policy.shelter.dispatcher()
     dispatcher.limiter.state, dispatcher.limiter.prober.pause_until = "probing", dispatcher.clock.now() + 0.05
@@ -319,8 +319,8 @@ def test_a_thread_does_not_depend_on_a_loop_that_stands_still():
     loop.close()
 
 
-def test_an_attempt_from_before_the_fork_ends_unnoticed_in_the_child(in_child):
-    """It was the parent's: its end in the child takes nothing away from what is in flight there."""
+def test_the_end_of_an_attempt_from_before_the_fork_is_ignored_in_the_child(in_child):
+    """It was the parent's: the child's in-flight count does not change."""
     dispatcher = Shelter().dispatcher()
     permit = dispatcher.try_enter(dispatcher.clock.now(), dispatcher.clock.now(), None, True)
 
@@ -331,8 +331,8 @@ def test_an_attempt_from_before_the_fork_ends_unnoticed_in_the_child(in_child):
     assert in_child(child) == 0
 
 
-def test_nobody_is_sent_who_could_not_wait_for_the_answer():
-    """Where answers take 2 s, a call with one second left is turned away when its turn comes, and the next one goes."""
+def test_a_call_with_too_little_time_for_an_answer_is_refused():
+    """Answers take 2 s: a call with one second left is refused at its turn, and the next one is sent."""
     with abate.testing.VirtualClock() as clock:
         dispatcher = Shelter(patience=60.0).dispatcher()
         dispatcher.limiter.limit, dispatcher.limiter.state, dispatcher.limiter.latencies.latency = 1.0, "storm", 2.0
@@ -346,8 +346,8 @@ def test_nobody_is_sent_who_could_not_wait_for_the_answer():
         assert patient.answer != "late"
 
 
-def test_news_from_others_wait_for_who_is_at_the_door():
-    """While one thread is told what a fleet knows, another that asks for an attempt waits, and is answered by it."""
+def test_remote_state_and_attempts_exclude_each_other():
+    """While one thread applies remote state, another that asks for a permit waits, and sees it."""
     told, go_on, listening = threading.Event(), threading.Event(), []
 
     def now():

@@ -1,4 +1,4 @@
-"""The waiting room, against one that keeps everybody in a list and looks through all of it."""
+"""The shelter's wait queue, against a model that searches a list of all waiters."""
 
 from math import inf
 
@@ -20,8 +20,8 @@ from abate.admit.shelter_queue import (
 )
 
 
-class SlowRoom:
-    """The rules, as they are written down, over a list of everybody who waits, in the order in which they came."""
+class SlowQueue:
+    """The rules, as documented, over a list of all waiters in order of arrival."""
 
     def __init__(self):
         self.fresh, self.old = [], []
@@ -35,7 +35,7 @@ class SlowRoom:
         (self.fresh if waiter in self.fresh else self.old).remove(waiter)
 
     def next(self, now):
-        # those at the head of the line who are not fresh any more become the oldest
+        # waiters at the head that are no longer fresh become the oldest
         while self.fresh and now - self.fresh[0].began >= FRESH_SECONDS:
             self.old.append(self.fresh.pop(0))
             if now - self.aged > LIFO_ENDS_AFTER or now - self.moved > MOVING_WITHIN:
@@ -56,7 +56,7 @@ class SlowRoom:
 
 
 def let_go(shelter_queue, now):
-    """Who goes next leaves the room."""
+    """Remove the next waiter from the queue."""
     waiter = shelter_queue.next(now)
     if waiter is not None:
         assert waiter.answer is None
@@ -65,18 +65,18 @@ def let_go(shelter_queue, now):
 
 
 class Wakeup:
-    """What says where a waiter waits."""
+    """Identifies where a waiter waits."""
 
     def __init__(self, place):
         self.loop = place
 
 
 class AgainstAList(RuleBasedStateMachine):
-    """Callers come, go and are let in, in any order: the same one goes next, and nobody is lost or let in twice."""
+    """Calls arrive, leave and are sent in any order: the same one is next, and none is lost or sent twice."""
 
     @initialize(capacity=st.sampled_from([1, 3, 1000]), start=st.sampled_from([0.0, -5.0, 1e6]))
     def begin(self, capacity, start):
-        self.now, self.shelter_queue, self.model = start, ShelterQueue(capacity), SlowRoom()
+        self.now, self.shelter_queue, self.model = start, ShelterQueue(capacity), SlowQueue()
         self.inside, self.left = [], []
 
     @rule(seconds=st.sampled_from([0.0, 0.01, 0.1, 0.24, 0.26, 0.5, 0.79, 1.1, 3.1]))
@@ -111,7 +111,7 @@ class AgainstAList(RuleBasedStateMachine):
 
     @rule(steps=st.integers(2, 40), gap=st.sampled_from([0.1, 0.2, 0.3]), callers=st.integers(0, 3))
     def rush(self, steps, gap, callers):
-        """Callers come faster than they are let in, for as long as it takes to overflow."""
+        """Calls arrive faster than they are sent, long enough to overflow."""
         for _ in range(steps):
             self.now += gap
             self.call(10.0, callers)
@@ -140,7 +140,7 @@ class AgainstAList(RuleBasedStateMachine):
 
     @rule(age=st.sampled_from([0.0, 0.5, 2.0]))
     def miss_a_turn(self, age):
-        """One whose turn has come while it slept comes in again, and lines up where it was."""
+        """A waiter that was not running at its turn enters again at its old position."""
         waiter = let_go(self.shelter_queue, self.now)
         assert waiter is self.model.next(self.now)
         if waiter is not None:
@@ -166,7 +166,7 @@ class AgainstAList(RuleBasedStateMachine):
         assert self.shelter_queue.stale <= max(MAX_STALE, self.shelter_queue.capacity)
 
     def teardown(self):
-        """In the end everybody who has not left is let in."""
+        """In the end every waiter that has not left is sent."""
         for _ in range(len(getattr(self, "inside", []))):
             self.go(1)
         assert not getattr(self, "inside", [])
@@ -177,7 +177,7 @@ TestAgainstAList.settings = settings(deadline=None, max_examples=60, stateful_st
 
 
 def fill(shelter_queue, begins, now, first=True):
-    """So many who began at these instants; they come in that order."""
+    """Add waiters whose calls began at these instants, in that order."""
     waiters = [Waiter(began, inf) for began in begins]
     for waiter in waiters:
         shelter_queue.add(waiter, now, first)
@@ -185,12 +185,12 @@ def fill(shelter_queue, begins, now, first=True):
 
 
 def order(shelter_queue, waiters, now, turns):
-    """Who goes next, as places in the list."""
+    """Return the order in which waiters are sent, as indices of the list."""
     return [waiters.index(let_go(shelter_queue, now)) for _ in range(turns)]
 
 
-def test_nobody_goes_where_nobody_waits():
-    """An empty room has no next one and nobody to be found, and a turn costs nobody."""
+def test_an_empty_queue_has_no_next_waiter():
+    """Nothing is found, and a turn has no effect."""
     shelter_queue = ShelterQueue(3)
     assert let_go(shelter_queue, 0.0) is None
     assert shelter_queue.waiter_in_loop(None) is None
@@ -199,8 +199,8 @@ def test_nobody_goes_where_nobody_waits():
 
 
 @given(capacity=st.integers(1, 30), turns=st.integers(0, 30))
-def test_it_is_full_with_its_capacity_and_not_after_a_turn(capacity, turns):
-    """At most so many wait; each one that goes makes room for one."""
+def test_the_queue_is_full_at_its_capacity(capacity, turns):
+    """Each waiter that is sent makes room for one."""
     shelter_queue = ShelterQueue(capacity)
     for _ in range(capacity):
         assert not shelter_queue.full
@@ -212,29 +212,29 @@ def test_it_is_full_with_its_capacity_and_not_after_a_turn(capacity, turns):
     assert shelter_queue.full == (turns == 0)
 
 
-def test_fresh_calls_go_in_the_order_they_came():
-    """The first come, first served."""
+def test_fresh_calls_are_sent_in_order_of_arrival():
+    """First come, first served."""
     shelter_queue = ShelterQueue(10)
     assert order(shelter_queue, fill(shelter_queue, [0.0] * 5, 0.0), 0.1, 5) == [0, 1, 2, 3, 4]
 
 
-def test_every_other_turn_is_for_the_oldest_while_nobody_is_pressed():
-    """Fresh, oldest, fresh, oldest: the oldest by their beginning, not as they came in."""
+def test_every_other_turn_is_for_the_oldest_while_no_fresh_call_is_urgent():
+    """Fresh, oldest, fresh, oldest: the oldest by the begin of the call, not by arrival in the queue."""
     shelter_queue = ShelterQueue(10)
     waiters = fill(shelter_queue, [-2.0, -3.0, -4.0, 0.0, 0.0, 0.0], 0.0)
     assert order(shelter_queue, waiters, URGENT_AFTER - 0.01, 6) == [3, 2, 4, 1, 5, 0]
 
 
-def test_one_of_sixteen_turns_is_for_the_oldest_when_a_fresh_call_is_pressed():
-    """A fresh call that has waited half a second goes before the oldest, but for the sixteenth turn."""
+def test_one_of_sixteen_turns_is_for_the_oldest_when_a_fresh_call_is_urgent():
+    """A fresh call that has waited half a second precedes the oldest, except at the sixteenth turn."""
     shelter_queue = ShelterQueue(100)
     waiters = fill(shelter_queue, [-2.0] * 2 + [0.0] * 40, 0.0)
     served = order(shelter_queue, waiters, URGENT_AFTER, 32)
     assert served == [*range(2, 17), 0, *range(17, 32), 1]
 
 
-def test_one_who_has_left_presses_nobody():
-    """Only those who still wait decide whose turn it is."""
+def test_a_call_that_has_left_is_not_urgent():
+    """Only current waiters decide whose turn it is."""
     shelter_queue = ShelterQueue(10)
     waiters = fill(shelter_queue, [-3.0, 0.0, 0.3, 0.3], 0.3)
     waiters[1].answer = "left"
@@ -243,8 +243,8 @@ def test_one_who_has_left_presses_nobody():
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 0.99])
-def test_by_chance_one_goes_of_those_who_came_since_the_last_turn(chance):
-    """Each of them for its part of the chances; a call that has had an attempt is none of them."""
+def test_a_random_turn_takes_a_call_that_arrived_since_the_last_turn(chance):
+    """Each has the same probability; retries are excluded."""
     shelter_queue = ShelterQueue(100)
     fill(shelter_queue, [0.0, 0.1], 0.1)
     assert shelter_queue.next(0.2, 0.0).began == 0.1
@@ -254,14 +254,14 @@ def test_by_chance_one_goes_of_those_who_came_since_the_last_turn(chance):
     assert shelter_queue.next(0.7, chance).began in (0.0, 0.1, 0.15, 0.3, 0.4, 0.5)
 
 
-def test_the_oldest_go_when_nobody_is_fresh():
-    """In the order of their beginning, also on turns that are for the fresh."""
+def test_the_oldest_are_sent_when_no_call_is_fresh():
+    """In the order of their begin, also on turns for fresh calls."""
     shelter_queue = ShelterQueue(10)
     assert order(shelter_queue, fill(shelter_queue, [-2.0, -1.0, -5.0], 0.0), 0.0, 3) == [2, 0, 1]
 
 
-def test_a_call_is_fresh_for_less_than_its_time():
-    """At that instant it is one of the oldest already: a newcomer goes first."""
+def test_a_call_stops_being_fresh_at_its_instant():
+    """At that instant it is one of the oldest: a newcomer is sent first."""
     for age, newcomer in ((FRESH_SECONDS - 0.125, 0), (FRESH_SECONDS, 1)):
         shelter_queue = ShelterQueue(10)
         waiters = fill(shelter_queue, [-age, 0.0], 0.0)
@@ -269,8 +269,8 @@ def test_a_call_is_fresh_for_less_than_its_time():
 
 
 @given(ages=st.lists(st.floats(1.0, 50.0), min_size=1, max_size=20), age=st.floats(1.0, 100.0))
-def test_a_retry_lines_up_behind_those_who_have_had_no_attempt(ages, age):
-    """However long ago its call began: those who came in before it go before it."""
+def test_a_retry_queues_behind_first_attempts(ages, age):
+    """However long ago its call began: earlier arrivals are sent first."""
     shelter_queue = ShelterQueue(100)
     waiters = fill(shelter_queue, [-one for one in ages], 0.0)
     retry, *_ = fill(shelter_queue, [-age], 0.0, first=False)
@@ -278,7 +278,7 @@ def test_a_retry_lines_up_behind_those_who_have_had_no_attempt(ages, age):
 
 
 def overflow(shelter_queue, seconds, gap=0.1):
-    """Three come and one goes, every `gap`, for so long: all who came, and the instant."""
+    """Add three and send one every `gap` for a while; return all waiters, and the instant."""
     came, now = [], 0.0
     while now < seconds:
         came += fill(shelter_queue, [now] * 3, now)
@@ -290,17 +290,17 @@ def overflow(shelter_queue, seconds, gap=0.1):
 @pytest.mark.parametrize(
     ("seconds", "last"), [(FRESH_SECONDS + LIFO_AFTER - 0.2, False), (FRESH_SECONDS + LIFO_AFTER + 1.5, True)]
 )
-def test_the_last_come_go_first_where_calls_overflow(seconds, last):
-    """After three seconds in which calls have lost their freshness; until then the first come."""
+def test_an_overflowing_queue_is_last_in_first_out(seconds, last):
+    """After three seconds in which calls stopped being fresh; first in, first out until then."""
     shelter_queue = ShelterQueue(1000)
     _, now = overflow(shelter_queue, seconds)
     fresh = fill(shelter_queue, [now] * 2, now)
-    served = [let_go(shelter_queue, now) for _ in range(3)]  # one of them may be for the oldest
+    served = [let_go(shelter_queue, now) for _ in range(3)]  # one of these turns may be for the oldest
     assert [waiter for waiter in served if waiter in fresh] == (fresh[::-1] if last else [])
 
 
-def test_of_the_last_come_those_who_have_left_are_passed_over():
-    """The last one who still waits goes first."""
+def test_last_in_first_out_skips_calls_that_have_left():
+    """The last call that still waits is sent first."""
     shelter_queue = ShelterQueue(1000)
     _, now = overflow(shelter_queue, 6.0)
     fresh = fill(shelter_queue, [now] * 3, now)
@@ -310,8 +310,8 @@ def test_of_the_last_come_those_who_have_left_are_passed_over():
     assert fresh[0] in [let_go(shelter_queue, now) for _ in range(2)]
 
 
-def test_the_last_come_do_not_go_first_when_it_has_settled():
-    """A second in which nobody loses its freshness ends it."""
+def test_the_queue_is_first_in_first_out_again_after_an_overflow():
+    """A second in which every call is sent while fresh ends the overflow."""
     shelter_queue = ShelterQueue(1000)
     _, now = overflow(shelter_queue, 6.0)
     while shelter_queue.size:
@@ -321,8 +321,8 @@ def test_the_last_come_do_not_go_first_when_it_has_settled():
     assert order(shelter_queue, waiters, now, 3) == [0, 1, 2]
 
 
-def test_nothing_overflows_while_it_is_closed():
-    """Calls lose their freshness where nobody goes at all, every second turn later than four a second: first come."""
+def test_a_closed_shelter_does_not_overflow():
+    """Calls stop being fresh because few are sent at all: first come, first served."""
     shelter_queue = ShelterQueue(1000)
     _, now = overflow(shelter_queue, 9.0, gap=MOVING_WITHIN + 0.05)
     fresh = fill(shelter_queue, [now] * 3, now)
@@ -340,8 +340,8 @@ def test_nothing_overflows_while_it_is_closed():
     callers=st.integers(1, 4),
     retries=st.booleans(),
 )
-def test_nobody_starves_whatever_fresh_calls_come(before, gaps, callers, retries):
-    """An old one goes within sixteen turns for each who is older, though fresh calls and retries keep coming."""
+def test_no_call_starves(before, gaps, callers, retries):
+    """An old call is sent within sixteen turns for each older one, though fresh calls and retries keep coming."""
     shelter_queue = ShelterQueue(10**6)
     *_, mine = fill(shelter_queue, [-20.0 - n for n in range(before)] + [-10.0], 0.0)
     now = 0.0
@@ -355,8 +355,8 @@ def test_nobody_starves_whatever_fresh_calls_come(before, gaps, callers, retries
     pytest.fail("its turn never came")
 
 
-def test_one_that_is_overtaken_as_the_last_come_go_first_has_its_turn_when_it_is_old():
-    """Adaptive LIFO leaves the first come behind, but not for ever: they become the oldest."""
+def test_a_call_overtaken_in_an_overflow_is_sent_when_it_is_old():
+    """Adaptive LIFO delays early arrivals, but they become the oldest."""
     shelter_queue = ShelterQueue(10**6)
     _, now = overflow(shelter_queue, 6.0)
     mine, *_ = fill(shelter_queue, [now], now)
@@ -372,8 +372,8 @@ def test_one_that_is_overtaken_as_the_last_come_go_first_has_its_turn_when_it_is
 
 @settings(max_examples=30)
 @given(stay=st.integers(0, 100), leave=st.integers(1, 400), age=st.sampled_from([0.0, 5.0]))
-def test_places_of_those_who_have_left_are_given_up(stay, leave, age):
-    """At most as many as still wait, or a few: a process whose callers give up does not grow."""
+def test_memory_of_calls_that_have_left_is_bounded(stay, leave, age):
+    """At most as many as still wait, or a few: memory does not grow with calls that give up."""
     shelter_queue = ShelterQueue(1000)
     waiting = fill(shelter_queue, [-age] * stay, 0.0)
     for _ in range(leave):
@@ -388,8 +388,8 @@ def test_places_of_those_who_have_left_are_given_up(stay, leave, age):
     assert let_go(shelter_queue, 0.0) is None
 
 
-def test_who_waits_in_a_place_is_found_there():
-    """Fresh or old, and never one who has left, waits elsewhere or has not begun to wait."""
+def test_a_waiter_of_a_loop_is_found():
+    """Fresh or old, and never one that has left, waits elsewhere or has not begun to wait."""
     shelter_queue = ShelterQueue(10)
     waiters = fill(shelter_queue, [-3.0, -2.0, 0.0, 0.0, 0.0], 0.0)
     for waiter, place in zip(waiters, ["here", "there", "there", "here", None], strict=True):
@@ -403,8 +403,8 @@ def test_who_waits_in_a_place_is_found_there():
     assert shelter_queue.size == 1
 
 
-def test_hopeless_are_those_whose_deadline_is_not_after_the_instant():
-    """Fresh and old alike, without those who have left."""
+def test_hopeless_calls_have_a_deadline_at_or_before_the_instant():
+    """Fresh and old alike, without those that have left."""
     shelter_queue = ShelterQueue(10)
     waiters = [Waiter(began, deadline) for began in (-5.0, 0.0) for deadline in (1.0, 2.0, 3.0)]
     for waiter in waiters:

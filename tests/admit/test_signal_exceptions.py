@@ -1,4 +1,4 @@
-"""What a door does where an exception comes out of what it calls; tests/test_signal_handlers.py tries every point."""
+"""A dispatcher whose operations are interrupted by exceptions; tests/test_signal_handlers.py tries every point."""
 
 from collections import deque
 
@@ -32,8 +32,8 @@ def try_enter(dispatcher):
     return dispatcher.try_enter(100.0, 100.0, None, True)
 
 
-def test_what_a_call_was_given_is_taken_back_where_it_does_not_get_it(dispatcher):
-    """A ticket, and a place in the room."""
+def test_a_permit_or_place_that_the_call_does_not_get_is_returned(dispatcher):
+    """A permit, and a place in the queue."""
     dispatcher._state_changes.append(("", "calm", 0, 1.0))
     dispatcher._on_calm_change, calmed = broken, dispatcher._on_calm_change
     with pytest.raises(Broken):
@@ -48,8 +48,8 @@ def test_what_a_call_was_given_is_taken_back_where_it_does_not_get_it(dispatcher
     assert (dispatcher.limiter.in_flight, dispatcher.waiters) == (1, 0)
 
 
-def test_an_attempt_without_a_ticket_is_not_in_flight(dispatcher, monkeypatch):
-    """It was counted before its ticket was there."""
+def test_an_attempt_without_a_permit_is_not_in_flight(dispatcher, monkeypatch):
+    """It was counted before its permit was created."""
 
     def send(limiter, now):
         limiter.in_flight += 1
@@ -61,8 +61,8 @@ def test_an_attempt_without_a_ticket_is_not_in_flight(dispatcher, monkeypatch):
     assert dispatcher.limiter.in_flight == 0
 
 
-def test_a_bell_that_was_not_rung_is_rung_by_the_next_operation(dispatcher):
-    """Nobody sleeps through its turn."""
+def test_a_pending_wakeup_is_sent_by_the_next_operation(dispatcher):
+    """No waiter sleeps through its turn."""
 
     class Wakeup:
         loop, rung = None, 0
@@ -82,8 +82,8 @@ def test_a_bell_that_was_not_rung_is_rung_by_the_next_operation(dispatcher):
     assert type(waiter.answer) is Permit
 
 
-def test_who_waits_within_an_operation_of_its_own_thread_looks_again(dispatcher):
-    """It gets no answer there."""
+def test_a_reentrant_waiter_asks_again(dispatcher):
+    """It gets no answer within an operation of its own thread."""
     held, waiter = try_enter(dispatcher), try_enter(dispatcher)
     with inside(dispatcher._section):
         assert dispatcher.due(waiter) == 100.25
@@ -92,8 +92,8 @@ def test_who_waits_within_an_operation_of_its_own_thread_looks_again(dispatcher)
 
 
 @pytest.mark.parametrize("limit", [1.0, 0.0], ids=["permit", "waiter"])
-def test_a_call_that_is_interrupted_before_it_keeps_its_permit_or_waiter_gives_it_back(limit):
-    """An exception as soon as the dispatcher has answered."""
+def test_a_call_interrupted_before_it_stores_its_permit_or_waiter_returns_it(limit):
+    """The exception comes as soon as the dispatcher has answered."""
     shelter = abate.Shelter(clock=VirtualClock(start=100.0))
     shelter.dispatcher().limiter.limit = limit
     visit = ShelterVisit(shelter.dispatcher(), 100.0)
@@ -103,8 +103,8 @@ def test_a_call_that_is_interrupted_before_it_keeps_its_permit_or_waiter_gives_i
 
 
 @pytest.mark.parametrize("way", ["answered", "failed"])
-def test_what_is_told_of_a_ticket_again_counts_once(dispatcher, way):
-    """It is told again where an exception has broken it off."""
+def test_a_repeated_outcome_of_a_permit_counts_once(dispatcher, way):
+    """The outcome is repeated after an exception interrupted it."""
 
     def tell():
         if way == "answered":
@@ -118,14 +118,14 @@ def test_what_is_told_of_a_ticket_again_counts_once(dispatcher, way):
 
 
 class Emptied(deque):
-    """What another thread empties between a look and a grip."""
+    """A deque that another thread empties between the check and the pop."""
 
     def __bool__(self):
         return True
 
 
-def test_what_another_thread_has_woken_or_told_is_left_to_it(dispatcher):
-    """There is nothing more to do then."""
+def test_wakeups_and_events_sent_by_another_thread_are_not_repeated(dispatcher):
+    """There is nothing left to do."""
     dispatcher._to_wake, dispatcher._state_changes = Emptied(), Emptied()
     dispatcher._waking = iter(dispatcher._to_wake.popleft, None)
     dispatcher.abandoned(None, 100.0)
@@ -133,8 +133,8 @@ def test_what_another_thread_has_woken_or_told_is_left_to_it(dispatcher):
     assert (len(dispatcher._to_wake), len(dispatcher._state_changes)) == (0, 0)
 
 
-def test_a_wait_for_tokens_is_in_line_once():
-    """Where an exception comes right after it has lined up, it is told to once more."""
+def test_a_reservation_is_queued_once():
+    """An exception right after queueing makes the operation repeat."""
 
     class Line(deque):
         def append(self, claim):
@@ -151,8 +151,8 @@ def test_a_wait_for_tokens_is_in_line_once():
     assert list(level.reservations) == [claim]
 
 
-def test_a_retry_is_given_back_once():
-    """Where an exception comes right after it was, it is told to once more."""
+def test_a_retry_is_refunded_once():
+    """An exception right after the refund makes the operation repeat."""
     budget = abate.Budget(ratio=0.0, reserve=5.0, window=1.0, clock=lambda: 0.0)
     assert budget.try_withdraw()
     assert budget.try_withdraw()
@@ -171,7 +171,7 @@ def test_a_retry_is_given_back_once():
 
 
 def test_a_watcher_is_counted_once():
-    """Where an exception comes right after it was, it is told to once more."""
+    """An exception right after counting makes the operation repeat."""
     watch, by = WrapperVersions(), [1]
     watch._change(by)
     watch._change(by)

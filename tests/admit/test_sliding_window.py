@@ -1,4 +1,4 @@
-"""A count over a sliding window, against one that keeps every event."""
+"""A count over a sliding window, against a model that keeps every event."""
 
 from math import floor, inf, nextafter
 
@@ -13,7 +13,7 @@ STARTS = st.sampled_from([0.0, 0.1, 1e5, 86400.0 * 365, -3.0])
 
 
 class AgainstEvents(RuleBasedStateMachine):
-    """Every count is kept with its slot, in a dict; what is a whole window behind is gone."""
+    """The model keeps every count with its slot, in a dict; counts older than the window are dropped."""
 
     @initialize(seconds=SECONDS, start=STARTS)
     def begin(self, seconds, start):
@@ -51,13 +51,13 @@ class AgainstEvents(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0, 100))
     def roll_back(self, seconds):
-        """A clock that goes back opens no slot and forgets nothing."""
+        """A clock that goes back opens no slot and drops nothing."""
         assert self.window.roll(self.now - seconds) == 0
 
     @precondition(lambda self: self.counts)
     @rule(wrong=st.integers(-9, 9))
     def recount(self, wrong):
-        """A total that was left half-way is mended."""
+        """A total that was left inconsistent is repaired."""
         self.window.total += wrong
         self.window.recount()
 
@@ -75,7 +75,7 @@ TestAgainstEvents.settings = settings(deadline=None, max_examples=40, stateful_s
 @settings(deadline=None, max_examples=300)
 @given(seconds=SECONDS, slot=st.integers(-1000, 10**9))
 def test_the_end_is_the_first_instant_of_the_next_slot(seconds, slot):
-    """The end and the division agree to the last digit, so that nothing is counted in a slot that has ended."""
+    """The end and the division agree to the last digit, so nothing is counted in a slot that has ended."""
     width = seconds / SLOTS
     window = SlidingWindow(seconds, (slot + 0.5) * width)
     opened = floor((slot + 0.5) * width / width)
@@ -85,12 +85,12 @@ def test_the_end_is_the_first_instant_of_the_next_slot(seconds, slot):
 
 @settings(deadline=None, max_examples=200)
 @given(start=st.floats(0, 1e4), age=st.floats(0, 20))
-def test_an_event_is_forgotten_at_most_one_slot_before_its_time_and_never_after_it(start, age):
-    """It counts until the window has passed but for one slot, and not when the window has passed."""
+def test_an_event_expires_at_most_one_slot_early_and_never_late(start, age):
+    """It counts until one slot before the end of the window, and no longer than the window."""
     window = SlidingWindow(10.0, start)
     window.add(1)
     window.roll(start + age)
-    # the sums of floats may be off by a little
+    # sums of floats have rounding errors
     if age < 10.0 - 10.0 / 50 - 1e-6:
         assert window.total == 1
     elif age > 10.0 + 1e-6:
@@ -102,8 +102,8 @@ def test_an_event_is_forgotten_at_most_one_slot_before_its_time_and_never_after_
     steps=st.lists(st.tuples(st.integers(1, SLOTS // 3), st.integers(1, 3)), min_size=1, max_size=12),
     taken=st.integers(0, 12),
 )
-def test_the_newest_are_taken_back_and_the_rest_forgotten_slot_by_slot(steps, taken):
-    """What is left of counts in several slots goes with its own slot, not with the one before or behind it."""
+def test_removals_take_the_newest_counts_and_the_rest_expires_by_slot(steps, taken):
+    """The remaining counts of each slot expire with their own slot."""
     window, slot, events = SlidingWindow(SLOTS, 0.5), 0, []
     for ahead, count in steps:
         slot += ahead
@@ -120,12 +120,12 @@ def test_the_newest_are_taken_back_and_the_rest_forgotten_slot_by_slot(steps, ta
 
 
 def test_a_slot_is_a_fiftieth_of_the_window():
-    """The first one of a window of fifty seconds ends after a second."""
+    """The first slot of a window of fifty seconds ends after a second."""
     assert SlidingWindow(50.0, 0.0).end == 1.0
 
 
-def test_a_window_that_counts_nothing_holds_no_ring():
-    """Neither before the first count, nor after a count of none, nor when a whole window has passed."""
+def test_an_empty_window_allocates_no_ring():
+    """Neither before the first count, nor after a count of zero, nor when a whole window has passed."""
     window = SlidingWindow(50.0, 0.0)
     window.add(0)
     assert window._ring is NO_COUNTS
@@ -135,8 +135,8 @@ def test_a_window_that_counts_nothing_holds_no_ring():
     assert window._ring is NO_COUNTS
 
 
-def test_a_slot_that_is_full_counts_no_further():
-    """What no slot can hold is not counted, rather than an error in the middle of a call."""
+def test_a_slot_stops_counting_at_its_maximum():
+    """An overflow is dropped instead of raised in the middle of a call."""
     window = SlidingWindow(10.0, 0.0)
     window.add(2**32 - 2)
     window.add(5)

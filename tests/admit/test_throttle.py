@@ -1,4 +1,4 @@
-"""The throttle: the formula over its window, the chances it takes, and how it opens again."""
+"""The adaptive throttle: its formula over the window, its random decisions, and its recovery."""
 
 import math
 import random
@@ -15,7 +15,7 @@ from tests.reentry import held_elsewhere
 
 
 class AgainstTheFormula(RuleBasedStateMachine):
-    """Attempts, answers, refunds and time in any order: the probability and every decision are those of the formula."""
+    """Attempts, answers, refunds and time in any order: probability and decisions follow the formula."""
 
     @initialize(
         k=st.sampled_from([1.0, 1.5, 2.0, 3.0]), window=st.sampled_from([1.0, 120.0]), seed=st.integers(0, 2**32)
@@ -71,7 +71,7 @@ TestAgainstTheFormula.settings = settings(deadline=None, max_examples=40, statef
 
 
 class Drawn:
-    """Chance that always draws the same number."""
+    """A random source that always draws the same number."""
 
     def __init__(self, number):
         self.number = number
@@ -81,7 +81,7 @@ class Drawn:
 
 
 def attempts(throttle, times, served):
-    """Make attempts; those that get through are served or not. How many got through."""
+    """Make attempts, which the server accepts or not; return how many the throttle admitted."""
     through = 0
     for _ in range(times):
         if throttle.enter(retry=False) is None:
@@ -90,8 +90,8 @@ def attempts(throttle, times, served):
     return through
 
 
-def test_a_healthy_server_sees_everything():
-    """While at least one in k is accepted, nothing is held back."""
+def test_a_healthy_server_gets_every_attempt():
+    """While at least one in k is accepted, the throttle refuses nothing."""
     throttle = AdaptiveThrottle(k=2.0, clock=VirtualClock())
     assert attempts(throttle, 500, served=True) == 500
     for _ in range(500):  # as many refused by the server as accepted: still one in two
@@ -100,16 +100,16 @@ def test_a_healthy_server_sees_everything():
     assert throttle.probability() == 0.0
 
 
-def test_what_is_refused_here_counts_as_requested():
-    """Without a single answer, each attempt raises the probability, whether it got through or not."""
+def test_locally_refused_attempts_count_as_requests():
+    """Without any answer, each attempt raises the probability, whether it was admitted or not."""
     throttle = AdaptiveThrottle(clock=VirtualClock(), rng=random.Random(1))
     for requested in range(100):
         assert throttle.probability() == requested / (requested + 1)
         throttle.enter(retry=True)
 
 
-def test_a_server_that_is_down_sees_the_expected_share():
-    """The refusals are as many as the probabilities together say, within what chance allows."""
+def test_a_server_that_is_down_gets_the_expected_share():
+    """The number of refusals matches the sum of the probabilities, within statistical error."""
     throttle = AdaptiveThrottle(k=2.0, clock=VirtualClock(), rng=random.Random(7))
     attempts(throttle, 400, served=True)
     expected = variance = 0.0
@@ -123,8 +123,8 @@ def test_a_server_that_is_down_sees_the_expected_share():
     assert abs(refused - expected) < 4 * math.sqrt(variance)
 
 
-def test_it_forgets_after_its_window_of_two_minutes():
-    """What was requested counts for two minutes, and then it is as if nothing had been."""
+def test_requests_expire_after_two_minutes():
+    """After the window the throttle is as new."""
     clock = VirtualClock()
     throttle = AdaptiveThrottle(clock=clock)
     attempts(throttle, 50, served=False)
@@ -134,8 +134,8 @@ def test_it_forgets_after_its_window_of_two_minutes():
     assert throttle.probability() == 0.0
 
 
-def test_it_opens_again_when_the_server_is_back():
-    """A share always gets through; once that is served, more gets through, and in ten windows everything."""
+def test_the_throttle_recovers_with_the_server():
+    """A share is always admitted; once it is accepted, more is admitted, and after ten windows everything."""
     clock = VirtualClock()
     throttle = AdaptiveThrottle(clock=clock, rng=random.Random(3))
     attempts(throttle, 300, served=False)
@@ -147,8 +147,8 @@ def test_it_opens_again_when_the_server_is_back():
     assert attempts(throttle, 100, served=True) == 100
 
 
-def test_a_refund_takes_the_request_back():
-    """An attempt that was not sent after all leaves the probability as it was; a refund of nothing does nothing."""
+def test_a_refund_removes_the_request():
+    """The probability is as before the attempt; a refund without a request does nothing."""
     throttle = AdaptiveThrottle(clock=VirtualClock())
     throttle.refund()
     assert throttle.probability() == 0.0
@@ -157,8 +157,8 @@ def test_a_refund_takes_the_request_back():
     assert throttle.probability() == 0.0
 
 
-def test_a_draw_below_the_probability_is_refused_and_one_at_it_gets_through():
-    """A draw lies in [0, 1), so that just the share that the formula says is refused."""
+def test_a_draw_below_the_probability_is_refused_and_one_at_it_admitted():
+    """Draws lie in [0, 1), so exactly the share of the formula is refused."""
     for draw, refused in ((math.nextafter(0.5, 0.0), True), (0.5, False)):
         throttle = AdaptiveThrottle(clock=VirtualClock(), rng=Drawn(draw))
         throttle.enter(retry=False)
@@ -166,14 +166,14 @@ def test_a_draw_below_the_probability_is_refused_and_one_at_it_gets_through():
         assert (throttle.enter(retry=False) is throttle) is refused
 
 
-def test_its_defaults_are_those_of_the_book():
-    """At least one in two accepted holds nothing back; two minutes are remembered."""
+def test_the_defaults_are_those_of_the_sre_book():
+    """One in two accepted refuses nothing; the window is two minutes."""
     throttle = AdaptiveThrottle()
     assert (throttle.k, throttle.window) == (2.0, 120.0)
 
 
-def test_chance_is_drawn_from_the_machine_unless_given():
-    """Without an rng it still refuses some and lets some through."""
+def test_without_an_rng_decisions_are_random():
+    """Some attempts are refused and some admitted."""
     throttle = AdaptiveThrottle(k=1.0, clock=VirtualClock())
     for _ in range(10):
         throttle.leave(accepted=True)
@@ -181,8 +181,8 @@ def test_chance_is_drawn_from_the_machine_unless_given():
     assert 10 <= entered < 1000
 
 
-def test_virtual_time_has_a_tally_of_its_own():
-    """What is refused in virtual time holds nothing back in real time."""
+def test_a_virtual_clock_has_its_own_counts():
+    """Refusals in virtual time have no effect in real time."""
     throttle = AdaptiveThrottle()
     with VirtualClock():
         attempts(throttle, 50, served=False)
@@ -190,8 +190,8 @@ def test_virtual_time_has_a_tally_of_its_own():
     assert throttle.probability() == 0.0
 
 
-def test_it_says_what_it_is_and_why_it_refuses():
-    """Its text and the reason of a refusal."""
+def test_repr_and_refusal_reason():
+    """The repr shows the settings; the refusal gives a reason."""
     throttle = AdaptiveThrottle(k=1.5, clock=VirtualClock(), name="mine")
     for _ in range(3):
         throttle.enter(retry=False)
@@ -202,13 +202,13 @@ def test_it_says_what_it_is_and_why_it_refuses():
 
 @pytest.mark.parametrize("wrong", [{"k": 0.99}, {"k": math.nan}, {"window": 0}, {"window": -1}, {"window": math.inf}])
 def test_numbers_out_of_range_are_refused_by_name(wrong):
-    """A k below one would hold back from a server that accepts everything."""
+    """A k below one would refuse attempts to a server that accepts everything."""
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be a number at least"):
         AdaptiveThrottle(**wrong)
 
 
 def test_no_count_is_lost_between_threads(together):
-    """Eight threads of attempts that are all served: as many requests as accepts."""
+    """Eight threads whose attempts are all accepted: as many requests as accepts."""
     throttle = AdaptiveThrottle(k=1.0, clock=lambda: 5.0)
 
     def work(place):
@@ -221,8 +221,8 @@ def test_no_count_is_lost_between_threads(together):
     assert state.requests.total == state.accepts.total == 800
 
 
-def test_a_child_is_free_of_a_lock_that_was_held(in_child):
-    """A fork while the lock is taken: the child goes on counting."""
+def test_a_fork_while_the_lock_is_held_leaves_the_child_usable(in_child):
+    """The child continues to count."""
     throttle = AdaptiveThrottle(clock=VirtualClock())
     throttle.enter(retry=False)
 
@@ -235,8 +235,8 @@ def test_a_child_is_free_of_a_lock_that_was_held(in_child):
     assert throttle.probability() == 1 / 2
 
 
-def test_what_a_child_does_first_mends_a_tally():
-    """A new lock, and the totals counted anew."""
+def test_the_fork_hook_repairs_the_counts():
+    """The child gets a new lock and recounted totals."""
     throttle = AdaptiveThrottle(clock=VirtualClock())
     throttle.enter(retry=False)
     state = throttle._states.main

@@ -1,4 +1,4 @@
-"""What policies have counted: nothing is lost when they go, whoever lets them go and whenever."""
+"""Call counters of policies: totals survive the policies, in any thread and at any time."""
 
 import gc
 import threading
@@ -14,7 +14,7 @@ NAMES = st.sampled_from(["orders", "mail"])
 
 
 def counted(counter, good=0, bad=0, open_=0):
-    """Let a tally count."""
+    """Count some calls."""
     for _ in range(good + bad + open_):
         counter.begun.add()
     for _ in range(good):
@@ -24,7 +24,7 @@ def counted(counter, good=0, bad=0, open_=0):
 
 
 class Rolls(RuleBasedStateMachine):
-    """Tallies come, count and go; the roll is looked at in between."""
+    """Counters are created, count and are dropped; the totals are read in between."""
 
     tallies = Bundle("tallies")
 
@@ -48,7 +48,7 @@ class Rolls(RuleBasedStateMachine):
 
     @rule(held=consumes(tallies), in_a_circle=st.booleans())
     def stop_counting(self, held, in_a_circle):
-        """The last reference is dropped, or left to the garbage collector."""
+        """Drop the last reference, or leave it to the garbage collector."""
         if in_a_circle:
             circle = [held.pop()]
             circle.append(circle)
@@ -59,7 +59,7 @@ class Rolls(RuleBasedStateMachine):
 
     @rule()
     def many_go_at_once(self):
-        """More than are kept before they are added up, without anybody looking."""
+        """Drop more counters than are kept before they are summed, without reading the totals."""
         for _ in range(counters.MAX_DEAD + 1):
             brief = CallCounter("brief")
             self.call_totals.track(brief)
@@ -82,15 +82,15 @@ TestRolls.settings = settings(stateful_step_count=12, max_examples=40)
 
 
 def test_calls_in_flight_have_begun():
-    """As long as their policy is there."""
+    """They count as begun as long as their policy exists."""
     call_totals, orders = TotalsByName(), CallCounter("orders")
     call_totals.track(orders)
     counted(orders, good=2, open_=1)
     assert call_totals.totals() == {"orders": CallCounts(3, 2, 0)}
 
 
-def test_names_without_end_are_kept_together(monkeypatch):
-    """A name for each request: nothing is lost, nothing grows with them, and who is alive is not taken apart."""
+def test_many_names_are_merged(monkeypatch):
+    """With a name per request nothing is lost, memory is bounded, and live policies keep their own entry."""
     monkeypatch.setattr(counters, "MAX_NAMES", 100)
     call_totals, first = TotalsByName(), CallCounter("first")
     call_totals.track(first)
@@ -108,8 +108,8 @@ def test_names_without_end_are_kept_together(monkeypatch):
     assert not call_totals._refs
 
 
-def test_threads_that_let_go_while_others_look():
-    """Each count is seen once in the end, and never more than there were."""
+def test_threads_drop_counters_while_others_read_totals():
+    """Each count is included once in the end, and the totals never exceed the truth."""
     call_totals, each, seen = TotalsByName(), 300, []
     over = threading.Event()
 
@@ -135,8 +135,8 @@ def test_threads_that_let_go_while_others_look():
     assert max(seen, default=0) <= 3 * each
 
 
-def test_totals_in_the_middle_of_a_change_are_those_known():
-    """Somebody who looks while this very thread adds up what is gone sees the rest."""
+def test_reentrant_totals_are_the_last_known():
+    """Reading totals while this thread sums dropped counters returns the rest."""
     call_totals, counter, seen = TotalsByName(), CallCounter("orders"), []
     call_totals.track(counter)
     counter.begun.add()

@@ -1,4 +1,4 @@
-"""Calls that wait in a shelter while their dependency is down: in threads, under asyncio and trio, in virtual time."""
+"""Calls that wait in a shelter during an outage: in threads, under asyncio and trio, in virtual time."""
 
 import asyncio
 import itertools
@@ -22,11 +22,11 @@ class Down(Exception):
 
 
 class Missing(Exception):
-    """What a dependency that is up says of a thing it hasn't got."""
+    """What a healthy dependency raises for a missing object."""
 
 
 class Busy(Exception):
-    """What a dependency raises that has too much to do; it may say when to come back."""
+    """What an overloaded dependency raises; it may carry a hint."""
 
     def __init__(self, hint=None):
         super().__init__()
@@ -38,7 +38,7 @@ def busy(error):
 
 
 class Server:
-    """A dependency with an outage: counts what reaches it, and when."""
+    """A dependency with an outage: records what reaches it, and when."""
 
     def __init__(self, clock, down_until=0.0, takes=0.01, error=Down):
         self.clock = clock
@@ -69,7 +69,7 @@ class Server:
 
 
 def sheltered(**settings):
-    """A policy with a shelter, both with chance of a seed."""
+    """Return a policy with a shelter, both with a seeded random source."""
     given = {
         "name": "orders",
         "on": (Down, busy),
@@ -86,7 +86,7 @@ def run(main, loop):
 
 
 async def together(loop, *functions):
-    """Run coroutine functions at once: what they return or raise."""
+    """Run coroutine functions at once; return what they return or raise."""
     results = [None] * len(functions)
 
     async def one(place, function):
@@ -111,7 +111,7 @@ def loop(request):
 
 
 def at(clock, seconds, function):
-    """`function`, some seconds later."""
+    """Run `function` some seconds later."""
 
     async def later():
         await clock.asleep(seconds)
@@ -120,10 +120,10 @@ def at(clock, seconds, function):
     return later
 
 
-# -- the promise
+# -- during an outage
 
 
-def test_everybody_waits_and_nobody_is_lost(loop):
+def test_all_calls_wait_and_none_is_lost(loop):
     """500 calls into an outage of 3 s: a handful reach the server before it is up, and all are answered after it."""
     with VirtualClock() as clock:
         policy, server = sheltered(), Server(clock, down_until=3.0)
@@ -140,7 +140,7 @@ def test_everybody_waits_and_nobody_is_lost(loop):
 
 
 def test_one_probe_at_a_time_while_all_fails(loop):
-    """After the first failures, never two attempts at once, and the pauses between them are no two alike."""
+    """After the first failures never two attempts at once, and no two pauses are equal."""
     with VirtualClock() as clock:
         policy, server = sheltered(), Server(clock, down_until=20.0, takes=0.5)
         load = policy(server.acall)
@@ -166,7 +166,7 @@ def test_a_thread_waits_its_turn_in_virtual_time():
 
 
 def test_the_block_form_waits_too(loop):
-    """``for`` and ``async for`` take their turn like everybody else."""
+    """``for`` and ``async for`` wait for their turn like other calls."""
     with VirtualClock() as clock:
         policy, server = sheltered(), Server(clock, down_until=3.0)
         for attempt in policy.attempts():
@@ -190,8 +190,8 @@ def test_the_block_form_waits_too(loop):
         assert policy.shelter.waiters == 0
 
 
-def test_the_time_in_the_room_is_told(loop):
-    """A report's `waited` holds the time that a call spent waiting for its turn."""
+def test_the_report_includes_the_time_in_the_queue(loop):
+    """`waited` of a report includes the time that a call spent in the wait queue."""
     with VirtualClock() as clock:
         policy, server = sheltered(max_attempts=2), Server(clock, down_until=100.0)
         with pytest.raises(Down) as caught:
@@ -199,11 +199,11 @@ def test_the_time_in_the_room_is_told(loop):
         assert abate.report(caught.value).waited == pytest.approx(server.arrivals[1] - server.arrivals[0] - 0.01)
 
 
-# -- leaving
+# -- refusals
 
 
-def test_a_call_that_cannot_make_its_deadline_leaves_at_once(loop):
-    """A hint beyond a call's deadline: whoever comes is refused at once, for the reason that others saw."""
+def test_a_call_that_cannot_meet_its_deadline_is_refused_at_once(loop):
+    """A hint goes beyond the call's deadline: new calls are refused at once, with the error of others as cause."""
     with VirtualClock() as clock:
         policy = sheltered(timeout=5.0, max_hint=300.0)
 
@@ -222,8 +222,8 @@ def test_a_call_that_cannot_make_its_deadline_leaves_at_once(loop):
     assert refused.gate == "shop"
 
 
-def test_who_waits_already_leaves_when_it_becomes_hopeless(loop):
-    """A hint that comes while calls wait sends those home that cannot wait for it, at that instant."""
+def test_a_waiting_call_is_refused_when_it_becomes_hopeless(loop):
+    """A new hint refuses those waiting calls at once that cannot wait for it."""
     with VirtualClock() as clock:
         policy = sheltered()
 
@@ -243,7 +243,7 @@ def test_who_waits_already_leaves_when_it_becomes_hopeless(loop):
 
 
 def test_a_retry_that_gets_no_turn_raises_its_own_error(loop):
-    """A call that has failed once, and whose time is over before its turn, ends with that error: reason shelter."""
+    """A call that has failed once, and runs out of time before its turn, raises that error: reason shelter."""
     with VirtualClock() as clock:
         policy, server = sheltered(timeout=5.0), Server(clock, down_until=1000.0)
         load = policy(server.acall)
@@ -274,8 +274,8 @@ def test_patience_bounds_each_wait(loop):
     assert all(isinstance(result, (Down, Refused)) for result in results)
 
 
-def test_a_full_room_refuses(loop):
-    """One more than `capacity` is refused, and those who wait are served all the same."""
+def test_a_full_queue_refuses(loop):
+    """A call beyond `capacity` is refused, and the waiting calls are still served."""
     with VirtualClock() as clock:
         policy = sheltered(shelter=Shelter(capacity=5, patience=60.0, name="shop"))
         server = Server(clock, down_until=3.0)
@@ -289,14 +289,14 @@ def test_a_full_room_refuses(loop):
         results = run(main, loop)
     refused = [result for result in results if isinstance(result, Refused)]
     lost = [result for result in results if result != "fine"]
-    assert 1 <= len(lost) <= 4  # probes are not in the room
+    assert 1 <= len(lost) <= 4  # probes are not in the queue
     assert {abate.report(error).reason for error in lost} == {"shelter"}  # a retry raises its own error
     assert "5 calls are waiting already" in str(refused[0])
     assert isinstance(refused[0].__cause__, Down)
 
 
 def test_a_cancelled_waiter_leaves_no_trace(loop):
-    """Waiters that are cancelled are gone at once, and those behind them are served."""
+    """Cancelled waiters are removed at once, and those behind them are served."""
     with VirtualClock() as clock:
         policy, server = sheltered(), Server(clock, down_until=3.0)
         load = policy(server.acall)
@@ -335,8 +335,8 @@ def test_a_cancelled_waiter_leaves_no_trace(loop):
         assert policy.shelter.dispatcher().limiter.in_flight == 0
 
 
-def test_a_waiter_that_is_cancelled_with_its_ticket_in_hand_gives_it_back():
-    """A cancellation that comes between the turn and the attempt frees the place for the next."""
+def test_a_waiter_cancelled_after_it_got_its_permit_returns_it():
+    """A cancellation between the turn and the attempt frees the permit for the next call."""
 
     async def main():
         with VirtualClock() as clock:
@@ -360,7 +360,7 @@ def test_a_waiter_that_is_cancelled_with_its_ticket_in_hand_gives_it_back():
 # -- what counts
 
 
-def test_a_hint_holds_everybody_back(loop):
+def test_a_hint_holds_all_calls_back(loop):
     """After a Retry-After of 2 s, no call of the shelter reaches the server before that."""
     with VirtualClock() as clock:
         policy = sheltered()
@@ -381,8 +381,8 @@ def test_a_hint_holds_everybody_back(loop):
     assert all(arrival == 0.0 or arrival >= 2.0 for arrival in arrivals)
 
 
-def test_a_hint_that_is_too_long_to_wait_for_closes_nothing():
-    """Beyond `max_hint` a hint ends its own call, and is no reason to hold the others back for hours."""
+def test_a_hint_beyond_max_hint_does_not_close_the_shelter():
+    """It ends its own call, and does not hold the others back for hours."""
     with VirtualClock():
         policy = sheltered()
         policy.call(Script("fine"))
@@ -393,8 +393,8 @@ def test_a_hint_that_is_too_long_to_wait_for_closes_nothing():
 
 
 @pytest.mark.parametrize(("hint", "reason", "attempts"), [(5.0, None, 2), (5.001, "hint", 1), (0.0, None, 2)])
-def test_the_longest_hint_there_may_be_is_waited_for(hint, reason, attempts):
-    """In a shelter as without one: a hint of exactly `max_hint` is minded, and nobody is back before it is over."""
+def test_a_hint_of_exactly_max_hint_is_honoured(hint, reason, attempts):
+    """In a shelter as without one: no call is back before it is over."""
     with VirtualClock() as clock:
         policy = Policy(on=busy, max_hint=5.0, shelter=Shelter(rng=random.Random(1)))
         server = Script(Busy(hint), "fine")
@@ -409,7 +409,7 @@ def test_the_longest_hint_there_may_be_is_waited_for(hint, reason, attempts):
         assert len(server.calls) == attempts
 
 
-def test_fatal_errors_say_that_the_server_is_up():
+def test_fatal_errors_count_as_answers():
     """A hundred 404s in a row are a hundred answers."""
     with VirtualClock():
         policy = sheltered()
@@ -420,8 +420,8 @@ def test_fatal_errors_say_that_the_server_is_up():
         assert policy.shelter.dispatcher().limiter.failure_ratio == 0.0
 
 
-def test_what_an_inner_policy_gave_up_on_tells_nothing():
-    """A layer further in has counted it in its own shelter."""
+def test_an_error_that_an_inner_policy_gave_up_on_is_not_counted():
+    """The inner policy has counted it in its own shelter."""
     with VirtualClock():
         outer = sheltered(on=(Down, abate.on_error(lambda error: abate.decide.outcome.LAYER)))
         with pytest.raises(Missing):
@@ -430,8 +430,8 @@ def test_what_an_inner_policy_gave_up_on_tells_nothing():
         assert (limiter.in_flight, limiter.failure_ratio) == (0, 0.0)
 
 
-def test_a_third_of_errors_loses_nothing_where_the_budget_alone_would(loop):
-    """The budget is the last fuse: where the server answers, the shelter lets retries pass that it could not pay."""
+def test_a_third_of_errors_loses_no_call_where_the_budget_alone_would(loop):
+    """While the server answers, the shelter admits retries that the budget could not pay for."""
 
     def lost(shelter):
         with VirtualClock() as clock:
@@ -454,8 +454,8 @@ def test_a_third_of_errors_loses_nothing_where_the_budget_alone_would(loop):
     assert lost(Shelter(patience=60.0, rng=random.Random(4))) == 0
 
 
-def test_where_all_fails_the_shelter_stops_before_the_budget(loop):
-    """In an outage hardly any of the budget is spent."""
+def test_in_an_outage_the_shelter_stops_attempts_before_the_budget_does(loop):
+    """Hardly any of the budget is spent."""
     with VirtualClock() as clock:
         policy = sheltered(budget=Budget(ratio=0.0, reserve=10.0))
         server = Server(clock, down_until=8.0)
@@ -468,7 +468,7 @@ def test_where_all_fails_the_shelter_stops_before_the_budget(loop):
     assert sum(arrival < 8.0 for arrival in server.arrivals) < 40
 
 
-def test_a_result_that_is_not_good_counts_as_well():
+def test_a_retryable_result_counts_as_a_failure():
     """A dependency may be down without raising anything."""
     with VirtualClock():
         policy = sheltered(on=abate.on_result(lambda result: result == "busy"))
@@ -482,7 +482,7 @@ def test_a_result_that_is_not_good_counts_as_well():
 
 
 def test_in_calm_nothing_is_counted():
-    """After a quiet second the stand-in asks nobody."""
+    """After a quiet second the wrapper takes no permits."""
     with VirtualClock() as clock:
         policy = sheltered(budget=Budget.unlimited())
         load = policy(Script(*["fine"] * 300))
@@ -500,7 +500,7 @@ def test_in_calm_nothing_is_counted():
 
 
 def test_calm_ends_with_failures():
-    """A call with a deadline is counted from the first failure on, and seven in a row close the door."""
+    """A call with a deadline is counted from the first failure on, and seven in a row close the shelter."""
     with VirtualClock() as clock:
         policy = sheltered(max_attempts=1, timeout=60.0)
         for _ in range(1500):
@@ -515,7 +515,7 @@ def test_calm_ends_with_failures():
 
 @pytest.mark.parametrize("timeout", [None, 60.0], ids=["not counted", "counted"])
 def test_a_retry_in_calm_waits_for_its_backoff(timeout):
-    """Where the shelter holds nobody back there is no room that could take the backoff's place."""
+    """In calm there is no wait queue that could replace the backoff."""
     with VirtualClock() as clock:
         policy = sheltered(backoff=Backoff(3.0, factor=1.0, jitter="none"), timeout=timeout)
         for _ in range(1500):
@@ -574,17 +574,17 @@ print("as expected")
 """
 
 
-def test_a_stand_in_asks_nobody_in_calm():
-    """Without a deadline, an attempt in calm costs a look at one flag; some are measured; failures end the calm.
+def test_a_wrapper_takes_no_permit_in_calm():
+    """Without a deadline, an attempt in calm reads one flag; some are measured; failures end the calm.
 
-    In an interpreter of its own: here virtual clocks have been entered, and stand-ins always ask.
+    In a separate interpreter: here virtual clocks have been entered, and wrappers always take permits.
     """
     done = subprocess.run([sys.executable, "-c", STAND_IN], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "as expected\n", done.stderr
 
 
-def test_a_stand_in_that_fails_in_calm_starts_the_counting():
-    """What was sent unasked is hearsay: one failure wakes the shelter, and closes nothing."""
+def test_a_wrapper_that_fails_in_calm_starts_counting():
+    """One failure of an uncounted attempt starts counting, and does not close the shelter."""
     policy = sheltered(max_attempts=1, shelter=Shelter())
     shelter, limiter = policy.shelter, policy.shelter.dispatcher().limiter
     for way in (policy(Script(Down())), lambda: policy.call(Script(Down()))):
@@ -594,8 +594,8 @@ def test_a_stand_in_that_fails_in_calm_starts_the_counting():
         assert (shelter.state, limiter.calm, shelter.calm) == ("calm", False, False)
 
 
-def test_plain_calls_have_their_latency_measured_too():
-    """A stand-in asks for it when the budget looks at the clock, `call` and `acall` for one of sixteen calls."""
+def test_the_latency_of_plain_calls_is_measured():
+    """A wrapper measures when the budget reads the clock, `call` and `acall` one of sixteen calls."""
     policy = sheltered(shelter=Shelter())
     shelter, limiter = policy.shelter, policy.shelter.dispatcher().limiter
 
@@ -615,8 +615,8 @@ def test_plain_calls_have_their_latency_measured_too():
     assert shelter.calm
 
 
-def test_a_fatal_error_in_calm_is_nobodys_business():
-    """With a deadline and in calm: neither counted nor measured."""
+def test_a_fatal_error_in_calm_is_not_counted():
+    """With a deadline and in calm it is neither counted nor measured."""
     with VirtualClock() as clock:
         policy = sheltered(timeout=60.0)
         for _ in range(1500):
@@ -632,7 +632,7 @@ def test_a_fatal_error_in_calm_is_nobodys_business():
 
 
 def test_a_first_attempt_whose_turn_does_not_come_is_refused():
-    """After its patience, with words that say why; something has failed meanwhile."""
+    """After its patience, with an error that says why, as an attempt has failed meanwhile."""
     with VirtualClock() as clock:
         policy = sheltered(shelter=Shelter(patience=5.0))
         dispatcher = policy.shelter.dispatcher()
@@ -643,8 +643,8 @@ def test_a_first_attempt_whose_turn_does_not_come_is_refused():
         assert clock.now() == 5.0
 
 
-def test_a_virtual_clock_ends_the_shortcut_of_stand_ins():
-    """From then on they ask, as each clock has its own storm; the doors of virtual clocks tell nobody."""
+def test_a_virtual_clock_ends_the_shortcut_of_wrappers():
+    """Each clock has its own state, so wrappers look it up; dispatchers of virtual clocks share nothing."""
     shelter = Shelter()
     shelter.calm = True
     shelter.dispatcher().disable_fast_path()
@@ -655,11 +655,11 @@ def test_a_virtual_clock_ends_the_shortcut_of_stand_ins():
         assert shelter.calm
 
 
-# -- side by side
+# -- several policies
 
 
 def test_a_call_within_a_call_does_not_wait_for_itself(loop):
-    """Two policies share a shelter, one around the other: the inner one goes with the outer one's ticket."""
+    """Two policies share a shelter, one around the other: the inner one uses the permit of the outer one."""
     with VirtualClock() as clock:
         inner = sheltered(max_attempts=1)
         outer = sheltered(shelter=inner.shelter, max_attempts=3)
@@ -677,7 +677,7 @@ def test_a_call_within_a_call_does_not_wait_for_itself(loop):
     assert _permit_scopes.peek() is None
 
 
-def test_not_even_in_a_task_of_its_own():
+def test_a_call_in_a_child_task_of_an_attempt_uses_its_permit():
     """A timeout around the inner call runs it in another task, which still belongs to the attempt."""
 
     async def main():
@@ -696,8 +696,8 @@ def test_not_even_in_a_task_of_its_own():
     asyncio.run(main())
 
 
-def test_a_task_that_outlives_the_attempt_takes_its_own_turn():
-    """A ticket that has been given back lets nobody through."""
+def test_a_task_that_outlives_the_attempt_needs_its_own_permit():
+    """A returned permit admits no further call."""
 
     async def main():
         with VirtualClock() as clock:
@@ -724,8 +724,8 @@ def test_a_task_that_outlives_the_attempt_takes_its_own_turn():
     asyncio.run(main())
 
 
-def test_two_shelters_know_nothing_of_each_other(loop):
-    """A dependency that is down holds no call of another one back."""
+def test_two_shelters_are_independent(loop):
+    """A dependency that is down holds back no call of another one."""
     with VirtualClock() as clock:
         down, up = sheltered(), sheltered()
         dead, alive = Server(clock, down_until=10.0), Server(clock)
@@ -745,8 +745,8 @@ def test_two_shelters_know_nothing_of_each_other(loop):
     assert max(times) < 0.05
 
 
-def test_a_gate_that_refuses_gives_the_turn_back():
-    """What a gate does not admit was not sent."""
+def test_a_refusal_by_a_gate_returns_the_permit():
+    """The attempt was not sent."""
     with VirtualClock():
         policy = sheltered(gate=abate.ConcurrencyLimit(1))
         policy.gate.enter(False)
@@ -756,7 +756,7 @@ def test_a_gate_that_refuses_gives_the_turn_back():
 
 
 def test_no_hedge_in_a_storm():
-    """A second attempt for a slow one is for calm days."""
+    """Hedges are sent in calm only."""
 
     async def main():
         with VirtualClock() as clock:
@@ -772,8 +772,8 @@ def test_no_hedge_in_a_storm():
     asyncio.run(main())
 
 
-def test_switched_off_nobody_waits():
-    """Where retries are off, a test that lets a dependency fail is not held up by it."""
+def test_with_retries_off_no_call_waits():
+    """A test with retries switched off is not delayed by a failing dependency."""
     with VirtualClock() as clock, abate.testing.off():
         policy = sheltered()
         for _ in range(10):
@@ -784,7 +784,7 @@ def test_switched_off_nobody_waits():
 
 
 def test_a_call_within_a_call_keeps_its_backoff():
-    """Where the outer attempt holds the ticket, the inner retries wait by themselves, and are paid for."""
+    """The outer attempt holds the permit: inner retries wait for their backoff, and withdraw from the budget."""
     with VirtualClock() as clock:
         inner = sheltered(max_attempts=4, backoff=[1.0])
         outer = sheltered(shelter=inner.shelter, max_attempts=1)
@@ -794,8 +794,8 @@ def test_a_call_within_a_call_keeps_its_backoff():
         assert inner.replace(budget=Budget.empty()).shelter is inner.shelter
 
 
-def test_a_gate_that_raises_leaves_no_ticket_behind():
-    """An error in a gate of the user's own ends the call, and nothing else."""
+def test_a_gate_that_raises_returns_the_permit():
+    """An error in a user-defined gate ends only its own call."""
 
     class Broken(abate.Gate):
         name = "broken"
@@ -811,8 +811,8 @@ def test_a_gate_that_raises_leaves_no_ticket_behind():
         assert _permit_scopes.peek() is None
 
 
-def test_a_schedule_of_the_users_own_is_asked_for_no_more_than_its_retries():
-    """A function that knows two delays is not asked for the tenth, however many probes have failed."""
+def test_a_user_defined_schedule_is_called_for_its_retries_only():
+    """A function that knows two delays is not called for the tenth, however many probes have failed."""
     with VirtualClock():
         policy = sheltered(max_attempts=3, backoff=lambda retry: [0.1, 0.2][retry - 1])
         for _ in range(5):
@@ -832,8 +832,8 @@ def test_slow_is_not_down(loop):
         assert run(main, loop) == ["fine"] * 50
 
 
-def test_an_answer_from_before_does_not_let_the_hinted_back_early(loop):
-    """The call that was given a hint does not come back before it, though the shelter is open for others."""
+def test_a_late_answer_does_not_shorten_the_hint_of_another_call(loop):
+    """The hinted call waits for its hint, though the shelter is open for others."""
     with VirtualClock() as clock:
         policy = sheltered(shelter=Shelter(patience=2.0))
         slow, arrivals, back = [after(5.0, "fine")] * 5, [], []
@@ -862,8 +862,8 @@ def test_an_answer_from_before_does_not_let_the_hinted_back_early(loop):
     assert back[1] >= 30.1
 
 
-def test_a_ticket_is_found_behind_those_of_other_doors():
-    """A call within a call within a call: the outermost attempt holds the ticket, as long as it is out."""
+def test_a_permit_is_found_behind_those_of_other_shelters():
+    """In three nested calls, the outermost attempt holds the permit as long as it is in flight."""
     first, second, third = (Shelter().dispatcher() for _ in range(3))
     permit = SimpleNamespace(out=True)
     outer, inner = (
@@ -880,8 +880,8 @@ def test_a_ticket_is_found_behind_those_of_other_doors():
     assert not holds_permit(second)
 
 
-def test_the_context_of_an_attempt_that_has_ended_holds_nothing():
-    """Work that schedules the next piece of work within an attempt carries no growing tail along."""
+def test_the_context_of_an_ended_attempt_holds_no_references():
+    """Work that schedules further work within an attempt does not grow a chain of contexts."""
 
     async def main():
         with VirtualClock() as clock:
@@ -914,8 +914,8 @@ def test_the_context_of_an_attempt_that_has_ended_holds_nothing():
     asyncio.run(main())
 
 
-def test_a_server_that_hangs_is_told_of(loop):
-    """Ten attempts without a word change the state, and sinks hear of it before any timeout."""
+def test_a_hanging_server_emits_a_state_event(loop):
+    """Ten attempts without an outcome change the state before any timeout."""
     with VirtualClock() as clock, Recorder() as seen:
         policy, server = sheltered(max_attempts=1, timeout=30.0), Server(clock, takes=100.0)
         load = policy(server.acall)
@@ -937,11 +937,11 @@ def test_a_server_that_hangs_is_told_of(loop):
     assert len(server.arrivals) < 20
 
 
-# -- what is told
+# -- events
 
 
-def test_changes_of_state_are_told(loop):
-    """Sinks hear of calm, probing and recovering, from whom and with how many waiting."""
+def test_state_changes_emit_events(loop):
+    """The events of calm, probing and recovering have the shelter's name and the number of waiting calls."""
     with VirtualClock() as clock, Recorder() as seen:
         policy, server = sheltered(), Server(clock, down_until=3.0)
         load = policy(server.acall)
@@ -958,8 +958,8 @@ def test_changes_of_state_are_told(loop):
     assert changes[1].waiters > 100
 
 
-def test_a_refused_first_attempt_is_told_as_given_up():
-    """Reason shelter, no attempts."""
+def test_a_refused_first_attempt_emits_a_gave_up_event():
+    """Its reason is shelter, with no attempts."""
     with VirtualClock(), Recorder() as seen:
         policy = sheltered(timeout=5.0)
         with pytest.raises(Busy):
@@ -973,8 +973,8 @@ def test_a_refused_first_attempt_is_told_as_given_up():
 # -- clocks
 
 
-def test_each_clock_has_a_door_of_its_own():
-    """A storm in virtual time is nobody else's."""
+def test_each_clock_has_its_own_dispatcher():
+    """A storm in virtual time affects no other clock."""
     policy = sheltered(max_attempts=1)
     with VirtualClock(), pytest.raises(Down):
         policy.call(Script(Down()))
@@ -984,7 +984,7 @@ def test_each_clock_has_a_door_of_its_own():
 
 
 def test_a_policy_and_its_shelter_may_have_two_clocks():
-    """Deadlines are the policy's, turns are the shelter's: only durations pass between them."""
+    """Deadlines use the policy's clock, turns the shelter's: only durations pass between them."""
     own, other = VirtualClock(1000.0), VirtualClock(5.0)
     policy = sheltered(clock=own, timeout=50.0, shelter=Shelter(clock=other, patience=60.0), max_attempts=3)
     assert policy.call(Script(Down(), "fine")) == "fine"
@@ -1007,17 +1007,17 @@ def test_a_policy_and_its_shelter_may_have_two_clocks():
     ],
 )
 def test_bad_settings_are_named(settings, message):
-    """Every bad setting is an error at construction that names it."""
+    """Every bad setting raises an error at construction that names it."""
     with pytest.raises((TypeError, ValueError), match=message):
         Shelter(**settings)
 
 
-def test_a_policy_takes_nothing_but_a_shelter():
-    """A number of waiters is none."""
+def test_shelter_must_be_a_shelter():
+    """A number of waiters is refused."""
     with pytest.raises(TypeError, match="shelter must be a Shelter, not 1000"):
         Policy(on=OSError, shelter=1000)
 
 
 def test_a_shelter_shows_its_settings():
-    """For logs, and for whoever looks at a policy."""
+    """Its repr has them."""
     assert repr(Shelter(500, 20.0, name="shop")) == "Shelter(capacity=500, patience=20, name='shop')"

@@ -1,6 +1,7 @@
 """The `abate` command as a process of its own."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +28,8 @@ def abate_command(*words: object, stdin: bytes | int = subprocess.DEVNULL, **opt
 def started(*words: object, **options: object) -> Iterator[subprocess.Popen[bytes]]:
     """Run it beside the test; it is killed when the block is left."""
     given = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    # whatever started the tests may ignore SIGHUP, as nohup does, and children inherit that
+    given.setdefault("preexec_fn", lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
     with subprocess.Popen(line(*words), **given) as process:
         try:
             yield process

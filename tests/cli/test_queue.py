@@ -174,7 +174,7 @@ def test_drain_shows_its_progress_on_a_terminal_only(url):
     ("words", "said"),
     [
         (["ls", "sqlite:///{}/nothing.db"], "there is no store"),
-        (["ls", "sqlite:///"], "names no file"),
+        (["ls", "sqlite:///"], "does not name a file"),
         (["ls", "memory:"], "memory:"),
         (["ls", "work.db"], "scheme"),
         (["ls", "mysql://user:secret@host/db"], "'mysql:'"),

@@ -1,7 +1,7 @@
 """The timeout of a gRPC call, against a real server: it is the deadline of the whole call, as in gRPC."""
 
 import asyncio
-import time
+import threading
 from concurrent import futures
 
 import grpc
@@ -10,15 +10,18 @@ import pytest
 import abate
 from abate.clients import grpc as client
 
+GUARD = 30.0
+
 
 @pytest.fixture
 def server():
-    """A server whose methods are /t/slow, which outlasts every timeout here, and /t/busy; and what it was sent."""
-    seen = []
+    """Start a server: /t/slow does not answer before the end of the test, /t/busy is unavailable. Yield its address and
+    the metadata that it received."""
+    seen, over = [], threading.Event()
 
     def slow(request, context):
         seen.append(dict(context.invocation_metadata()))
-        time.sleep(0.5)
+        over.wait(GUARD)
         return b""
 
     def busy(request, context):
@@ -33,6 +36,7 @@ def server():
     port = serving.add_insecure_port("127.0.0.1:0")
     serving.start()
     yield f"127.0.0.1:{port}", seen
+    over.set()
     serving.stop(0).wait()
 
 

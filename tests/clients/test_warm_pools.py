@@ -14,6 +14,7 @@ import abate
 from abate.clients.warm import awarm_httpx, awarm_sqlalchemy, warm_httpx, warm_sqlalchemy
 from abate.testing import VirtualClock
 from tests.clients.server import Server, close, close_in_body, respond
+from tests.greenlets import needs_greenlet
 
 EMPTY = respond(200)
 """What a HEAD is answered with: no body."""
@@ -239,6 +240,7 @@ def test_sqlalchemy_at_a_database_that_is_not_there(tmp_path):
     engine.dispose()
 
 
+@needs_greenlet
 def test_async_sqlalchemy_has_so_many_connections_in_its_pool(tmp_path):
     """All opened, none handed out twice."""
 

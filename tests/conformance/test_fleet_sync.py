@@ -1,4 +1,4 @@
-"""How stores answer the requests of a fleet's members: as the rules in Python do, whatever they are written in."""
+"""How stores answer the sync requests of a fleet's members: exactly as the rules in Python, in every implementation."""
 
 import pytest
 from hypothesis import given, settings
@@ -71,7 +71,7 @@ class Fleet:
         deposits = sum(slot[1] for slot in counted) + request.earned
         withdrawals = sum(slot[2] for slot in counted) + request.spent
         granted = grant_rules.budget_grant(request.terms, deposits, withdrawals, request.want, members)
-        if request.earned or request.spent or granted:  # who counts nothing keeps no slot
+        if request.earned or request.spent or granted:  # a member that counts nothing keeps no slot
             slot = slots.setdefault(begins, [forgotten, 0, 0])
             slot[0] = max(slot[0], forgotten)
             slot[1] += request.earned
@@ -157,8 +157,8 @@ def rounds(draw, shared):
 @pytest.mark.parametrize("kind", STORES)
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
-def test_offers_are_answered_by_the_rules(kind, shared, tmp_path_factory, data):
-    """Budgets, buckets and shelters, of several members that come, stay away and come again."""
+def test_sync_requests_are_answered_by_the_rules(kind, shared, tmp_path_factory, data):
+    """Budgets, buckets and shelters of several members that join, leave and join again."""
     clock = VirtualClock(start=1000.0)
     model = Fleet()
     with open_store(STORES[kind](tmp_path_factory.mktemp("store")), clock=clock) as store:
@@ -177,8 +177,8 @@ CAME_BACK = [
 ]
 
 
-def test_one_member_probes_and_all_hear_of_the_first_answer(store, clock):
-    """The others wait, and the doors open step by step until it is calm."""
+def test_one_member_probes_and_its_first_answer_reaches_all(store, clock):
+    """The others wait, and the shelters open step by step until it is calm."""
     for member, sight, state, probe in CAME_BACK:
         (advice,) = store.sync_members(member, [sight])
         assert (advice.state, advice.probe) == (state, probe)
@@ -197,8 +197,8 @@ def test_one_member_probes_and_all_hear_of_the_first_answer(store, clock):
     ("answered", "failed", "growth"),
     [(99, 1, outage.SLOW_GROWTH), (90, 10, outage.SLOW_GROWTH), (89, 11, 1.0), (55, 45, 1.0)],
 )
-def test_few_failures_among_many_answers_hold_nobody_back(store, clock, answered, failed, growth):
-    """While it recovers the limit grows as if there were none; from more than a tenth on it does not."""
+def test_few_failures_among_many_answers_do_not_slow_the_recovery(store, clock, answered, failed, growth):
+    """The limit grows as if there were none; from more than a tenth on it does not."""
     model = Fleet()
     for member, sight, _, _ in CAME_BACK:
         clock.advance(0.1)
@@ -212,8 +212,8 @@ def test_few_failures_among_many_answers_hold_nobody_back(store, clock, answered
     assert (advice.state, advice.limit) == ("recovering", growth * outage.FIRST_LIMIT / 2)
 
 
-def test_few_failures_among_many_answers_are_no_storm(store):
-    """Where it is calm it stays so, and where it was not, that is over."""
+def test_few_failures_among_many_answers_are_not_a_storm(store):
+    """A calm shelter stays calm, and a storm ends."""
     for sight, state in (
         (ShelterReport("x", "calm", 100, 5, 0.0), "calm"),
         (ShelterReport("x", "calm", 51, 49, 0.0), "calm"),
@@ -225,8 +225,8 @@ def test_few_failures_among_many_answers_are_no_storm(store):
         assert advice.state == state
 
 
-def test_a_hint_in_a_storm_closes_the_doors_of_all(store, clock):
-    """For as long as was asked, from when it was told; the first answer opens them."""
+def test_a_hint_in_a_storm_closes_all_members(store, clock):
+    """For the hint's duration from when it was reported; the first answer opens them."""
     store.sync_members("a:1:00", [ShelterReport("x", "probing", 0, 3, 20.0)])
     clock.advance(10.0)
     (advice,) = store.sync_members("b:2:ff", [ShelterReport("x", "calm", 0, 0, 0.0)])
@@ -235,8 +235,8 @@ def test_a_hint_in_a_storm_closes_the_doors_of_all(store, clock):
     assert (advice.state, advice.closed) == ("recovering", 0.0)
 
 
-def test_what_one_member_is_told_closes_no_other_door(store):
-    """While others are answered: its failures and hints may be those of one of its callers."""
+def test_a_hint_to_one_member_closes_no_other_while_others_are_answered(store):
+    """Its failures and hints may be those of one of its callers."""
     store.sync_members("a:1:00", [ShelterReport("x", "calm", 5, 0, 0.0)])
     for _ in range(3):
         for member, sight in (
@@ -247,8 +247,8 @@ def test_what_one_member_is_told_closes_no_other_door(store):
             assert (advice.state, advice.closed) == ("calm", 0.0)
 
 
-def test_what_a_fleet_and_a_ledger_count_is_one_budget(store):
-    """Under one name, whoever asks."""
+def test_a_fleet_and_a_store_budget_of_one_name_share_their_counts(store):
+    """Both see the same balance."""
     terms = BudgetTerms(ratio=0.0, reserve=1.0)
     assert store.sync_members("a:1:00", [BudgetRequest("x", terms, 0, 3, 0, 4)]) == [BudgetGrant(4, 1)]
     assert store.balance("x", terms) == 3.0

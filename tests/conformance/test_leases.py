@@ -1,4 +1,4 @@
-"""Who has a message, and for how long: leases, what is added meanwhile, and tokens."""
+"""Which worker has a message, and for how long: leases, adds during a lease, and tokens."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def keys(messages):
     return [message.key for message in messages]
 
 
-def test_what_is_leased_is_nobody_elses(queue):
+def test_a_leased_message_is_not_delivered_again(queue):
     """Until it is settled."""
     queue.add("a")
     message = one(queue)
@@ -79,8 +79,8 @@ def test_done_for_now_and_an_add_meanwhile_make_the_earlier_of_both(queue, clock
         assert queue.depth() == Depth()
 
 
-def test_a_lease_that_runs_out_makes_the_message_somebody_elses(queue, clock):
-    """The former holder's word does not count any more; the new one's does."""
+def test_an_expired_lease_makes_the_message_available_again(queue, clock):
+    """The former holder's settlement is refused; the new one's counts."""
     queue.add("a")
     late = one(queue)
     clock.advance(10.0)
@@ -96,7 +96,7 @@ def test_a_lease_that_runs_out_makes_the_message_somebody_elses(queue, clock):
     assert queue.depth() == Depth()
 
 
-def test_a_late_verdict_is_refused_even_if_nobody_has_taken_the_message(queue, clock):
+def test_a_late_settlement_is_refused_even_if_the_message_is_still_waiting(queue, clock):
     """A holder can tell by the clock whether it still has its lease."""
     queue.add("a")
     late = one(queue)
@@ -139,7 +139,7 @@ def test_an_add_to_a_lease_that_ran_out_is_of_what_waits(queue, clock):
     assert queue.add("a", "new") is False
     with pytest.raises(LeaseLost):
         queue.done(late)
-    clock._now -= 5.0  # a wall clock may be set back: then no lease comes to life again
+    clock._now -= 5.0  # a wall clock that is set back revives no lease
     with pytest.raises(LeaseLost):
         queue.done(late)
     clock.advance(5.0)

@@ -51,8 +51,8 @@ def patient(monkeypatch):
 # ── Waking ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_add_wakes_one_who_waits(store):
-    """Of its queue, and one for each, whichever queue object it came through."""
+def test_an_add_wakes_one_waiter(store):
+    """One waiter of its queue per add, through whichever queue object."""
     orders, others = store.queue("orders"), store.queue("others")
     threads = [waiting(store, orders), waiting(store, others), waiting(store, others)]
     for key in "ab":
@@ -63,8 +63,8 @@ def test_an_add_wakes_one_who_waits(store):
 
 
 @pytest.mark.parametrize("how", ["back", "back later", "again", "redrive", "add for later", "added meanwhile"])
-def test_what_comes_back_wakes_one_who_waits(store, how):
-    """Whatever brings it back, at once or a little later."""
+def test_a_returned_message_wakes_one_waiter(store, how):
+    """Whatever returns it, at once or after a delay."""
     queue = store.queue("orders")
     if how != "add for later":
         queue.add("a")
@@ -89,8 +89,8 @@ def test_what_comes_back_wakes_one_who_waits(store, how):
     assert keys(thread.answer()) == ["a"]
 
 
-def test_several_that_come_at_once_wake_several(store):
-    """One settlement that lets three go, at once or to come due together."""
+def test_several_messages_at_once_wake_several_waiters(store):
+    """One settlement returns three messages, at once or due together."""
     queue = store.queue("orders")
     for key in "abc":
         queue.add(key)
@@ -102,8 +102,8 @@ def test_several_that_come_at_once_wake_several(store):
         assert sorted(keys(taken)) == ["a", "b", "c"]
 
 
-def test_a_lease_that_runs_out_wakes_one_who_waits(store):
-    """Its holder is silent; it comes to who waited before the lease began, and to who came after that."""
+def test_an_expired_lease_wakes_one_waiter(store):
+    """Waiters that came before the lease began and after are both woken."""
     queue = store.queue("orders", lease=0.3)
     threads = [waiting(store, queue), waiting(store, queue)]
     queue.add("a")
@@ -112,8 +112,8 @@ def test_a_lease_that_runs_out_wakes_one_who_waits(store):
     assert keys(queue.receive(wait=GUARD)) == ["a"]
 
 
-def test_who_stays_looks_after_the_time_when_others_leave(store):
-    """A delayed message is not forgotten because the one who was told of it has gone."""
+def test_a_delayed_message_is_delivered_though_the_timekeeping_waiter_has_left(store):
+    """Another waiter takes over the time."""
     queue = store.queue("orders")
     threads = [waiting(store, queue, 0.2), waiting(store, queue), waiting(store, queue)]
     for key in "ab":
@@ -122,8 +122,8 @@ def test_who_stays_looks_after_the_time_when_others_leave(store):
     assert sorted(keys(threads[1].answer()) + keys(threads[2].answer())) == ["a", "b"]
 
 
-def test_closing_wakes_all_who_wait(store):
-    """They are told why, and so is who comes later."""
+def test_closing_wakes_all_waiters(store):
+    """They raise the reason, and so does a later receive."""
     queue = store.queue("orders")
     threads = [waiting(store, queue), waiting(store, queue)]
     store.close()
@@ -135,8 +135,8 @@ def test_closing_wakes_all_who_wait(store):
     store.close()
 
 
-def test_nobody_is_left_in_line(store):
-    """What is kept for those who wait goes with them."""
+def test_waiters_leave_no_state_behind(store):
+    """The state of a waiter is freed with it."""
     queue = store.queue("orders")
     assert queue.receive(wait=0.01) == []
     until(lambda: count_waiters(store, queue) == 0)
@@ -300,8 +300,8 @@ def test_a_forked_child_goes_on_when_its_parent_has_closed_the_store(store, url)
 
 @forks
 @shared
-def test_a_fork_in_the_middle_of_others_work_disturbs_nobody(store, url):
-    """Threads add and wait while the process forks; children and parent lose nothing, and nothing hangs."""
+def test_a_fork_while_other_threads_work_loses_nothing(store, url):
+    """Threads add and wait while the process forks; neither children nor parent lose messages or hang."""
     queue, end = store.queue("orders"), threading.Event()
 
     def produce(place):

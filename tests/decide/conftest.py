@@ -1,1 +1,1 @@
-"""What the tests of deciding share."""
+"""Fixtures of the decide tests."""

@@ -47,12 +47,12 @@ def test_a_bad_hint_is_refused(hint, error):
 
 
 @pytest.mark.parametrize("hint", [0, 0.0, 300.0, float("inf"), None])
-def test_any_wait_is_a_hint(hint):
-    """None at all, at once, some time, never."""
+def test_valid_hints(hint):
+    """None, zero, a finite number or infinity."""
     assert Ruling.overload(hint).hint == hint
 
 
 def test_a_ruling_is_frozen():
-    """A ruling is shared between calls: nobody changes it."""
+    """Calls share rulings, so they are immutable."""
     with pytest.raises(AttributeError, match="is frozen"):
         FATAL.retry = True

@@ -140,7 +140,7 @@ def test_unless_understands_the_same_answers(answer, ruling):
 @given(
     st.none() | st.booleans() | st.text(max_size=2) | st.lists(st.integers(), max_size=2) | st.integers() | st.binary()
 )
-def test_what_is_true_is_a_yes(answer):
+def test_a_truthy_answer_means_retry(answer):
     """As everywhere in Python."""
     assert decide(lambda error: answer, KeyError()).retry is bool(answer)
 
@@ -185,14 +185,14 @@ def test_predicates_see_what_they_are_for():
     assert seen == [error, "empty"]
 
 
-def test_an_error_of_a_predicate_passes():
-    """It is a bug in the user's code, and nobody hides it."""
+def test_an_error_in_a_predicate_propagates():
+    """It is a bug in the user's code."""
     with pytest.raises(ZeroDivisionError):
         decide(lambda error: 1 / 0, KeyError())
 
 
-def test_who_reads_results():
-    """A policy looks at results only where a rule does."""
+def test_which_rules_read_results():
+    """A policy judges results only if one of its rules does."""
     reads = on_result(lambda result: None)
     deaf = on_error(lambda error: None)
     for rule, expected in [
@@ -315,8 +315,8 @@ def test_what_is_no_matcher_is_refused(name, matcher, message):
 
 
 @pytest.mark.parametrize("nothing", [(), [], set(), iter(())], ids=["()", "[]", "set()", "iterator"])
-def test_on_must_name_something(nothing):
-    """Nobody retries nothing by accident; `unless` may be empty."""
+def test_on_must_not_be_empty(nothing):
+    """`unless` may be empty."""
     with pytest.raises(ValueError, match=r"^on must name at least one exception type, predicate or rule, not none$"):
         build_rules(nothing)
     assert build_rules(OSError, unless=nothing).unless == ()

@@ -99,16 +99,16 @@ def test_members_of_a_group_are_judged_like_errors_alone():
         max_size=20,
     ),
 )
-def test_the_answer_never_depends_on_what_was_asked_before(on, unless, history):
-    """Whoever looks into the known types first, as a call does, hears what fresh rules would say."""
+def test_the_cache_never_changes_a_ruling(on, unless, history):
+    """The cached ruling by type equals that of new rules."""
     seasoned = build_rules(on, unless)
     for error in history:
         answer = seasoned.rulings_by_type.get(type(error)) or seasoned.decide(Outcome(error))
         assert answer == decide(on, error, unless=unless)
 
 
-def test_only_types_alone_are_known():
-    """Where a predicate or the time has a say, nothing is remembered."""
+def test_only_rulings_by_type_are_cached():
+    """Nothing is cached where a predicate or the elapsed time decides."""
     for on, unless in [
         ((KeyError, lambda error: False), ()),
         (KeyError, lambda error: False),
@@ -123,8 +123,8 @@ def test_only_types_alone_are_known():
     assert seasoned.rulings_by_type == {KeyError: BLIP}
 
 
-def test_the_known_types_are_bounded():
-    """A program that makes types as it runs does not fill the memory, and is answered all the same."""
+def test_the_cache_is_bounded():
+    """A program that creates types at run time does not fill the memory, and gets correct rulings."""
     seasoned = build_rules(LookupError)
     kinds = [type(f"Lookup{number}", (LookupError if number % 2 else OSError,), {}) for number in range(300)]
     answers = [seasoned.decide(Outcome(kind())).retry for kind in kinds]
@@ -132,7 +132,7 @@ def test_the_known_types_are_bounded():
     assert len(seasoned.rulings_by_type) == MAX_CACHED_TYPES
 
 
-def test_what_is_known_is_no_part_of_the_value():
+def test_the_cache_is_not_part_of_equality():
     """Rules that have judged are equal to those that have not."""
     seasoned = build_rules((KeyError, OSError))
     seasoned.decide(Outcome(KeyError()))
@@ -184,8 +184,8 @@ def test_bad_widening_is_refused(arguments, error, message):
         widen(**{"rule": OSError, "by": KeyError, "seconds": 1.0} | arguments)
 
 
-def test_what_somebody_further_in_gave_up_on_is_not_widened():
-    """A ruling of `layer` is final: a wider rule would repeat what was repeated already."""
+def test_a_layer_ruling_is_not_widened():
+    """A wider rule would repeat retries that an inner policy has made."""
     inner = on_error(lambda error: Ruling(False, "layer"))
     wider = widen(inner, by=OSError, seconds=5.0)
     assert wider.judge(Outcome(error=OSError())).reason == "layer"

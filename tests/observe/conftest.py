@@ -13,20 +13,20 @@ numbers = itertools.count()
 
 @pytest.fixture
 def watched():
-    """A sink that is installed."""
+    """Return a Prometheus sink that is installed for one test."""
     with Watched() as watched:
         yield watched
 
 
 @pytest.fixture
 def name():
-    """A name that no other test uses."""
+    """Return a name that no other test uses."""
     return f"name-of-test-{next(numbers)}"
 
 
 @pytest.fixture
 def recent():
-    """What the live page keeps, on a virtual clock."""
+    """Return the live page's activity sink, installed, on a virtual clock."""
     with abate.testing.VirtualClock(start=1000.0) as clock:
         sink = abate.observe.install(RecentActivity(clock))
         sink.clock = clock

@@ -1,4 +1,4 @@
-"""Events of what fails, for the tests of lines."""
+"""Events of failing calls and work items, for the tests of log lines."""
 
 from abate import events
 

@@ -1,6 +1,6 @@
-"""A program with metrics, for a real Prometheus to scrape: everything that abate measures happens in it.
+"""A program with metrics for a real Prometheus to scrape: it exercises everything that abate measures.
 
-It prints its port, and works until its standard input is closed.
+It prints its port, and runs until its standard input is closed.
 """
 
 import sys
@@ -36,7 +36,7 @@ def fails(*, times, then=None):
 
 
 def work():
-    """A round of everything."""
+    """Run one round that touches every metric."""
     orders.call(fails(times=0))
     orders.call(fails(times=1))
     for policy, call in (
@@ -58,17 +58,17 @@ def work():
         bucket.acquire()
 
 
-def keep_working(over):
-    while not over.wait(0.1):
+def keep_working(stopping):
+    while not stopping.wait(0.1):
         work()
 
 
 work()
 server, thread = start_http_server(0, "127.0.0.1")
 print(server.server_port, flush=True)
-over = threading.Event()
-worker = threading.Thread(target=keep_working, args=(over,))
+stopping = threading.Event()
+worker = threading.Thread(target=keep_working, args=(stopping,))
 worker.start()
 sys.stdin.read()
-over.set()
+stopping.set()
 worker.join()

@@ -1,4 +1,4 @@
-"""How calls have ended: numbers that may be behind for a moment, and never go back."""
+"""Counters of call outcomes: they may lag for a moment, and never decrease."""
 
 import pytest
 
@@ -10,7 +10,7 @@ ERROR = OSError("down")
 
 
 @pytest.mark.parametrize(
-    ("tell", "before", "after", "outcome"),
+    ("record", "before", "after", "outcome"),
     [
         (lambda o: o.recovered(events.Recovered("orders", 2, 0.1)), (5, 0), (6, 0), "success"),
         (lambda o: o.gave_up(events.GaveUp("orders", "fatal", 1, 0.0, None)), (5, 0), (6, 0), "success"),
@@ -19,11 +19,11 @@ ERROR = OSError("down")
     ],
     ids=["recovered", "returned", "raised", "refused"],
 )
-def test_an_event_that_comes_before_its_count_takes_nothing_away(tell, before, after, outcome):
-    """Between the event of a call and the policy's own count of it, a scrape shows what the last one did."""
+def test_an_event_before_its_count_never_decreases_a_counter(record, before, after, outcome):
+    """Between a call's event and the policy's count of it, a scrape repeats the previous value."""
     outcomes = CallOutcomes(LabelValues())
     shown = [outcomes.read({"orders": before})["orders", outcome]]
-    tell(outcomes)
+    record(outcomes)
     shown.append(outcomes.read({"orders": before})["orders", outcome])
     shown.append(outcomes.read({"orders": after})["orders", outcome])
     assert shown == [5, 5, 5]

@@ -1,4 +1,4 @@
-"""Sinks that may block, in a thread of their own."""
+"""Detached sinks: sinks that may block run in a thread of their own."""
 
 import gc
 import logging
@@ -25,7 +25,7 @@ PATIENCE = 30.0
 
 @pytest.fixture
 def stuck():
-    """A sink that blocks until the test is over, and a flag that says that it does."""
+    """Return a sink that blocks until the test is over, with an event that is set once it blocks."""
     blocked, over = threading.Event(), threading.Event()
 
     def sink(event):
@@ -37,8 +37,8 @@ def stuck():
     over.set()
 
 
-def test_everything_arrives_in_order():
-    """What fits is brought to the sink, as it came."""
+def test_events_arrive_in_order():
+    """The sink receives every event that fits into the queue, in the order of emission."""
     seen = []
     sink = Detached(seen.append)
     sent = [events.Recovered("orders", number, 0.5) for number in range(1_000)]
@@ -49,15 +49,15 @@ def test_everything_arrives_in_order():
 
 
 def test_the_sink_runs_in_another_thread():
-    """The caller's thread only hands over."""
+    """The caller's thread only enqueues the event."""
     threads = SimpleQueue()
     sink = Detached(lambda event: threads.put(threading.current_thread()))
     sink(EVENT)
     assert threads.get(timeout=PATIENCE) is not threading.current_thread()
 
 
-def test_a_sink_that_blocks_holds_up_no_call(stuck):
-    """Calls go on; what does not fit is dropped and counted, and what waits is bounded."""
+def test_a_blocking_sink_delays_no_call(stuck):
+    """Calls continue; the queue is bounded, and events beyond it are dropped and counted."""
     sink = abate.observe.install(Detached(stuck, capacity=10))
     try:
         policy = abate.Policy(name="orders", on=OSError, backoff=[0.0], budget=abate.Budget(1.0, 1_000.0))
@@ -67,13 +67,13 @@ def test_a_sink_that_blocks_holds_up_no_call(stuck):
             assert policy.call(abate.testing.Script(OSError(), "fine")) == "fine"
     finally:
         abate.observe.remove(sink)
-    # of 303 events one is with the sink, and ten wait
+    # of 303 events, the sink holds one and ten are queued
     assert (sink.waiting, sink.dropped) == (10, 303 - 11)
     assert not sink.flush(timeout=0.01)
 
 
-def test_flushing_a_sink_that_blocks_does_not_pile_up(stuck):
-    """However often somebody asks, what waits is bounded."""
+def test_flushing_a_blocking_sink_does_not_grow_its_queue(stuck):
+    """The queue stays bounded however often flush is called."""
     sink = Detached(stuck, capacity=10)
     sink(EVENT)
     assert stuck.blocked.wait(PATIENCE)
@@ -81,13 +81,13 @@ def test_flushing_a_sink_that_blocks_does_not_pile_up(stuck):
     assert sink.waiting <= 11
 
 
-def test_a_slow_sink_is_told_of_once(caplog):
-    """When it moves on, the log says that events were dropped."""
-    go, blocked = threading.Event(), threading.Event()
+def test_a_slow_sink_is_reported_once(caplog):
+    """When the sink continues, one warning says that events were dropped."""
+    proceed, blocked = threading.Event(), threading.Event()
 
     def sink(event):
         blocked.set()
-        go.wait(PATIENCE)
+        proceed.wait(PATIENCE)
 
     slow = Detached(sink, capacity=1)
     slow(EVENT)
@@ -95,26 +95,26 @@ def test_a_slow_sink_is_told_of_once(caplog):
     for _ in range(5):
         slow(EVENT)
     with caplog.at_level(logging.WARNING, logger="abate"):
-        go.set()
+        proceed.set()
         assert slow.flush(PATIENCE)
         slow(EVENT)
         assert slow.flush(PATIENCE)
     assert slow.dropped == 4
-    told = [record for record in caplog.records if repr(sink) in record.getMessage()]
-    assert [record.levelname for record in told] == ["WARNING"]
-    assert "is too slow: events are dropped" in told[0].getMessage()
+    warnings = [record for record in caplog.records if repr(sink) in record.getMessage()]
+    assert [record.levelname for record in warnings] == ["WARNING"]
+    assert "is too slow: events are dropped" in warnings[0].getMessage()
 
 
 @pytest.fixture
 def timed(monkeypatch):
-    """The time that sinks are judged by, in a list."""
+    """Replace the clock that times sinks, and return its time in a list."""
     now = [100.0]
     monkeypatch.setattr(detached, "monotonic", lambda: now[0])
     return now
 
 
-def test_a_sink_that_raises_is_tried_again_in_growing_pauses(timed, caplog):
-    """Each pause is logged once, and what comes meanwhile is dropped and counted."""
+def test_a_raising_sink_is_retried_after_growing_pauses(timed, caplog):
+    """Each pause is logged once; events during a pause are dropped and counted."""
     failures = []
 
     def broken(event):
@@ -133,8 +133,8 @@ def test_a_sink_that_raises_is_tried_again_in_growing_pauses(timed, caplog):
     ]
 
 
-def test_a_sink_that_works_again_is_brought_everything(timed, caplog):
-    """In the same thread; the log says how much was dropped."""
+def test_a_recovered_sink_receives_every_event(timed, caplog):
+    """The same thread delivers them, and the log says how many were dropped."""
     threads, fails = [], [True]
 
     def sink(event):
@@ -155,28 +155,28 @@ def test_a_sink_that_works_again_is_brought_everything(timed, caplog):
     assert caplog.messages[-1] == f"the sink {sink!r} takes events again; 3 were dropped meanwhile"
 
 
-def test_what_was_handed_over_before_a_failure_is_dropped_and_counted(timed):
-    """A queue of events is not a queue of failures."""
-    blocked, go = threading.Event(), threading.Event()
+def test_events_queued_before_a_failure_are_dropped_and_counted(timed):
+    """A failing sink is not called again for each event that was already queued."""
+    blocked, proceed = threading.Event(), threading.Event()
     failures = []
 
     def broken(event):
         failures.append(event)
         blocked.set()
-        go.wait(PATIENCE)
+        proceed.wait(PATIENCE)
         raise RuntimeError("no disk")
 
     sink = Detached(broken)
     for _ in range(10):
         sink(EVENT)
     assert blocked.wait(PATIENCE)
-    go.set()
+    proceed.set()
     assert sink.flush(PATIENCE)
     assert (len(failures), sink.dropped) == (1, 9)
 
 
 def test_the_sink_sees_the_context_of_the_event():
-    """Context variables are those of the call, and so are the clock and the current span."""
+    """Context variables, the clock and the current span are those of the call."""
     where: ContextVar[str] = ContextVar("where")
     seen = SimpleQueue()
     sink = Detached(lambda event: seen.put(where.get()))
@@ -186,8 +186,8 @@ def test_the_sink_sees_the_context_of_the_event():
     assert seen.get(timeout=PATIENCE) == "here"
 
 
-def test_it_counts_where_its_sink_does():
-    """A sink that wants calls to be counted has them counted behind this as well."""
+def test_detached_counts_if_its_sink_counts():
+    """`counts` is the wrapped sink's own setting."""
 
     class Counting:
         counts = True
@@ -199,14 +199,14 @@ def test_it_counts_where_its_sink_does():
 
 
 def test_nothing_to_flush_needs_no_thread():
-    """One that never had an event has nothing to wait for."""
+    """A sink that never received an event flushes at once and starts no thread."""
     before = threading.active_count()
     assert Detached(print).flush(0.0)
     assert threading.active_count() == before
 
 
-def test_many_threads_hand_over_at_once():
-    """Each event is brought or dropped, none twice, and one thread brings them."""
+def test_many_threads_enqueue_at_once():
+    """Each event is delivered once or dropped."""
     seen = []
     sink = Detached(seen.append, capacity=500)
 
@@ -223,8 +223,8 @@ def test_many_threads_hand_over_at_once():
     assert len(seen) + sink.dropped == 8_000
 
 
-def test_its_thread_ends_with_it():
-    """One that nobody holds leaves no thread behind."""
+def test_the_thread_ends_when_the_sink_is_collected():
+    """An unreferenced sink leaves no thread behind."""
     threads = SimpleQueue()
     sink = Detached(lambda event: threads.put(threading.current_thread()))
     sink(EVENT)
@@ -237,7 +237,7 @@ def test_its_thread_ends_with_it():
 
 @forks
 def test_a_child_has_a_thread_of_its_own(stuck):
-    """After a fork events arrive in the child, and it does not bring what the parent has waiting."""
+    """After a fork the child delivers its own events, and not those that were queued in the parent."""
     sink = Detached(stuck)
     sink(EVENT)
     assert stuck.blocked.wait(PATIENCE)
@@ -272,13 +272,13 @@ def ended(body, grace):
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
 
 
-def test_what_waits_at_exit_is_brought():
-    """A program that ends at once loses nothing."""
+def test_queued_events_are_delivered_at_exit():
+    """A program that ends at once loses no events."""
     assert ended("print('seen', flush=True)", 30.0).stdout.split() == ["seen"] * 3
 
 
-def test_a_sink_that_blocks_for_ever_does_not_keep_the_program():
-    """The wait at exit is bounded by the grace."""
+def test_a_sink_that_blocks_forever_does_not_block_exit():
+    """The wait at exit is limited by `grace`."""
     assert ended("print('seen', flush=True); threading.Event().wait()", 0.1).stdout.split() == ["seen"]
 
 
@@ -292,12 +292,12 @@ def test_a_sink_that_blocks_for_ever_does_not_keep_the_program():
     ids=str,
 )
 def test_bad_settings_are_refused(arguments, error, message):
-    """At construction, naming the value."""
+    """The constructor raises an error that names the value."""
     with pytest.raises(error, match=message):
         Detached(*arguments)
 
 
-# -- sinks that nobody knows
+# -- other functions as sinks
 
 
 def called(policy):
@@ -310,8 +310,8 @@ def orders():
     return abate.Policy(name="orders", on=OSError, backoff=[0.0], budget=abate.Budget.unlimited())
 
 
-def test_a_function_that_is_installed_has_had_the_events_when_the_call_is_over(orders):
-    """As if the call had called it; and it can be removed by itself."""
+def test_an_installed_function_has_received_all_events_when_the_call_ends(orders):
+    """The call waits for the function, and `remove` accepts the function itself."""
     seen = []
     abate.observe.install(seen.append)
     abate.observe.install(seen.append)
@@ -325,12 +325,12 @@ def test_a_function_that_is_installed_has_had_the_events_when_the_call_is_over(o
 
 
 def sink_threads():
-    """The threads of sinks that are alive now."""
+    """Return the live threads of sinks."""
     return {thread for thread in threading.enumerate() if thread.name == "abate-sink"}
 
 
-def test_a_function_that_never_returns_holds_up_one_call_and_not_for_ever(orders, stuck, monkeypatch, caplog):
-    """It is left behind; when a pause is over, no call waits for it as long as it has not returned."""
+def test_a_function_that_never_returns_delays_one_call_for_a_limited_time(orders, stuck, monkeypatch, caplog):
+    """The call leaves it behind; after the pause no call waits for it until it has returned."""
     monkeypatch.setattr(events, "MAX_HOLD_UP", 0.05)
     threads = sink_threads()
     abate.observe.install(stuck)
@@ -350,8 +350,8 @@ def test_a_function_that_never_returns_holds_up_one_call_and_not_for_ever(orders
         abate.observe.remove(stuck)
 
 
-def test_a_function_that_raises_is_left_alone(orders, caplog):
-    """And the call goes on."""
+def test_a_raising_function_is_paused(orders, caplog):
+    """The call continues."""
     failures = []
 
     def broken(event):
@@ -367,8 +367,8 @@ def test_a_function_that_raises_is_left_alone(orders, caplog):
         abate.observe.remove(broken)
 
 
-def test_a_function_may_make_calls_itself(orders):
-    """Their events come to it as well."""
+def test_a_function_may_make_calls(orders):
+    """It receives the events of those calls too."""
     seen = []
 
     def sink(event):
@@ -378,15 +378,15 @@ def test_a_function_may_make_calls_itself(orders):
 
     abate.observe.install(sink)
     try:
-        called(orders)  # from here on it has its thread
+        called(orders)  # starts the sink's thread
         called(orders)
     finally:
         abate.observe.remove(sink)
     assert len(seen) == 9
 
 
-def test_a_function_that_is_removed_leaves_no_thread(orders):
-    """Its thread ends."""
+def test_removing_a_function_ends_its_thread(orders):
+    """No thread is left after `remove`."""
     before = set(threading.enumerate())
     seen = []
     abate.observe.install(seen.append)
@@ -398,8 +398,8 @@ def test_a_function_that_is_removed_leaves_no_thread(orders):
     assert not thread.is_alive()
 
 
-def test_a_sink_with_an_attribute_for_every_name_is_attended():
-    """A mock has never said that it does not block, nor that calls are to be counted for it."""
+def test_a_mock_is_called_with_a_time_limit():
+    """An attribute that a mock makes up is not taken for a promise not to block, nor for `counts`."""
     sink = Mock()
     install(sink)
     try:
@@ -410,17 +410,17 @@ def test_a_sink_with_an_attribute_for_every_name_is_attended():
         remove(sink)
 
 
-def test_who_is_broken_off_as_it_starts_the_thread_leaves_one_thread_and_loses_nothing(monkeypatch):
-    """Another one is started by the next event, and finds the first at work."""
+def test_an_interrupt_while_the_thread_starts_leaves_one_thread_and_loses_nothing(monkeypatch):
+    """The next event starts a second thread, which ends because the first one is running."""
     seen, start = [], detached.SinkThread.start
     sink = Detached(lambda event: seen.append((event, threading.current_thread())))
 
-    def broken_off(worker):
+    def interrupted(worker):
         start(worker)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(detached.SinkThread, "start", broken_off)
+        patched.setattr(detached.SinkThread, "start", interrupted)
         sink("one")
     sink("two")
     assert sink.flush(PATIENCE)
@@ -431,12 +431,12 @@ def test_who_is_broken_off_as_it_starts_the_thread_leaves_one_thread_and_loses_n
     sink("three")
     assert sink.flush(PATIENCE)
     assert [event for event, _ in seen] == ["one", "two", "three"]
-    assert {thread for _, thread in seen} == {sink._worker}
+    assert len({thread for _, thread in seen}) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_fork_by_a_signal_handler_as_the_thread_is_started_keeps_the_child_s_own_lock(monkeypatch):
-    """The child starts a thread of its own."""
+def test_a_fork_while_the_thread_starts_keeps_the_lock_of_the_child(monkeypatch):
+    """A signal handler forks; the child starts a thread of its own."""
     sink, start = Detached([].append), detached.SinkThread.start
 
     def forked(worker):

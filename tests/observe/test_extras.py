@@ -1,4 +1,4 @@
-"""Without a library that a sink or the page needs, it is said which extra to install."""
+"""A missing optional library raises an error that names the extra to install."""
 
 import subprocess
 import sys
@@ -33,8 +33,8 @@ import pytest
         ("starlette", "from abate.observe import page", "abate.observe.page needs starlette: install abate[page]"),
     ],
 )
-def test_a_library_that_is_missing_is_said_to_come_with_an_extra(library, code, said):
-    """As the error that an import raises, which names the module."""
+def test_a_missing_library_names_its_extra(library, code, said):
+    """The error is an ImportError that names the module."""
     program = f"""
 import sys
 sys.modules[{library!r}] = None

@@ -1,4 +1,6 @@
-"""Counts of things that come and go: they add up by name, and never go back."""
+"""Totals of objects that come and go: they add up by name, and never decrease."""
+
+from weakref import WeakSet
 
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -6,55 +8,60 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from abate.observe.lasting_totals import LastingTotals
 
 
-class Thing:
+class Counter:
     def __init__(self, name, tally):
         self.name, self.tally = name, tally
 
 
-def reading(thing):
-    tally = thing.tally
-    return lambda: (tally[0], tally[1])
+class Totals(RuleBasedStateMachine):
+    """Counters are created, incremented and dropped, and totals are read after each step."""
 
-
-class Coming(RuleBasedStateMachine):
-    """Things come, count and go, and are looked at in between."""
-
-    things = Bundle("things")
+    counters = Bundle("counters")
 
     def __init__(self):
         super().__init__()
-        self.carried = LastingTotals(reading)
+        self.totals = LastingTotals(self.reading)
+        self.readings = WeakSet()
         self.alive = []
         self.noticed = []
         self.shown = {}
 
-    @rule(target=things, name=st.sampled_from("ab"))
-    def start_counting(self, name):
-        thing = Thing(name, [0, 0])
-        self.alive.append(thing)
-        return thing.tally
+    def reading(self, counter):
+        tally = counter.tally
 
-    @rule(tally=things, good=st.integers(0, 3), bad=st.integers(0, 3))
+        def read():
+            return tally[0], tally[1]
+
+        self.readings.add(read)
+        return read
+
+    @rule(target=counters, name=st.sampled_from("ab"))
+    def create(self, name):
+        counter = Counter(name, [0, 0])
+        self.alive.append(counter)
+        return counter.tally
+
+    @rule(tally=counters, good=st.integers(0, 3), bad=st.integers(0, 3))
     def count(self, tally, good, bad):
         tally[0] += good
         tally[1] += bad
 
-    @rule(tally=consumes(things))
-    def stop_counting(self, tally):
-        self.alive = [thing for thing in self.alive if thing.tally is not tally]
+    @rule(tally=consumes(counters))
+    def drop(self, tally):
+        self.alive = [counter for counter in self.alive if counter.tally is not tally]
 
     @invariant()
-    def look(self):
+    def totals_are_exact(self):
         seen = {id(tally) for _, tally in self.noticed}
-        self.noticed += [(thing.name, thing.tally) for thing in self.alive if id(thing.tally) not in seen]
-        totals = self.carried.totals([(thing, thing.name) for thing in self.alive])
+        self.noticed += [(counter.name, counter.tally) for counter in self.alive if id(counter.tally) not in seen]
+        totals = self.totals.totals([(counter, counter.name) for counter in self.alive])
         for name in "ab":
             mine = [tally for owner, tally in self.noticed if owner == name]
             expected = sum(good for good, _ in mine), sum(bad for _, bad in mine)
             assert totals.get(name, (0, 0)) == expected
             assert expected >= self.shown.get(name, (0, 0))
             self.shown[name] = expected
-        assert len(self.carried._known) == len(self.alive)
+        assert len(self.readings) == len(self.alive)
 
 
-TestComing = Coming.TestCase
+TestTotals = Totals.TestCase

@@ -1,4 +1,4 @@
-"""Which events are worth a line."""
+"""Which events become log lines."""
 
 import tracemalloc
 
@@ -8,10 +8,10 @@ import abate
 from abate import events
 from abate.observe.event_text import MAX_NAME
 from abate.observe.log_sampler import LINE_KINDS, MAX_KEYS, LogLine, LogSampler
-from abate.redact import MAX_LINE as LONGEST_TEXT
+from abate.redact import MAX_LINE as MAX_TEXT
 from tests.observe.failing_events import DOWN, failed, kinds, worked
 
-# -- what is a line
+# -- kinds of lines
 
 LINES = [
     (failed(), ["failing"]),
@@ -44,8 +44,8 @@ LINES = [
 
 
 @pytest.mark.parametrize(("event", "expected"), LINES, ids=lambda value: type(value).__name__)
-def test_what_is_told_and_what_is_not(event, expected):
-    """What goes as planned, or is told by another event, is no line; every line has words, a level and facts."""
+def test_which_events_are_lines(event, expected):
+    """Expected events, and events that another one reports, make no line; each line has text, a level and facts."""
     lines = LogSampler().lines(event, 0.0)
     assert kinds(lines) == expected
     for line in lines:
@@ -57,14 +57,14 @@ def test_what_is_told_and_what_is_not(event, expected):
 # -- keys
 
 
-def test_the_story_of_a_key():
-    """First failure, then at 5, 10, 20 failures in a row, and that it is well again; after that it begins anew."""
-    transitions = LogSampler(burst=100)
-    story = [line.text for _ in range(25) for line in transitions.lines(worked("42"), 0.0)]
-    story += [line.text for _ in range(2) for line in transitions.lines(worked("42", "done"), 0.0)]
-    story += [line.text for line in transitions.lines(worked("42"), 0.0)]
-    story += [line.text for line in transitions.lines(worked("42", "silent"), 0.0)]
-    assert story == [
+def test_lines_of_one_key():
+    """A key has lines at failure 1, 5, 10, 20 in a row and when it recovers; then it starts over."""
+    sampler = LogSampler(burst=100)
+    texts = [line.text for _ in range(25) for line in sampler.lines(worked("42"), 0.0)]
+    texts += [line.text for _ in range(2) for line in sampler.lines(worked("42", "done"), 0.0)]
+    texts += [line.text for line in sampler.lines(worked("42"), 0.0)]
+    texts += [line.text for line in sampler.lines(worked("42", "silent"), 0.0)]
+    assert texts == [
         "orders: '42' has failed: OSError('down')",
         "orders: '42' has failed 5 times in a row: OSError('down')",
         "orders: '42' has failed 10 times in a row: OSError('down')",
@@ -76,83 +76,83 @@ def test_the_story_of_a_key():
 
 
 def test_keys_of_a_queue_whose_backoff_does_not_grow():
-    """There is no cap to be told."""
+    """A constant backoff has no cap to report."""
     service = abate.controller(name="flat-keys", backoff=[1.0])(print)
     event = events.Worked(service.name, "42", "retry", 0.1, 99, DOWN)
     assert kinds(LogSampler().lines(event, 0.0)) == ["key_failing"]
 
 
 def test_keys_of_two_queues_are_two_keys():
-    """The same key elsewhere has its own story."""
-    transitions = LogSampler()
-    transitions.lines(worked("42", policy="orders"), 0.0)
-    assert kinds(transitions.lines(worked("42", policy="mail"), 0.0)) == ["key_failing"]
-    assert transitions.lines(worked("42", "done", policy="other"), 0.0) == []
+    """The same key in another queue is counted separately."""
+    sampler = LogSampler()
+    sampler.lines(worked("42", policy="orders"), 0.0)
+    assert kinds(sampler.lines(worked("42", policy="mail"), 0.0)) == ["key_failing"]
+    assert sampler.lines(worked("42", "done", policy="other"), 0.0) == []
 
 
-def test_a_key_that_was_buried_begins_anew():
-    """Its end is the burial's to tell, and it is not known to fail any more."""
-    transitions = LogSampler()
-    transitions.lines(worked("42"), 0.0)
-    assert transitions.lines(worked("42", "buried"), 0.0) == []
-    assert transitions.lines(worked("42", "done"), 0.0) == []
+def test_a_buried_key_starts_over():
+    """The `Buried` event reports the end, and the key's failures are forgotten."""
+    sampler = LogSampler()
+    sampler.lines(worked("42"), 0.0)
+    assert sampler.lines(worked("42", "buried"), 0.0) == []
+    assert sampler.lines(worked("42", "done"), 0.0) == []
 
 
 @pytest.mark.parametrize("key", [["unhashable"], ("orders", 42), None, b"42"], ids=repr)
-def test_any_key_will_do(key):
+def test_keys_of_any_type_are_accepted(key):
     """Keys need not be strings, nor even hashable."""
-    transitions = LogSampler()
-    assert kinds(transitions.lines(worked(key), 0.0)) == ["key_failing"]
-    assert kinds(transitions.lines(worked(key, "done"), 0.0)) == ["key_recovered"]
+    sampler = LogSampler()
+    assert kinds(sampler.lines(worked(key), 0.0)) == ["key_failing"]
+    assert kinds(sampler.lines(worked(key, "done"), 0.0)) == ["key_recovered"]
 
 
-def test_a_key_and_an_error_that_cannot_be_shown():
-    """Whatever raises when it is asked is told all the same."""
+def test_a_key_and_an_error_without_a_repr():
+    """An object whose `__repr__` or `__hash__` raises is logged by its type."""
 
-    class Shy(Exception):
+    class Unprintable(Exception):
         def __repr__(self):
             raise RuntimeError("no")
 
         def __hash__(self):
             raise RuntimeError("no")
 
-    (line,) = LogSampler().lines(events.Worked("orders", Shy(), "retry", 0.1, 1, Shy()), 0.0)
-    assert line.text == "orders: a Shy that can't be shown has failed: a Shy that can't be shown"
+    (line,) = LogSampler().lines(events.Worked("orders", Unprintable(), "retry", 0.1, 1, Unprintable()), 0.0)
+    assert line.text == "orders: a Unprintable that can't be shown has failed: a Unprintable that can't be shown"
 
 
 def test_a_hundred_thousand_keys_and_long_errors_stay_small():
-    """Keys of any number and size, names and error texts of a megabyte: memory and lines are bounded."""
-    transitions = LogSampler()
+    """Memory and lines stay bounded for any number of keys, and for names and error texts of a megabyte."""
+    sampler = LogSampler()
     huge = OSError("x" * 1_000_000)
-    lines = list(transitions.lines(events.FirstFailure("p" * 1_000_000, "blip", huge), 0.0))
+    lines = list(sampler.lines(events.FirstFailure("p" * 1_000_000, "blip", huge), 0.0))
 
     def fail(numbers):
         for number in numbers:
             event = events.Worked("orders", f"{number}" + "k" * 1_000, "retry", 0.1, 1, huge)
-            lines.extend(transitions.lines(event, number / 1_000))
+            lines.extend(sampler.lines(event, number / 1_000))
 
     fail(range(80_000))
-    tracemalloc.start()  # which makes everything slow
+    tracemalloc.start()  # slows everything down, so only the last keys are traced
     try:
         fail(range(80_000, 100_000))
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    lines += transitions.remaining_lines(100.0)
-    assert kept < 400 * MAX_KEYS  # the keys themselves would be five times as much
+    lines += sampler.remaining_lines(100.0)
+    assert kept < 400 * MAX_KEYS  # the keys themselves would take five times as much
     assert len(lines) < 10
     assert (
         sum(line.more for line in lines) + sum(line.kind == "key_failing" and not line.more for line in lines)
         == 100_000
     )
-    longest = LONGEST_TEXT + 2 * MAX_NAME
+    longest = MAX_TEXT + 2 * MAX_NAME
     for line in lines:
         assert len(line.text) < longest
-        assert all(len(str(fact)) <= LONGEST_TEXT for fact in line.facts.values())
+        assert all(len(str(fact)) <= MAX_TEXT for fact in line.facts.values())
 
 
-def test_a_line_break_in_a_key_or_an_error_begins_no_line():
-    """What a peer sent can't forge a line."""
+def test_a_line_break_in_a_key_or_an_error_is_escaped():
+    """Data from a peer can't forge a log line."""
     for event in (
         events.Worked("orders", "a\nroot: all is well", "retry", 0.1, 1, OSError("b\nroot: fine")),
         events.Buried("orders", "a\nb", "permanent", "c\nd"),
@@ -178,6 +178,6 @@ def test_bad_settings_are_refused(settings, message):
 
 
 def test_every_kind_has_a_level_and_a_plural():
-    """A summary of any kind has words."""
+    """A summary of every kind has text."""
     for kind in LINE_KINDS:
         assert LogLine(kind, "orders", more=2, seconds=60.0).text.startswith("orders: … and 2 more ")

@@ -59,7 +59,7 @@ LINES = [
 
 @pytest.mark.parametrize(("event", "level", "line"), LINES, ids=lambda value: type(value).__name__)
 def test_every_event_is_a_line(caplog, event, level, line):
-    """With `every`, each event has its level and its sentence; its facts come along as `abate` in the record."""
+    """With `every`, each event has its level and text, and its facts are in the record as `abate`."""
     with caplog.at_level(logging.DEBUG, logger="abate"):
         LoggingSink(every=True)(event)
     (record,) = caplog.records
@@ -70,7 +70,7 @@ def test_every_event_is_a_line(caplog, event, level, line):
 @pytest.mark.parametrize("every", [False, True])
 @pytest.mark.parametrize("made", [0, 3])
 def test_a_refusal_and_its_facts_name_the_same_attempt(caplog, every, made):
-    """The one that was refused: the next after those that were made."""
+    """Both name the attempt that was refused: the one after those that were made."""
     LoggingSink(every=every)(events.BudgetRefused("orders", "budget", made))
     (record,) = caplog.records
     assert record.getMessage() == f"orders: budget refused attempt {made + 1}"
@@ -78,7 +78,7 @@ def test_a_refusal_and_its_facts_name_the_same_attempt(caplog, every, made):
 
 
 def test_facts_are_plain_values():
-    """An event as a dictionary that any formatter can write: errors and keys as text, numbers as they are."""
+    """Facts are a dictionary that any formatter can write: errors and keys as text, numbers unchanged."""
     event = events.Worked("orders", ("a", 1), "retry", 0.25, 3, ERROR)
     assert event_text.facts(event) == {
         "name": "orders",
@@ -96,16 +96,16 @@ def test_facts_are_plain_values():
     }
 
 
-def test_a_record_does_not_hold_on_to_the_error():
-    """Handlers that keep their records keep no error of a megabyte, and no frames."""
+def test_a_record_holds_no_reference_to_the_error():
+    """Handlers that keep records keep neither large errors nor frames alive."""
     records = []
 
-    class Keeps(logging.Handler):
+    class KeepingHandler(logging.Handler):
         def emit(self, record):
             records.append(record)
 
     logger = logging.Logger("kept")
-    logger.addHandler(Keeps())
+    logger.addHandler(KeepingHandler())
     sink = LoggingSink(logger)
 
     class Large(Exception):
@@ -119,16 +119,16 @@ def test_a_record_does_not_hold_on_to_the_error():
     assert len(pickle.dumps(records[0].__dict__)) < 5_000
 
 
-def test_a_logger_may_be_given_by_name_or_itself(caplog):
-    """The sink writes where it is told to."""
+def test_a_logger_may_be_given_by_name_or_as_an_object(caplog):
+    """The sink writes to that logger."""
     with caplog.at_level(logging.INFO):
         LoggingSink("shop.retries")(events.Recovered("orders", 2, 0.5))
         LoggingSink(logging.getLogger("shop.other"))(events.Recovered("orders", 2, 0.5))
     assert [record.name for record in caplog.records] == ["shop.retries", "shop.other"]
 
 
-def test_a_line_that_nobody_reads_is_not_made(caplog):
-    """Below the logger's level nothing is recorded."""
+def test_a_disabled_level_makes_no_record(caplog):
+    """Events below the logger's level are not recorded."""
     with caplog.at_level(logging.ERROR, logger="abate"):
         LoggingSink()(events.Recovered("orders", 2, 0.5))
         LoggingSink(every=True)(events.Recovered("orders", 2, 0.5))
@@ -137,7 +137,7 @@ def test_a_line_that_nobody_reads_is_not_made(caplog):
 
 @pytest.fixture
 def installed():
-    """Installs sinks for one test."""
+    """Install sinks for one test."""
     sinks = []
 
     def install(sink):
@@ -149,8 +149,8 @@ def installed():
         abate.observe.remove(sink)
 
 
-def test_installed_it_logs_calls(caplog, installed):
-    """From a call to lines, through the installed sink: that it failed, and that it is well again."""
+def test_an_installed_sink_logs_calls(caplog, installed):
+    """A call that fails and recovers makes two lines."""
     installed(LoggingSink())
     with caplog.at_level(logging.DEBUG, logger="abate"), abate.testing.VirtualClock():
         abate.Policy(name="orders", on=OSError, backoff=[1.0]).call(abate.testing.Script(ERROR, "fine"))
@@ -161,15 +161,15 @@ def test_installed_it_logs_calls(caplog, installed):
 
 
 def test_with_every_each_attempt_is_a_line(caplog, installed):
-    """The retry itself is told as well."""
+    """The retry itself is logged too."""
     installed(LoggingSink(every=True))
     with caplog.at_level(logging.INFO, logger="abate"), abate.testing.VirtualClock():
         abate.Policy(name="orders", on=OSError, backoff=[1.0]).call(abate.testing.Script(ERROR, "fine"))
     assert [record.abate["event"] for record in caplog.records] == ["retry", "recovered"]
 
 
-def test_a_storm_of_calls_is_a_few_lines(caplog, installed):
-    """A thousand calls that fail in a minute of virtual time: a burst of each kind, and a summary of each."""
+def test_a_storm_of_calls_makes_few_lines(caplog, installed):
+    """A thousand calls that fail within a minute make a burst and a summary of each kind."""
     installed(LoggingSink(burst=2, window=60.0))
     policy = abate.Policy(name="orders", on=OSError, max_attempts=2, backoff=[0.0], budget=abate.Budget(0.0, 1_000.0))
     with caplog.at_level(logging.INFO, logger="abate"), abate.testing.VirtualClock() as clock:
@@ -177,12 +177,12 @@ def test_a_storm_of_calls_is_a_few_lines(caplog, installed):
             with pytest.raises(OSError):
                 policy.call(abate.testing.Script(ERROR, ERROR))
             clock.advance(0.06)
-    told = [(record.abate["event"], record.abate.get("more")) for record in caplog.records]
-    assert told == [("failing", None), ("gave_up", None)] * 2 + [("failing", 998), ("gave_up", 998)]
+    logged_lines = [(record.abate["event"], record.abate.get("more")) for record in caplog.records]
+    assert logged_lines == [("failing", None), ("gave_up", None)] * 2 + [("failing", 998), ("gave_up", 998)]
     assert caplog.records[-1].getMessage() == "orders: … and 998 more calls gave up (attempts) in the last 60 s"
 
 
-def test_time_that_is_virtual_does_not_disturb_the_real_one(caplog):
+def test_virtual_time_does_not_affect_real_time(caplog):
     """Each clock has its own episodes."""
     sink, event = LoggingSink(burst=1), events.Recovered("orders", 2, 0.5)
     with caplog.at_level(logging.INFO, logger="abate"):
@@ -193,24 +193,24 @@ def test_time_that_is_virtual_does_not_disturb_the_real_one(caplog):
     assert len(caplog.records) == 2
 
 
-def test_a_summary_comes_by_itself():
-    """When a storm ends and nothing else happens, the summary is written all the same."""
+def test_a_summary_is_written_without_another_event():
+    """A timer writes the summary after the storm has ended."""
     written = SimpleQueue()
     lines = LogWriter(written.put, burst=1, window=1.0)
     for _ in range(5):
         lines(events.Recovered("orders", 2, 0.5))
-    told = [written.get(timeout=30.0)]
-    while sum(line.more + (line.event is not None) for line in told) < 5:
-        told.append(written.get(timeout=30.0))
-    while not told[-1].over:
-        told.append(written.get(timeout=30.0))
+    logged_lines = [written.get(timeout=30.0)]
+    while sum(line.more + (line.event is not None) for line in logged_lines) < 5:
+        logged_lines.append(written.get(timeout=30.0))
+    while not logged_lines[-1].over:
+        logged_lines.append(written.get(timeout=30.0))
 
 
 def test_a_summary_that_cannot_be_written_is_logged():
-    """The thread that brings it reports, and does not die of it."""
+    """The timer's thread logs the error and survives it."""
     logged, logger = SimpleQueue(), logging.getLogger("abate")
 
-    class Hands(logging.Handler):
+    class QueueHandler(logging.Handler):
         def emit(self, record):
             logged.put(record.getMessage())
 
@@ -218,7 +218,7 @@ def test_a_summary_that_cannot_be_written_is_logged():
         if line.event is None:
             raise OSError("no disk")
 
-    handler = Hands()
+    handler = QueueHandler()
     logger.addHandler(handler)
     try:
         lines = LogWriter(write, burst=1, window=1.0)
@@ -229,8 +229,8 @@ def test_a_summary_that_cannot_be_written_is_logged():
         logger.removeHandler(handler)
 
 
-def test_the_end_of_the_program_tells_the_rest():
-    """What was counted is written at exit, before logging shuts down."""
+def test_remaining_counts_are_written_at_exit():
+    """They are written before logging shuts down."""
     program = """
 import gc
 import logging
@@ -247,28 +247,27 @@ for _ in range(10):
 
 
 @forks
-def test_a_child_tells_what_is_its_own():
-    """After a fork the child begins anew: its first is a line, and its summaries come by themselves."""
-    written = SimpleQueue()
-    lines = LogWriter(written.put, burst=1, window=1.0)
+def test_a_child_logs_its_own_events():
+    """After a fork the child starts over: its first event is a line, and its timer writes its summaries."""
+    written = [SimpleQueue()]
+    lines = LogWriter(lambda line: written[0].put(line), burst=1, window=1.0)
     for _ in range(3):
         lines(events.Recovered("orders", 2, 0.5))
 
     def child():
-        mine = SimpleQueue()
-        lines._write = mine.put
+        written[0] = mine = SimpleQueue()
         for _ in range(3):
             lines(events.Recovered("orders", 2, 0.5))
-        told = [mine.get(timeout=30.0)]
-        while sum(line.more + (line.event is not None) for line in told) < 3:
-            told.append(mine.get(timeout=30.0))
-        return [line.event is not None for line in told]
+        logged_lines = [mine.get(timeout=30.0)]
+        while sum(line.more + (line.event is not None) for line in logged_lines) < 3:
+            logged_lines.append(mine.get(timeout=30.0))
+        return [line.event is not None for line in logged_lines]
 
     assert in_child(child) == "[True, False]"
 
 
-def test_a_failing_writer_does_not_keep_others_from_the_rest(caplog):
-    """At exit one that raises is logged."""
+def test_a_failing_writer_does_not_stop_the_others_at_exit(caplog):
+    """Its error is logged."""
 
     def broken(line):
         if line.event is None:
@@ -282,7 +281,7 @@ def test_a_failing_writer_does_not_keep_others_from_the_rest(caplog):
 
 
 def test_bad_settings_are_refused():
-    """At construction, naming the value."""
+    """The constructor raises an error that names the value."""
     with pytest.raises(ValueError, match="burst must be a whole number of at least 1, not 0"):
         LoggingSink(burst=0)
     with pytest.raises(ValueError, match="window must be a number above 0, not -1"):
@@ -301,16 +300,16 @@ def test_bad_settings_are_refused():
     ],
     ids=lambda event: type(event).__name__,
 )
-def test_what_is_logged_where_it_happens_is_not_logged_twice(caplog, event):
-    """Controllers, consumers and stores log their troubles by themselves."""
+def test_events_that_are_logged_at_their_source_are_not_logged_twice(caplog, event):
+    """Controllers, consumers and stores log these events themselves."""
     with caplog.at_level(logging.DEBUG):
         LoggingSink()(event)
         LoggingSink(every=True)(event)
     assert caplog.records == []
 
 
-def test_a_sink_that_was_let_go_says_nothing_any_more():
-    """Its timer keeps it neither alive nor talking."""
+def test_a_dropped_sink_is_collected():
+    """Its timer does not keep it alive."""
     sink = LoggingSink(burst=1)
     for _ in range(2):
         sink(events.FirstFailure("orders", "blip", ERROR))

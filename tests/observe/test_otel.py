@@ -18,7 +18,7 @@ DOWN = OSError("down")
 
 
 class Metrics:
-    """A sink that is installed, and what a reader collects from it."""
+    """A sink that is installed, and a reader that collects from it."""
 
     def __init__(self):
         self.reader = InMemoryMetricReader()
@@ -31,7 +31,7 @@ class Metrics:
         return {metric.name: metric for metric in metrics}
 
     def values(self, name, **attributes):
-        """The values of a metric, by those of its attributes that are not given here."""
+        """Return the values of a metric, by those of its attributes that are not given here."""
         wanted = {f"abate.{key}": value for key, value in attributes.items()}
         metric = self.collect().get(name)
         points = [] if metric is None else metric.data.data_points
@@ -46,7 +46,7 @@ class Metrics:
 
 @pytest.fixture
 def metrics():
-    """Metrics of one test."""
+    """Return the metrics of one test."""
     metrics = Metrics()
     yield metrics
     abate.observe.remove(metrics.sink)
@@ -59,7 +59,7 @@ def policy(name="orders", **settings):
 
 
 def test_calls_are_counted_by_outcome(metrics):
-    """Those that succeed at once, those that recover, and those that give up, each once."""
+    """Immediate successes, recoveries and give-ups are each counted once."""
     orders = policy("calls")
     with VirtualClock():
         for _ in range(5):
@@ -79,7 +79,7 @@ def test_calls_are_counted_by_outcome(metrics):
 
 
 def test_retries_and_delays(metrics):
-    """By the nature of the failure and the type of the error; delays as a histogram of seconds."""
+    """Retries are counted by the kind of failure and the error type; delays are a histogram of seconds."""
     with VirtualClock():
         policy("retries", on=(OSError, TimeoutError)).call(Script(DOWN, TimeoutError(), "fine"))
     assert metrics.values("abate.retries", policy="retries") == {
@@ -89,15 +89,15 @@ def test_retries_and_delays(metrics):
     assert metrics.values("abate.retry.delay", policy="retries") == {("blip",): (1, 1.0), ("overload",): (1, 1.0)}
 
 
-def test_what_is_refused(metrics):
-    """By the gate or the budget that did it; a first attempt that was refused is a call that ended."""
+def test_refusals(metrics):
+    """They are counted by gate or budget; a refused first attempt ends its call."""
     orders = policy("refused", budget=abate.Budget.empty())
     with pytest.raises(OSError):
         orders.call(Script(DOWN))
-    guarded = policy("guarded", gate=abate.ConcurrencyLimit(1, name="door"))
+    guarded = policy("guarded", gate=abate.ConcurrencyLimit(1, name="limit"))
     with guarded.gate, pytest.raises(abate.Refused):
         guarded.call(int)
-    assert metrics.values("abate.refusals") == {("empty budget", "refused"): 1, ("door", "guarded"): 1}
+    assert metrics.values("abate.refusals") == {("empty budget", "refused"): 1, ("limit", "guarded"): 1}
     assert metrics.values("abate.calls", policy="guarded", outcome="budget") == {(): 1}
 
 
@@ -131,8 +131,8 @@ def test_every_event_has_its_metric(metrics):
     assert metrics.values("abate.source.failures", queue="mail") == {("OSError",): 1}
 
 
-def test_what_is_is_read_at_collection(metrics):
-    """Balance, share, calls in flight: as they are when somebody collects, each time anew."""
+def test_gauges_are_read_at_collection(metrics):
+    """Balance, remaining share and calls in flight are read anew by each collection."""
     orders = policy("gauges", budget=abate.Budget(ratio=0.0, reserve=1, window=10), backoff=[0.0])
     assert metrics.values("abate.budget.balance", policy="gauges") == {(): 10.0}
     assert metrics.values("abate.budget.remaining", policy="gauges") == {(): 1.0}
@@ -145,7 +145,7 @@ def test_what_is_is_read_at_collection(metrics):
 
 
 def test_shelters(metrics):
-    """One of the states is 1; waiters and limit are those of the shelter."""
+    """The current state is 1; waiters and limit are those of the shelter."""
     shelter = abate.Shelter(name="otel shop")
     sheltered = policy("sheltered", shelter=shelter)
     assert metrics.values("abate.shelter.state", shelter="otel shop") == {
@@ -158,15 +158,15 @@ def test_shelters(metrics):
     assert metrics.values("abate.shelter.limit", shelter="otel shop") == {(): sheltered.shelter.limit}
 
 
-def test_what_is_infinite_is_left_out(metrics):
-    """A budget without bounds has no balance that could be drawn."""
+def test_infinite_values_are_left_out(metrics):
+    """An unlimited budget has no balance to export."""
     boundless = policy("boundless", budget=abate.Budget(reserve=float("inf")))
     assert metrics.values("abate.budget.balance", policy=boundless.name) == {}
     assert metrics.values("abate.budget.remaining", policy=boundless.name) == {(): 1.0}
 
 
 def test_queues_and_stores(metrics):
-    """A controller's queue by state, its workers, its adds; a store that answers."""
+    """The metrics have a controller's depth by state, its workers and adds, and whether a store answers."""
 
     @abate.controller(workers=2, name="otel queue")
     def reconcile(key):
@@ -188,7 +188,7 @@ def test_queues_and_stores(metrics):
 
 
 def test_every_metric_has_a_unit_and_a_description(metrics):
-    """By the conventions: names in lower case with dots, units in UCUM, no unit in a name."""
+    """Names are in lower case with dots and without units; units are in UCUM."""
     for event in (
         events.Retry("orders", 1, 0.5, "blip", None, DOWN),
         events.Worked("mail", "42", "retry", 0.25, 3, DOWN),
@@ -205,7 +205,7 @@ def test_every_metric_has_a_unit_and_a_description(metrics):
 
 
 def test_attributes_are_bounded(metrics):
-    """A thousand policies, types of errors and reasons make a bounded number of series; names are cut."""
+    """A thousand policies, error types and reasons make a bounded number of series; names are cut."""
     for number in range(1_000):
         error = type(f"Error{number}", (Exception,), {})()
         metrics.sink(events.Retry("one", 1, 0.5, f"reason {number}", None, error))
@@ -218,8 +218,8 @@ def test_attributes_are_bounded(metrics):
     assert max(len(part) for labels in layered for part in labels) <= 120
 
 
-def test_a_sink_that_is_gone_reports_nothing():
-    """Instruments can't be taken out of a provider, but they don't keep the sink alive."""
+def test_a_collected_sink_reports_nothing():
+    """Instruments stay with their provider, but don't keep the sink alive."""
     metrics = Metrics()
     assert metrics.values("abate.budget.balance") is not None
     abate.observe.remove(metrics.sink)
@@ -231,8 +231,8 @@ def test_a_sink_that_is_gone_reports_nothing():
     assert metrics.values("abate.calls") == {}
 
 
-def test_without_an_sdk_it_does_nothing():
-    """The API alone has no-op meters and spans."""
+def test_without_an_sdk_the_sink_does_nothing():
+    """The API alone has no-op meters and spans, and calls work."""
     sink = abate.observe.install(OpenTelemetrySink())
     try:
         with VirtualClock():
@@ -242,14 +242,14 @@ def test_without_an_sdk_it_does_nothing():
         abate.observe.remove(sink)
 
 
-def test_something_that_is_no_provider_is_refused():
-    """At construction, naming it."""
+def test_a_provider_of_another_type_is_refused():
+    """The constructor raises an error that names the value."""
     with pytest.raises(TypeError, match="meter_provider must be a MeterProvider of opentelemetry, not 42"):
         OpenTelemetrySink(42)
 
 
 def test_an_abandoned_call_is_not_counted_while_the_sdk_collects():
-    """The collector may close it while the SDK holds its own locks: it is counted with the next collection."""
+    """The collector may close it while the SDK holds its locks: it is counted with the next collection."""
     reader = InMemoryMetricReader()
     sink = OpenTelemetrySink(MeterProvider([reader], shutdown_on_exit=False))
     sink(events.LayeredRetry("orders", "inner"))
@@ -267,8 +267,8 @@ def test_an_abandoned_call_is_not_counted_while_the_sdk_collects():
         one.close()
         abandoned.append(one)
 
-    sdk, most = os.path.join("opentelemetry", "sdk"), 3000
-    for step in range(1, most, 29):
+    sdk, max_steps = os.path.join("opentelemetry", "sdk"), 3000
+    for step in range(1, max_steps, 29):
         if not guarded(lambda at=step: interrupted_at(at, reader.get_metrics_data, abandon, where=sdk)):
             break
     assert len(abandoned) > 20

@@ -1,4 +1,4 @@
-"""Spans under the OpenTelemetry sink, with the real SDK: events, attributes, parents; exporters in trouble."""
+"""Spans with the OpenTelemetry sink and the real SDK: events, attributes, parents, failing exporters."""
 
 import asyncio
 import threading
@@ -22,14 +22,14 @@ DOWN = OSError("down")
 
 @pytest.fixture
 def sink():
-    """A sink that is installed."""
+    """Return a sink that is installed for one test."""
     sink = abate.observe.install(OpenTelemetrySink(MeterProvider(shutdown_on_exit=False)))
     yield sink
     abate.observe.remove(sink)
 
 
 class Spans:
-    """A tracer, and the spans that have ended."""
+    """A tracer, and its ended spans."""
 
     def __init__(self):
         self.exporter = InMemorySpanExporter()
@@ -43,7 +43,7 @@ class Spans:
 
 @pytest.fixture
 def spans():
-    """Spans of one test."""
+    """Return the spans of one test."""
     return Spans()
 
 
@@ -53,7 +53,7 @@ def policy(name="orders", **settings):
 
 
 def test_a_retry_is_an_event_on_the_current_span(sink, spans):
-    """With attempt, delay, reason and type of the error; the end of the call is told by attributes."""
+    """It has attempt, delay, reason and error type; the span's attributes have the end of the call."""
     with VirtualClock(), spans.tracer.start_as_current_span("caller"):
         policy(on=(OSError, TimeoutError)).call(Script(DOWN, TimeoutError(), "fine"))
     (span,) = spans.ended("caller")
@@ -87,24 +87,24 @@ def test_a_retry_is_an_event_on_the_current_span(sink, spans):
     }
 
 
-def test_a_call_that_gives_up_says_why_on_its_span(sink, spans):
-    """Attempts and reason."""
+def test_a_call_that_gives_up_sets_attributes_of_its_span(sink, spans):
+    """They are the attempts and the reason."""
     with VirtualClock(), spans.tracer.start_as_current_span("caller"), pytest.raises(OSError):
         policy(max_attempts=2).call(Script(DOWN, DOWN))
     (span,) = spans.ended("caller")
     assert (span.attributes["abate.attempts"], span.attributes["abate.reason"]) == (2, "attempts")
 
 
-def test_a_hint_comes_along(sink, spans):
-    """What the server asked for."""
+def test_a_retry_event_has_the_hint(sink, spans):
+    """It is the delay that the server asked for."""
     with spans.tracer.start_as_current_span("caller"):
         sink(events.Retry("orders", 1, 3.5, "overload", 3.0, None))
     (span,) = spans.ended("caller")
     assert span.events[0].attributes["abate.hint"] == 3.0
 
 
-def test_a_call_that_succeeds_at_once_leaves_its_span_alone(sink, spans):
-    """Calm makes no noise."""
+def test_a_call_that_succeeds_at_once_does_not_touch_its_span(sink, spans):
+    """It adds neither events nor attributes."""
     with spans.tracer.start_as_current_span("caller"):
         policy().call(int)
     (span,) = spans.ended("caller")
@@ -112,7 +112,7 @@ def test_a_call_that_succeeds_at_once_leaves_its_span_alone(sink, spans):
 
 
 def test_span_events_are_bounded(sink, spans):
-    """A call of a thousand attempts does not push the caller's own events out of the span."""
+    """A call of a thousand attempts does not displace the caller's own events."""
     boundless = policy(max_attempts=1_000, budget=abate.Budget(1.0, 1_000.0))
     with VirtualClock(), spans.tracer.start_as_current_span("caller") as span:
         span.add_event("mine")
@@ -123,7 +123,7 @@ def test_span_events_are_bounded(sink, spans):
 
 
 def test_the_resend_count_of_an_http_span(sink, spans):
-    """A client span around all attempts of a request gets the attribute of the conventions; another span doesn't."""
+    """A client span around all attempts of a request gets the conventions' attribute; other spans don't."""
     with VirtualClock():
         with spans.tracer.start_as_current_span(
             "GET", kind=trace.SpanKind.CLIENT, attributes={"http.request.method": "GET"}
@@ -139,7 +139,7 @@ def test_the_resend_count_of_an_http_span(sink, spans):
 
 
 def test_no_current_span_is_no_error(sink, spans):
-    """Where nobody traces, and where the span is not sampled, calls go on."""
+    """Without a tracer, or if the span is not sampled, calls work."""
     with VirtualClock():
         policy("untraced").call(Script(DOWN, "fine"))
         unsampled = trace.NonRecordingSpan(trace.SpanContext(1, 2, is_remote=False))
@@ -153,7 +153,7 @@ def test_no_current_span_is_no_error(sink, spans):
 
 
 def fails_twice(tracer):
-    """A function whose attempts are spans, and of which the third succeeds."""
+    """Return a function whose attempts are spans, and whose third attempt succeeds."""
     numbers = iter(range(1, 4))
 
     def attempt():
@@ -165,13 +165,13 @@ def fails_twice(tracer):
 
 
 def attempts_under(spans, name):
-    """The spans of attempts whose parent is the one span of that name."""
+    """Return the spans of attempts whose parent is the one span of that name."""
     (parent,) = spans.ended(name)
     return [span for span in spans.ended("attempt") if span.parent.span_id == parent.context.span_id]
 
 
 def test_attempts_are_children_of_the_caller(sink, spans):
-    """In this thread, called, decorated and as a block."""
+    """In one thread: called, decorated and as a block."""
     with VirtualClock():
         with spans.tracer.start_as_current_span("called"):
             policy().call(fails_twice(spans.tracer))
@@ -187,7 +187,7 @@ def test_attempts_are_children_of_the_caller(sink, spans):
 
 
 def test_attempts_of_tasks_are_children_of_their_callers(sink, spans):
-    """Tasks that run at the same time keep apart, and so do their events."""
+    """Concurrent tasks have separate attempts and events."""
 
     async def caller(name, orders):
         body = fails_twice(spans.tracer)
@@ -210,8 +210,8 @@ def test_attempts_of_tasks_are_children_of_their_callers(sink, spans):
         assert [event.attributes["abate.policy"] for event in span.events] == [f"orders {number}"] * 2
 
 
-def test_attempts_that_are_cut_off_are_children_too(sink, spans):
-    """With a timeout for each attempt."""
+def test_attempts_with_a_timeout_are_children_too(sink, spans):
+    """Each attempt has its own timeout."""
 
     async def attempt():
         with spans.tracer.start_as_current_span("attempt"):
@@ -227,7 +227,7 @@ def test_attempts_that_are_cut_off_are_children_too(sink, spans):
 
 
 def test_attempts_of_hedged_calls_are_children_too(sink, spans):
-    """Attempts in threads of their own keep the caller's context."""
+    """Attempts in threads of their own have the caller's context."""
     hedged = abate.Hedge(policy(backoff=[0.0]), abate.Timeouts(name="hedged"))
     threads = []
     body = fails_twice(spans.tracer)
@@ -243,8 +243,8 @@ def test_attempts_of_hedged_calls_are_children_too(sink, spans):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["thread", "task"])
-def test_work_is_done_in_the_context_of_who_runs_it(sink, spans, asynchronous):
-    """Spans of a controller's handler, and of the attempts inside it, hang together: in worker threads and in tasks."""
+def test_work_runs_in_the_context_of_its_runner(sink, spans, asynchronous):
+    """In worker threads and tasks, a handler's span is the parent of the attempts inside it."""
     orders = policy("inside", backoff=[0.0])
 
     def plain(key):
@@ -276,17 +276,17 @@ def test_work_is_done_in_the_context_of_who_runs_it(sink, spans, asynchronous):
 # -- exporters
 
 
-class Troubled(MetricExporter):
-    """Blocks until it is let go, or raises."""
+class FailingMetrics(MetricExporter):
+    """An exporter that blocks until it is released, or raises."""
 
-    def __init__(self, trouble):
+    def __init__(self, misbehave):
         super().__init__()
-        self.trouble = trouble
+        self.misbehave = misbehave
         self.exporting = threading.Event()
 
     def export(self, metrics_data, timeout_millis=10_000, **kwargs):
         self.exporting.set()
-        self.trouble()
+        self.misbehave()
 
     def force_flush(self, timeout_millis=10_000):
         return True
@@ -295,30 +295,30 @@ class Troubled(MetricExporter):
         pass
 
 
-class TroubledSpans(SpanExporter):
+class FailingSpans(SpanExporter):
     """The same for spans."""
 
-    def __init__(self, trouble):
-        self.trouble = trouble
+    def __init__(self, misbehave):
+        self.misbehave = misbehave
         self.exporting = threading.Event()
 
     def export(self, spans):
         self.exporting.set()
-        self.trouble()
+        self.misbehave()
 
 
 @pytest.mark.parametrize("blocks", [True, False], ids=["blocks", "raises"])
-def test_an_exporter_in_trouble_neither_stalls_nor_breaks_a_call(blocks):
-    """While exporters hang or fail, calls go on, are counted, and the sink stays."""
+def test_a_failing_exporter_neither_delays_nor_breaks_a_call(blocks):
+    """While exporters block or raise, calls work and the sink stays installed."""
     over = threading.Event()
 
-    def trouble():
+    def misbehave():
         if blocks:
             over.wait(PATIENCE)
         else:
             raise RuntimeError("no collector")
 
-    exporter, span_exporter = Troubled(trouble), TroubledSpans(trouble)
+    exporter, span_exporter = FailingMetrics(misbehave), FailingSpans(misbehave)
     reader = PeriodicExportingMetricReader(exporter, export_interval_millis=10)
     provider = MeterProvider(metric_readers=[reader], shutdown_on_exit=False)
     tracers = TracerProvider(shutdown_on_exit=False)

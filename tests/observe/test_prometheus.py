@@ -1,4 +1,4 @@
-"""The Prometheus sink: how calls ended, what their retries cost, and that no count is lost."""
+"""The Prometheus sink: call outcomes, the cost of retries, and counters that lose nothing."""
 
 import asyncio
 import gc
@@ -19,8 +19,8 @@ numbers = itertools.count()
 WAYS = ("decorated", "decorated, async", "call", "acall", "block", "async block", "bounded", "bounded, async")
 
 
-def made(way, policy, script):
-    """Make a call in one of the ways."""
+def make_call(way, policy, script):
+    """Make a call in one of the ways of `WAYS`."""
 
     async def ascript():
         return script()
@@ -51,8 +51,8 @@ def made(way, policy, script):
 
 @pytest.mark.parametrize("way", WAYS)
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=4))
-def test_every_call_is_counted_once_by_how_it_ended(way, calls):
-    """At once, recovered, out of attempts or fatal: whichever way it is made, and nothing else is counted."""
+def test_every_call_is_counted_once_by_its_outcome(way, calls):
+    """Success, recovered, attempts or fatal, in every way of making a call; nothing else is counted."""
     name = f"policy-{next(numbers)}"
     policy = abate.Policy(
         name=name, on=OSError, budget=abate.Budget(reserve=1e6), timeout=60.0 if way.startswith("bounded") else None
@@ -64,7 +64,7 @@ def test_every_call_is_counted_once_by_how_it_ended(way, calls):
             ending = "attempts" if failures == 3 else "fatal" if fatal else "recovered" if failures else "success"
             expected[ending] += 1
             try:
-                made(way, policy, Script(*outcomes))
+                make_call(way, policy, Script(*outcomes))
             except (OSError, ValueError):
                 pass
         retries = watched.value("retries_total", policy=name, reason="blip")
@@ -74,20 +74,20 @@ def test_every_call_is_counted_once_by_how_it_ended(way, calls):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_call_that_is_broken_off_is_cancelled(watched, name, way):
-    """In its first attempt as well, where a call makes no event."""
+def test_an_interrupted_call_is_counted_as_cancelled(watched, name, way):
+    """Also in its first attempt, which makes no event."""
     policy = abate.Policy(name=name, on=OSError, timeout=60.0 if way.startswith("bounded") else None, backoff=[0.0])
     for script in (Script(KeyboardInterrupt()), Script(OSError(), KeyboardInterrupt())):
         with pytest.raises(KeyboardInterrupt):
-            made(way, policy, script)
-    made(way, policy, Script("fine"))
+            make_call(way, policy, script)
+    make_call(way, policy, Script("fine"))
     assert watched.calls(name) == {"cancelled": 2, "success": 1}
     assert watched.value("inflight", policy=name) == 0
 
 
 @pytest.mark.parametrize("raises", ["original", "exhausted"])
-def test_a_bad_result_that_is_returned_is_no_success(watched, name, raises):
-    """A call that gives up on a result is counted by its reason, whether it returns it or raises."""
+def test_a_bad_result_is_not_counted_as_success(watched, name, raises):
+    """A call that gives up on a result is counted by its reason, whether it returns the result or raises."""
     policy = abate.Policy(name=name, on=abate.on_result(lambda result: result == 503), backoff=[0.0], raises=raises)
     for _ in range(3):
         try:
@@ -98,8 +98,8 @@ def test_a_bad_result_that_is_returned_is_no_success(watched, name, raises):
     assert watched.calls(name) == {"attempts": 3, "success": 1}
 
 
-def test_a_call_whose_first_attempt_is_refused_ended_by_the_budget(watched, name):
-    """A gate that is shut ends a call, and no retry was refused."""
+def test_a_refused_first_attempt_is_counted_under_budget(watched, name):
+    """A refusing gate ends the call; it does not count as a refused retry."""
     policy = abate.Policy(name=name, on=OSError, gate=abate.TokenBucket(rate=0.001, burst=1))
     policy.call(Script("fine"))
     with pytest.raises(abate.Refused):
@@ -111,8 +111,8 @@ def test_a_call_whose_first_attempt_is_refused_ended_by_the_budget(watched, name
 LEVELS = ("balance", "remaining_ratio", "exhausted_total")
 
 
-def test_the_budget_is_read_when_it_is_scraped(watched, name):
-    """Its balance, its share, and the retries that it refused."""
+def test_the_budget_is_read_at_each_scrape(watched, name):
+    """The scrape has its balance, its remaining share, and the retries that it refused."""
     budget = abate.Budget(ratio=0.0, reserve=1.0, window=4.0)
     policy = abate.Policy(name=name, on=OSError, max_attempts=3, backoff=[0.0], budget=budget)
     seen = []
@@ -127,8 +127,8 @@ def test_the_budget_is_read_when_it_is_scraped(watched, name):
     assert watched.calls(name) == {"attempts": 2, "budget": 1}
 
 
-def test_delays_and_natures_of_retries(watched, name):
-    """A histogram of delays, and retries by what the failure was taken for."""
+def test_delays_and_kinds_of_retries(watched, name):
+    """Delays are a histogram, and retries are counted by the kind of failure."""
     policy = abate.Policy(name=name, on=OSError, backoff=[0.3, 2.0])
     with VirtualClock():
         policy.call(Script(ConnectionError(), TimeoutError(), "fine"))
@@ -143,15 +143,15 @@ def test_delays_and_natures_of_retries(watched, name):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_calls_in_flight(watched, name, way):
-    """A call is in flight while it lasts, its waits included."""
+    """A call is in flight until it ends, waits included."""
     policy = abate.Policy(name=name, on=OSError, timeout=60.0 if way.startswith("bounded") else None, backoff=[0.0])
     seen = []
-    made(way, policy, lambda: seen.append(watched.value("inflight", policy=name)))
+    make_call(way, policy, lambda: seen.append(watched.value("inflight", policy=name)))
     assert (seen, watched.value("inflight", policy=name)) == ([1], 0)
 
 
 def test_layers_of_retries(watched, name):
-    """Who stood around whom."""
+    """The outer policy and the inner one are labels."""
     inner = abate.Policy(name=f"{name}-inner", on=OSError, max_attempts=2, backoff=[0.0])
     outer = abate.Policy(name=name, on=OSError)
     with pytest.warns(abate.LayeredRetryWarning), pytest.raises(OSError):
@@ -160,11 +160,11 @@ def test_layers_of_retries(watched, name):
     assert watched.calls(name) == {"layer": 1}
 
 
-# -- counters that never go back
+# -- counters that never decrease
 
 
-def test_what_a_policy_counted_outlives_it(watched, name):
-    """Two of one name add up; one that goes takes nothing away, not even what nobody had looked at."""
+def test_counts_of_a_policy_outlive_it(watched, name):
+    """Policies of one name add up; a collected policy takes nothing away, even if it was never scraped."""
     first, second = (abate.Policy(name=name, on=OSError) for _ in range(2))
     first.call(Script("fine"))
     second.call(Script("fine"))
@@ -181,8 +181,8 @@ def test_what_a_policy_counted_outlives_it(watched, name):
     assert watched.calls(name) == {"success": 4}
 
 
-def test_what_a_controller_counted_outlives_it(watched, name):
-    """Adds, and those that changed nothing."""
+def test_counts_of_a_controller_outlive_it(watched, name):
+    """Both adds and coalesced adds are kept."""
 
     def controller():
         made = abate.controller(name=name)(lambda key: None)
@@ -200,8 +200,8 @@ def test_what_a_controller_counted_outlives_it(watched, name):
     assert watched.value("queue_adds_total", queue=name) == 7
 
 
-def test_what_others_had_counted_before_is_not_ours(name):
-    """A sink that comes later begins at 0."""
+def test_a_new_sink_starts_at_zero(name):
+    """Counts from before its installation are not included."""
     policy = abate.Policy(name=name, on=OSError, backoff=[0.0])
     with Watched() as first:
         policy.call(Script(OSError(), "fine"))
@@ -213,7 +213,7 @@ def test_what_others_had_counted_before_is_not_ours(name):
 
 
 def test_threads_that_call_while_others_scrape(watched, name):
-    """Nothing is lost, nothing is counted twice, and no scrape shows less than the one before."""
+    """No count is lost or doubled, and no scrape shows less than the one before."""
     policy = abate.Policy(name=name, on=OSError, backoff=[0.0], budget=abate.Budget(reserve=1e6))
     call = policy(lambda script: script())
     over = threading.Event()
@@ -240,7 +240,7 @@ def test_threads_that_call_while_others_scrape(watched, name):
 
 
 def test_policies_that_live_for_one_request_are_counted(watched, name):
-    """Each call once, though nobody looked while its policy was there."""
+    """Each call is counted once, though no scrape happened while its policy existed."""
     for number in range(20):
 
         @abate.retry(name=name, on=OSError, backoff=[0.0])

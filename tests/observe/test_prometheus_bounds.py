@@ -1,4 +1,4 @@
-"""The Prometheus sink: what it refuses, and what it never does, whatever it is told."""
+"""The Prometheus sink: what it refuses, and its bounds under any input."""
 
 import pytest
 from hypothesis import given
@@ -14,8 +14,8 @@ from abate.testing import Script
 from tests.observe.watched_sink import Watched
 
 
-def test_nothing_grows_with_keys_and_texts(watched, name):
-    """100,000 keys, each with an error of a megabyte, are the same few series as one."""
+def test_series_do_not_grow_with_keys_and_error_texts(watched, name):
+    """100,000 keys, each with an error of a megabyte, make the same few series as one."""
     error = OSError("a long story " * 80_000)
 
     def flood(keys):
@@ -49,8 +49,8 @@ def test_nothing_grows_with_keys_and_texts(watched, name):
         lambda name: events.Buried("q", "key", name, "no"),
     ],
 )
-def test_names_beyond_a_bound_are_other(watched, event):
-    """Label values are bounded, whatever they are called; nothing that came later is lost."""
+def test_names_beyond_the_limit_are_labelled_other(watched, event):
+    """The number of label values is bounded; events with later names are still counted."""
     for number in range(3 * MAX_NAMES):
         watched.sink(event(f"one-of-many-{number}"))
     names = {
@@ -64,8 +64,8 @@ def test_names_beyond_a_bound_are_other(watched, event):
     assert len(names) <= MAX_NAMES + 1
 
 
-def test_names_that_others_counted_take_no_room(name):
-    """What was called before this sink was there has no label in it."""
+def test_names_counted_before_installation_take_no_labels(name):
+    """Policies that were called before the sink was installed have no label in it."""
     with Watched():
         for number in range(MAX_NAMES):
             abate.Policy(name=f"{name}-{number}", on=OSError).call(Script("fine"))
@@ -75,8 +75,8 @@ def test_names_that_others_counted_take_no_room(name):
         assert watched.calls(f"{name}-0") == {}
 
 
-def test_layers_beyond_a_bound_are_other(watched):
-    """Pairs of policies are bounded as well: the square of a bound would be none."""
+def test_layers_beyond_the_limit_are_labelled_other(watched):
+    """Pairs of policies have a limit of their own, because the square of the limit on names is too many."""
     for number in range(20_000):
         watched.sink(events.LayeredRetry(f"outer-{number}", f"inner-{number}"))
     assert watched.value("layered_retries_total", policy="other", inner="other") > 19_000
@@ -84,7 +84,7 @@ def test_layers_beyond_a_bound_are_other(watched):
 
 @given(st.lists(st.text(max_size=200), max_size=50), st.integers(1, 5))
 def test_a_name_is_itself_or_other(names, most):
-    """The first few keep their label for ever; what is not known by then is `other`. All can be exposed."""
+    """The first names keep their labels for good, later ones are `other`, and every label can be encoded."""
     labels = LabelValues(most)
     shown = [labels.of(name) for name in names]
     assert len(set(shown) - {"other"}) <= most
@@ -95,7 +95,7 @@ def test_a_name_is_itself_or_other(names, most):
 
 
 def test_odd_names_can_be_scraped(watched):
-    """None at all, half a surrogate pair, quotes and newlines, a book."""
+    """Empty names, lone surrogates, quotes, newlines and very long names are escaped or cut."""
     policies = [abate.Policy(name=name, on=OSError) for name in ("", "\ud800", 'a"b\nc\\', "x" * 100_000)]
     for policy in policies:
         policy.call(Script("fine"))
@@ -109,21 +109,21 @@ def test_odd_names_can_be_scraped(watched):
 
 
 def test_one_sink_serves_a_registry(watched):
-    """A second one would count the same things again under the same names."""
+    """A second sink would count the same things again under the same names."""
     with pytest.raises(ValueError, match=r"served by one PrometheusSink.*unregister"):
         PrometheusSink(watched.registry)
     watched.registry.unregister(watched.sink)
     PrometheusSink(watched.registry)
 
 
-def test_a_registry_is_a_registry():
-    """What is none is named."""
+def test_a_registry_of_another_type_is_refused():
+    """The error names the value."""
     with pytest.raises(TypeError, match="registry must be a CollectorRegistry of prometheus_client, not 'metrics'"):
         PrometheusSink("metrics")
 
 
-def test_without_a_registry_it_is_the_default_one():
-    """As everything of prometheus_client is."""
+def test_without_a_registry_the_default_one_is_used():
+    """The sink registers with `prometheus_client.REGISTRY`."""
     sink = PrometheusSink()
     try:
         assert any(family.name == "abate_calls" for family in REGISTRY.collect())
@@ -131,8 +131,8 @@ def test_without_a_registry_it_is_the_default_one():
         REGISTRY.unregister(sink)
 
 
-def test_once_removed_it_counts_nothing(name):
-    """Neither events nor successes; what it had counted stays."""
+def test_a_removed_sink_counts_nothing(name):
+    """It ignores events and successes, and keeps its earlier counts."""
     policy = abate.Policy(name=name, on=OSError, backoff=[0.0])
     with Watched() as watched:
         policy.call(Script("fine"))
@@ -142,7 +142,7 @@ def test_once_removed_it_counts_nothing(name):
 
 
 def test_every_metric_is_described(watched):
-    """What is collected is what was announced, under the labels that were."""
+    """`collect` returns the metrics and labels that `describe` announces."""
     assert [family.name for family in watched.sink.describe()] == list(METRICS)
     assert [family.name for family in watched.sink.collect()] == list(METRICS)
     for family in watched.sink.collect():

@@ -1,4 +1,4 @@
-"""The Prometheus sink beside forks, and the clients that drive their calls themselves."""
+"""The Prometheus sink with forks, and with clients that drive their own calls."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ def registry():
 
 
 def ended(registry, name):
-    """How the calls of a policy ended, without the outcomes that none had."""
+    """Return the count of each outcome of a policy's calls, without zeros."""
     found = {
         outcome: registry.get_sample_value("abate_calls_total", {"policy": name, "outcome": outcome})
         for outcome in OUTCOMES
@@ -40,20 +40,20 @@ def ended(registry, name):
     return {outcome: count for outcome, count in found.items() if count}
 
 
-NO_LAYER = "ABATE_TEST_ALONE"
+ALONE = "ABATE_TEST_ALONE"
 
 
 def run_alone(test):
-    """Run a test of this file in a process of its own, unmeasured: coverage has a lock that a fork may copy held."""
+    """Run a test of this file in a process of its own, without coverage, whose lock a fork may copy while held."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::{test}"]
-    done = subprocess.run(words, env=os.environ | {NO_LAYER: "1"}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, env=os.environ | {ALONE: "1"}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout
 
 
-def test_children_of_a_fork_in_mid_use_count_on(registry):
-    """While threads fail and retry: a child counts what it does, is scraped, and never waits for a lock of theirs."""
-    if NO_LAYER not in os.environ:
-        run_alone("test_children_of_a_fork_in_mid_use_count_on")
+def test_children_forked_during_calls_keep_counting(registry):
+    """While threads fail and retry, a child counts its own calls, can be scraped, and waits for no parent's lock."""
+    if ALONE not in os.environ:
+        run_alone("test_children_forked_during_calls_keep_counting")
         return
     orders = abate.Policy(name="forked", on=OSError, backoff=[0.0], budget=abate.Budget.unlimited())
     over = threading.Event()
@@ -69,7 +69,7 @@ def test_children_of_a_fork_in_mid_use_count_on(registry):
         for _ in range(30):
             read, write = os.pipe()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # forks beside threads are what is tested here
+                warnings.simplefilter("ignore", DeprecationWarning)  # this test forks with threads on purpose
                 child = os.fork()
             if child == 0:
                 try:
@@ -93,8 +93,8 @@ def test_children_of_a_fork_in_mid_use_count_on(registry):
 
 
 @pytest.mark.parametrize("variable", ["PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"])
-def test_a_sink_warns_where_processes_are_to_be_joined_by_files(monkeypatch, tmp_path, variable):
-    """They would show nothing of abate: it says what to do instead, and counts all the same."""
+def test_a_sink_warns_in_multiprocess_mode(monkeypatch, tmp_path, variable):
+    """Multiprocess files would show nothing of abate: the warning says what to do, and the sink still counts."""
     monkeypatch.setenv(variable, str(tmp_path))
     registry = CollectorRegistry()
     with pytest.warns(UserWarning, match=r"shows nothing of abate.*start_http_server\(port\) in each worker") as seen:
@@ -111,7 +111,7 @@ def test_a_sink_warns_where_processes_are_to_be_joined_by_files(monkeypatch, tmp
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: type(driver).__name__)
 def test_requests_are_calls(registry, driver):
-    """Answered at once, answered after a retry, given up on with a response or an error: each is one call."""
+    """A request is one call: answered at once or after a retry, given up on with a response or an error."""
     shop = policy(name=type(driver).__name__, max_attempts=2)
     with Server(respond(200), respond(503), respond(200), respond(503), respond(503), reset, reset) as server:
         driver.fetch(Ask(server.url, times=2), shop)
@@ -129,7 +129,7 @@ def test_requests_are_calls(registry, driver):
 @pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_requests_of_httpx_are_calls(registry, asynchronous, bounded, raises):
-    """In the quick way and in the long one; what is given up on is no success, though a response may be returned."""
+    """On the fast and the slow path; giving up is not a success, even if a response is returned."""
     name = f"httpx {asynchronous} {bounded} {raises}"
     shop = policy(name=name, max_attempts=2, timeout=30.0 if bounded else None, raises=raises)
 
@@ -154,8 +154,8 @@ def test_requests_of_httpx_are_calls(registry, asynchronous, bounded, raises):
     assert registry.get_sample_value("abate_inflight", {"policy": name}) == 0
 
 
-def test_a_transport_of_a_policy_without_a_name_has_one(registry):
-    """The library's; its budget is seen as well, though only the transport has the policy."""
+def test_a_policy_without_a_name_is_named_after_its_library(registry):
+    """Its budget is shown too, though only the transport refers to the policy."""
     with Server() as server, httpx.Client(transport=Transport(policy(name="")), trust_env=False) as client:
         client.get(server.url)
         assert ended(registry, "httpx") == {"success": 1}

@@ -1,4 +1,4 @@
-"""What a real Prometheus makes of abate's metrics, its alerting rules and its dashboard."""
+"""abate's metrics, alerting rules and dashboard in a real Prometheus."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from abate.cli import main
 from abate.observe.prometheus import METRICS
 
 GUARD = 30.0
-"""Seconds after which a test takes it that something hangs."""
+"""Seconds after which a test fails because something hangs."""
 
 HERE = Path(__file__).parent
 FILES = files("abate.observe") / "files"
@@ -40,14 +40,14 @@ scrape_configs:
 
 
 def tool(name):
-    """A program of Prometheus's."""
+    """Return the path of a program of Prometheus."""
     found = shutil.which(name)
     assert found is not None, f"{name} is needed: install the Debian package prometheus"
     return found
 
 
 def promtool(*words, **options):
-    """What promtool says, if it is content."""
+    """Run promtool, check that it succeeds, and return its output."""
     done = subprocess.run([tool("promtool"), *words], capture_output=True, text=True, timeout=GUARD, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -59,7 +59,7 @@ def fetched(url):
 
 
 def until(condition):
-    """Wait for something that another process brings about."""
+    """Poll until the condition is true: another process brings it about."""
     guard = time.monotonic() + GUARD
     while not (found := condition()):
         assert time.monotonic() < guard, "it never came about"
@@ -69,7 +69,7 @@ def until(condition):
 
 @pytest.fixture(scope="module")
 def shop():
-    """The URL of a real program's metrics."""
+    """Run the program, and return the URL of its metrics."""
     with subprocess.Popen(
         [sys.executable, str(HERE / "shop.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as program:
@@ -86,7 +86,7 @@ def shop():
 
 @pytest.fixture(scope="module")
 def query(shop, tmp_path_factory):
-    """Asks a real Prometheus that scrapes the program and goes by the rules."""
+    """Run a Prometheus that scrapes the program and evaluates the rules; return a function that queries it."""
     place = tmp_path_factory.mktemp("prometheus")
     (place / "alerts.yml").write_text((FILES / "alerts.yml").read_text())
     config = place / "prometheus.yml"
@@ -104,7 +104,8 @@ def query(shop, tmp_path_factory):
         try:
             return json.loads(fetched(f"http://127.0.0.1:{port}/api/v1/{path}"))["data"]
         except urllib.error.HTTPError as error:
-            raise AssertionError(error.read().decode()) from None
+            with error:
+                raise AssertionError(error.read().decode()) from None
 
     def ask(expression):
         return get(f"query?{urllib.parse.urlencode({'query': expression})}")["result"]
@@ -112,7 +113,10 @@ def query(shop, tmp_path_factory):
     def ready():
         try:
             return fetched(f"http://127.0.0.1:{port}/-/ready")
-        except OSError:  # nobody listens yet, or it is still starting (503)
+        except urllib.error.HTTPError as error:  # it is still starting (503)
+            error.close()
+            return ""
+        except OSError:  # the port is not open yet
             return ""
 
     def scraped():
@@ -128,19 +132,19 @@ def query(shop, tmp_path_factory):
             process.kill()
 
 
-def test_promtool_has_nothing_to_say_against_the_metrics(shop):
-    """Names, units, types and help texts are by the book."""
+def test_promtool_accepts_the_metrics(shop):
+    """Names, units, types and help texts follow the conventions."""
     assert promtool("check", "metrics", input=fetched(shop)).strip() == ""
 
 
 def test_a_real_program_exposes_every_metric(shop):
-    """Each one has values, once everything that is measured has happened."""
+    """Each metric has values once everything that is measured has happened."""
     found = set(re.findall(r"^(abate_\w+?)(?:\{.*)? \S+$", fetched(shop), re.M))
     assert found == EXPOSED
 
 
-def test_a_real_prometheus_answers(query):
-    """What the program did, as Prometheus knows it."""
+def test_prometheus_answers_queries(query):
+    """The answers match what the program did."""
     (recovered,) = query('abate_calls_total{policy="orders", outcome="recovered"}')
     assert float(recovered["value"][1]) >= 1
     (share,) = query(
@@ -151,8 +155,8 @@ def test_a_real_prometheus_answers(query):
     assert state["metric"]["shelter"] == "shop"
 
 
-def test_prometheus_goes_by_the_rules(query):
-    """All are loaded and healthy, and layers of retries are found at once in a program that has them."""
+def test_prometheus_evaluates_the_rules(query):
+    """All rules are loaded and healthy, and the alert about layered retries fires at once in this program."""
 
     def fired():
         (group,) = query.get("rules")["groups"]
@@ -164,32 +168,32 @@ def test_prometheus_goes_by_the_rules(query):
 
 
 def test_promtool_accepts_the_rules():
-    """As they are shipped."""
+    """It finds all rules that are shipped."""
     assert "SUCCESS: 7 rules found" in promtool("check", "rules", str(FILES / "alerts.yml"))
 
 
 def test_every_alert_fires_when_it_should_and_not_otherwise(tmp_path):
-    """promtool's own tests, on the rules as they are shipped."""
+    """promtool runs its own tests on the shipped rules."""
     shutil.copy(HERE / "alerts_test.yml", tmp_path)
     shutil.copy(str(FILES / "alerts.yml"), tmp_path)
     assert "SUCCESS" in promtool("test", "rules", "alerts_test.yml", cwd=tmp_path)
 
 
 def test_every_alert_is_tested():
-    """No rule is without a case in which it fires."""
+    """Each rule has a case in which it fires."""
     alerts = set(re.findall(r"alert: (\w+)", (FILES / "alerts.yml").read_text()))
     cases = re.findall(r"alertname: (\w+)\s+exp_alerts:\s+-", (HERE / "alerts_test.yml").read_text())
     assert set(cases) == alerts
 
 
 def names(text):
-    """The metrics that a text speaks of."""
+    """Return the names of metrics in a text."""
     return set(re.findall(r"\babate_\w+", text))
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_every_panel_shows_something(query, expression):
-    """Each expression of the dashboard is answered by a real Prometheus, with values for a program that has it all."""
+    """Prometheus answers each expression of the dashboard with values for this program."""
     assert names(expression) <= EXPOSED
     filled = re.sub(r"\$(job|policy|queue)\b", ".*", expression).replace("$__rate_interval", "5s")
     found = query(filled)
@@ -197,14 +201,14 @@ def test_every_panel_shows_something(query, expression):
 
 
 def test_the_dashboard_shows_every_metric():
-    """None is forgotten, in panels as in rules."""
+    """Panels and rules use existing metrics, and no metric is left out of the panels."""
     shown = names(" ".join(EXPRESSIONS))
     assert {name for name in METRICS if not any(known.startswith(name) for known in shown)} == set()
     assert names((FILES / "alerts.yml").read_text()) <= EXPOSED
 
 
 def test_the_dashboard_can_be_imported():
-    """It names no data source of its own: whoever imports it chooses one. Panels have units, and don't overlap."""
+    """It leaves the data source to the user; panels have units, and don't overlap."""
     assert [variable["name"] for variable in DASHBOARD["templating"]["list"]] == [
         "datasource",
         "job",
@@ -226,14 +230,14 @@ def test_the_dashboard_can_be_imported():
 
 
 @pytest.mark.parametrize(("word", "name"), [("rules", "alerts.yml"), ("dashboard", "dashboard.json")])
-def test_the_command_prints_them(capsys, word, name):
+def test_the_command_prints_the_files(capsys, word, name):
     """`abate observe rules` and `abate observe dashboard` print the files as they are."""
     assert main(["observe", word]) == 0
     assert capsys.readouterr().out == (FILES / name).read_text()
 
 
-def test_the_command_needs_to_know_what(capsys):
-    """Without a word it says which there are."""
+def test_the_command_needs_a_choice(capsys):
+    """Without one, the usage error lists the choices."""
     with pytest.raises(SystemExit):
         main(["observe"])
     assert "WHAT" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The table of metrics in the documentation, beside a scrape."""
+"""The table of metrics in the documentation agrees with a scrape."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ METRIC = re.compile(r"`(abate_\w+)(?:\{([\w,]+)\})?`")
 
 
 def rows():
-    """What the table says, by metric: its labels, and the text."""
+    """Return the labels and the text of each metric in the table."""
     return {
         name: (set(labels.split(",")), text)
         for metrics, text in ROW.findall(PAGE.read_text())
@@ -25,7 +25,7 @@ def rows():
 
 
 def test_the_table_has_every_metric_with_its_labels(watched):
-    """As the sink describes them to the registry; counters by the name that they are exposed by."""
+    """The sink describes the same metrics and labels; counters have the name under which they are exposed."""
     described = {
         family.name + ("_total" if family.type == "counter" else ""): set(METRICS[family.name][2])
         for family in watched.sink.describe()
@@ -34,7 +34,7 @@ def test_the_table_has_every_metric_with_its_labels(watched):
 
 
 def test_the_table_says_which_are_histograms(watched):
-    """Alone, or before what the next metric of the row says."""
+    """The word stands alone or before the description of the next metric in the row."""
     said = {name for name, (_, text) in rows().items() if "(histogram)" in text and name.endswith("_seconds")}
     assert said == {family.name for family in watched.sink.describe() if family.type == "histogram"}
 
@@ -49,19 +49,19 @@ def test_the_table_says_which_are_histograms(watched):
     ],
 )
 def test_the_table_has_every_value_of_a_closed_set(metric, values):
-    """States, reasons and endings."""
+    """States, reasons and endings are listed."""
     assert set(values) <= set(re.findall(r"\w+", rows()[metric][1]))
 
 
 def test_the_table_has_the_outcomes():
-    """Success, recovered, and the reasons, of which it gives the number."""
+    """The row lists success, recovered, and the number of reasons."""
     assert OUTCOMES[:2] == ("success", "recovered")
     assert len(OUTCOMES[2:]) == 9
     assert "success, recovered, or one of the nine reasons" in rows()["abate_calls_total"][1]
 
 
 def test_the_table_has_every_state_of_a_queue(watched, name):
-    """As a scrape has them."""
+    """A scrape has the same states."""
     controller = abate.controller(name=name)(lambda key: None)
     controller.add("orders/42")
     states = {dict(labels)["state"] for metric, *labels in watched.series(name) if metric == "abate_queue_depth"}

@@ -15,7 +15,7 @@ from abate.testing import Script, VirtualClock
 
 
 def test_a_controller_and_its_queue(watched, name):
-    """Depth by state, age, work by ending, utilisation, dead letters."""
+    """The scrape has depth by state, age, work by ending, utilization and dead letters."""
     seen = []
 
     async def reconcile(key):
@@ -45,8 +45,8 @@ def test_a_controller_and_its_queue(watched, name):
     assert controller
 
 
-def test_a_consumer_has_the_depth_of_its_store(watched, name):
-    """What a store holds is asked for; what is added through its queue is counted."""
+def test_a_consumer_reports_the_depth_of_its_store(watched, name):
+    """The depth is read from the store, and adds through its queue are counted."""
     with abate.open_store("memory:") as store:
         queue = store.queue(name)
         consumer = abate.consumer(source=queue, name=name)(lambda message: None)
@@ -62,7 +62,7 @@ def test_a_consumer_has_the_depth_of_its_store(watched, name):
 
 
 def test_a_shelter_is_in_one_state(watched, name):
-    """1 for the state it is in, 0 for the others; its limit and its waiters are what it says itself."""
+    """Its state is 1 and the others are 0; limit and waiters are those of the shelter."""
     shelter = abate.Shelter(name=name)
     seen = []
 
@@ -91,7 +91,7 @@ def test_a_shelter_is_in_one_state(watched, name):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_waits_for_tokens(watched, name, asynchronous):
-    """Whoever had to wait is in the histogram; who did not, or gave up, is not."""
+    """Waits that ended with a token are in the histogram; immediate tokens and timeouts are not."""
     with VirtualClock():
         bucket = abate.TokenBucket(rate=2.0, name=name)
         for _ in range(3):
@@ -102,11 +102,11 @@ def test_waits_for_tokens(watched, name, asynchronous):
     assert watched.value("rate_limiter_wait_seconds_sum", bucket=name) == pytest.approx(1.0)
 
 
-def test_a_store_that_does_not_answer(watched):
-    """1 while it does not, 0 while it does."""
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        url = f"redis://127.0.0.1:{nobody.getsockname()[1]}/0"
+def test_store_degraded(watched):
+    """The metric is 1 while a store does not answer, and 0 while it does."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"redis://127.0.0.1:{closed.getsockname()[1]}/0"
         with abate.open_store(url, required=False) as gone, abate.open_store("memory:") as here:
             gone.budget("orders").try_withdraw()
             guard = threading.Event()
@@ -117,22 +117,22 @@ def test_a_store_that_does_not_answer(watched):
 
 
 class Slow:
-    """A source that is asked how deep it is, and does not say."""
+    """A source whose depth blocks until `answers` is set."""
 
     name, lease, durable = "slow", 30.0, True
     receive = extend = settle = print
 
     def __init__(self):
-        self.asked, self.tells = threading.Semaphore(0), threading.Event()
+        self.asked, self.answers = threading.Semaphore(0), threading.Event()
 
     def depth(self):
         self.asked.release()
-        assert self.tells.wait(30)
+        assert self.answers.wait(30)
         return Depth(ready=7)
 
 
-def test_a_store_that_does_not_tell_stalls_no_call(watched, name, monkeypatch):
-    """While a scrape waits for a depth, calls fail, retry and are counted as ever."""
+def test_a_blocked_depth_delays_no_call(watched, name, monkeypatch):
+    """While a scrape waits for a depth, calls fail, retry and are counted."""
     monkeypatch.setattr(queue_depths, "TOTAL_TIMEOUT", 30.0)
     source = Slow()
     consumer = abate.consumer(source=source, name=name)(lambda message: None)
@@ -148,14 +148,14 @@ def test_a_store_that_does_not_tell_stalls_no_call(watched, name, monkeypatch):
         assert not caller.is_alive()
         assert scrape.is_alive()
     finally:
-        source.tells.set()
+        source.answers.set()
         scrape.join(30)
     assert watched.calls(name) == {"recovered": 1}
     assert watched.value("queue_depth", queue=consumer.name, state="ready") == 7
 
 
-def test_stores_that_do_not_tell_are_left_out(watched, name, monkeypatch):
-    """They have a second together, are asked once, and are waited for no more until they have told."""
+def test_stores_that_do_not_answer_are_left_out(watched, name, monkeypatch):
+    """All share one timeout; each is asked once, and not waited for again until it has answered."""
     monkeypatch.setattr(queue_depths, "TOTAL_TIMEOUT", 0.01)
     sources = [Slow() for _ in range(5)]
     consumers = [
@@ -172,10 +172,10 @@ def test_stores_that_do_not_tell_are_left_out(watched, name, monkeypatch):
             assert not source.asked.acquire(blocking=False)
     finally:
         for source in sources:
-            source.tells.set()
+            source.answers.set()
     monkeypatch.setattr(queue_depths, "TOTAL_TIMEOUT", 30.0)
     for consumer in consumers:
-        # the first question may be open for a moment yet
+        # the first reading may not have ended yet
         while (found := watched.value("queue_depth", queue=consumer.name, state="ready")) is None:
             pass
         assert found == 7

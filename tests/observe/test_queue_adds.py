@@ -1,4 +1,4 @@
-"""Adds of keys that lie in a store: the same numbers in every sink."""
+"""Adds to a queue in a store: every sink reports the same numbers."""
 
 import json
 import threading
@@ -18,7 +18,7 @@ from abate.stores import Depth
 
 @pytest.fixture
 def controller(tmp_path, name):
-    """Two keys in a store, one of them added twice."""
+    """Return a controller with two keys in a store, one of them added twice."""
     with abate.open_store(f"sqlite:///{tmp_path}/work.db") as store:
         made = abate.controller(store=store, name=name)(lambda key: None)
         for key in ("a", "a", "b"):
@@ -26,16 +26,16 @@ def controller(tmp_path, name):
         yield made
 
 
-def test_prometheus_has_the_adds_of_a_queue_in_a_store(watched, controller):
-    """Before and after they are worked off."""
+def test_prometheus_counts_adds_to_a_store(watched, controller):
+    """The counts are the same before and after the keys are processed."""
     for _ in range(2):
         assert watched.value("queue_adds_total", queue=controller.name) == 3
         assert watched.value("queue_coalesced_total", queue=controller.name) == 1
         controller.run(drain=True)
 
 
-def test_opentelemetry_has_the_adds_of_a_queue_in_a_store(controller):
-    """As its own counters."""
+def test_opentelemetry_counts_adds_to_a_store(controller):
+    """Adds and coalesced adds are two metrics."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
     sink = observe.install(OpenTelemetrySink(provider))
@@ -54,19 +54,19 @@ def test_opentelemetry_has_the_adds_of_a_queue_in_a_store(controller):
     assert (values["abate.queue.adds"], values["abate.queue.coalesced"]) == (3, 1)
 
 
-def test_the_snapshot_and_the_page_have_them(controller):
-    """One row each."""
+def test_the_snapshot_and_the_page_count_adds_to_a_store(controller):
+    """Each has one row for the queue."""
     (view,) = (view for view in observe.snapshot().queues if view.name == controller.name)
     assert (view.adds, view.coalesced) == (3, 1)
-    board = PageState(RecentActivity(), MACHINE)
-    board.refresh()
-    queues = json.loads(board.frame().removeprefix(b"data: "))["queues"]
+    state = PageState(RecentActivity(), MACHINE)
+    state.refresh()
+    queues = json.loads(state.frame().removeprefix(b"data: "))["queues"]
     (row,) = (row for row in queues if row["name"] == controller.name)
     assert (row["adds"], row["coalesced"]) == (3, 1)
 
 
-def test_the_page_reads_a_store_in_a_thread_though_its_adds_are_known(controller):
-    """Only a queue in memory is read by the thread that refreshes the page."""
+def test_the_page_reads_the_depth_of_a_store_in_a_thread(controller):
+    """The thread that refreshes the page reads only queues in memory."""
     read_by, done = [], threading.Event()
 
     def depth():

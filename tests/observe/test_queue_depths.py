@@ -1,4 +1,4 @@
-"""How deep queues are: who is asked where, and what a snapshot says of one that is empty."""
+"""Depths of queues: which thread reads them, and the age of an empty queue."""
 
 import threading
 
@@ -9,35 +9,35 @@ from abate.stores import Depth
 
 
 class Service:
-    """A service that notes by which thread it was asked."""
+    """A service that records the thread that reads its depth."""
 
     def __init__(self, in_memory):
         self.in_memory = in_memory
 
     def depth(self):
-        self.asked_by = threading.current_thread()
+        self.read_by = threading.current_thread()
         return Depth()
 
 
-def test_a_queue_in_memory_tells_at_once():
-    """In the thread that asks: there is nothing to wait for."""
+def test_a_queue_in_memory_is_read_directly():
+    """The calling thread reads it, because it can't block."""
     service = Service(in_memory=True)
     (answer,) = read_depths([service])
     assert (answer.depth, answer.failing) == (Depth(), None)
-    assert service.asked_by is threading.current_thread()
+    assert service.read_by is threading.current_thread()
 
 
-def test_a_store_is_asked_in_a_thread_that_keeps_no_program_from_ending():
-    """It may hang for ever."""
+def test_a_store_is_read_in_a_daemon_thread():
+    """A read that never returns does not keep the program from ending."""
     service = Service(in_memory=False)
     (answer,) = read_depths([service])
     assert answer.depth == Depth()
-    assert service.asked_by is not threading.current_thread()
-    assert service.asked_by.daemon
+    assert service.read_by is not threading.current_thread()
+    assert service.read_by.daemon
 
 
-def test_where_nothing_waits_nothing_is_old():
-    """The age of an empty queue is 0, for those who draw it."""
+def test_an_empty_queue_has_age_zero():
+    """The age is 0.0 rather than missing, so that it can be drawn."""
 
     @abate.controller(name="empty of late")
     def reconcile(key): ...

@@ -13,8 +13,8 @@ from abate.observe.structlog import StructlogSink
 ERROR = OSError("down")
 
 
-def test_a_call_as_entries():
-    """From a call to entries with a name and values, through the installed sink."""
+def test_a_call_makes_entries():
+    """A call that recovers makes two entries, with a name and values."""
     with capture_logs() as entries:
         sink = abate.observe.install(StructlogSink())
         try:
@@ -35,8 +35,8 @@ def test_a_call_as_entries():
     ]
 
 
-def test_a_storm_is_a_few_entries():
-    """A burst, and a summary with the count."""
+def test_a_storm_makes_few_entries():
+    """It makes a burst, and a summary with the count."""
     with capture_logs() as entries, abate.testing.VirtualClock() as clock:
         sink = StructlogSink(burst=1)
         for _ in range(1_000):
@@ -52,14 +52,14 @@ def test_a_storm_is_a_few_entries():
 
 @pytest.mark.parametrize("every", [False, True])
 def test_a_refusal_names_the_attempt_that_was_refused(every):
-    """As the sentence in the logging sink does."""
+    """`attempt` is the number that the logging sink prints."""
     with capture_logs() as entries:
         StructlogSink(every=every)(events.BudgetRefused("orders", "budget", 3))
     assert [entry["attempt"] for entry in entries] == [4]
 
 
 def test_with_every_each_event_is_an_entry():
-    """Named after its type, at its own level."""
+    """The entry is named after the event's type, and has its level."""
     with capture_logs() as entries:
         sink = StructlogSink(every=True)
         for _ in range(5):
@@ -71,8 +71,8 @@ def test_with_every_each_event_is_an_entry():
     assert entries[-1]["kind"] == "permanent"
 
 
-def test_what_is_bound_to_the_logger_comes_along():
-    """The user's own logger, with its values and its processors; every entry can be written as JSON."""
+def test_values_bound_to_the_logger_are_kept():
+    """The user's own logger is used, with its values and processors; every entry can be written as JSON."""
     written = []
 
     def keep(_, __, text):
@@ -97,7 +97,7 @@ def test_what_is_bound_to_the_logger_comes_along():
     assert max(map(len, written)) < 2_000
 
 
-def test_something_that_is_no_logger_is_refused():
-    """At construction, naming it."""
+def test_a_logger_of_another_type_is_refused():
+    """The constructor raises an error that names the value."""
     with pytest.raises(TypeError, match=r"logger must be one of structlog's, with info\(\) and warning\(\), not 42"):
         StructlogSink(42)

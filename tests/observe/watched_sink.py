@@ -1,4 +1,4 @@
-"""A Prometheus sink to look at."""
+"""A Prometheus sink with methods that read its values."""
 
 from prometheus_client import CollectorRegistry
 
@@ -7,7 +7,7 @@ from abate.observe.prometheus import PrometheusSink
 
 
 class Watched:
-    """A sink that is installed in a registry of its own, and the values there."""
+    """A sink that is installed, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -24,17 +24,17 @@ class Watched:
         return self.registry.get_sample_value(f"abate_{metric}", labels)
 
     def ended(self, policy):
-        """How the calls of a policy ended, each outcome with its count."""
+        """Return the count of each outcome of a policy's calls."""
         (family,) = (family for family in self.registry.collect() if family.name == "abate_calls")
         return {
             sample.labels["outcome"]: sample.value for sample in family.samples if sample.labels["policy"] == policy
         }
 
     def calls(self, policy):
-        """The same, without the outcomes that none had."""
+        """Return the same without zeros."""
         return {outcome: count for outcome, count in self.ended(policy).items() if count}
 
     def series(self, name):
-        """The series that have this name in one of their labels, whatever else is alive in the process."""
+        """Return the series that have this name as a label value, whatever else the process has."""
         samples = [sample for family in self.registry.collect() for sample in family.samples]
         return {(sample.name, *sample.labels.items()) for sample in samples if name in sample.labels.values()}

@@ -1,4 +1,4 @@
-"""What the tests of schedules share: one body of code run in a thread, under asyncio and under trio."""
+"""Fixtures of the schedule tests: the same code in a thread, under asyncio and under trio."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ def run(request):
 
 @pytest.fixture(params=["thread", *RUNNERS])
 def beats(request):
-    """Takes so many beats off `ticks`, by ``for`` and by ``async for``, and calls `body` with each of them."""
+    """Take `count` ticks, by ``for`` and by ``async for``, and call `body` with each of them."""
 
     def take(ticks, count, body=lambda tick: None):
         seen = []
@@ -46,7 +46,7 @@ def beats(request):
 
 @pytest.fixture
 def together():
-    """Runs async functions at the same time, in whichever loop this is."""
+    """Run async functions concurrently, in the current event loop."""
 
     async def both(*functions):
         if clocks.in_trio():

@@ -15,22 +15,22 @@ from hypothesis import strategies as st
 import abate
 from abate import clock as clocks
 from abate.schedule import carry_deadline, deadline, remaining
-from abate.schedule.deadlines import cut_to_deadline
+from abate.schedule.deadlines import call_timeout, cut_to_deadline, nearest_call_timeout
 from abate.testing import Script, VirtualClock
 
 # quarters of seconds add up without rounding, so that what remains can be compared exactly
 quarters = st.integers(0, 200).map(lambda count: count / 4)
 
 
-def test_without_one_nothing_is_bounded():
-    """No deadline: nothing remains to be told, and a timeout stays what it is."""
+def test_without_a_deadline_nothing_is_bounded():
+    """`remaining` is None, and a timeout is unchanged."""
     assert remaining() is None
     assert cut_to_deadline(None) is None
     assert cut_to_deadline(3.0) == 3.0
 
 
-def test_it_counts_down_and_stays_at_nought():
-    """What remains shrinks with the clock and never falls below zero."""
+def test_the_remaining_time_counts_down_to_zero():
+    """It never falls below zero."""
     with VirtualClock() as clock, deadline(5.0) as inside:
         assert (remaining(), inside.remaining()) == (5.0, 5.0)
         clock.advance(2.0)
@@ -39,8 +39,8 @@ def test_it_counts_down_and_stays_at_nought():
         assert (remaining(), inside.remaining()) == (0.0, 0.0)
 
 
-def test_a_timeout_is_cut_to_what_remains():
-    """The smaller of both; what remains where no timeout was given; nothing when it is over."""
+def test_a_timeout_is_cut_to_the_remaining_time():
+    """The smaller of both; without a timeout, the remaining time; zero after the deadline."""
     with VirtualClock() as clock, deadline(5.0):
         assert (cut_to_deadline(None), cut_to_deadline(2.0), cut_to_deadline(9.0)) == (5.0, 2.0, 5.0)
         clock.advance(4.0)
@@ -49,8 +49,8 @@ def test_a_timeout_is_cut_to_what_remains():
         assert (cut_to_deadline(None), cut_to_deadline(2.0)) == (0.0, 0.0)
 
 
-def test_the_nearest_wins():
-    """One inside another may be nearer, never farther; leaving it brings the outer one back."""
+def test_the_nearest_deadline_wins():
+    """An inner deadline may be nearer, never farther; the outer one applies again after it."""
     with VirtualClock() as clock, deadline(10.0):
         with deadline(60.0) as farther:
             assert (remaining(), farther.remaining()) == (10.0, 10.0)
@@ -68,7 +68,7 @@ def test_the_nearest_wins():
     )
 )
 def test_nesting_is_a_stack(steps):
-    """However they are entered and left, what remains is the time to the nearest of those around."""
+    """In any order of entering and leaving, the remaining time is that of the nearest open deadline."""
     open_ones, instants = [], []
     with VirtualClock() as clock, ExitStack() as left_open:
         for step, seconds in steps:
@@ -85,8 +85,8 @@ def test_nesting_is_a_stack(steps):
     assert remaining() is None
 
 
-def test_it_ends_with_the_block_whatever_happens_there():
-    """An exception passes, and the deadline is gone."""
+def test_a_deadline_ends_with_its_block():
+    """Also when the block raises."""
     error = KeyError("mine")
     with VirtualClock(), deadline(9.0):
         with pytest.raises(KeyError) as caught, deadline(1.0):
@@ -95,8 +95,8 @@ def test_it_ends_with_the_block_whatever_happens_there():
         assert remaining() == 9.0
 
 
-def test_it_can_be_used_again_and_within_itself():
-    """One deadline is a duration: each time it is entered it begins anew."""
+def test_a_deadline_can_be_reused_and_nested():
+    """Each entry starts its duration anew."""
     five = deadline(5.0)
     with VirtualClock() as clock:
         for _ in range(2):
@@ -109,8 +109,8 @@ def test_it_can_be_used_again_and_within_itself():
         assert remaining() is None
 
 
-def test_before_the_block_it_tells_what_there_would_be():
-    """All its seconds, or what an outer deadline would leave of them."""
+def test_remaining_before_the_block_is_what_it_would_be_inside():
+    """All its seconds, or less within an outer deadline."""
     five = deadline(5.0)
     with VirtualClock():
         assert five.remaining() == 5.0
@@ -120,8 +120,8 @@ def test_before_the_block_it_tells_what_there_would_be():
             assert five.remaining() == 2.0
 
 
-def test_none_at_all_is_a_deadline():
-    """Nought seconds: it is over as it begins."""
+def test_zero_seconds_is_a_deadline():
+    """It is over as it begins."""
     with VirtualClock(), deadline(0):
         assert remaining() == 0.0
 
@@ -151,8 +151,8 @@ def test_bad_seconds_are_refused(seconds, error):
 # -- contexts
 
 
-def test_another_thread_does_not_see_it():
-    """A thread begins without the deadlines of the one that started it, and leaves none behind."""
+def test_a_thread_does_not_inherit_deadlines():
+    """It starts without the deadlines of its parent, and its own end with it."""
     seen = []
 
     def elsewhere():
@@ -168,8 +168,8 @@ def test_another_thread_does_not_see_it():
         assert remaining() > 1.0
 
 
-def test_tasks_do_not_see_each_others(run, together):
-    """Tasks have the deadline they were started under, and beside it only their own."""
+def test_tasks_do_not_see_the_deadlines_of_other_tasks(run, together):
+    """A task has the deadline under which it was started, and its own."""
     seen = {}
 
     async def strict():
@@ -251,7 +251,7 @@ def test_a_generator_closed_elsewhere_takes_no_other_deadline_away():
     assert remaining() is None
 
 
-def test_policies_keep_it():
+def test_policies_respect_deadlines():
     """A policy does not begin a wait that would pass the deadline."""
     with VirtualClock() as clock, deadline(2.5):
         policy = abate.Policy(on=OSError, max_attempts=5, backoff=[1.0])
@@ -345,8 +345,8 @@ def test_a_deadline_binds_in_the_time_of_its_own_clock():
 # -- shedding
 
 
-def test_no_deadline_at_all():
-    """`deadline(None)` sheds those around it, not those inside."""
+def test_deadline_none_sheds_outer_deadlines():
+    """`deadline(None)` removes those around it, not those inside."""
     with VirtualClock(), deadline(5.0):
         with deadline(None) as shed:
             assert (remaining(), shed.remaining(), cut_to_deadline(9.0)) == (None, math.inf, 9.0)
@@ -450,3 +450,19 @@ def test_a_block_whose_end_was_prevented_can_be_closed():
     assert remaining() is not None
     bound.close()
     assert remaining() is None
+
+
+# -- timeouts of a client's call
+
+
+def test_the_timeout_of_a_call_is_known_inside_it():
+    """A nearer deadline, inside or around it, replaces it; work that is carried elsewhere keeps it."""
+    assert nearest_call_timeout() is None
+    with call_timeout(5.0):
+        assert nearest_call_timeout() == 5.0
+        carried = carry_deadline(nearest_call_timeout)
+        with deadline(1.0):
+            assert nearest_call_timeout() is None
+    assert carried() == 5.0
+    with deadline(1.0), call_timeout(5.0):
+        assert nearest_call_timeout() is None

@@ -1,4 +1,4 @@
-"""Strangers at the live page, at health and at the demo's page: on real sockets, with real stores."""
+"""Untrusted clients of the live page, of health and of the demo's page: on real sockets, with real stores."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""One tenant's trouble is not everybody's: callers of one policy with different fates, in virtual time."""
+"""The trouble of one tenant does not affect others: callers of one policy with different outcomes, in virtual time."""
 
 import asyncio
 import random
@@ -131,8 +131,8 @@ def by_who(policy, who):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_error_answers_of_one_do_not_hold_the_others_back(seed):
-    """60/s of 500s beside 20 healthy calls per second: all of these are served, and as quickly as ever."""
+def test_error_responses_of_one_tenant_do_not_hold_others_back(seed):
+    """60/s of 500s beside 20 healthy calls per second: all of these are served, without delay."""
     policy = sheltered()
     mix = Mix(policy, raising(broken), 60.0, seed=seed).run()
     assert (mix.served, policy.shelter.state) == (1.0, "calm")
@@ -140,15 +140,15 @@ def test_error_answers_of_one_do_not_hold_the_others_back(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_hints_for_one_do_not_hold_the_others_back(seed):
+def test_hints_for_one_tenant_do_not_hold_others_back(seed):
     """8/s of 429 and 503 that ask for minutes beside 20 healthy calls per second: at least 95 % are served."""
     mix = Mix(sheltered(), raising(busy), 8.0, seed=seed).run()
     assert mix.served >= 0.95
     assert mix.p90 < 0.5
 
 
-def test_error_answers_of_one_get_no_call_of_others_refused_by_a_throttle():
-    """It is about what a server refuses, and a 500 is a request that it took."""
+def test_error_responses_of_one_tenant_do_not_throttle_others():
+    """The throttle counts refusals of the server, and a 500 is a request that it accepted."""
     policy = tenants_policy(gate=AdaptiveThrottle(rng=random.Random(1)))
     assert Mix(policy, raising(broken), 60.0).run().served == 1.0
 
@@ -159,7 +159,7 @@ def test_error_answers_of_one_get_no_call_of_others_refused_by_a_throttle():
     hint=st.floats(0.1, 1000.0),
     patience=st.floats(1.0, 60.0),
 )
-def test_a_hint_closes_for_everybody_only_where_all_fails(outcomes, hint, patience):
+def test_a_hint_closes_the_shelter_for_all_only_when_all_fail(outcomes, hint, patience):
     """Whatever the mix: while one of the last five was answered well, nothing is shut; and never for longer than half
     of the patience, so that somebody finds out in time."""
     limiter, now, row = abate.admit.limiter.Limiter(random.Random(1), 0.0, patience), 0.0, 0
@@ -213,8 +213,8 @@ def test_a_hinted_call_draws_its_delay_once_whether_or_not_it_is_sheltered():
 
 
 @pytest.mark.parametrize("seed", [18, 32, 35])
-def test_those_who_come_after_the_error_answers_are_served(seed):
-    """One's 500s have closed the shelter while nobody else called: probes find soon that others are answered well."""
+def test_calls_after_the_error_responses_are_served(seed):
+    """One tenant's 500s have closed the idle shelter: probes soon find that other calls succeed."""
     mix = Mix(sheltered(), raising(broken), 60.0, seconds=16.0, seed=seed, head=4.0).run()
     assert mix.served >= 0.95
     assert mix.p90 < 2.0
@@ -454,8 +454,8 @@ def cancelled(policy, load):
 
 
 @pytest.mark.parametrize("where", ["throttle", "shelter", "permits"])
-def test_a_cancelled_call_is_no_verdict_on_the_server(where):
-    """Eight cancelled calls for each that is answered: none of the others is refused or held back."""
+def test_a_cancelled_call_says_nothing_about_the_server(where):
+    """Eight cancelled calls for each answered one: no other call is refused or held back."""
     with VirtualClock() as clock:
         more = {
             "throttle": {"gate": AdaptiveThrottle()},
@@ -617,8 +617,8 @@ def test_what_a_deadline_cut_off_in_calm_starts_the_counting_and_no_more():
     ],
 )
 @pytest.mark.parametrize("early", [0.0, 0.01])
-def test_whose_time_it_was(settings, outer_deadline, allowed, verdict, early):
-    """At the end of a call's time: an attempt that had its own, or a good part of the policy's, is a verdict."""
+def test_when_a_timeout_counts_as_a_failure(settings, outer_deadline, allowed, verdict, early):
+    """An attempt that had its own timeout, or a good part of the policy's, counts."""
     told = []
 
     class Gate(abate.Gate):
@@ -730,8 +730,8 @@ def test_a_hedge_learns_nothing_from_what_a_deadline_cut_off():
     [raising(broken), raising(busy), raising(ConnectionResetError), hanging],
     ids=["500", "hints", "reset", "hang"],
 )
-def test_with_keys_nothing_that_one_does_touches_the_others(attack):
-    """60/s of anything: all of the victims are served, as quickly as if they were alone."""
+def test_with_keys_tenants_do_not_affect_each_other(attack):
+    """60/s of anything: all other tenants are served as quickly as if they were alone."""
     mix = Mix(sheltered(), attack, 60.0, key=by_who).run()
     assert mix.served == 1.0
     assert mix.p90 == pytest.approx(0.02)

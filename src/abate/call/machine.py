@@ -33,6 +33,7 @@ from abate.errors import DeadlineExceeded, LayeredRetryWarning, Refused, Report,
 from abate.frozen import ComparedByFields
 from abate.logs import Log
 from abate.redact import line
+from abate.schedule.deadlines import nearest_call_timeout
 from abate.schedule.hints import delay_after_hint
 from abate.scopes import Scope, Scopes
 
@@ -399,8 +400,9 @@ class Call:
     def _cut_by_deadline(self, ruling: Ruling, now: float) -> bool:
         """Return whether a deadline cut the attempt off before it had its full time.
 
-        The full time is the policy's `attempt_timeout`; without one, a good part of its `timeout`, unless an outer
-        deadline is nearer. An attempt that hangs by the shelter's measure has had its time in any case.
+        The full time is the policy's `attempt_timeout`; without one, a good part of its `timeout`, or of the timeout of
+        a client's call, unless an outer deadline is nearer. An attempt that hangs by the shelter's measure has had its
+        time in any case.
         """
         deadline, policy = self.deadline, self.policy
         if deadline is None or now < deadline - DEADLINE_TOLERANCE or ruling.answered or not ruling.overloaded:
@@ -410,7 +412,8 @@ class Call:
         elif policy.timeout is not None and not self.outer_deadline:
             short = self.allowed < FULL_ATTEMPT_RATIO * policy.timeout
         else:
-            short = True
+            full = nearest_call_timeout()
+            short = full is None or self.allowed < FULL_ATTEMPT_RATIO * full
         return short and not (self._visit is not None and self._visit.is_hung())
 
     def _tell_shelter(

@@ -26,7 +26,7 @@ from abate.clock import Clock
 from abate.decide.outcome import BLIP, UNREACHED, Outcome, Ruling
 from abate.decide.rules import Matcher, Rule, check_matchers, classify
 from abate.errors import bare
-from abate.functions import is_coroutine_object
+from abate.functions import is_coroutine_object, is_generator_function
 from abate.schedule.backoff import Backoff, RandomSource, Schedule
 
 __all__ = ["conflict", "connection_lost", "retry_on_db_conflict"]
@@ -301,8 +301,15 @@ class retry_on_db_conflict:
         """Decorate a function, coroutine function or method; its type is kept."""
         if isinstance(function, (classmethod, staticmethod)):
             return type(function)(self(function.__func__))
+        refuse_generator(function)
         retried = self.policy(function)
         return (_arun if inspect.iscoroutinefunction(retried) else _run)(function, retried)
+
+
+def refuse_generator(function: Any) -> None:
+    """Raise an error for a generator function: it would be read after its transaction has ended."""
+    if is_generator_function(function):
+        raise TypeError(f"a transaction must end before its result is used: return a list, {function!r} is a generator")
 
 
 def _run(function: Callable[P, T], retried: Callable[P, T]) -> Callable[P, T]:

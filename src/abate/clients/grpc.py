@@ -40,7 +40,7 @@ from abate.clients.trust import SECRET, Secret
 from abate.decide.outcome import BLIP, FATAL, LAYER, OVERLOAD, Outcome, Ruling
 from abate.decide.rules import Rule
 from abate.redact import shown
-from abate.schedule.deadlines import carry_deadline, cut_to_deadline, deadline, deadline_aware
+from abate.schedule.deadlines import call_timeout, carry_deadline, cut_to_deadline, deadline_aware
 from abate.schedule.hints import pushback
 
 __all__ = ["aio_interceptors", "channel_options", "interceptors", "transient"]
@@ -269,7 +269,7 @@ class _AttemptSender:
 
 def _call_deadline(given: Any) -> AbstractContextManager[object]:
     """Return the deadline of a call with these details: its timeout is that of all attempts together."""
-    return nullcontext() if given.timeout is None else deadline(max(0.0, given.timeout))
+    return nullcontext() if given.timeout is None else call_timeout(max(0.0, given.timeout))
 
 
 # -- sync

@@ -13,7 +13,7 @@ from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from abate.clients.databases import OpenTransaction, Settings, conflict_policy, open_transaction
+from abate.clients.databases import OpenTransaction, Settings, conflict_policy, open_transaction, refuse_generator
 from abate.errors import bare
 from abate.redact import shown
 
@@ -110,6 +110,7 @@ class transaction(Generic[Handle]):
         asynchronous = isinstance(self.source, ASYNC)
         if not callable(function):
             raise TypeError(f"a transaction runs functions, not {shown(function)}")
+        refuse_generator(function)
         if asynchronous is not inspect.iscoroutinefunction(function):
             needed = "a coroutine function" if asynchronous else "a plain function"
             raise TypeError(f"a transaction of {type(self.source).__name__} runs {needed}, not {shown(function)}")

@@ -25,12 +25,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 class _DeadlineScope(Scope):
     """An instant of a clock; None removes the outer deadlines."""
 
-    __slots__ = ("clock", "instant")
+    __slots__ = ("clock", "instant", "timeout")
 
-    def __init__(self, instant: float | None, of: Clock, owner: object = None) -> None:
+    def __init__(self, instant: float | None, of: Clock, owner: object = None, timeout: float | None = None) -> None:
         super().__init__(owner)
         self.instant = instant
         self.clock = of
+        self.timeout = timeout
+        """The timeout of a client's call that this deadline follows from, in seconds."""
 
     def __enter__(self) -> None:
         if not clock.ever_used.deadline:
@@ -122,6 +124,25 @@ def nearest_deadline() -> float | None:
     return None if earliest == math.inf else earliest
 
 
+def call_timeout(seconds: float) -> _DeadlineScope:
+    """Return a deadline that is the timeout of one call of a client: the server has had its full time at the end.
+
+    >>> with deadline(60.0), call_timeout(5.0):
+    ...     nearest_call_timeout()
+    5.0
+    """
+    here = clock.current()
+    return _DeadlineScope(here.now() + seconds, here, timeout=seconds)
+
+
+def nearest_call_timeout() -> float | None:
+    """Return the timeout of the client's call in this context; None if another deadline is nearer, or without one."""
+    scope = _scopes.nearest()
+    if scope is None or scope.timeout is None or scope.instant != nearest_deadline():
+        return None
+    return scope.timeout
+
+
 def remaining() -> float | None:
     """Return the seconds left until the nearest deadline in this context, at least zero; None without one.
 
@@ -179,12 +200,12 @@ def carry_deadline(function: F) -> F:
     """
     if not callable(function) or is_generator_function(function):
         raise TypeError(f"carry_deadline needs a function or coroutine function, not {function!r}")
-    instant, of = nearest_deadline(), clock.current()
+    instant, of, timeout = nearest_deadline(), clock.current(), nearest_call_timeout()
     if instant is None:
         return function
 
     async def bound(awaitable: Awaitable[Any]) -> Any:
-        with _DeadlineScope(instant, of):
+        with _DeadlineScope(instant, of, timeout=timeout):
             return await awaitable
 
     if is_coroutine_function(function):
@@ -197,7 +218,7 @@ def carry_deadline(function: F) -> F:
 
     @functools.wraps(function)
     def carried(*args: Any, **kwargs: Any) -> Any:
-        with _DeadlineScope(instant, of):
+        with _DeadlineScope(instant, of, timeout=timeout):
             result = function(*args, **kwargs)
         return bound(result) if is_coroutine_object(result) else result
 

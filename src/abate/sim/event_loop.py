@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import Context
 from threading import get_ident
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from abate.errors import AbateError
 from abate.logs import Log
@@ -55,6 +55,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._agenda = agenda
         self._thread = get_ident()
         self._generators: WeakSet[AsyncGenerator[Any, Any]] = WeakSet()
+        self._tasks: WeakKeyDictionary[asyncio.Task[Any], None] = WeakKeyDictionary()  # in the order of their creation
         self._closed = False
         self._uncaught: list[str] = []
         self._more = 0
@@ -109,7 +110,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def create_task(self, coro: Coroutine[Any, Any, T], **settings: Any) -> asyncio.Task[T]:  # type: ignore[override]
         """Return a task of this loop."""
         self._check_open()
-        return asyncio.Task(coro, loop=self, **settings)
+        task = asyncio.Task(coro, loop=self, **settings)
+        self._tasks[task] = None
+        return task
 
     # -- state
 
@@ -132,7 +135,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     @contextmanager
     def running(self) -> Generator[None]:
         """Be the running loop of this thread, even inside another running loop (in a notebook)."""
-        outer, hooks = asyncio._get_running_loop(), sys.get_asyncgen_hooks()
+        outer: Any = asyncio._get_running_loop()
+        hooks = sys.get_asyncgen_hooks()
+        # a thread has one current task at most, not one per loop, since Python 3.14
+        task = None if outer is None else asyncio.current_task(outer)
+        if task is not None:
+            asyncio.tasks._leave_task(outer, task)
         asyncio._set_running_loop(self)
         sys.set_asyncgen_hooks(self._generators.add, self._finalise)
         try:
@@ -140,6 +148,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         finally:
             sys.set_asyncgen_hooks(*hooks)
             asyncio._set_running_loop(outer)
+            if task is not None:
+                asyncio.tasks._enter_task(outer, task)
 
     def _finalise(self, generator: AsyncGenerator[Any, Any]) -> None:
         """Close an async generator that was garbage-collected before its end."""
@@ -180,6 +190,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 self.create_task(_closing(generator))
             self._drain(STEPS * len(self._generators))
             left = self._end_tasks()
+            self._record_unretrieved_errors()
             self._closed = True
             for task in left:
                 _close(task)
@@ -209,6 +220,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Keep the error of a failed task whose result is not awaited."""
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
             self.call_exception_handler({"message": "a task has failed", "exception": error})
+
+    def _record_unretrieved_errors(self) -> None:
+        """Keep the errors that asyncio would report when it collects the tasks, at whatever time that is."""
+        for task in list(self._tasks):
+            if task._log_traceback:
+                self.call_exception_handler(
+                    {"message": "Task exception was never retrieved", "exception": task.exception()}
+                )
 
 
 def _run(handle: asyncio.Handle) -> None:

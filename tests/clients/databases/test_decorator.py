@@ -160,7 +160,7 @@ def test_methods_of_every_kind():
 
 
 def test_a_generator_function_is_refused():
-    """What it yielded cannot be taken back."""
+    """It would be read after its transaction has ended."""
     with pytest.raises(TypeError, match="generator"):
 
         @retry_on_db_conflict()

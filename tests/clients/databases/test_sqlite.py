@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from abate import Outcome
 from abate.clients.databases import CONFLICT, conflict, connection_lost
+from tests.greenlets import needs_greenlet
 
 
 @pytest.fixture
@@ -78,7 +79,12 @@ def with_async_sqlalchemy(path, *steps):
     asyncio.run(main())
 
 
-DRIVERS = [with_sqlite3, with_aiosqlite, with_sqlalchemy, with_async_sqlalchemy]
+DRIVERS = [
+    with_sqlite3,
+    with_aiosqlite,
+    with_sqlalchemy,
+    pytest.param(with_async_sqlalchemy, marks=needs_greenlet),
+]
 
 
 def error_of(driver, path, *steps):

@@ -14,6 +14,7 @@ import abate
 from abate import report
 from abate.clients.databases import OpenTransaction, open_transaction, retry_on_db_conflict
 from abate.clients.sqlalchemy import transaction
+from tests.greenlets import needs_greenlet
 
 NOW = [0.0]
 KINDS = ["engine", "connection", "sessionmaker", "session"]
@@ -214,6 +215,7 @@ def test_autocommit_is_refused(postgres, postgres_engine):
     assert balances(postgres) == [100, 100]
 
 
+@needs_greenlet
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 def test_autocommit_is_refused_by_asyncio_as_well(postgres, driver):
     """Engines and sessions."""

@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from abate import Backoff, Budget
 from abate.clients.databases import retry_on_db_conflict
 from abate.clients.sqlalchemy import transaction
+from tests.greenlets import needs_greenlet
 
 WORKERS, TRANSFERS, ACCOUNTS, BALANCE = 16, 1000, 8, 1000
 WITHIN = 120.0
@@ -221,6 +222,7 @@ def test_transfers_in_mariadb_by_tasks(bank, mariadb):
     bank.audit_at(mariadb)
 
 
+@needs_greenlet
 def test_transfers_in_mariadb_through_sqlalchemy(small_bank, mariadb):
     """aiomysql, in asyncio transactions."""
     mariadb.accounts(ACCOUNTS, BALANCE)

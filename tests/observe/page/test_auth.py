@@ -1,4 +1,4 @@
-"""Who may read the live page, and what a browser may do with it."""
+"""Access to the live page, and the headers that restrict what a browser does with it."""
 
 import asyncio
 
@@ -15,26 +15,26 @@ from abate.observe import page
 TOKEN = "a long; odd, secret ü"
 
 
-async def _got(app, path="/", method="GET", client="127.0.0.1", **options):
+async def _request(app, path="/", method="GET", client="127.0.0.1", **options):
     transport = httpx.ASGITransport(app, client=(client, 1234))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as browser:
         return await browser.request(method, path, **options)
 
 
-def got(app, path="/", **options):
-    """One answer of an app."""
-    return asyncio.run(_got(app, path, **options))
+def request(app, path="/", **options):
+    """Return the app's response to one request."""
+    return asyncio.run(_request(app, path, **options))
 
 
 OPEN = ["/page.css", "/sign-in.js", "/favicon.svg"]
-"""What the form for signing in needs."""
+"""Files that the sign-in form needs."""
 ADDRESSES = ["/", "/page.js", "/charts.js", "/uPlot.js", "/uPlot.css", *OPEN]
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_every_file_is_there_with_the_headers_that_keep_it_safe(address):
-    """Each is served from the package, and tells the browser to load nothing from elsewhere, nor to be framed."""
-    answer = got(page.app(local_only=True), address)
+def test_every_file_is_served_with_security_headers(address):
+    """The headers allow neither resources from elsewhere nor framing."""
+    answer = request(page.app(local_only=True), address)
     assert answer.status_code == 200
     assert answer.content
     policy = answer.headers["content-security-policy"]
@@ -45,9 +45,9 @@ def test_every_file_is_there_with_the_headers_that_keep_it_safe(address):
     assert answer.headers["referrer-policy"] == "no-referrer"
 
 
-def test_the_document_has_no_script_or_style_of_its_own_and_nothing_from_elsewhere():
-    """All that it loads are files beside it, by relative addresses."""
-    text = got(page.app(local_only=True)).text
+def test_the_document_has_no_inline_code_and_no_foreign_resources():
+    """It loads files beside it, by relative URLs."""
+    text = request(page.app(local_only=True)).text
     assert "://" not in text
     assert " style=" not in text
     assert "onclick" not in text
@@ -57,20 +57,20 @@ def test_the_document_has_no_script_or_style_of_its_own_and_nothing_from_elsewhe
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_the_page_can_only_be_read(method):
-    """Every other method is refused, but for POST where there is a token to sign in with, at the page's own path."""
+def test_the_page_is_read_only(method):
+    """Other methods are refused, except POST at the page's own path if there is a token."""
     open_page, guarded = page.app(local_only=True), page.app(token=TOKEN)
     for app, path in ((open_page, "/"), (open_page, "/events"), (guarded, "/events"), (guarded, "/page.css")):
-        answer = got(app, path, method=method)
+        answer = request(app, path, method=method)
         assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
     if method != "POST":
-        answer = got(guarded, method=method)
+        answer = request(guarded, method=method)
         assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, POST")
 
 
-def test_an_unknown_address_is_refused_as_safely():
-    """Also an error has the headers."""
-    answer = got(page.app(local_only=True), "/../secret")
+def test_an_unknown_path_has_the_security_headers_too():
+    """The response is a 404."""
+    answer = request(page.app(local_only=True), "/../secret")
     assert answer.status_code == 404
     assert "content-security-policy" in answer.headers
 
@@ -92,26 +92,26 @@ def test_an_unknown_address_is_refused_as_safely():
         ({"headers": {"Forwarded": "for=192.0.2.7"}}, 403),
     ],
 )
-def test_without_a_token_only_this_machine_may_read(options, status):
-    """From here, by a name of here, and not through a proxy: a foreign page can't rebind its name to us."""
-    assert got(page.app(local_only=True), **options).status_code == status
+def test_without_a_token_only_loopback_clients_may_read(options, status):
+    """The client, the Host and the lack of proxy headers are checked, against DNS rebinding."""
+    assert request(page.app(local_only=True), **options).status_code == status
 
 
-def test_with_a_token_nobody_reads_without_it():
-    """Neither the page nor its stream, wherever from."""
+def test_with_a_token_every_request_needs_it():
+    """The page and its stream answer 401 without it."""
     app = page.app(token=TOKEN)
     for address in (*ADDRESSES, "/events"):
-        assert got(app, address).status_code == (200 if address in OPEN else 401)
-    assert got(app, method="POST", data={"token": "wrong"}).status_code == 401
-    assert got(app, method="POST", data={"token": "x" * 5000}).status_code == 401
-    assert got(app, headers={"Authorization": "Bearer wrong"}).status_code == 401
-    assert got(app, headers={"Cookie": "abate_page_00000000=0"}).status_code == 401
+        assert request(app, address).status_code == (200 if address in OPEN else 401)
+    assert request(app, method="POST", data={"token": "wrong"}).status_code == 401
+    assert request(app, method="POST", data={"token": "x" * 5000}).status_code == 401
+    assert request(app, headers={"Authorization": "Bearer wrong"}).status_code == 401
+    assert request(app, headers={"Cookie": "abate_page_00000000=0"}).status_code == 401
 
 
-def test_a_token_once_is_a_cookie_from_then_on():
-    """The cookie is out of reach of scripts and other sites, is not the token, and opens this page alone."""
+def test_signing_in_sets_a_cookie():
+    """The cookie is HttpOnly and SameSite, is not the token, and opens this page only."""
     app, other = page.app(token=TOKEN), page.app(token="another long secret")
-    answer = got(app, method="POST", data={"token": TOKEN}, client="192.0.2.7", headers={"Host": "shop.example"})
+    answer = request(app, method="POST", data={"token": TOKEN}, client="192.0.2.7", headers={"Host": "shop.example"})
     assert (answer.status_code, answer.headers["location"]) == (303, "./")
     cookie = answer.headers["set-cookie"]
     assert "HttpOnly" in cookie
@@ -121,27 +121,27 @@ def test_a_token_once_is_a_cookie_from_then_on():
     assert "secret" not in cookie
     pair = cookie.partition(";")[0]
     here = {"Cookie": pair, "Host": "shop.example"}
-    assert got(app, headers=here).status_code == 200
-    assert "set-cookie" not in got(app, headers=here).headers
-    assert got(other, headers=here).status_code == 401
+    assert request(app, headers=here).status_code == 200
+    assert "set-cookie" not in request(app, headers=here).headers
+    assert request(other, headers=here).status_code == 401
 
 
-def test_a_token_may_come_as_a_header():
-    """For programs, which keep no cookies."""
-    answer = got(page.app(token=TOKEN[:16]), headers={"Authorization": f"bearer {TOKEN[:16]}"})
+def test_a_token_may_be_sent_as_a_header():
+    """Programs don't keep cookies."""
+    answer = request(page.app(token=TOKEN[:16]), headers={"Authorization": f"bearer {TOKEN[:16]}"})
     assert (answer.status_code, "set-cookie" in answer.headers) == (200, False)
 
 
-def test_mounted_elsewhere_the_cookie_is_of_that_place():
-    """In an app of the user's, the page lives below its own path."""
+def test_a_mounted_page_limits_the_cookie_to_its_path():
+    """The cookie's path is the one under which the user's app mounts the page."""
     mine = Starlette(routes=[Mount("/ops/abate", page.app(token=TOKEN))])
-    answer = got(mine, "/ops/abate/", method="POST", data={"token": TOKEN})
+    answer = request(mine, "/ops/abate/", method="POST", data={"token": TOKEN})
     assert (answer.status_code, "Path=/ops/abate/;" in answer.headers["set-cookie"]) == (303, True)
-    assert got(mine, "/ops/abate", method="POST", data={"token": TOKEN}).status_code == 307
+    assert request(mine, "/ops/abate", method="POST", data={"token": TOKEN}).status_code == 307
 
 
 def test_a_websocket_is_refused():
-    """There is none."""
+    """The page has no websocket."""
     sent = []
 
     async def send(message):
@@ -164,24 +164,24 @@ def test_a_websocket_is_refused():
         ({"local_only": True, "clock": 3}, TypeError),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings, error):
-    """At once, and nothing is installed."""
+def test_bad_settings_are_refused(settings, error):
+    """The constructor raises, and no sink stays installed."""
     before = events.sinks
     with pytest.raises(error):
         page.app(**settings)
     assert events.sinks == before
 
 
-def test_the_text_of_a_refused_token_does_not_show_it():
-    """It is a secret."""
+def test_the_error_about_a_bad_token_does_not_contain_it():
+    """The token is a secret."""
     with pytest.raises(ValueError) as caught:
         page.app(token="hush" * 1000)
     assert "hush" not in str(caught.value)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "::", "shop.example"])
-def test_elsewhere_needs_a_token(host):
-    """Nobody opens the page to the world by accident."""
+def test_other_addresses_than_loopback_need_a_token(host):
+    """The page can't be exposed by accident."""
     assert not is_loopback(host)
     with pytest.raises(ValueError, match="token"), page.serving(host, 0):
         pass
@@ -192,16 +192,16 @@ def test_elsewhere_needs_a_token(host):
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 
-def signed_in(app, headers=(), content=None, **options):
-    """The answer to a form that was sent."""
+def sign_in(app, headers=(), content=None, **options):
+    """Send the sign-in form, and return the response."""
     body = {"data": {"token": TOKEN}} if content is None else {"content": content}
-    return got(app, method="POST", headers=dict(headers), **body, **options)
+    return request(app, method="POST", headers=dict(headers), **body, **options)
 
 
-def test_a_browser_gets_a_form_and_a_program_a_sentence():
-    """At the page's own path alone; the form may be sent here alone, and says by Origin where it is."""
+def test_a_browser_gets_a_form_and_a_program_gets_plain_text():
+    """Only the page's own path has the form, which can be sent only to it and sends its Origin."""
     app = page.app(token=TOKEN)
-    answer = got(app, headers=HTML)
+    answer = request(app, headers=HTML)
     assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
     assert '<form class="card sign-in" method="post" action="./">' in answer.text
     assert "form-action 'self'" in answer.headers["content-security-policy"]
@@ -210,21 +210,21 @@ def test_a_browser_gets_a_form_and_a_program_a_sentence():
     assert answer.headers["x-frame-options"] == "DENY"
     assert 'role="alert"' not in answer.text
     assert all(part.startswith(" src=") for part in answer.text.split("<script")[1:])
-    for plain in (got(app), got(app, "/events", headers=HTML)):
+    for plain in (request(app), request(app, "/events", headers=HTML)):
         assert (plain.status_code, plain.headers["content-type"]) == (401, "text/plain; charset=utf-8")
-    assert "<form" not in got(page.app(local_only=True), headers={**HTML, "Host": "evil.example"}).text
-    assert "form-action 'none'" in got(page.app(local_only=True)).headers["content-security-policy"]
+    assert "<form" not in request(page.app(local_only=True), headers={**HTML, "Host": "evil.example"}).text
+    assert "form-action 'none'" in request(page.app(local_only=True)).headers["content-security-policy"]
 
 
 @pytest.mark.parametrize("options", [{}, {"method": "POST", "data": {"token": TOKEN}}, {"bearer": True}])
-def test_a_token_in_the_address_is_refused_right_or_wrong(options):
-    """Also where it comes along with another way: it would be in the logs each time. It is judged by nobody."""
+def test_a_token_in_the_url_is_refused(options):
+    """Right or wrong, alone or with other credentials: URLs are logged. It does not count as a failed sign-in."""
     app = page.app(token=TOKEN)
     if options.pop("bearer", False):
         options["headers"] = {"Authorization": f"Bearer {TOKEN[:-1]}".encode()}
     for token in (TOKEN, "wrong", ""):
         for _ in range(10):
-            answer = got(app, params={"token": token}, **options)
+            answer = request(app, params={"token": token}, **options)
             assert (answer.status_code, "set-cookie" in answer.headers) == (400, False)
         assert "servers and proxies write addresses to their logs" in answer.text
         assert "bearer token" in answer.text
@@ -249,9 +249,9 @@ def test_a_token_in_the_address_is_refused_right_or_wrong(options):
         ({"Origin": "https://evil.example", "X-Forwarded-Host": "shop.example"}, 403),
     ],
 )
-def test_only_the_form_itself_signs_a_browser_in(headers, status):
-    """A foreign page's form is refused by the headers that browsers add, before its token is looked at."""
-    answer = signed_in(page.app(token=TOKEN), headers)
+def test_only_the_page_s_own_form_signs_in(headers, status):
+    """A form of another site is refused by the headers that browsers add, before its token is checked."""
+    answer = sign_in(page.app(token=TOKEN), headers)
     assert (answer.status_code, "set-cookie" in answer.headers) == (status, status == 303)
 
 
@@ -274,22 +274,22 @@ FORM = {"Content-Type": "application/x-www-form-urlencoded"}
         ({}, b"token=x", 415),
     ],
 )
-def test_what_is_no_form_is_refused(headers, content, status):
-    """With the reason, in a form again for a browser."""
-    answer = signed_in(page.app(token=TOKEN), {**headers, **HTML}, content)
+def test_a_malformed_form_is_refused(headers, content, status):
+    """The response has the reason, and the form again for a browser."""
+    answer = sign_in(page.app(token=TOKEN), {**headers, **HTML}, content)
     assert (answer.status_code, "set-cookie" in answer.headers) == (status, False)
     assert 'role="alert"' in answer.text
 
 
 def test_a_token_of_any_characters_can_be_sent():
-    """As long as it may be, each escaped."""
+    """Also at its maximum length with every character escaped."""
     token = "\N{SNOWMAN WITHOUT SNOW}\N{WATER BUFFALO}" * 500
-    assert got(page.app(token=token), method="POST", data={"token": token}).status_code == 303
+    assert request(page.app(token=token), method="POST", data={"token": token}).status_code == 303
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_form_that_does_not_come_is_waited_for_no_longer_than_a_request(ends):
-    """It is bounded in time, and one that breaks off is no form."""
+def test_waiting_for_the_form_has_a_timeout(ends):
+    """A slow body is answered with 408, and a disconnect with 400."""
     sent = []
 
     async def receive():

@@ -1,4 +1,4 @@
-"""What the live page keeps of what happened: bounded, cut, and what stands out."""
+"""Recent activity for the live page: bounded, cut to length, with the most active keys."""
 
 import os
 import signal
@@ -20,8 +20,8 @@ ERROR = ConnectionError("down")
 
 
 @given(st.lists(st.sampled_from("abcdefgh"), max_size=200), st.integers(1, 6))
-def test_the_hottest_keys_are_there_and_never_counted_too_high(keys, most):
-    """What makes up more than one in `most` of all is kept, and no certain count is above the true one."""
+def test_the_hottest_keys_are_kept_and_never_overcounted(keys, most):
+    """Keys with more than a share of 1/`most` are kept, and no count exceeds the true one."""
     hottest = HottestKeys(most)
     for key in keys:
         hottest.add(key)
@@ -31,8 +31,8 @@ def test_the_hottest_keys_are_there_and_never_counted_too_high(keys, most):
     assert {key for key, count in true.items() if count > len(keys) / most} <= top.keys()
 
 
-def test_what_was_hot_once_gives_way():
-    """Fading halves the counts, and drops what is left of nothing."""
+def test_old_counts_fade():
+    """Fading halves the counts, and drops those that reach zero."""
     hottest = HottestKeys()
     for key in ["a"] * 8 + ["b"]:
         hottest.add(key)
@@ -40,8 +40,8 @@ def test_what_was_hot_once_gives_way():
     assert hottest.top(5) == [("a", 4)]
 
 
-def test_the_keys_that_failed_most_often_stay():
-    """However many keys fail once, one that fails again and again is shown, until it is done or long not heard of."""
+def test_the_keys_with_the_most_failures_are_kept():
+    """Many keys that fail once don't displace one that fails often, until it has not failed for a long time."""
     failing = FailingKeys(most=3)
     failing.note("worst", 9, "down", 0.0)
     for number in range(100):
@@ -54,8 +54,8 @@ def test_the_keys_that_failed_most_often_stay():
 
 
 @given(st.lists(st.tuples(st.floats(0, 30), st.sampled_from("abc"))), st.floats(0, 100))
-def test_the_last_minute_is_counted_to_within_a_part(steps, later):
-    """All of the last 50 seconds is counted, and nothing that is older than 60."""
+def test_the_last_minute_is_counted_to_within_one_part(steps, later):
+    """Everything of the last 50 seconds is counted, and nothing older than 60."""
     lately, now, added = SlidingCounts(), 0.0, []
     for step, word in steps:
         now += step
@@ -68,7 +68,7 @@ def test_the_last_minute_is_counted_to_within_a_part(steps, later):
 
 
 def test_the_number_of_words_is_bounded():
-    """What comes after that is counted as other."""
+    """Further words are counted as other."""
     lately = SlidingCounts()
     for number in range(1000):
         lately.add(f"word {number}", 0.0)
@@ -76,8 +76,8 @@ def test_the_number_of_words_is_bounded():
     assert lately.counts(0.0)["other"] == 1000 - MOST_WORDS
 
 
-def test_a_hundred_thousand_keys_do_not_make_it_grow(recent):
-    """Of as many keys as there may be, a bounded number is kept, and the one that stands out is among them."""
+def test_memory_does_not_grow_with_the_number_of_keys(recent):
+    """Of 100,000 keys a bounded number is kept, including the most frequent one."""
     for number in range(100_000):
         recent(events.Worked("orders", f"key/{number}", "retry", 0.01, 1, ERROR))
         if number % 10 == 0:
@@ -88,38 +88,40 @@ def test_a_hundred_thousand_keys_do_not_make_it_grow(recent):
     assert recent.with_queue_activity("orders", lambda work: work.failing.top(1, 1000.0)[0][:2]) == ("hot", 5)
 
 
-def test_names_pairs_and_happenings_are_bounded(recent):
-    """Whatever is new makes room for itself, and the newest is there."""
-    for number in range(2 * MAX_NAMES):
-        name = f"{number}" + "x" * 1000
+def test_names_pairs_and_notices_are_bounded(recent):
+    """New entries displace old ones."""
+    names = [f"{number}" + "x" * 1000 for number in range(2 * MAX_NAMES)]
+    for name in names:
         recent(events.Retry(name, 1, 0.1, "blip", None, ERROR))
         recent(events.Worked(name, "key", "done", 0.1, 1, None))
         recent(events.LayeredRetry(name, "inner"))
         recent(events.LeaseLost(name, "key"))
-    assert len(recent._calls) == len(recent._work) == MAX_NAMES
+    shown = [name[:120] for name in names]
+    kept = [name for name in shown if recent.with_policy_activity(name, lambda calls: calls.error)]
+    queues = [name for name in shown if recent.with_queue_activity(name, lambda work: work.ended)]
+    assert kept == queues == shown[-MAX_NAMES:]
     assert len(recent.layers()) == MAX_PAIRS
     assert len(recent.notices()) == MAX_NOTICES
-    assert all(len(name) <= 120 for name in recent._calls)
     assert recent.notices()[0][1].startswith(f"{2 * MAX_NAMES - 1}")
 
 
-class Unspeakable(Exception):
-    """An error that can't be shown."""
+class Unprintable(Exception):
+    """An error whose text can't be made."""
 
     def __str__(self):
         raise RuntimeError("no")
 
 
-def test_texts_are_cut_and_what_cannot_be_shown_harms_nobody(recent):
-    """An error of a megabyte is kept as 200 characters; one whose text can't be made is named by its type."""
+def test_texts_are_cut_and_unprintable_errors_are_named_by_type(recent):
+    """An error text of a megabyte is kept as 200 characters."""
     recent(events.Retry("orders", 1, 0.1, "blip", None, OSError("x" * 1_000_000)))
     text = recent.with_policy_activity("orders", lambda calls: calls.error[1])
     assert len(text) == MAX_TEXT
     assert text.startswith("OSError: xxx")
-    recent(events.GaveUp("orders", "attempts", 3, 0.1, Unspeakable()))
+    recent(events.GaveUp("orders", "attempts", 3, 0.1, Unprintable()))
     assert (
         recent.with_policy_activity("orders", lambda calls: calls.error[1])
-        == "Unspeakable: (the error has no readable text)"
+        == "Unprintable: (the error has no readable text)"
     )
 
 
@@ -140,14 +142,14 @@ def test_texts_are_cut_and_what_cannot_be_shown_harms_nobody(recent):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, events.Event) else "",
 )
-def test_what_a_person_on_call_wants_to_know_is_a_line(recent, event, line):
-    """Each transition is one line, with when and how often."""
+def test_which_events_make_a_notice(recent, event, line):
+    """Each transition is one notice, with its time and count."""
     recent(event)
     assert recent.notices() == [(1000.0, "orders", line, 1)]
 
 
-def test_the_same_again_is_counted_and_not_listed_again(recent):
-    """A storm of one kind is one line."""
+def test_a_repeated_notice_is_counted(recent):
+    """It is not listed again."""
     for _ in range(5):
         recent(events.LeaseLost("orders", "42"))
         recent(events.BudgetRefused("orders", "budget", 1))
@@ -158,8 +160,8 @@ def test_the_same_again_is_counted_and_not_listed_again(recent):
     ]
 
 
-def test_who_has_no_name_is_a_policy(recent):
-    """A line says something about somebody."""
+def test_a_policy_without_a_name_is_shown_as_a_policy(recent):
+    """Notices and layers have a placeholder instead of an empty name."""
     recent(events.ShelterChanged("", "shop", "storm", 0, 1.0))
     recent(events.LayeredRetry("", ""))
     assert [name for _, name, _, _ in recent.notices()] == ["a policy", "a policy"]
@@ -167,15 +169,15 @@ def test_who_has_no_name_is_a_policy(recent):
 
 
 @pytest.mark.parametrize("event", [events.Recovered("orders", 2, 0.1), events.FirstFailure("orders", "blip", ERROR)])
-def test_the_ordinary_is_no_line(recent, event):
-    """Nobody is called for a call that went well in the end."""
+def test_ordinary_events_make_no_notice(recent, event):
+    """A first failure and a recovery need no attention."""
     recent(event)
     assert recent.notices() == []
 
 
 @given(st.lists(st.lists(st.integers(0, 1000), min_size=2, max_size=2), max_size=300))
-def test_lines_are_bounded_and_never_below_zero(totals):
-    """Even where a total goes back, as one does that was forgotten in between."""
+def test_rates_are_bounded_and_never_negative(totals):
+    """Also if a total decreases."""
     rates = Rates()
     for pair in totals:
         rates.note(pair, 1.0)
@@ -186,12 +188,12 @@ def test_lines_are_bounded_and_never_below_zero(totals):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_child_is_not_held_up_by_a_thread_that_it_does_not_have(recent):
-    """A fork in the midst of an event leaves the child with a sink that works."""
+def test_a_fork_during_an_event_does_not_block_the_child(recent):
+    """The child has no thread that would release the lock."""
     with held_elsewhere(recent._section):
         child = os.fork()
         if child == 0:
-            signal.alarm(30)  # ends a child that hangs
+            signal.alarm(30)  # kills the child if it hangs
             recent(events.LeaseLost("orders", "42"))
             os._exit(0 if len(recent.notices()) == 1 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

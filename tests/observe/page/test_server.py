@@ -1,4 +1,4 @@
-"""The live page's stream, and the page served beside a program."""
+"""The live page's event stream, and the page's own server."""
 
 import asyncio
 import gc
@@ -13,13 +13,14 @@ import abate
 from abate import events
 from abate.call.counters import wrapper_versions
 from abate.observe import page
+from abate.observe.page.state import PageState
 
 GUARD = 30.0
-"""Seconds after which a test takes it that something hangs."""
+"""Seconds after which a test fails because something hangs."""
 
 
 class Visitor:
-    """A browser at the level of ASGI, which takes what it is sent when it is let."""
+    """An ASGI client of the event stream, which can stop reading."""
 
     def __init__(self, app, method="GET"):
         self.scope = {"type": "http", "method": method, "path": "/events", "query_string": b"", "root_path": ""}
@@ -44,30 +45,30 @@ class Visitor:
             self.body.append(message.get("body", b""))
             self.ended = not message.get("more_body", False)
 
-    def come(self):
+    def connect(self):
         self.task = asyncio.ensure_future(self.app(self.scope, self.receive, self.send))
         return self
 
     def frames(self):
-        """When each of the frames was made."""
+        """Return the time of each frame received."""
         text = b"".join(self.body).decode()
         return [json.loads(line[6:])["at"] for line in text.splitlines() if line.startswith('data: {"at"')]
 
 
 async def until(condition):
-    """Wait for something that comes about in this event loop."""
+    """Wait until the condition is true: this event loop brings it about."""
     async with asyncio.timeout(GUARD):
         while not condition():
             await asyncio.sleep(0.001)
 
 
-def test_a_browser_gets_the_past_and_then_an_update_each_second():
-    """On virtual time: the history, and frames one second apart, until it leaves."""
+def test_a_browser_gets_the_history_and_then_an_update_each_second():
+    """Frames are one second apart, until it disconnects."""
 
     async def main():
         with abate.testing.VirtualClock(start=100.0) as clock:
             app = page.app(local_only=True)
-            visitor = Visitor(app).come()
+            visitor = Visitor(app).connect()
             await clock.asleep(3.5)
             assert visitor.body[0].startswith(b"retry: 1000\nevent: history\ndata: {")
             assert visitor.frames() == [100.0, 101.0, 102.0, 103.0]
@@ -79,13 +80,13 @@ def test_a_browser_gets_the_past_and_then_an_update_each_second():
     asyncio.run(main())
 
 
-def test_a_browser_that_reads_late_gets_the_newest():
-    """What it has missed is left out: nothing is kept for it but what it was being sent."""
+def test_a_slow_browser_gets_the_newest_frame():
+    """Missed frames are skipped: only the one that is being sent is kept for it."""
 
     async def main():
         with abate.testing.VirtualClock() as clock:
             app = page.app(local_only=True)
-            visitor = Visitor(app).come()
+            visitor = Visitor(app).connect()
             await clock.asleep(0.5)
             visitor.reads.clear()
             await clock.asleep(5.0)
@@ -99,13 +100,13 @@ def test_a_browser_that_reads_late_gets_the_newest():
     asyncio.run(main())
 
 
-def test_a_browser_that_never_reads_is_dropped():
-    """After its patience, and its place is free again; one that reads goes on."""
+def test_a_browser_that_stops_reading_is_disconnected():
+    """After `patience` its slot is free again; another browser is not affected."""
 
     async def main():
         with abate.testing.VirtualClock() as clock:
             app = page.app(local_only=True, patience=15.0)
-            reader, sleeper = Visitor(app).come(), Visitor(app).come()
+            reader, sleeper = Visitor(app).connect(), Visitor(app).connect()
             await clock.asleep(0.5)
             sleeper.reads.clear()
             await clock.asleep(15.0)
@@ -122,19 +123,19 @@ def test_a_browser_that_never_reads_is_dropped():
     asyncio.run(main())
 
 
-def test_one_browser_too_many_is_told_to_come_later():
-    """The number is bounded, and a place that is left can be taken."""
+def test_a_browser_beyond_the_limit_gets_a_503():
+    """A slot that becomes free can be taken."""
 
     async def main():
         app = page.app(local_only=True, max_visitors=2)
-        first, second = Visitor(app).come(), Visitor(app).come()
+        first, second = Visitor(app).connect(), Visitor(app).connect()
         await until(lambda: first.frames() and second.frames())
-        third = Visitor(app).come()
+        third = Visitor(app).connect()
         await third.task
         assert third.status == 503
         first.left.set()
         await first.task
-        fourth = Visitor(app).come()
+        fourth = Visitor(app).connect()
         await until(lambda: fourth.frames())
         app.state.stream.close()
         await asyncio.gather(second.task, fourth.task)
@@ -142,12 +143,12 @@ def test_one_browser_too_many_is_told_to_come_later():
     asyncio.run(main())
 
 
-def test_asking_for_the_head_of_the_stream_ends_at_once():
-    """HEAD has no body to wait for."""
+def test_head_of_the_stream_ends_at_once():
+    """HEAD has no body."""
 
     async def main():
         app = page.app(local_only=True)
-        visitor = Visitor(app, "HEAD").come()
+        visitor = Visitor(app, "HEAD").connect()
         await visitor.task
         assert (visitor.status, visitor.body, visitor.ended) == (200, [b""], True)
         app.state.stream.close()
@@ -155,18 +156,22 @@ def test_asking_for_the_head_of_the_stream_ends_at_once():
     asyncio.run(main())
 
 
-def test_a_look_that_fails_is_not_the_last(monkeypatch, caplog):
-    """What raises is logged, and the next second is another chance."""
+def test_a_failing_refresh_is_repeated(monkeypatch, caplog):
+    """The error is logged, and the next refresh follows a second later."""
+
+    refresh, errors = PageState.refresh, [RuntimeError("broken")]
+
+    def refresh_or_raise(state):
+        if errors:
+            raise errors.pop()
+        refresh(state)
+
+    monkeypatch.setattr(PageState, "refresh", refresh_or_raise)
 
     async def main():
         with abate.testing.VirtualClock() as clock:
             app = page.app(local_only=True)
-            board = app.state.stream._state
-            refresh, broken = board.refresh, [RuntimeError("broken")]
-            monkeypatch.setattr(
-                board, "refresh", lambda: refresh() if not broken else (_ for _ in ()).throw(broken.pop())
-            )
-            visitor = Visitor(app).come()
+            visitor = Visitor(app).connect()
             await clock.asleep(1.5)
             assert visitor.frames() == [1.0]
             app.state.stream.close()
@@ -176,12 +181,12 @@ def test_a_look_that_fails_is_not_the_last(monkeypatch, caplog):
     assert "next try in 1 s" in caplog.text
 
 
-# -- served beside a program
+# -- the page's own server
 
 
-def test_served_beside_a_program_it_leaves_nothing_behind():
-    """A real server with a browser that stays: the block ends all the same, and so do the thread and the counting."""
-    gc.collect()  # pages of other tests
+def test_the_server_leaves_nothing_behind():
+    """The block ends while a browser is connected; its thread, its sink and the counting end with it."""
+    gc.collect()  # drops the pages of other tests
     before, watched = events.sinks, wrapper_versions.on
     policy = abate.Policy(name="served-policy", on=OSError)
     with page.serving(port=0) as address:
@@ -199,19 +204,19 @@ def test_served_beside_a_program_it_leaves_nothing_behind():
         httpx.get(address)
 
 
-def test_a_browser_that_stays_does_not_hold_up_the_end():
-    """The stream is ended from here, not waited for."""
+def test_a_connected_browser_does_not_delay_the_end():
+    """The server ends the stream."""
     with httpx.Client(timeout=GUARD) as client:
         with page.serving(port=0) as address:
             answer = client.send(client.build_request("GET", f"{address}events"), stream=True)
             lines = answer.iter_lines()
             next(lines)
-        assert list(lines)  # to its end, which is a proper one
+        assert list(lines)  # the response is complete
     assert "abate-page" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_an_app_that_is_gone_counts_no_more():
-    """Whoever drops the app has its sink removed."""
+def test_a_collected_app_removes_its_sink():
+    """No event is counted for it any more."""
     gc.collect()
     before = events.sinks
     app = page.app(local_only=True)
@@ -221,8 +226,8 @@ def test_an_app_that_is_gone_counts_no_more():
     assert events.sinks == before
 
 
-def test_a_port_that_is_taken_is_an_error():
-    """It is said at once, and nothing is left installed."""
+def test_a_port_in_use_is_an_error():
+    """It is raised at once, and no sink stays installed."""
     gc.collect()
     before = events.sinks
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -233,7 +238,7 @@ def test_a_port_that_is_taken_is_an_error():
 
 
 @pytest.mark.parametrize(("settings", "error"), [({"port": 70_000}, ValueError), ({"port": "80"}, TypeError)])
-def test_a_port_that_cannot_be_is_refused(settings, error):
-    """With its name and what was expected."""
+def test_an_impossible_port_is_refused(settings, error):
+    """The error names the setting and what was expected."""
     with pytest.raises(error, match="port"), page.serving(**settings):
         pass

@@ -1,4 +1,4 @@
-"""What the live page shows: the worst first, and stores that take their time."""
+"""The state that the live page shows: the worst first, and stores that answer slowly."""
 
 import asyncio
 import gc
@@ -16,17 +16,17 @@ from abate.observe.page.state import DEPTH_INTERVAL, PageState
 from abate.observe.queue_depths import DepthReader
 
 GUARD = 30.0
-"""Seconds after which a test takes it that something hangs."""
+"""Seconds after which a test fails because something hangs."""
 ERROR = ConnectionError("down")
 
 
-def shown(board):
-    """What a frame says."""
-    return json.loads(board.frame().removeprefix(b"data: "))
+def shown(state):
+    """Return the frame as a dictionary."""
+    return json.loads(state.frame().removeprefix(b"data: "))
 
 
 def row(frame, kind, name):
-    """One row of a frame."""
+    """Return one row of a frame."""
     return next(each for each in frame[kind] if each["name"] == name)
 
 
@@ -51,8 +51,8 @@ QUEUE = {"live": True, "ready": 0, "age": None, "failing": None, "endings": {}}
         ({"given_up": {"attempts": 40, "deadline": 10}}, 2),
     ],
 )
-def test_how_bad_a_policy_is(facts, level):
-    """Trouble is what the dependency does to us, not what we asked wrongly."""
+def test_severity_of_a_policy(facts, level):
+    """Failures of the dependency count, errors of the caller don't."""
     answer, why = severity.policy_severity(**{**POLICY, **facts})
     assert (answer, bool(why)) == (level, level > 0)
 
@@ -72,15 +72,15 @@ def test_how_bad_a_policy_is(facts, level):
         ({"endings": {"done": 100, "buried": 1}}, 2),
     ],
 )
-def test_how_bad_a_queue_is(facts, level):
-    """Old work, failing work, buried work; and work that nobody does."""
+def test_severity_of_a_queue(facts, level):
+    """Old, failing and buried work counts, and so does work without a worker."""
     answer, why = severity.queue_severity(**{**QUEUE, **facts})
     assert (answer, bool(why)) == (level, level > 0)
 
 
-def test_a_storm_is_shown_at_the_top(recent):
-    """A policy whose calls fail: its rates, reasons, delays, shelter, last error; before those that are fine."""
-    board = PageState(recent, recent.clock)
+def test_a_storm_is_shown_first(recent):
+    """A failing policy has its rates, reasons, delays, shelter and last error, before healthy ones."""
+    state = PageState(recent, recent.clock)
     fine = abate.Policy(name="a-fine-one", on=OSError)
     stormy = abate.Policy(
         name="the-stormy-one",
@@ -89,14 +89,14 @@ def test_a_storm_is_shown_at_the_top(recent):
         backoff=[1.0],
         shelter=abate.Shelter(name="shop", patience=5.0),
     )
-    board.refresh()
+    state.refresh()
     fine.call(lambda: "fine")
     for _ in range(4):
         with pytest.raises((OSError, abate.Refused)):
             stormy.call(abate.testing.Script(*[ERROR] * 20))
     recent.clock.advance(1.0)
-    board.refresh()
-    frame = shown(board)
+    state.refresh()
+    frame = shown(state)
     names = [each["name"] for each in frame["policies"]]
     assert names.index("the-stormy-one") < names.index("a-fine-one")
     storm = row(frame, "policies", "the-stormy-one")
@@ -112,7 +112,7 @@ def test_a_storm_is_shown_at_the_top(recent):
 
 
 def test_a_queue_is_shown_with_its_keys(recent):
-    """Depth, age, endings, the hottest and the failing keys, the dead letters."""
+    """The row has depth, age, endings, the hottest and failing keys, and dead letters."""
 
     @abate.controller(name="shown-queue", workers=2, backoff=[1000.0])
     def reconcile(key):
@@ -121,22 +121,22 @@ def test_a_queue_is_shown_with_its_keys(recent):
         if key == "dead":
             raise abate.PermanentFailure("no address")
 
-    board = PageState(recent, recent.clock)
-    board.refresh()
+    state = PageState(recent, recent.clock)
+    state.refresh()
     for key in ("good", "bad", "dead"):
         reconcile.add(key)
-    board.refresh()
-    assert row(shown(board), "queues", "shown-queue")["ready"] == 3
+    state.refresh()
+    assert row(shown(state), "queues", "shown-queue")["ready"] == 3
     asyncio.run(_worked_off(reconcile, recent.clock))
     reconcile.add("next")
     recent.clock.advance(5.0)
-    board.refresh()
-    queue = row(shown(board), "queues", "shown-queue")
+    state.refresh()
+    queue = row(shown(state), "queues", "shown-queue")
     assert (queue["level"], queue["ready"], queue["delayed"], queue["dead"], queue["age"]) == (2, 1, 1, 1, 5)
     assert queue["endings"] == {"done": 1, "retry": 1, "buried": 1}
     assert queue["failing_keys"] == [["bad", 1, "ConnectionError: down"]]
     assert queue["dead_letters"] == [[1000.0, "dead", "permanent", "no address"]]
-    assert (queue["adds"], queue["coalesced"]) == (5, 0)  # the failure brought one back
+    assert (queue["adds"], queue["coalesced"]) == (5, 0)  # the retry added one key again
 
 
 async def _worked_off(service, clock):
@@ -148,66 +148,66 @@ async def _worked_off(service, clock):
     await running
 
 
-def test_a_name_too_long_is_cut_the_same_everywhere(recent):
-    """What happened is found under the name that is shown, and policies of one name are shown as one."""
-    board = PageState(recent, recent.clock)
+def test_a_long_name_is_cut_the_same_way_everywhere(recent):
+    """Activity is found under the cut name, and policies of one name share a row."""
+    state = PageState(recent, recent.clock)
     policies = [abate.Policy(name="long" * 100, on=OSError, backoff=[0.0]) for _ in range(2)]
-    board.refresh()
+    state.refresh()
     for policy in policies:
         policy.call(abate.testing.Script(ERROR, "fine"))
     recent.clock.advance(1.0)
-    board.refresh()
-    (shown_once,) = (each for each in shown(board)["policies"] if each["name"].startswith("longlong"))
+    state.refresh()
+    (shown_once,) = (each for each in shown(state)["policies"] if each["name"].startswith("longlong"))
     assert (shown_once["name"], shown_once["calls"], shown_once["retries"]) == ("long" * 30, 2, 2)
 
 
-def test_what_is_gone_is_not_shown(recent):
-    """A policy that nobody holds any more leaves nothing behind."""
-    board = PageState(recent, recent.clock)
+def test_a_collected_policy_is_not_shown(recent):
+    """It is gone from the frame and the history."""
+    state = PageState(recent, recent.clock)
     policy = abate.Policy(name="soon-gone", on=OSError)
-    board.refresh()
-    assert row(shown(board), "policies", "soon-gone")
+    state.refresh()
+    assert row(shown(state), "policies", "soon-gone")
     del policy
     gc.collect()
-    board.refresh()
-    assert b"soon-gone" not in board.frame() + board.history()
+    state.refresh()
+    assert b"soon-gone" not in state.frame() + state.history()
 
 
 def test_a_frame_is_encoded_once(recent):
-    """All who look get the same bytes."""
-    board = PageState(recent, recent.clock)
-    board.refresh()
-    assert board.frame() is board.frame()
-    assert board.history() is board.history()
+    """All visitors get the same bytes."""
+    state = PageState(recent, recent.clock)
+    state.refresh()
+    assert state.frame() is state.frame()
+    assert state.history() is state.history()
 
 
-def test_nothing_that_a_peer_sent_ends_an_event(recent):
-    """Line ends and odd characters stay within their JSON."""
+def test_data_from_a_peer_can_not_end_an_event(recent):
+    """Line ends and odd characters are escaped in the JSON."""
     policy = abate.Policy(name="odd\n\ndata: {}\u2028\ud800<script>", on=OSError)
-    board = PageState(recent, recent.clock)
-    board.refresh()
-    assert board.frame().count(b"\n") == 2
-    assert row(shown(board), "policies", r"odd\n\ndata: {}\u2028\ud800<script>")
+    state = PageState(recent, recent.clock)
+    state.refresh()
+    assert state.frame().count(b"\n") == 2
+    assert row(shown(state), "policies", r"odd\n\ndata: {}\u2028\ud800<script>")
     del policy
 
 
-# -- stores take their time
+# -- stores that answer slowly
 
 
 class SlowSource:
-    """A source that answers about its depth when it is let."""
+    """A source whose depth blocks until `answers` is set."""
 
     name, lease, durable = "slow", None, True
 
     def __init__(self):
-        self.asked = 0
-        self.let = threading.Event()
+        self.reads = 0
+        self.answers = threading.Event()
         self.threads = set()
 
     def depth(self):
-        self.asked += 1
+        self.reads += 1
         self.threads.add(threading.get_ident())
-        assert self.let.wait(GUARD)
+        assert self.answers.wait(GUARD)
         return abate.stores.Depth(ready=7)
 
     def receive(self, most, wait): ...
@@ -218,41 +218,41 @@ class SlowSource:
 
 
 def test_a_store_that_does_not_answer_does_not_delay_the_page(recent):
-    """It is read in a thread, once at a time; meanwhile everything else is shown."""
+    """A thread reads it, one read at a time; everything else is shown meanwhile."""
     source = SlowSource()
     consumer = abate.consumer(source=source, name="slow-queue")(print)
-    board = PageState(recent, recent.clock)
+    state = PageState(recent, recent.clock)
     for _ in range(3):
-        board.refresh()
+        state.refresh()
         recent.clock.advance(10 * DEPTH_INTERVAL)
-        assert row(shown(board), "queues", "slow-queue")["ready"] is None
-    source.let.set()
-    while row(shown(board), "queues", "slow-queue")["ready"] is None:
-        board.refresh()
-    assert row(shown(board), "queues", consumer.name)["ready"] == 7
+        assert row(shown(state), "queues", "slow-queue")["ready"] is None
+    source.answers.set()
+    while row(shown(state), "queues", "slow-queue")["ready"] is None:
+        state.refresh()
+    assert row(shown(state), "queues", consumer.name)["ready"] == 7
     assert threading.get_ident() not in source.threads
 
 
-def test_a_store_is_read_once_in_an_interval():
-    """Within the interval the last reading is shown; one that is open is neither waited for nor repeated."""
+def test_a_store_is_read_once_per_interval():
+    """Within the interval the last reading is shown; an open one is neither awaited nor repeated."""
     source = SlowSource()
     consumer = abate.consumer(source=source, name="slow-queue")(print)
     depths = DepthReader(every=5.0)
     (first,) = depths.read([consumer], 0.0, now=0.0)
     (again,) = depths.read([consumer], GUARD, now=50.0)
     assert (again, first.depth, first.failing) == (first, None, None)
-    source.let.set()
+    source.answers.set()
     assert first.wait(time.monotonic() + GUARD)
     assert depths.read([consumer], GUARD, now=4.9) == [first]
     (second,) = depths.read([consumer], GUARD, now=50.0)
     assert second is not first
-    assert source.asked == 2
+    assert source.reads == 2
 
 
-def test_a_store_that_fails_says_so():
-    """What was known last is kept, and the error is shown beside it."""
+def test_a_failing_store_is_reported():
+    """The last depth is kept, and the error is shown beside it."""
     consumer = abate.consumer(source=SlowSource(), name="failing-queue")(print)
-    consumer.source.let.set()
+    consumer.source.answers.set()
     depths = DepthReader(every=5.0)
     depths.read([consumer], GUARD, now=0.0)
 
@@ -265,11 +265,11 @@ def test_a_store_that_fails_says_so():
 
 
 def test_a_budget_without_a_limit_is_shown():
-    """Its balance is no number that JSON has."""
+    """Its infinite balance is not written as `Infinity`, which JSON does not have."""
     policy = abate.Policy(name="boundless-policy", on=OSError, budget=abate.Budget.unlimited())
-    board = PageState(RecentActivity(), abate.clock.current())
-    board.refresh()
-    frame = board.frame().decode()
+    state = PageState(RecentActivity(), abate.clock.current())
+    state.refresh()
+    frame = state.frame().decode()
     assert '"boundless-policy"' in frame
     assert "Infinity" not in frame
     assert policy.budget.balance() == math.inf
