@@ -139,7 +139,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         hooks = sys.get_asyncgen_hooks()
         # a thread has one current task at most, not one per loop, since Python 3.14
         task = None if outer is None else asyncio.current_task(outer)
-        if task is not None:
+        if outer is not None and task is not None:
             asyncio.tasks._leave_task(outer, task)
         asyncio._set_running_loop(self)
         sys.set_asyncgen_hooks(self._generators.add, self._finalise)
@@ -148,7 +148,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         finally:
             sys.set_asyncgen_hooks(*hooks)
             asyncio._set_running_loop(outer)
-            if task is not None:
+            if outer is not None and task is not None:
                 asyncio.tasks._enter_task(outer, task)
 
     def _finalise(self, generator: AsyncGenerator[Any, Any]) -> None:
