@@ -1,4 +1,4 @@
-"""What the tests of calls share: every way to make a call, budgets and gates that keep count, chance that is none."""
+"""Shared fixtures: every way to make a call, budgets and gates that count their uses, fixed random draws."""
 
 import asyncio
 import functools
@@ -74,7 +74,7 @@ def block(request):
 
 @pytest.fixture(params=["virtual", "machine"])
 def either_time(request):
-    """The test runs in virtual time, and again on the machine's clock."""
+    """Run the test in virtual time, and again on the machine's clock."""
     if request.param == "machine":
         yield None
     else:
@@ -82,8 +82,8 @@ def either_time(request):
             yield clock
 
 
-class Twofold:
-    """A plain function that can also be awaited: `acall` is the same as a coroutine function."""
+class SyncAndAsync:
+    """A plain function, with a coroutine function `acall` that does the same."""
 
     def __init__(self, function):
         self.function = function
@@ -96,14 +96,14 @@ class Twofold:
 
 
 class CountingBudget(Budget):
-    """A budget that counts what is done to it."""
+    """A budget that counts withdrawals, refunds and deposits."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.asked = self.granted = self.refunded = self.deposited = 0
+        self.requested = self.granted = self.refunded = self.deposited = 0
 
     def try_withdraw(self, now=None):
-        self.asked += 1
+        self.requested += 1
         granted = super().try_withdraw(now)
         self.granted += granted
         return granted
@@ -118,7 +118,7 @@ class CountingBudget(Budget):
 
 
 class ScriptedGate(Gate):
-    """A gate that answers as it is told (and admits when it has been told nothing), and keeps count."""
+    """A gate that gives the scripted answers in order, then admits every attempt; it records its uses."""
 
     def __init__(self, *answers, name="scripted_gate"):
         self.name = name
@@ -137,11 +137,11 @@ class ScriptedGate(Gate):
         self.left.append(accepted)
 
     def refusal(self):
-        return "it is shut"
+        return "it is closed"
 
 
 class Fixed:
-    """Chance that always draws the same number."""
+    """A random source that always draws the same number."""
 
     def __init__(self, drawn):
         self.drawn = drawn
@@ -151,8 +151,8 @@ class Fixed:
 
 
 @pytest.fixture
-def twofold():
-    return Twofold
+def sync_and_async():
+    return SyncAndAsync
 
 
 @pytest.fixture(scope="session")
@@ -172,7 +172,7 @@ def fixed():
 
 @pytest.fixture
 def no_warnings_yet():
-    """No pair of policies has been warned about."""
+    """Start without recorded warnings about layered policies."""
     before = set(machine._warned)
     machine._warned.clear()
     yield machine._warned

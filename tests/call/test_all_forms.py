@@ -1,4 +1,4 @@
-"""Threads, asyncio and trio; call, decorator and block: every way to make a call does the same."""
+"""Calls behave the same in threads, under asyncio and trio; by `call`, decorator and block."""
 
 import gc
 import weakref
@@ -13,11 +13,11 @@ from abate.testing import Script, off
 
 
 class Gone(ConnectionError):
-    """An error that weak references may point to."""
+    """An error that supports weak references."""
 
 
 class Exit(BaseException):
-    """What asks a program to end."""
+    """A BaseException, as KeyboardInterrupt and SystemExit are."""
 
 
 def policy(**settings):
@@ -26,22 +26,22 @@ def policy(**settings):
 
 pytestmark = pytest.mark.usefixtures("either_time")
 
-# A policy whose calls need no more than a deposit takes a shorter path than one that bounds them.
+# A policy without timeouts takes a shorter code path than one that bounds its calls.
 PATHS = pytest.mark.parametrize("more", [{}, {"timeout": 60.0}], ids=["plain", "bounded"])
 
 
 @PATHS
 def test_a_success_is_returned_and_deposited(way, counting_budget, more):
-    """One attempt, its arguments passed on, one deposit, nothing withdrawn."""
+    """A successful call passes its arguments on, makes one deposit and withdraws nothing."""
     budget, script = counting_budget(ratio=1.0, reserve=0.0), Script("fine")
     assert way(policy(budget=budget, **more), script, 1, order=2) == "fine"
     assert script.calls == [((1,), {"order": 2})]
-    assert (budget.balance(), budget.asked) == (1.0, 0)
+    assert (budget.balance(), budget.requested) == (1.0, 0)
 
 
 @PATHS
 def test_failures_are_retried_until_one_attempt_succeeds(way, counting_budget, more):
-    """Every attempt gets the same arguments; each retry is paid for; the success is deposited."""
+    """Every attempt gets the same arguments; each retry withdraws, and the success deposits."""
     budget, script = counting_budget(ratio=0.0, reserve=1.0), Script(Gone(), Gone(), "fine")
     assert way(policy(budget=budget, **more), script, 1, order=2) == "fine"
     assert script.calls == [((1,), {"order": 2})] * 3
@@ -50,7 +50,7 @@ def test_failures_are_retried_until_one_attempt_succeeds(way, counting_budget, m
 
 @PATHS
 def test_the_last_error_is_raised_with_its_report(way, more):
-    """When the attempts have run out, the error of the last one is raised, the same object."""
+    """When attempts run out, the call raises the last attempt's error object, with a report."""
     errors = [Gone(number) for number in range(3)]
     with pytest.raises(Gone) as caught:
         way(policy(**more), Script(*errors))
@@ -61,26 +61,26 @@ def test_the_last_error_is_raised_with_its_report(way, more):
 
 @PATHS
 def test_a_fatal_error_is_raised_at_once(way, counting_budget, more):
-    """What no rule names is not retried, and nothing is withdrawn for it."""
+    """An error that no rule matches is not retried, and nothing is withdrawn for it."""
     budget, error = counting_budget(), KeyError("order")
     with pytest.raises(KeyError) as caught:
         way(policy(budget=budget, **more), Script(error))
     assert caught.value is error
     assert abate.report(error) == Report("orders", 1, 0.0, "fatal")
-    assert (budget.asked, budget.deposited) == (0, 0)
+    assert (budget.requested, budget.deposited) == (0, 0)
 
 
 @PATHS
-def test_a_spent_budget_ends_the_call(way, more):
-    """A retry that the budget refuses is not made."""
+def test_an_empty_budget_ends_the_call(way, more):
+    """A call whose retry the budget refuses raises its error, with the reason "budget"."""
     with pytest.raises(Gone) as caught:
         way(policy(budget=Budget.empty(), **more), Script(Gone()))
     assert abate.report(caught.value) == Report("orders", 1, 0.0, "budget")
 
 
 @PATHS
-def test_an_error_may_be_wrapped(way, more):
-    """`raises="exhausted"` makes one type to catch, with the last error as its cause."""
+def test_raises_exhausted_wraps_the_last_error(way, more):
+    """`raises="exhausted"` raises `RetryExhausted`, with the last error as its cause."""
     errors = [Gone(), Gone(), Gone()]
     with pytest.raises(RetryExhausted) as caught:
         way(policy(raises="exhausted", **more), Script(*errors))
@@ -90,8 +90,8 @@ def test_an_error_may_be_wrapped(way, more):
 
 @PATHS
 @pytest.mark.parametrize("failures", [0, 1, 2])
-def test_what_asks_the_program_to_end_passes_at_once(way, counting_budget, more, failures):
-    """It is never caught, whichever attempt it comes from; the attempts that were made are paid for."""
+def test_a_base_exception_is_never_retried(way, counting_budget, more, failures):
+    """It propagates from whichever attempt raises it; withdrawals for attempts made are not refunded."""
     budget, script = counting_budget(), Script(*[Gone()] * failures, Exit(), "never")
     with pytest.raises(Exit):
         way(policy(on=Exception, budget=budget, **more), script)
@@ -99,22 +99,22 @@ def test_what_asks_the_program_to_end_passes_at_once(way, counting_budget, more,
     assert (budget.granted, budget.refunded, budget.deposited) == (failures, 0, 0)
 
 
-def test_switched_off_there_is_one_attempt(way):
-    """Where retries are off, the first error is raised."""
+def test_with_retries_off_there_is_one_attempt(way):
+    """`abate.testing.off` makes a call raise its first error."""
     with off(), pytest.raises(Gone) as caught:
         way(policy(), Script(Gone()))
     assert abate.report(caught.value).reason == "attempts"
 
 
 def test_a_gate_is_entered_and_left_by_every_attempt(way, scripted_gate):
-    """Retryable failures were not accepted, the success was."""
+    """A gate sees retryable failures as not accepted and a success as accepted."""
     gate = scripted_gate()
     assert way(policy(gate=gate), Script(Gone(), Gone(), "fine")) == "fine"
     assert (gate.entered, gate.left) == ([False, True, True], [False, False, True])
 
 
-def test_a_gate_that_refuses_the_first_attempt(way, scripted_gate, abate_events):
-    """Nothing is sent; the error names the gate, and so does the one event."""
+def test_a_call_whose_first_attempt_is_refused_sends_nothing(way, scripted_gate, abate_events):
+    """The error names the gate that refused, and so does the only event."""
     script = Script("never")
     with pytest.raises(Refused, match="front"):
         way(policy(gate=scripted_gate(False, name="front")), script)
@@ -122,8 +122,8 @@ def test_a_gate_that_refuses_the_first_attempt(way, scripted_gate, abate_events)
     assert abate_events == [BudgetRefused("orders", "front", 0)]
 
 
-def test_a_gate_that_refuses_a_retry(way, scripted_gate, counting_budget):
-    """The last error is raised, and the withdrawal for the retry goes back."""
+def test_a_call_whose_retry_is_refused_raises_the_last_error(way, scripted_gate, counting_budget):
+    """The withdrawal for the refused retry is refunded."""
     budget, gate, error = counting_budget(), scripted_gate(True, False), Gone()
     with pytest.raises(Gone) as caught:
         way(policy(gate=gate, budget=budget), Script(error, "never"))
@@ -133,16 +133,16 @@ def test_a_gate_that_refuses_a_retry(way, scripted_gate, counting_budget):
     assert gate.left == [False]
 
 
-def test_a_gate_that_refuses_a_retry_of_a_wrapping_policy(way, scripted_gate):
-    """That error is wrapped like any other."""
+def test_raises_exhausted_wraps_the_error_of_a_refused_retry(way, scripted_gate):
+    """A retry that a gate refuses ends the call with `RetryExhausted` as well."""
     error = Gone()
     with pytest.raises(RetryExhausted) as caught:
         way(policy(gate=scripted_gate(True, False), raises="exhausted"), Script(error, "never"))
     assert caught.value.__cause__ is error
 
 
-def test_an_attempt_that_is_broken_off_leaves_its_gate(way, scripted_gate, abate_events):
-    """The gate is told that there is no verdict on the attempt, and the sinks that the call was cancelled."""
+def test_an_interrupted_attempt_leaves_its_gate_without_an_outcome(way, scripted_gate, abate_events):
+    """The gate is left with None, and sinks receive a give-up with the reason "cancelled"."""
     gate, gone, end = scripted_gate(), Gone(), Exit()
     with pytest.raises(Exit):
         way(policy(gate=gate), Script(gone, end))
@@ -156,7 +156,7 @@ def test_an_attempt_that_is_broken_off_leaves_its_gate(way, scripted_gate, abate
 
 @PATHS
 def test_requests_fund_a_budget_once_per_call(way, counting_budget, more):
-    """A budget funded by requests gets one deposit per call, however it ends."""
+    """A budget funded by requests gets one deposit per call, whether the call succeeds or fails."""
     budget = counting_budget(funded_by="request")
     orders = policy(budget=budget, **more)
     assert way(orders, Script(Gone(), "fine")) == "fine"
@@ -166,7 +166,7 @@ def test_requests_fund_a_budget_once_per_call(way, counting_budget, more):
 
 
 def test_the_events_are_the_same_in_every_way(way, abate_events):
-    """Each transition is told once, in order."""
+    """Each transition emits one event, in order."""
     errors = [Gone() for _ in range(5)]
     way(policy(), Script(*errors[:2], "fine"))
     with pytest.raises(Gone):
@@ -187,7 +187,7 @@ def test_the_events_are_the_same_in_every_way(way, abate_events):
 
 @PATHS
 def test_results_are_retried(way_with_result, counting_budget, more):
-    """A result that a rule speaks against is worth another attempt; only the good one is deposited."""
+    """A result that a rule rejects is retried; only the accepted result makes a deposit."""
     budget = counting_budget()
     orders = policy(on=(ConnectionError, abate.on_result(lambda result: result is None)), budget=budget, **more)
     script = Script(None, Gone(), "fine")
@@ -197,26 +197,26 @@ def test_results_are_retried(way_with_result, counting_budget, more):
 
 @PATHS
 def test_the_last_result_is_returned_when_attempts_run_out(way_with_result, counting_budget, more):
-    """There is no error to raise; a result that was never good is no success either."""
+    """A rejected last result is returned without an error, and makes no deposit."""
     budget = counting_budget()
     orders = policy(on=abate.on_result(lambda result: result < 10), budget=budget, **more)
     assert way_with_result(orders, Script(1, 2, 3)) == 3
     assert budget.deposited == 0
 
 
-def test_the_last_result_is_in_the_error_of_a_wrapping_policy(way_with_result):
-    """`raises="exhausted"` raises for results as well."""
+def test_raises_exhausted_carries_the_last_result(way_with_result):
+    """`raises="exhausted"` raises for rejected results as well; the error has no cause."""
     orders = policy(on=abate.on_result(lambda result: result < 10), raises="exhausted")
     with pytest.raises(RetryExhausted) as caught:
         way_with_result(orders, Script(1, 2, 3))
     assert (caught.value.result, caught.value.__cause__) == (3, None)
 
 
-# -- nothing is kept alive
+# -- references
 
 
-class Leaving:
-    """Fails so many times with an error of its own making, then succeeds; knows which errors are still alive."""
+class FailsThenSucceeds:
+    """Raise new errors a number of times, then succeed; keep weak references to the errors."""
 
     def __init__(self, failures):
         self.failures = failures
@@ -239,8 +239,8 @@ class Leaving:
         return [error() for error in self.errors if error() is not None]
 
 
-def left_alive(way, policy, function):
-    """The errors that are alive after a call whose own error was dropped, without the garbage collector's help."""
+def errors_alive(way, policy, function):
+    """Return the errors still alive after a call, with the garbage collector disabled."""
 
     def in_thread():
         with suppress(Gone, RetryExhausted):
@@ -263,15 +263,15 @@ def left_alive(way, policy, function):
 @pytest.mark.parametrize("raises", ["original", "exhausted"])
 @pytest.mark.parametrize("failures", [2, 3], ids=["recovered", "given up"])
 def test_errors_are_freed_at_once(way, raises, failures, more):
-    """No reference cycle holds an error back until the garbage collector comes round."""
-    function = Leaving(failures)
-    assert left_alive(way, policy(raises=raises, **more), function) == []
+    """A call leaves no reference cycle that would keep its errors until a collection."""
+    function = FailsThenSucceeds(failures)
+    assert errors_alive(way, policy(raises=raises, **more), function) == []
     assert len(function.errors) == failures
 
 
 @pytest.mark.parametrize("raises", ["original", "exhausted"])
-def test_errors_that_a_gate_ended_are_freed_at_once(way, scripted_gate, raises):
-    """Nor the error of a call whose retry was refused."""
-    function = Leaving(3)
-    assert left_alive(way, policy(gate=scripted_gate(True, False), raises=raises), function) == []
+def test_the_error_of_a_refused_retry_is_freed_at_once(way, scripted_gate, raises):
+    """A call that a gate ended leaves no reference cycle either."""
+    function = FailsThenSucceeds(3)
+    assert errors_alive(way, policy(gate=scripted_gate(True, False), raises=raises), function) == []
     assert len(function.errors) == 1

@@ -1,4 +1,4 @@
-"""Calls of coroutine functions under asyncio and trio: cut off, cancelled, refused."""
+"""Calls of coroutine functions under asyncio and trio: timeouts, cancellation, refused arguments."""
 
 import asyncio
 import subprocess
@@ -19,7 +19,7 @@ BOTH = pytest.mark.parametrize("policy", [PLAIN, BOUNDED], ids=["plain", "bounde
 
 @pytest.fixture(params=["asyncio", "trio"])
 def run(request):
-    """Run a coroutine function with arguments."""
+    """Return a function that runs a coroutine function with arguments."""
     if request.param == "trio":
         return trio.run
     return lambda main, *args: asyncio.run(main(*args))
@@ -27,26 +27,26 @@ def run(request):
 
 @pytest.fixture(params=["call", "decorated"])
 def acall(request):
-    """Call a coroutine function by `acall`, or decorated."""
+    """Return a function that calls a coroutine function by `acall`, or decorated."""
     if request.param == "call":
         return lambda policy, function: policy.acall(function)
     return lambda policy, function: policy(function)()
 
 
-# -- what is refused
+# -- refused arguments
 
 
 @BOTH
 @pytest.mark.parametrize("thing", [42, None, "load"])
-def test_what_cannot_be_called_is_refused(run, policy, thing):
-    """`acall` takes the function and its arguments apart."""
+def test_a_value_that_is_not_callable_is_refused(run, policy, thing):
+    """The error says that `acall` needs the function and its arguments apart."""
     with pytest.raises(TypeError, match="acall needs a function and its arguments apart, not"):
         run(policy.acall, thing)
 
 
 @BOTH
 def test_a_coroutine_is_refused_and_closed(run, policy):
-    """It could be awaited once only. Closed, it doesn't complain of never having been awaited."""
+    """A coroutine can be awaited only once; closing it avoids a "never awaited" warning."""
 
     async def load():
         raise AssertionError("never awaited")
@@ -58,25 +58,25 @@ def test_a_coroutine_is_refused_and_closed(run, policy):
 @BOTH
 @pytest.mark.parametrize("outcomes", [(42,), (ConnectionError(), 42)], ids=["at once", "after a failure"])
 def test_a_plain_function_is_refused(run, policy, outcomes):
-    """What it returns cannot be awaited: use `call`."""
+    """`acall` of a function that returns no awaitable raises a TypeError."""
     refused = r"is not a coroutine function: use call|can't be (used in 'await' expression|awaited)"
     with pytest.raises(TypeError, match=refused):
         run(policy.acall, Script(*outcomes))
 
 
 @BOTH
-def test_a_plain_function_that_returns_an_awaitable_will_do(run, policy):
-    """A lambda around a coroutine function is as good as one."""
+def test_a_plain_function_that_returns_an_awaitable_is_accepted(run, policy):
+    """A lambda that calls a coroutine function is retried like one."""
     script = Script(ConnectionError(), "fine")
     assert run(policy.acall, lambda: script.acall()) == "fine"
     assert len(script.calls) == 2
 
 
-# -- cut off
+# -- timeouts
 
 
 def test_a_slow_attempt_is_cut_off_and_retried_as_an_overload(run, acall, fixed, abate_events):
-    """Though `on` doesn't name timeouts: the policy itself cut it. The retry waits as after an overload."""
+    """The policy retries its own timeout even if `on` names none, with the delay of an overload."""
     policy = PLAIN.replace(attempt_timeout=1.0, backoff=abate.Backoff(0.25), rng=fixed(0.5))
     script = Script(after(5.0, "late"), "fine")
 
@@ -90,7 +90,7 @@ def test_a_slow_attempt_is_cut_off_and_retried_as_an_overload(run, acall, fixed,
 
 
 def test_a_slow_attempt_is_cut_off_on_the_machines_clock(run, acall):
-    """An attempt that would take an hour ends with the attempt timeout."""
+    """The attempt timeout cancels an attempt that would take an hour."""
 
     async def slow():
         await (trio.sleep(3600) if abate.clock.in_trio() else asyncio.sleep(3600))
@@ -104,7 +104,7 @@ def test_a_slow_attempt_is_cut_off_on_the_machines_clock(run, acall):
 
 
 def test_an_attempt_that_ends_in_time_is_not_cut_off(run, acall):
-    """The time of one attempt is its own: three attempts of a second each pass where each may take two."""
+    """The attempt timeout applies to each attempt by itself, not to their sum."""
     script = Script(after(1.0, ConnectionError()), after(1.0, ConnectionError()), after(1.0, "fine"))
 
     async def main():
@@ -115,7 +115,7 @@ def test_an_attempt_that_ends_in_time_is_not_cut_off(run, acall):
 
 
 def test_an_attempt_is_cut_off_at_the_deadline_of_the_call(run, acall):
-    """The reason is the deadline, and time is where the deadline was."""
+    """The report's reason is "deadline", and the clock stands at the deadline."""
     script = Script(after(1.0, ConnectionError()), after(60.0, "never"))
 
     async def main():
@@ -128,8 +128,8 @@ def test_an_attempt_is_cut_off_at_the_deadline_of_the_call(run, acall):
         assert run(main) == 3.0
 
 
-def test_a_policys_own_clock_cuts_off_too(run, acall):
-    """Attempts that wait on the policy's own virtual clock are cut off by it."""
+def test_attempts_are_cut_off_by_the_policys_own_clock(run, acall):
+    """An attempt that sleeps on the policy's virtual clock is cancelled by that clock."""
     own = VirtualClock()
 
     async def slow():
@@ -143,8 +143,8 @@ def test_a_policys_own_clock_cuts_off_too(run, acall):
     assert run(main) == 2.0
 
 
-def test_a_timeout_of_the_functions_own_is_its_own(run, acall):
-    """A `TimeoutError` from inside is judged by the rules, not taken for the policy's cut."""
+def test_a_timeout_error_of_the_function_is_judged_by_the_rules(run, acall):
+    """A `TimeoutError` that the function raises is not taken for the policy's timeout."""
     script = Script(TimeoutError("its own"))
 
     async def main():
@@ -155,8 +155,8 @@ def test_a_timeout_of_the_functions_own_is_its_own(run, acall):
     assert abate.report(caught.value).reason == "fatal"
 
 
-def test_cut_off_attempts_in_a_group_do_not_spoil_those_to_come(run):
-    """A group of errors that holds a cut-off attempt teaches the rules nothing about cut-off attempts."""
+def test_a_timeout_inside_a_group_does_not_change_later_rulings(run):
+    """A fatal group that contains an `AttemptTimeout` does not make later timeouts fatal."""
     policy = PLAIN.replace(attempt_timeout=1.0)
 
     async def main():
@@ -168,13 +168,13 @@ def test_cut_off_attempts_in_a_group_do_not_spoil_those_to_come(run):
         assert run(main) == "fine"
 
 
-# -- cancelled
+# -- cancellation
 
 
 @BOTH
 @pytest.mark.parametrize("waiting", [True, False], ids=["waiting", "attempting"])
 def test_a_cancelled_task_ends_at_once(acall, counting_budget, abate_events, policy, waiting):
-    """A wait that is cancelled refunds its withdrawal; an attempt that is cancelled has used it."""
+    """Cancellation during a wait refunds the withdrawal; during an attempt it does not."""
     budget = counting_budget()
     policy = policy.replace(backoff=[5.0 if waiting else 0.0], budget=budget)
     script = Script(ConnectionError(), after(5.0, "never"))
@@ -200,7 +200,7 @@ async def _awaited(awaitable):
 @BOTH
 @pytest.mark.parametrize("waiting", [True, False], ids=["waiting", "attempting"])
 def test_a_cancelled_scope_ends_at_once(acall, counting_budget, abate_events, policy, waiting):
-    """The same under trio."""
+    """A cancelled trio scope ends the call and refunds as a cancelled asyncio task does."""
     budget = counting_budget()
     policy = policy.replace(backoff=[5.0 if waiting else 0.0], budget=budget)
     script = Script(ConnectionError(), after(5.0, "never"))
@@ -220,7 +220,7 @@ def test_a_cancelled_scope_ends_at_once(acall, counting_budget, abate_events, po
 
 
 def test_calls_of_many_tasks_share_nothing_but_the_budget(counting_budget):
-    """A hundred tasks make their calls at once; each sees its own arguments, and every retry is counted."""
+    """A hundred concurrent tasks keep their own arguments, and every retry is withdrawn."""
     budget = counting_budget(ratio=0.0, reserve=100.0)
     policy = PLAIN.replace(budget=budget, backoff=[1.0, 2.0])
 
@@ -270,7 +270,7 @@ print("ended")
 """
 
 
-def test_an_attempt_that_the_collector_closes_before_its_task_does_not_crash():
-    """Its task may be held by nothing but the timeout of the attempt: Python 3.11 can't stand that on a stack."""
+def test_collecting_an_attempt_before_its_task_does_not_crash():
+    """Only the attempt's timeout may hold the task; Python 3.11 crashes if it is freed too early."""
     done = subprocess.run([sys.executable, "-c", CLOSED_BEFORE_ITS_TASK], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr

@@ -1,4 +1,4 @@
-"""`before_retry`: what it sees, what it may change, and how it ends a call."""
+"""`before_retry`: what it receives, what it may change, and how its errors end a call."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ def clock():
 
 
 def test_it_sees_error_attempt_and_delay_before_each_wait(way, clock):
-    """It is not called for the last failure, after which there is no retry."""
+    """`before_retry` is called before each wait, and not after the last failure."""
     seen, errors = [], [ConnectionError(), ConnectionError(), ConnectionError()]
     orders = policy(before_retry=lambda retry: seen.append((retry.error, retry.attempt, retry.delay, clock.now())))
     with pytest.raises(ConnectionError):
@@ -29,8 +29,8 @@ def test_it_sees_error_attempt_and_delay_before_each_wait(way, clock):
     assert repr(RetryContext(KeyError(), 1, 2.0)) == "RetryContext(KeyError(), attempt=1, delay=2)"
 
 
-def test_it_sees_a_result_that_is_not_good(way_with_result):
-    """There is no error then."""
+def test_it_sees_a_rejected_result(way_with_result):
+    """For a rejected result, the context has the result and no error."""
     seen = []
     orders = policy(on=abate.on_result(lambda result: result < 2), before_retry=seen.append)
     assert way_with_result(orders, Script(1, 2)) == 2
@@ -39,7 +39,7 @@ def test_it_sees_a_result_that_is_not_good(way_with_result):
 
 
 def test_it_changes_the_arguments(way_with_result):
-    """Of the next attempt and of those after it; the caller's own arguments stay as they are."""
+    """Changed arguments apply to all later attempts; the caller's own mapping is not modified."""
 
     def refresh(retry):
         retry.args = (*retry.args, retry.attempt)
@@ -51,14 +51,14 @@ def test_it_changes_the_arguments(way_with_result):
     assert given == {"token": 0}
 
 
-def test_it_changes_by_name_what_was_given_by_position():
-    """Whether an argument was passed by position does not matter."""
+def test_it_changes_by_name_an_argument_given_by_position():
+    """A changed keyword replaces the argument that was passed by position, unless it is positional-only."""
 
     def refresh(retry):
         retry.kwargs["token"] = "new"
 
     @policy(before_retry=refresh)
-    def load(order, token="old", /, *, fresh=False):  # by position only: cannot be named
+    def load(order, token="old", /, *, fresh=False):  # positional-only
         raise ConnectionError
 
     @policy(before_retry=refresh)
@@ -73,13 +73,13 @@ def test_it_changes_by_name_what_was_given_by_position():
 
 
 def test_args_must_be_a_tuple():
-    """The error names the value."""
+    """The error names the value that was assigned."""
     with pytest.raises(TypeError, match="args must be a tuple of arguments, not 'a'"):
         RetryContext(KeyError(), 1, 0.0, (), {}).args = "a"
 
 
 def test_a_block_has_no_arguments(block):
-    """A change that would have no effect is an error."""
+    """Changing the arguments of a block raises an error, since it would have no effect."""
 
     def refresh(retry):
         retry.kwargs["token"] = "new"
@@ -89,7 +89,7 @@ def test_a_block_has_no_arguments(block):
 
 
 def test_its_error_ends_the_call(way, counting_budget):
-    """The withdrawal is refunded, and the error of the attempt is shown as its context."""
+    """The withdrawal is refunded, and the attempt's error is the context of the raised one."""
     budget, error, mistake = counting_budget(), ConnectionError(), KeyError("token")
 
     def refresh(retry):
@@ -103,13 +103,13 @@ def test_its_error_ends_the_call(way, counting_budget):
 
 
 def test_its_time_is_part_of_the_wait(way, clock):
-    """The retry is made when it was due."""
+    """Time spent in `before_retry` is subtracted from the delay."""
     way(policy(before_retry=lambda retry: clock.advance(1.5)), Script(ConnectionError(), "fine"))
     assert clock.now() == 2.0
 
 
 def test_no_retry_follows_after_the_deadline(way, clock, counting_budget):
-    """If it takes too long the call ends with its own error, and nothing is sent."""
+    """If `before_retry` runs past the deadline, the call raises the attempt's error and sends nothing."""
     budget, script = counting_budget(), Script(ConnectionError(), "never")
     left = []
 
@@ -124,7 +124,7 @@ def test_no_retry_follows_after_the_deadline(way, clock, counting_budget):
 
 
 def test_a_coroutine_function_is_awaited(way, clock):
-    """In async calls; and cut off at the deadline. Elsewhere it is refused before anything is sent."""
+    """Async calls await it, up to the deadline; sync calls refuse it before the first attempt."""
     done = []
 
     async def refresh(retry):
@@ -149,7 +149,7 @@ def test_a_coroutine_function_is_awaited(way, clock):
 
 
 def test_a_plain_function_that_returns_a_coroutine_is_refused_in_threads():
-    """It is found out when it is called."""
+    """A sync call raises a TypeError when `before_retry` returns a coroutine."""
 
     async def refresh(retry): ...
 
@@ -159,19 +159,19 @@ def test_a_plain_function_that_returns_a_coroutine_is_refused_in_threads():
 
 @pytest.mark.parametrize("given", [3, "refresh", RetryContext])
 def test_it_must_be_a_function(given):
-    """The error names the value."""
+    """The error names what was expected."""
     with pytest.raises(TypeError, match="before_retry must be a function of a RetryContext"):
         policy(before_retry=given)
 
 
-def test_it_is_no_generator_function():
-    """Nothing would run."""
+def test_a_generator_function_is_refused():
+    """Calling a generator function would run none of its body."""
     with pytest.raises(TypeError, match="not the generator function"):
         policy(before_retry=lambda retry: (yield))
 
 
-def test_a_hedge_passes_the_arguments_as_they_are():
-    """In both its forms."""
+def test_a_hedge_passes_the_changed_arguments():
+    """The retry of a hedged call, sync or async, gets the arguments that `before_retry` has set."""
 
     def refresh(retry):
         retry.kwargs["token"] = "new"
@@ -183,8 +183,8 @@ def test_a_hedge_passes_the_arguments_as_they_are():
     assert script.calls == [((1,), {}), ((1,), {"token": "new"})] * 2
 
 
-def test_let_go_comes_first():
-    """What the failed attempt holds is free for what `before_retry` does."""
+def test_let_go_runs_before_before_retry():
+    """Resources of the failed attempt are released before `before_retry` runs."""
     from abate.call import async_driver, sync_driver
 
     order = []
@@ -198,8 +198,8 @@ def test_let_go_comes_first():
     assert order[:2] == ["let go", "before retry"] == order[3:5]
 
 
-def test_streams_call_it_too():
-    """With the arguments of the resumption, which it may change."""
+def test_streams_call_it():
+    """A resumed stream passes the arguments of its resumption, which `before_retry` may change."""
     seen = []
 
     def refresh(retry):

@@ -1,4 +1,4 @@
-"""The block form: loops that are left, attempts that are not used, deadlines around the body."""
+"""The block form: leaving the loop, unused attempts, and deadlines inside the body."""
 
 import asyncio
 import gc
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.usefixtures("either_time")
 
 
 class Gone(ConnectionError):
-    """What fails here."""
+    """A retryable error."""
 
 
 class Exit(BaseException):
-    """What asks a program to end."""
+    """A BaseException, as KeyboardInterrupt and SystemExit are."""
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def policy(budget):
 
 
 def loop(block, policy, body):
-    """Run `body` with the attempts of a loop, in a thread or a task; it answers with True to leave the loop."""
+    """Run `body` with each attempt of a loop, in a thread or a task; leave the loop when it returns True."""
     if block.loop == "threads":
         for attempt in policy.attempts():
             if body(attempt):
@@ -51,7 +51,7 @@ def loop(block, policy, body):
 
 
 def test_attempts_are_numbered_from_one(block, policy):
-    """`attempt.number` tells which attempt this is."""
+    """`attempt.number` counts the attempts of a call."""
     numbers = []
 
     def body(attempt):
@@ -66,7 +66,7 @@ def test_attempts_are_numbered_from_one(block, policy):
 
 
 def test_a_loop_ends_after_its_first_success(block, policy, budget):
-    """The body runs once, and the call deposits once."""
+    """The body runs once, and the call makes one deposit."""
     runs = []
 
     def body(attempt):
@@ -75,11 +75,11 @@ def test_a_loop_ends_after_its_first_success(block, policy, budget):
 
     loop(block, policy, body)
     assert runs == [1]
-    assert (budget.deposited, budget.asked) == (1, 0)
+    assert (budget.deposited, budget.requested) == (1, 0)
 
 
-def test_leaving_the_loop_from_within_the_attempt_is_a_success(block, policy, budget):
-    """Where the body has what it wanted, `break` or `return` inside the attempt ends the call well."""
+def test_leaving_the_loop_inside_the_attempt_is_a_success(block, policy, budget):
+    """`break` or `return` inside the attempt makes the call a success."""
 
     def body(attempt):
         with attempt:
@@ -90,7 +90,7 @@ def test_leaving_the_loop_from_within_the_attempt_is_a_success(block, policy, bu
 
 
 def test_a_loop_that_is_left_after_a_failure_refunds_at_once(block, policy, budget, abate_events):
-    """The withdrawal for the attempt that is not made goes back when the loop is left, without the collector."""
+    """Leaving the loop refunds the withdrawal for the next attempt, without a collection."""
 
     def body(attempt):
         with attempt:
@@ -106,8 +106,8 @@ def test_a_loop_that_is_left_after_a_failure_refunds_at_once(block, policy, budg
     assert abate_events.of(GaveUp) == []
 
 
-def test_a_loop_that_an_error_leaves_between_attempts_refunds(block, policy, budget):
-    """An error outside of the attempt is not the call's: it passes, and the withdrawal goes back."""
+def test_an_error_between_attempts_refunds(block, policy, budget):
+    """An error raised outside `with attempt:` propagates, and the withdrawal is refunded."""
 
     def body(attempt):
         with attempt:
@@ -120,14 +120,14 @@ def test_a_loop_that_an_error_leaves_between_attempts_refunds(block, policy, bud
 
 
 def test_a_loop_that_is_left_before_its_attempt_leaves_the_gate(block, policy, scripted_gate):
-    """An attempt that was admitted and not used gives its place back."""
+    """An admitted attempt that is not used leaves its gate without an outcome."""
     gate = scripted_gate()
     loop(block, policy.replace(gate=gate), lambda attempt: True)
     assert (gate.entered, gate.left) == ([False], [None])
 
 
 def test_errors_of_a_loop_that_is_left_are_freed_at_once(block, policy):
-    """The loop held on to the last error for as long as it ran, and no longer."""
+    """A loop keeps no reference to its last error after it ends."""
     errors = []
 
     def error():
@@ -182,8 +182,8 @@ def is_interrupted(attempts):
 
 
 @pytest.mark.parametrize("end", [succeeds, is_left_after_its_success, fails, is_exhausted, is_interrupted])
-def test_a_loop_that_has_ended_runs_no_code_when_it_is_freed(policy, end):
-    """What a signal handler raises in a finalizer is lost, be it a soft time limit or Ctrl-C."""
+def test_freeing_a_loop_that_has_ended_runs_no_code(policy, end):
+    """An exception that a signal handler raises inside a finalizer would be lost."""
     attempts, called = policy.attempts(), []
     end(attempts)
     freed = weakref.ref(attempts)
@@ -196,8 +196,8 @@ def test_a_loop_that_has_ended_runs_no_code_when_it_is_freed(policy, end):
     assert called == []
 
 
-def test_the_collector_breaks_off_a_loop_that_is_part_of_a_cycle(policy, budget):
-    """A generator that is suspended between two attempts, and reached by itself only, gives back what it holds."""
+def test_collecting_a_loop_in_a_reference_cycle_refunds(policy, budget):
+    """A suspended generator that only a cycle references refunds when it is collected."""
 
     def suspended():
         for attempt in policy.attempts():
@@ -218,8 +218,8 @@ def test_the_collector_breaks_off_a_loop_that_is_part_of_a_cycle(policy, budget)
     assert (budget.granted, budget.refunded) == (1, 1)
 
 
-def test_a_loop_that_is_dropped_within_its_attempt_makes_no_other(policy, budget):
-    """The error of the attempt is raised, and nothing is spent on a retry."""
+def test_dropping_the_loop_inside_its_attempt_prevents_retries(policy, budget):
+    """The attempt's error is raised, and nothing is withdrawn for a retry."""
     attempts = policy.attempts()
     with pytest.raises(Gone), next(attempts):
         del attempts
@@ -232,7 +232,7 @@ def test_a_loop_that_is_dropped_within_its_attempt_makes_no_other(policy, budget
 
 
 def test_an_attempt_that_is_not_used_is_an_error(block, policy, scripted_gate):
-    """A loop whose body stands outside of `with attempt:` would spin, unseen; it is told, and the gate is left."""
+    """A body outside `with attempt:` raises an error instead of looping forever, and leaves the gate."""
     gate, runs = scripted_gate(), []
     with pytest.raises(RuntimeError, match="put the body of the loop into `with attempt:`"):
         loop(block, policy.replace(gate=gate), lambda attempt: runs.append(attempt.number))
@@ -241,7 +241,7 @@ def test_an_attempt_that_is_not_used_is_an_error(block, policy, scripted_gate):
 
 
 def test_an_attempt_is_used_once(block, policy, budget):
-    """A second `with` around the same attempt would count it twice."""
+    """Entering the same attempt twice raises an error, and the call makes one deposit."""
 
     def body(attempt):
         with attempt:
@@ -255,7 +255,7 @@ def test_an_attempt_is_used_once(block, policy, budget):
 
 
 def test_an_attempt_is_used_within_its_loop(policy, budget):
-    """Nothing would come after its failure, which must not be swallowed."""
+    """Entering an attempt whose loop is gone raises an error before the body runs."""
     attempt = next(policy.attempts())
     with pytest.raises(RuntimeError, match="an attempt is used once, within its loop"), attempt:
         raise AssertionError("never run")
@@ -263,7 +263,7 @@ def test_an_attempt_is_used_within_its_loop(policy, budget):
 
 
 def test_a_finished_loop_stays_finished(policy):
-    """An iterator that has ended keeps on ending."""
+    """Iterating again after the end yields no attempts."""
     attempts = policy.attempts()
     for attempt in attempts:
         with attempt:
@@ -276,22 +276,22 @@ def test_a_finished_loop_stays_finished(policy):
     assert asyncio.run(rest()) == []
 
 
-def test_attempts_of_no_policy_are_an_error_and_no_more():
-    """An object that was never made has nothing to give back when it goes."""
+def test_constructing_attempts_without_a_policy_fails_cleanly():
+    """The finalizer of an instance whose construction failed raises nothing."""
     with pytest.raises(AttributeError):
         Attempts(None)
-    gc.collect()  # a complaint from a finalizer would fail this test
+    gc.collect()  # an error in a finalizer would fail this test
 
 
-def test_refused_on_the_first_attempt(block, policy, scripted_gate, budget):
-    """A gate that admits nothing raises its own error, and the body never runs."""
+def test_a_refused_first_attempt_raises_before_the_body_runs(block, policy, scripted_gate, budget):
+    """The call raises `Refused` with the gate's name and withdraws nothing."""
     with pytest.raises(Refused, match="scripted_gate"):
         loop(block, policy.replace(gate=scripted_gate(False)), pytest.fail)
-    assert (budget.asked, budget.refunded) == (0, 0)
+    assert (budget.requested, budget.refunded) == (0, 0)
 
 
-def test_a_gate_that_refuses_a_retry_raises_the_last_error(block, policy, scripted_gate, budget):
-    """Out of the loop itself, as there is no attempt to raise it from."""
+def test_a_refused_retry_raises_the_last_error_from_the_loop(block, policy, scripted_gate, budget):
+    """The loop itself raises the error, and the withdrawal is refunded."""
     gone = Gone()
 
     def body(attempt):
@@ -305,8 +305,8 @@ def test_a_gate_that_refuses_a_retry_raises_the_last_error(block, policy, script
     assert (budget.granted, budget.refunded) == (1, 1)
 
 
-def test_what_asks_the_program_to_end_passes_through_the_block(block, policy, scripted_gate, budget, abate_events):
-    """It is not caught; the gate is left, and what was withdrawn for this attempt is spent."""
+def test_a_base_exception_propagates_through_the_block(block, policy, scripted_gate, budget, abate_events):
+    """The gate is left without an outcome, and the withdrawal for this attempt is not refunded."""
     gate, end = scripted_gate(), Exit()
 
     def body(attempt):
@@ -321,7 +321,7 @@ def test_what_asks_the_program_to_end_passes_through_the_block(block, policy, sc
 
 
 def test_an_interrupted_wait_refunds(block, policy, budget):
-    """Control-C between two attempts gives back what was withdrawn for the second."""
+    """Ctrl-C between two attempts refunds the withdrawal for the second."""
 
     class Interrupted(VirtualClock):
         def sleep(self, seconds):
@@ -341,7 +341,7 @@ def test_an_interrupted_wait_refunds(block, policy, budget):
 
 @pytest.mark.parametrize("raises", ["original", "exhausted"])
 def test_the_body_of_the_last_attempt_raises(block, policy, raises):
-    """The error comes out of the block it happened in: itself, or wrapped."""
+    """The last error is raised from its own block, as it is or wrapped."""
     errors, numbers = [], []
 
     def body(attempt):
@@ -358,7 +358,7 @@ def test_the_body_of_the_last_attempt_raises(block, policy, raises):
 
 
 def test_a_loop_that_catches_its_last_error_ends(block, policy):
-    """The call is over: there is no attempt beyond the last, and none that a caught error would bring back."""
+    """Catching the last error inside the loop does not start another attempt."""
     numbers = []
 
     def body(attempt):
@@ -373,8 +373,8 @@ def test_a_loop_that_catches_its_last_error_ends(block, policy):
     assert numbers == [1, 2, 3, "caught"]
 
 
-def test_the_deadline_holds_inside_the_attempt_and_not_around_it(block, policy):
-    """Clients inside the block can see what remains; the code between two attempts is not theirs."""
+def test_the_deadline_applies_inside_the_attempt_only(block, policy):
+    """Code inside `with attempt:` sees the remaining time; code between attempts sees no deadline."""
     inside, around = [], []
 
     def body(attempt):
@@ -392,7 +392,7 @@ def test_the_deadline_holds_inside_the_attempt_and_not_around_it(block, policy):
 
 
 def test_time_spent_between_attempts_counts_towards_the_wait(block, policy):
-    """The next attempt is due at an instant: what the loop's body does meanwhile is not waited for again."""
+    """Time that the loop body spends after a failure is subtracted from the wait."""
 
     def body(attempt):
         with attempt:
@@ -407,10 +407,10 @@ def test_time_spent_between_attempts_counts_towards_the_wait(block, policy):
         assert [wait for wait in clock.waits if wait > 0.0] == [4.0]
 
 
-class Breaks(abate.Gate):
-    """A gate in which a signal handler raises, as the attempt leaves it."""
+class InterruptedGate(abate.Gate):
+    """A gate whose `leave` is interrupted by an exception of a signal handler."""
 
-    name = "breaks"
+    name = "interrupted_gate"
 
     def __init__(self):
         self.errors = [KeyboardInterrupt]
@@ -423,10 +423,10 @@ class Breaks(abate.Gate):
             raise self.errors.pop()
 
 
-def test_an_exception_that_comes_as_a_success_is_told_ends_the_loop():
-    """What the attempt held is free, whoever goes on."""
+def test_an_exception_while_recording_a_success_ends_the_loop():
+    """The attempt's permit is released, and no further attempt follows."""
     permits = abate.ConcurrencyLimit(1)
-    attempts = Policy(on=OSError, gate=permits & Breaks()).attempts()
+    attempts = Policy(on=OSError, gate=permits & InterruptedGate()).attempts()
     with pytest.raises(KeyboardInterrupt):
         for attempt in attempts:
             with attempt:
@@ -435,14 +435,14 @@ def test_an_exception_that_comes_as_a_success_is_told_ends_the_loop():
     assert list(attempts) == []
 
 
-def test_an_exception_that_comes_as_a_failure_is_told_ends_the_loop():
-    """What the attempt held is free, whoever goes on."""
+def test_an_exception_while_judging_a_failure_ends_the_loop():
+    """The attempt's permit is released, and no further attempt follows."""
     permits = abate.ConcurrencyLimit(1)
 
-    def asked(error):
+    def interrupted_rule(error):
         raise KeyboardInterrupt
 
-    attempts = Policy(on=asked, gate=permits).attempts()
+    attempts = Policy(on=interrupted_rule, gate=permits).attempts()
     with pytest.raises(KeyboardInterrupt):
         for attempt in attempts:
             with attempt:

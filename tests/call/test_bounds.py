@@ -1,4 +1,4 @@
-"""Bounds on attempts: by time only, by kind; results of blocks; what a refusal of the budget says."""
+"""Bounds on attempts by time and by kind; results of blocks; notes on refused retries."""
 
 import pickle
 
@@ -23,7 +23,7 @@ def clock():
 
 
 def test_attempts_may_be_bounded_by_time_only(way, clock):
-    """As many as there is time for; the last error is raised before the deadline."""
+    """With `max_attempts=None` a call retries until its timeout, then raises the last error."""
     script = Script(*[ConnectionError() for _ in range(50)])
     with pytest.raises(ConnectionError) as caught:
         way(policy(max_attempts=None, timeout=20.0), script)
@@ -31,8 +31,8 @@ def test_attempts_may_be_bounded_by_time_only(way, clock):
     assert len(script.calls) == 20
 
 
-def test_a_bound_is_needed():
-    """Neither endless attempts, nor attempts without a pause."""
+def test_unbounded_attempts_are_refused():
+    """`max_attempts=None` needs a timeout, and a backoff that never returns zero."""
     with pytest.raises(ValueError, match="max_attempts=None is bounded by time only: give a timeout"):
         policy(max_attempts=None)
     for backoff in ([1.0, 0.0], Backoff(0.0)):
@@ -42,14 +42,14 @@ def test_a_bound_is_needed():
 
 
 def test_the_worst_case_of_a_bound_by_time():
-    """It has no number of attempts."""
+    """The worst case of calls bounded by time gives no number of attempts."""
     worst = policy(max_attempts=None, timeout=30.0, budget=Budget()).describe()
     assert (worst.attempts, worst.added_latency, worst.amplification) == (None, 30.0, 1.2)
     assert str(worst).startswith("as many attempts as there is time for; at most 30 s of waiting")
 
 
 def test_more_attempts_for_overload_than_for_blips(way):
-    """Each kind is counted by itself, and all of them together."""
+    """Failures count against the bound of their kind and against `max_attempts`."""
     orders = policy(max_attempts=5, max_attempts_by_kind={"blip": 2})
     for failures, made in (("bb", 2), ("ooooo", 5), ("obob", 4), ("oobo", 5), ("ooooo", 5)):
         script = Script(*[TimeoutError() if kind == "o" else ConnectionError() for kind in failures], *["fine"])
@@ -63,21 +63,21 @@ def test_more_attempts_for_overload_than_for_blips(way):
 
 
 @pytest.mark.parametrize(
-    ("bounds", "said"),
+    ("bounds", "message"),
     [
         (3, "max_attempts_by_kind must be a mapping of blip and overload to numbers of attempts, not 3"),
         ({"fatal": 3}, "not of 'fatal'"),
         ({"blip": 0}, r"max_attempts_by_kind\['blip'\] must be a whole number of at least 1, not 0"),
     ],
 )
-def test_bounds_by_kind_are_checked(bounds, said):
+def test_bounds_by_kind_are_checked(bounds, message):
     """The error names the value and what was expected."""
-    with pytest.raises((TypeError, ValueError), match=said):
+    with pytest.raises((TypeError, ValueError), match=message):
         policy(max_attempts_by_kind=bounds)
 
 
-def test_bounds_by_kind_are_part_of_the_value():
-    """They are kept by `replace` and by pickles, and cannot be changed."""
+def test_bounds_by_kind_are_part_of_the_policys_value():
+    """`replace` and pickles keep them, and they are read-only."""
     orders = policy(max_attempts_by_kind={"blip": 2, "overload": 4})
     assert pickle.loads(pickle.dumps(orders)) == orders.replace() == orders
     with pytest.raises(TypeError):
@@ -91,7 +91,7 @@ def test_bounds_by_kind_are_part_of_the_value():
     factor=st.sampled_from([1.0, 2.0]),
 )
 def test_no_call_exceeds_the_worst_case(kinds, max_attempts, bounds, factor):
-    """Neither in attempts nor in waiting, whatever the order of its failures; a mixed order reaches the attempts."""
+    """No order of failures exceeds the described attempts and waiting time."""
     orders = policy(
         on=lambda error: abate.Ruling(True, error.args[0]),
         max_attempts=max_attempts,
@@ -113,7 +113,7 @@ def test_no_call_exceeds_the_worst_case(kinds, max_attempts, bounds, factor):
 
 
 def test_the_worst_case_by_kind():
-    """Retries that only one kind may have wait by that kind's backoff."""
+    """Retries that only one kind allows are charged with that kind's delays."""
     backoff = Backoff(0.25, 8.0, 2.0, "none")
     made = policy(max_attempts=6, backoff=backoff, max_attempts_by_kind={"blip": 3, "overload": 3})
     assert made.describe().attempts == 5
@@ -127,12 +127,13 @@ def test_the_worst_case_by_kind():
 # -- results of blocks
 
 
-def asking(*answers, **settings):
+def retrying_none(*answers, **settings):
+    """Return a script and a policy that retries the result None."""
     return Script(*answers), policy(on=(OSError, on_result(lambda answer: answer is None)), **settings)
 
 
-def play(block, orders, script):
-    """The results and numbers of the attempts of a block that tells its results."""
+def run_block(block, orders, script):
+    """Run a block that sets the result of each attempt; return the results and attempt numbers."""
     seen = []
 
     async def in_task():
@@ -151,48 +152,48 @@ def play(block, orders, script):
     return seen
 
 
-def test_a_block_tells_its_result(block):
-    """It is judged by the rules, as the result of a function is."""
-    script, orders = asking(None, ConnectionError(), 3)
-    assert play(block, orders, script) == [(None, 1), (3, 3)]
+def test_rules_judge_the_result_of_a_block(block):
+    """`attempt.result` is judged as the result of a function is."""
+    script, orders = retrying_none(None, ConnectionError(), 3)
+    assert run_block(block, orders, script) == [(None, 1), (3, 3)]
 
 
 def test_the_loop_ends_when_attempts_run_out(block):
-    """The last result stays; there is no error to raise, unless the policy wraps."""
-    script, orders = asking(None, None)
-    assert play(block, orders.replace(max_attempts=2), script) == [(None, 1), (None, 2)]
-    script, orders = asking(None, None, raises="exhausted")
+    """A rejected last result ends the loop, and raises with `raises="exhausted"` only."""
+    script, orders = retrying_none(None, None)
+    assert run_block(block, orders.replace(max_attempts=2), script) == [(None, 1), (None, 2)]
+    script, orders = retrying_none(None, None, raises="exhausted")
     with pytest.raises(RetryExhausted) as caught:
-        play(block, orders.replace(max_attempts=2), script)
+        run_block(block, orders.replace(max_attempts=2), script)
     assert caught.value.report.attempts == 2
 
 
 def test_a_gate_that_refuses_the_retry_of_a_result_ends_the_loop(block, scripted_gate):
-    """With the last result, too."""
-    script, orders = asking(None, None, gate=scripted_gate(True, False))
-    assert play(block, orders, script) == [(None, 1)]
+    """The loop ends without an error and keeps the last result."""
+    script, orders = retrying_none(None, None, gate=scripted_gate(True, False))
+    assert run_block(block, orders, script) == [(None, 1)]
 
 
 def test_a_rule_that_fails_ends_the_block(block):
-    """With its own error."""
-    script, orders = asking(None)
+    """The block raises the rule's error."""
+    script, orders = retrying_none(None)
     with pytest.raises(ZeroDivisionError):
-        play(block, orders.replace(on=on_result(lambda answer: 1 / 0)), script)
+        run_block(block, orders.replace(on=on_result(lambda answer: 1 / 0)), script)
 
 
-def test_a_result_of_a_loop_that_was_dropped():
-    """There is no other attempt, and nothing to raise."""
+def test_setting_the_result_of_a_dropped_loop_fails():
+    """An attempt whose loop is gone raises a RuntimeError."""
     orders = policy(on=on_result(lambda answer: True))
     attempt = next(orders.attempts())
     with pytest.raises(RuntimeError), attempt:
         attempt.result = 1
 
 
-# -- the note of a refusal
+# -- notes on refused retries
 
 
-def test_a_refusal_of_the_budget_says_what_to_do(way):
-    """The note has the limits and the ways out; that of a gate has not."""
+def test_the_note_of_a_budget_refusal_gives_advice(way):
+    """The note names the budget's limits and the settings to change; other notes do not."""
     with pytest.raises(ConnectionError) as caught:
         way(policy(budget=Budget(ratio=0.25, reserve=0)), Script(ConnectionError()))
     assert caught.value.__notes__ == [
@@ -205,8 +206,8 @@ def test_a_refusal_of_the_budget_says_what_to_do(way):
     assert copied.__notes__ == ["abate: orders gave up after 1 attempt: attempts"]
 
 
-def test_a_refusal_of_a_gate_gives_no_advice_about_budgets(way, scripted_gate):
-    """Its budget was not asked."""
+def test_the_note_of_a_gate_refusal_gives_no_advice(way, scripted_gate):
+    """The note of a retry that a gate refused names no budget limits."""
     with pytest.raises(ConnectionError) as caught:
         way(policy(gate=scripted_gate(True, False)), Script(ConnectionError()))
     assert caught.value.__notes__ == ["abate: orders gave up after 1 attempt and 1 s of waiting: budget"]

@@ -57,7 +57,7 @@ def test_a_quick_answer_is_not_hedged(run, counting_budget):
 
     run(main)
     assert script.calls == [((1,), {"two": 2})]
-    assert (budget.asked, budget.deposited) == (0, 1)
+    assert (budget.requested, budget.deposited) == (0, 1)
 
 
 def test_a_slow_attempt_is_hedged_after_the_learned_quantile(run, counting_budget):

@@ -42,7 +42,7 @@ def test_without_budget_there_is_no_hedge(run, counting_budget):
         assert await make(Policy(on=OSError, budget=budget)).acall(script.acall) == "slow"
 
     run(main)
-    assert (budget.asked, budget.granted, budget.refunded) == (1, 0, 0)
+    assert (budget.requested, budget.granted, budget.refunded) == (1, 0, 0)
 
 
 def test_a_hedge_that_the_gate_refuses_is_refunded(run, counting_budget, scripted_gate):
@@ -92,4 +92,4 @@ def test_no_hedge_after_the_deadline_or_when_switched_off(run, counting_budget):
             assert await hedge.acall(Script(after(60.0, "slow")).acall) == "slow"
 
     run(main)
-    assert budget.asked == 0
+    assert budget.requested == 0

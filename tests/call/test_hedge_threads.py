@@ -96,7 +96,7 @@ def test_an_answer_is_passed_on(counting_budget):
     """With the arguments, and without a hedge."""
     budget = counting_budget()
     assert make(Policy(on=OSError, budget=budget)).call(divmod, 7, 2) == (3, 1)
-    assert (budget.asked, budget.deposited) == (0, 1)
+    assert (budget.requested, budget.deposited) == (0, 1)
 
 
 def test_the_second_attempt_may_win(bench, counting_budget):

@@ -74,7 +74,7 @@ def test_a_refused_first_attempt_raises_refused(make, scripted_gate, budget, aba
     assert (str(caught.value), caught.value.gate) == ("front refused: it is shut", "front")
     assert caught.value.__notes__ == ["abate: orders gave up after 0 attempts: budget"]
     assert abate_events == [BudgetRefused("orders", "front", 0)]
-    assert (budget.asked, budget.refunded) == (0, 0)
+    assert (budget.requested, budget.refunded) == (0, 0)
 
 
 def test_a_call_whose_first_attempt_was_refused_is_over(make, scripted_gate, abate_events):

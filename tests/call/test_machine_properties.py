@@ -190,7 +190,7 @@ def test_every_ending_is_one_that_the_last_step_explains(play, script, idempoten
             assert story.call.deadline is not None
         case "budget":
             refused_by_gate = not script[story.attempts].admitted if story.attempts < len(script) else False
-            assert refused_by_gate or budget.asked > budget.granted
+            assert refused_by_gate or budget.requested > budget.granted
         case "refused":
             assert story.attempts == 0
             assert not script[0].admitted

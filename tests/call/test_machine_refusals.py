@@ -62,7 +62,7 @@ def test_of_two_reasons_the_cheaper_one_wins(refuse, cheaper, dearer):
     """The order is fixed, and the budget is not even asked by a call that is refused before it."""
     answer, budget = refuse(cheaper, dearer)
     assert answer == Stop(cheaper)
-    assert (budget.asked, budget.refunded) == (0, 0)
+    assert (budget.requested, budget.refunded) == (0, 0)
 
 
 def test_of_all_reasons_the_first_in_order_wins(refuse):
@@ -76,7 +76,7 @@ def test_a_delay_that_ends_at_the_deadline_stops_the_call(counting_budget):
     budget = counting_budget()
     policy = Policy(on=OSError, backoff=Backoff(1.0, jitter="none"), budget=budget)
     assert Call(policy, deadline=NOW + 1.0).failed(OSError(), NOW) == Stop("deadline")
-    assert budget.asked == 0
+    assert budget.requested == 0
     assert Call(policy, deadline=NOW + 1.001).failed(OSError(), NOW) == Wait(NOW + 1.0)
 
 
