@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from abate.stores import Queue, open_store
 from abate.work.source import Done
-from tests.faults.killed_workers import work_off
+from tests.faults.killed_workers import process_while_killing
 
 MESSAGES = {"memory": 5_000, "NORMAL": 5_000, "FULL": 500}
 """Fewer where every transaction waits for the disk."""
@@ -120,7 +120,7 @@ def bare(way: str) -> float:
 
 def killed() -> list[tuple[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
-        outcome, kills, seconds = work_off(folder, KILLED, LEASE, pause=0.005, guard=300.0)
+        outcome, kills, seconds = process_while_killing(folder, KILLED, LEASE, pause=0.005, guard=300.0)
     return [
         ("messages", f"{KILLED:,}"),
         ("never handled", str(KILLED - len(outcome.handlings))),

@@ -1,6 +1,6 @@
-"""Workers that are killed (SIGKILL) while they work off a queue, and what their log says about it.
+"""Helpers for fault tests: workers that are killed (SIGKILL) while they process a queue, and the analysis of their log.
 
-And processes that stand still, and how to call a store that has to come back.
+Also stops processes, and retries calls to a store that is temporarily unavailable.
 """
 
 import contextlib
@@ -22,34 +22,34 @@ WORKERS = 4
 
 
 class Outcome:
-    """What the log of a run says."""
+    """The violations and redeliveries that the log of a run shows."""
 
-    def __init__(self, lines, lease):
-        self.handlings = defaultdict(list)  # key: token, before, after; in the order of tokens
+    def __init__(self, log_lines, lease):
+        self.handlings = defaultdict(list)  # key: (token, before, after), sorted by token
         accepted = defaultdict(list)
-        for line in lines:
-            what, key, token, *instants = line.split()
-            if what == "begin":
+        for line in log_lines:
+            event, key, token, *instants = line.split()
+            if event == "begin":
                 self.handlings[key].append((int(token), *map(float, instants)))
-            elif what == "done":
+            elif event == "done":
                 accepted[key].append(int(token))
         self.too_early, self.after_done = [], []
         for key, handlings in self.handlings.items():
             handlings.sort()
             for (_, before, _), (_, _, after) in pairwise(handlings):
-                # the first lease began after `before`, the second one before `after`
+                # the first lease started after its `before`, the second one before its `after`
                 if after < before + lease:
                     self.too_early.append((key, handlings))
             if len(accepted[key]) > 1 or any(token < handlings[-1][0] for token in accepted[key]):
                 self.after_done.append((key, handlings, accepted[key]))
-        self.again = sum(len(handlings) - 1 for handlings in self.handlings.values())
+        self.redelivered = sum(len(handlings) - 1 for handlings in self.handlings.values())
 
 
-def work_off(folder, messages, lease, pause, guard, rng=random, url=None):
-    """Add so many messages, and let workers handle them while one after the other is killed.
+def process_while_killing(folder, messages, lease, pause, guard, rng=random, url=None):
+    """Add `messages` messages, and let workers handle them while they are killed in turn.
 
-    The log lies in the folder, and so does the store if no other is named. Returns the outcome, the kills, and the
-    seconds that it took.
+    The log is in `folder`, and so is the store unless `url` is given. Returns the outcome, the number of kills, and the
+    seconds taken.
     """
     url, log = url or f"sqlite:///{folder}/work.db", Path(folder) / "log"
     log.touch()
@@ -62,17 +62,17 @@ def work_off(folder, messages, lease, pause, guard, rng=random, url=None):
         begun, kills, written = time.monotonic(), 0, 0
         try:
             while (depth := queue.depth()).waiting + depth.leased:
-                assert time.monotonic() < begun + guard, f"it does not end: {depth}"
+                assert time.monotonic() < begun + guard, f"the queue is not empty in time: {depth}"
                 time.sleep(rng.uniform(0.05, 0.25))
                 lines = log.read_bytes().count(b"\n")
                 if lines <= written + messages // 100:
-                    continue  # where starting takes long, let them work before the next one dies
+                    continue  # on a slow machine, let the workers make progress before the next kill
                 written = lines
-                place = kills % WORKERS  # the one that lives the longest: it has had the time to start
-                workers[place].kill()
-                workers[place].wait()
+                oldest = kills % WORKERS  # it has had the most time to start
+                workers[oldest].kill()
+                workers[oldest].wait()
                 kills += 1
-                workers[place] = subprocess.Popen(command)
+                workers[oldest] = subprocess.Popen(command)
         finally:
             for worker in workers:
                 worker.kill()
@@ -82,7 +82,7 @@ def work_off(folder, messages, lease, pause, guard, rng=random, url=None):
 
 @contextlib.contextmanager
 def stopped(pid):
-    """A process that stands still for the block; it has stopped when the block begins."""
+    """Stop a process for the duration of the block; it has stopped when the block begins."""
     os.kill(pid, signal.SIGSTOP)
     try:
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
@@ -91,12 +91,12 @@ def stopped(pid):
         os.kill(pid, signal.SIGCONT)
 
 
-def patiently(call, *args):
-    """What a call answers as soon as the store does."""
+def retry_until_available(call, *args):
+    """Call a function again after each `StoreError`, and return its first result."""
     end = time.monotonic() + GUARD
     while True:
         try:
             return call(*args)
         except StoreError:
-            assert time.monotonic() < end, "the store does not come back"
+            assert time.monotonic() < end, "the store is still unavailable"
             time.sleep(random.uniform(0.01, 0.05))

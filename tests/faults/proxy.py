@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that can cut its connections, drop an answer, or swallow all that goes through them."""
+"""A TCP proxy on loopback that can close its connections, lose a reply, or discard all traffic."""
 
 import contextlib
 import selectors
@@ -7,7 +7,7 @@ import threading
 
 
 class Proxy:
-    """Passes bytes on to a port; in a thread, until the end of the ``with`` block."""
+    """Forwards bytes to a port, in a thread, until the end of the ``with`` block."""
 
     def __init__(self, port):
         self._target = port
@@ -16,15 +16,15 @@ class Proxy:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._pairs = {}
-        self._answering = set()
+        self._server_sides = set()
         self._lock = threading.Lock()
         self._end = threading.Event()
-        self.swallow = False
-        """Is everything lost on the way, without a word to either side?"""
-        self.drops_next_answer = False
-        """Is the next thing that the server says lost, and the connection with it?"""
-        self.swallows_answers = False
-        """Is everything lost that the server says, without a word to either side?"""
+        self.discard_all = False
+        """Discard all bytes in both directions; the connections stay open."""
+        self.drop_next_reply = False
+        """Discard the next bytes from the server, and close that connection."""
+        self.discard_replies = False
+        """Discard all bytes from the server; the connections stay open."""
 
     def __enter__(self):
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -39,19 +39,19 @@ class Proxy:
         self._selector.close()
 
     def cut(self):
-        """Close every connection that goes through."""
+        """Close every connection through the proxy."""
         with self._lock:
-            for one in list(self._pairs):
-                self._close(one)
+            for side in list(self._pairs):
+                self._close(side)
 
-    def _close(self, one):
-        other = self._pairs.pop(one, None)
+    def _close(self, side):
+        other = self._pairs.pop(side, None)
         if other is not None:
             self._pairs.pop(other, None)
-            self._answering -= {one, other}
-            for end in (one, other):
-                self._selector.unregister(end)
-                end.close()
+            self._server_sides -= {side, other}
+            for sock in (side, other):
+                self._selector.unregister(sock)
+                sock.close()
 
     def _run(self):
         while not self._end.is_set():
@@ -60,29 +60,29 @@ class Proxy:
                     if key.fileobj is self._listener:
                         self._accept()
                     else:
-                        self._pass_on(key.fileobj)
+                        self._forward(key.fileobj)
 
     def _accept(self):
-        one, _ = self._listener.accept()
+        client, _ = self._listener.accept()
         try:
-            other = socket.create_connection(("127.0.0.1", self._target))
-        except OSError:  # nobody is there
-            one.close()
+            server = socket.create_connection(("127.0.0.1", self._target))
+        except OSError:  # the server does not accept connections
+            client.close()
             return
-        self._pairs[one], self._pairs[other] = other, one
-        self._answering.add(other)
-        for end in (one, other):
-            self._selector.register(end, selectors.EVENT_READ)
+        self._pairs[client], self._pairs[server] = server, client
+        self._server_sides.add(server)
+        for sock in (client, server):
+            self._selector.register(sock, selectors.EVENT_READ)
 
-    def _pass_on(self, one):
-        other = self._pairs[one]
+    def _forward(self, side):
+        other = self._pairs[side]
         try:
-            data = one.recv(65536)
-            if data and self.drops_next_answer and one in self._answering:
-                self.drops_next_answer, data = False, b""
-            if data and not self.swallow and not (self.swallows_answers and one in self._answering):
+            data = side.recv(65536)
+            if data and self.drop_next_reply and side in self._server_sides:
+                self.drop_next_reply, data = False, b""
+            if data and not self.discard_all and not (self.discard_replies and side in self._server_sides):
                 other.sendall(data)
         except OSError:
             data = b""
         if not data:
-            self._close(one)
+            self._close(side)

@@ -1,6 +1,8 @@
-"""A process that fails and retries, for `test_fleet_faults`: asks for fifty retries per line of stdin, and tells.
+"""A fleet member for `test_fleet_faults`: per line of stdin, makes deposits, then attempts fifty withdrawals.
 
-python spender.py URL RATIO RESERVE WINDOW
+A line is the number of deposits; the reply on stdout is JSON.
+
+    python spender.py URL RATIO RESERVE WINDOW
 """
 
 import json
@@ -13,8 +15,15 @@ from abate import events
 url, ratio, reserve, window = sys.argv[1], *map(float, sys.argv[2:5])
 store = abate.open_store(url, required=False)
 budget = store.budget("fleet", ratio, reserve, window)
-told = []
-abate.observe.install(lambda event: told.append(event.degraded) if isinstance(event, events.StoreDegraded) else None)
+transitions = []
+
+
+def record(event):
+    if isinstance(event, events.StoreDegraded):
+        transitions.append(event.degraded)
+
+
+abate.observe.install(record)
 print("ready", flush=True)
 spent = 0
 slowest = 0.0
@@ -25,5 +34,10 @@ for line in sys.stdin:
         began = time.perf_counter()
         spent += budget.try_withdraw()
         slowest = max(slowest, time.perf_counter() - began)
-    facts = {"spent": spent, "slowest": slowest, "told": told, "degraded": store.fleet_sync.degraded}
-    print(json.dumps(facts), flush=True)
+    state = {
+        "spent": spent,
+        "slowest": slowest,
+        "transitions": transitions,
+        "degraded": store.fleet_sync.degraded,
+    }
+    print(json.dumps(state), flush=True)

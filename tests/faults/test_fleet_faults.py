@@ -1,7 +1,7 @@
-"""A budget of a fleet whose store is cut off, frozen, flushed or restarted, and members that are killed, for real.
+"""A fleet's shared budget when its store is disconnected, frozen, flushed or restarted, or a member is killed.
 
-What is promised: calls never wait for the store; all together spend no more than one budget allows, plus, while the
-store is away, each member's part of the reserve; when it is back, limits are shared again.
+Guarantees under test: calls never wait for the store; the members together spend at most one budget, plus, while the
+store is unavailable, each member's part of the reserve; after it is back, the limit is shared again.
 """
 
 import contextlib
@@ -19,22 +19,22 @@ from tests.faults.proxy import Proxy
 
 MEMBERS = 3
 RESERVE, WINDOW = 1.0, 60.0
-"""Sixty retries a minute, of all together; a test is over before the first of them are forgotten."""
+"""Sixty retries a minute for the whole fleet; a test ends before its first retries leave the window."""
 GUARD = 30.0
 SPENDER = Path(__file__).with_name("spender.py")
 
 
 class Spender:
-    """A member in a process of its own."""
+    """A fleet member in a separate process."""
 
     def __init__(self, url, ratio=0.0):
         command = [sys.executable, str(SPENDER), url, str(ratio), str(RESERVE), str(WINDOW)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout.readline() == "ready\n"
-        self.last = {"spent": 0, "told": [], "degraded": False}
+        self.last = {"spent": 0, "transitions": [], "degraded": False}
 
     def spend(self, deposits=0):
-        """Let it ask for fifty retries: what it has spent so far."""
+        """Let the member attempt fifty withdrawals, and return its total so far."""
         self.process.stdin.write(f"{deposits}\n")
         self.process.stdin.flush()
         self.last = json.loads(self.process.stdout.readline())
@@ -56,10 +56,10 @@ def valkey(tmp_path):
 
 
 @contextlib.contextmanager
-def fleet(url, many=MEMBERS, ratio=0.0):
+def fleet(url, count=MEMBERS, ratio=0.0):
     members = []
     try:
-        for _ in range(many):
+        for _ in range(count):
             members.append(Spender(url, ratio))
         yield members
     finally:
@@ -72,7 +72,7 @@ def spent(members):
 
 
 def until(members, condition):
-    """Let all of them spend until something is so."""
+    """Let all members spend until the condition holds."""
     end = time.monotonic() + GUARD
     while not condition():
         assert time.monotonic() < end, [member.last for member in members]
@@ -80,36 +80,36 @@ def until(members, condition):
         time.sleep(0.1)
 
 
-def all_spent(members):
-    """Let them spend until the last of it is gone."""
+def spend_everything(members):
+    """Let the members spend until the reserve is used up, and return the total."""
     until(members, lambda: sum(member.last["spent"] for member in members) >= RESERVE * WINDOW)
     return spent(members)
 
 
-def degraded(members, so):
-    return lambda: all(member.last["degraded"] is so for member in members)
+def degraded(members, expected):
+    return lambda: all(member.last["degraded"] is expected for member in members)
 
 
-def test_together_they_spend_one_budget(valkey):
-    """All of the reserve, and none of it twice."""
+def test_a_fleet_spends_one_budget(valkey):
+    """The members together spend the whole reserve, and no more than it."""
     with fleet(f"{valkey.url}/0") as members:
-        assert all_spent(members) == RESERVE * WINDOW
+        assert spend_everything(members) == RESERVE * WINDOW
         time.sleep(1.5)
         assert spent(members) <= RESERVE * WINDOW + 2 * RESERVE
 
 
-@pytest.mark.parametrize("way", ["cut", "swallow", "freeze", "kill"])
-def test_without_the_store_each_has_its_part_and_it_heals(valkey, way):
-    """Cut off, silent, frozen or gone: at most each one's part of the reserve more; said once, and once at the end."""
+@pytest.mark.parametrize("fault", ["disconnect", "discard", "freeze", "kill"])
+def test_without_the_store_each_member_spends_its_part_and_sharing_resumes(valkey, fault):
+    """The overspend is at most each member's part of the reserve; one event marks the start and one the end."""
     with Proxy(valkey.port) as proxy, contextlib.ExitStack() as stack:
         members = stack.enter_context(fleet(f"redis://127.0.0.1:{proxy.port}/0"))
         before = spent(members)
-        if way == "cut":
-            proxy.swallow = True
+        if fault == "disconnect":
+            proxy.discard_all = True
             proxy.cut()
-        elif way == "swallow":
-            proxy.swallow = True
-        elif way == "freeze":
+        elif fault == "discard":
+            proxy.discard_all = True
+        elif fault == "freeze":
             frozen = stack.enter_context(contextlib.ExitStack())
             frozen.enter_context(valkey.stopped())
         else:
@@ -117,24 +117,24 @@ def test_without_the_store_each_has_its_part_and_it_heals(valkey, way):
         until(members, degraded(members, True))
         end = time.monotonic() + 1.0
         while time.monotonic() < end:
-            most = spent(members)
+            total = spent(members)
             time.sleep(0.1)
-        assert before <= most <= 2 * RESERVE * WINDOW + 3 * RESERVE * MEMBERS
-        if way == "freeze":
+        assert before <= total <= 2 * RESERVE * WINDOW + 3 * RESERVE * MEMBERS
+        if fault == "freeze":
             frozen.close()
-        elif way == "kill":
+        elif fault == "kill":
             valkey.start()
-        proxy.swallow = False
+        proxy.discard_all = False
         proxy.cut()
-        until(members, lambda: all(member.last["told"] == [True, False] for member in members))
+        until(members, lambda: all(member.last["transitions"] == [True, False] for member in members))
         for member in members:
-            assert member.last["slowest"] < 1.0, "a call has waited for the store"
+            assert member.last["slowest"] < 1.0, "a call waited for the store"
 
 
-def test_a_flushed_store_heals_by_itself(valkey):
-    """What was counted is gone with it: at worst a second budget is spent, and nobody goes alone for it."""
+def test_a_flushed_store_recovers(valkey):
+    """The counts are lost, so at most a second budget is spent; no member becomes degraded."""
     with fleet(f"{valkey.url}/0") as members:
-        all_spent(members)
+        spend_everything(members)
         with driver.Redis.from_url(valkey.url) as admin:
             admin.flushall()
         end = time.monotonic() + 2.0
@@ -142,21 +142,21 @@ def test_a_flushed_store_heals_by_itself(valkey):
             total = spent(members)
             time.sleep(0.1)
         assert RESERVE * WINDOW <= total <= 2 * RESERVE * WINDOW + 5 * RESERVE
-        assert not any(member.last["told"] for member in members)
+        assert not any(member.last["transitions"] for member in members)
 
 
-def test_a_process_starts_without_the_store_and_joins_when_it_is_there(valkey):
-    """What is not required is not waited for: it has a budget of its own until then."""
+def test_a_process_starts_without_the_store_and_joins_later(valkey):
+    """With `required=False` a process starts with a local budget, and joins the fleet when the store is reachable."""
     valkey.kill()
-    with fleet(f"{valkey.url}/0", many=1) as (member,):
+    with fleet(f"{valkey.url}/0", count=1) as (member,):
         assert member.spend() == 50
         assert member.last["degraded"]
         valkey.start()
         until([member], lambda: member.last["degraded"] is False)
 
 
-def test_a_killed_member_takes_nothing_with_it_for_good(valkey):
-    """Others go on, within the same budget; what it held leaves with the window."""
+def test_a_killed_member_does_not_change_the_fleets_budget(valkey):
+    """The other members go on, and the fleet stays within one budget."""
     with fleet(f"{valkey.url}/0") as members:
         spent(members)
         killed = members.pop()
@@ -169,9 +169,9 @@ def test_a_killed_member_takes_nothing_with_it_for_good(valkey):
         assert lost < total + lost <= RESERVE * WINDOW + 5 * RESERVE
 
 
-def test_what_one_earns_others_spend(valkey):
-    """Deposits of one member pay for the retries of another, after a journey of each."""
-    with fleet(f"{valkey.url}/0", many=2, ratio=0.5) as (rich, poor):
+def test_deposits_of_one_member_fund_retries_of_another(valkey):
+    """After both have synced, deposits of one member allow withdrawals by another."""
+    with fleet(f"{valkey.url}/0", count=2, ratio=0.5) as (rich, poor):
         until([poor], lambda: rich.spend() + poor.last["spent"] >= RESERVE * WINDOW)
         before = poor.last["spent"]
         rich.process.stdin.write("1000\n")

@@ -1,4 +1,4 @@
-"""Workers that die, stand still or have a wrong clock: nothing is lost, and nothing is in two hands.
+"""Workers that are killed, stopped or have a wrong clock: no message is lost, and none has two lease holders.
 
 For every store that processes share.
 """
@@ -7,13 +7,13 @@ import pytest
 
 from abate.stores import open_store
 from tests.conformance.conftest import SHARED, STORES
-from tests.faults.killed_workers import stopped, work_off
+from tests.faults.killed_workers import process_while_killing, stopped
 from tests.stores.processes import GUARD, keys, output, python, tell
 
 LEASE = 1.0
 MESSAGES = {"sqlite": 1000, "redis": 250, "postgres": 250}
 PAUSE = {"sqlite": 0.01, "redis": 0.02, "postgres": 0.02}
-"""Seconds that a worker takes for a message at most; so long that there is time for some kills."""
+"""The most seconds that a worker takes per message; long enough for several kills during a run."""
 
 
 @pytest.fixture(params=SHARED)
@@ -34,7 +34,7 @@ def queue(url):
 
 @pytest.fixture
 def start(url):
-    """Starts a program on the store, that ends with the test at the latest."""
+    """Return a function that starts a program on the store; the programs are killed after the test."""
     started = []
 
     def program(code, *args):
@@ -47,16 +47,15 @@ def start(url):
         process.communicate()
 
 
-def test_killed_workers_lose_nothing_and_share_nothing(kind, url, tmp_path):
-    """Four workers, one killed every moment: every message is handled, a second time only after its lease ran out,
-    and never again once somebody was done with it."""
-    many = MESSAGES[kind]
-    outcome, kills, _ = work_off(tmp_path, many, LEASE, PAUSE[kind], guard=2 * GUARD, url=url)
-    assert set(outcome.handlings) == {f"key-{n}" for n in range(many)}
+def test_killed_workers_lose_no_message_and_no_lease_overlaps(kind, url, tmp_path):
+    """Each message is handled; it is redelivered only after its lease has expired, and not after a `done` was accepted."""
+    count = MESSAGES[kind]
+    outcome, kills, _ = process_while_killing(tmp_path, count, LEASE, PAUSE[kind], guard=2 * GUARD, url=url)
+    assert set(outcome.handlings) == {f"key-{n}" for n in range(count)}
     assert outcome.too_early == []
     assert outcome.after_done == []
     assert kills > 5
-    assert outcome.again > 0, "no worker was killed with a message in hand: the test shows nothing"
+    assert outcome.redelivered > 0, "no worker was killed while it held a message: the test proves nothing"
 
 
 SLOW = """if True:
@@ -76,9 +75,9 @@ SLOW = """if True:
 """
 
 
-@pytest.mark.parametrize("meanwhile", ["in hand", "done", "added again"])
-def test_a_worker_that_stood_still_past_its_lease_is_refused(queue, start, meanwhile):
-    """On waking it learns that the message is not its own any more; whoever has it now is not disturbed."""
+@pytest.mark.parametrize("meanwhile", ["leased", "done", "added again"])
+def test_done_after_the_lease_expired_is_refused(queue, start, meanwhile):
+    """A worker that was stopped past its lease gets `LeaseLost`; the new lease is not affected."""
     queue.add("a")
     worker = start(SLOW)
     token = int(worker.stdout.readline().split()[1])
@@ -86,22 +85,22 @@ def test_a_worker_that_stood_still_past_its_lease_is_refused(queue, start, meanw
         (message,) = queue.receive(wait=GUARD)
         assert (message.key, message.receives) == ("a", 2)
         assert message.token > token
-        if meanwhile != "in hand":
+        if meanwhile != "leased":
             queue.done(message)
         if meanwhile == "added again":
             queue.add("a")
         tell(worker, "go on")
     assert output(worker) == ["lost"]
-    if meanwhile == "in hand":
+    if meanwhile == "leased":
         queue.done(message)
     left = queue.depth()
     assert (left.ready, left.delayed, left.leased, left.dead) == (meanwhile == "added again", 0, 0, 0)
 
 
-OFF_BY = """if True:
+WRONG_CLOCK = """if True:
     import sys, time
-    machine = time.time
-    time.time = lambda: machine() + float(sys.argv[2])
+    correct = time.time
+    time.time = lambda: correct() + float(sys.argv[2])
     from abate.stores import open_store
 
     queue = open_store(sys.argv[1]).queue("work", lease=600.0)
@@ -115,17 +114,20 @@ OFF_BY = """if True:
 """
 
 
-@pytest.mark.parametrize("off", ["3600", "-3600"])
-def test_a_worker_whose_clock_is_wrong_changes_nothing(queue, start, off):
-    """Leases and delays are the server's, or the machine's since its start: an hour ahead or behind, a worker takes
-    nothing before its time, its messages are neither early nor late, and its lease is neither over nor endless."""
+@pytest.mark.parametrize("offset", ["3600", "-3600"])
+def test_a_wrong_clock_of_a_worker_does_not_affect_leases_and_delays(queue, start, offset):
+    """Leases and delays use the server's clock, or the machine's monotonic one, not `time.time` of the worker.
+
+    A worker whose clock is an hour ahead or behind receives no delayed message early, and its own delays and leases last
+    as long as configured.
+    """
     queue.add("a")
     queue.add("much later", after=1800.0)
-    worker = start(OFF_BY, off)
-    said = worker.stdout.readline()
-    assert said.startswith("a ")
-    assert "ready=1, delayed=2, leased=1, dead=0" in said
-    assert said.endswith("True\n")
+    worker = start(WRONG_CLOCK, offset)
+    printed = worker.stdout.readline()
+    assert printed.startswith("a ")
+    assert "ready=1, delayed=2, leased=1, dead=0" in printed
+    assert printed.endswith("True\n")
     assert keys(queue.receive(10)) == ["now"]
     tell(worker, "go on")
     assert output(worker) == ["done"]

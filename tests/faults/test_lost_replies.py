@@ -1,5 +1,7 @@
-"""A server that has done what it was asked, and whose answer is lost or comes too late: nothing is lost, and nothing is
-done twice by a store that asks again by itself."""
+"""Replies of a server that are lost or late, after it has executed the request.
+
+No message is lost, and a store's own retry executes nothing twice.
+"""
 
 import pytest
 
@@ -25,7 +27,7 @@ def url(kind):
 
 @pytest.fixture
 def direct(url):
-    """The store, by a way on which nothing is lost."""
+    """The store without the proxy: no reply is lost."""
     with open_store(url) as store:
         yield store
 
@@ -38,7 +40,7 @@ def proxy(kind):
 
 @pytest.fixture
 def store(kind, url, proxy):
-    """The same store, through the proxy; its connection is made, and the server knows the scripts."""
+    """The same store through the proxy; it is connected, and the server has loaded the scripts."""
     port = SERVERS[kind].server().port
     with open_store(url.replace(f":{port}/", f":{proxy.port}/") + "&timeout=0.5") as store:
         warm_up(store)
@@ -46,7 +48,7 @@ def store(kind, url, proxy):
 
 
 def warm_up(store):
-    """Have everything done once."""
+    """Call every operation once."""
     queue = store.queue("warm")
     for verdict in (Done(), Bury("permanent", "bad")):
         queue.add("a")
@@ -61,70 +63,70 @@ def warm_up(store):
 
 
 @pytest.fixture
-def silenced(proxy, store):
-    """Make a call of which the server does its part and the caller hears nothing: it raises."""
+def call_without_reply(proxy, store):
+    """Return a function that makes a call whose request is executed and whose reply is lost or late: it raises."""
 
     def make(call, *args, how="lost", **options):
-        store.queue("warm").depth()  # over a connection that is there
-        proxy.drops_next_answer, proxy.swallows_answers = how == "lost", how == "late"
+        store.queue("warm").depth()  # opens a connection if there is none
+        proxy.drop_next_reply, proxy.discard_replies = how == "lost", how == "late"
         with pytest.raises(StoreError):
             call(*args, **options)
-        assert not proxy.drops_next_answer
-        proxy.swallows_answers = False
+        assert not proxy.drop_next_reply
+        proxy.discard_replies = False
 
     return make
 
 
-either_way = pytest.mark.parametrize("how", ["lost", "late"])
+lost_or_late = pytest.mark.parametrize("how", ["lost", "late"])
 
 
-# ── What does the same when it is done twice is asked again ──────────────────────────────────────────────
+# ── Idempotent operations are retried ────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("what", ["depth", "dead", "queues", "extend", "balance"])
-def test_who_looks_does_not_notice_a_connection_that_breaks(store, direct, proxy, what):
-    """Neither does who extends: the question is asked again, once, on another connection."""
+@pytest.mark.parametrize("operation", ["depth", "dead", "queues", "extend", "balance"])
+def test_idempotent_operations_survive_a_broken_connection(store, direct, proxy, operation):
+    """Reads and `extend` are retried once, on another connection."""
     queue = direct.queue("orders")
     queue.add("a")
     queue.add("b")
     queue.bury(queue.receive()[0], "bad")
     messages = queue.receive()
-    asked = store.queue("orders")
-    question, answer = {
-        "depth": (asked.depth, lambda found: found == Depth(leased=1, dead=1)),
-        "dead": (asked.dead, lambda found: keys(found) == ["a"]),
+    proxied = store.queue("orders")
+    call, expected = {
+        "depth": (proxied.depth, lambda found: found == Depth(leased=1, dead=1)),
+        "dead": (proxied.dead, lambda found: keys(found) == ["a"]),
         "queues": (store.queues, lambda found: found["orders"] == Depth(leased=1, dead=1)),
-        "extend": (lambda: asked.extend(messages), lambda found: found == []),
+        "extend": (lambda: proxied.extend(messages), lambda found: found == []),
         "balance": (store.ledger("x", reserve=1.0).balance, lambda found: found == 10.0),
-    }[what]
+    }[operation]
     store.queue("warm").depth()
-    proxy.drops_next_answer = True
-    assert answer(question())
-    assert not proxy.drops_next_answer, "nothing was lost"
+    proxy.drop_next_reply = True
+    assert expected(call())
+    assert not proxy.drop_next_reply, "no reply was lost"
     proxy.cut()
-    assert answer(question())
+    assert expected(call())
 
 
-# ── What does not is done once ───────────────────────────────────────────────────────────────────────────
+# ── Other operations are executed once ───────────────────────────────────────────────────────────────────
 
 
-@either_way
-def test_an_add_is_done_once(store, direct, silenced, how):
-    """Who adds again adds nothing new."""
-    silenced(store.queue("orders").add, "a", "body", how=how)
+@lost_or_late
+def test_an_add_is_executed_once(store, direct, call_without_reply, how):
+    """Adding the key again after the error adds no second message."""
+    call_without_reply(store.queue("orders").add, "a", "body", how=how)
     there = direct.queue("orders")
     assert there.depth().ready == 1
     assert store.queue("orders").add("a", "body") is False
     assert [(message.body, message.receives) for message in there.receive(5)] == [("body", 1)]
 
 
-@either_way
-def test_what_was_received_and_not_heard_of_comes_back_by_its_lease(store, direct, silenced, how):
-    """Having been received once more, and no more than once; what was not received is not touched."""
+@lost_or_late
+def test_a_message_whose_receive_reply_is_lost_is_redelivered_after_its_lease(store, direct, call_without_reply, how):
+    """It counts as received one more time; messages that were not received keep their count."""
     queue, there = store.queue("orders", lease=LEASE), direct.queue("orders", lease=LEASE)
     for key in "ab":
         there.add(key)
-    silenced(queue.receive, 1, how=how)
+    call_without_reply(queue.receive, 1, how=how)
     received = {}
     while len(received) < 2:
         for message in there.receive(1, GUARD):
@@ -143,31 +145,31 @@ def test_what_was_received_and_not_heard_of_comes_back_by_its_lease(store, direc
     ],
     ids=["done", "done late", "back", "bury"],
 )
-def test_a_verdict_is_carried_out_once(store, direct, silenced, verdict, how, left, receives):
-    """Who settles again is told that the lease is over."""
+def test_a_settle_is_executed_once(store, direct, call_without_reply, verdict, how, left, receives):
+    """Settling again after the error reports the lease as lost."""
     queue, there = store.queue("orders"), direct.queue("orders")
     there.add("a")
     messages = there.receive()
-    silenced(queue.settle, [(messages[0], verdict)], how=how)
+    call_without_reply(queue.settle, [(messages[0], verdict)], how=how)
     depth = there.depth()
     assert (depth.ready, depth.dead) == left
     assert queue.settle([(messages[0], verdict)]) == messages
     assert [message.receives for message in there.receive(5)] == receives
 
 
-@pytest.mark.parametrize("what", ["redrive", "purge"])
-def test_dead_letters_are_dealt_with_once(store, direct, silenced, what):
-    """Who asks again has nothing left to do."""
+@pytest.mark.parametrize("operation", ["redrive", "purge"])
+def test_redrive_and_purge_are_executed_once(store, direct, call_without_reply, operation):
+    """Calling again after the error finds no dead letter."""
     queue, there = store.queue("orders"), direct.queue("orders")
     there.add("a")
     there.bury(there.receive()[0], "bad")
-    silenced(getattr(queue, what), ["a"])
-    assert getattr(queue, what)() == 0
-    assert keys(there.receive(5)) == (["a"] if what == "redrive" else [])
+    call_without_reply(getattr(queue, operation), ["a"])
+    assert getattr(queue, operation)() == 0
+    assert keys(there.receive(5)) == (["a"] if operation == "redrive" else [])
 
 
-def test_a_withdrawal_is_made_once(store, direct, silenced):
-    """It counts, as it may have been used."""
+def test_a_withdrawal_is_executed_once(store, direct, call_without_reply):
+    """A withdrawal whose reply is lost counts as spent."""
     budget = direct.ledger("x", ratio=0.0, reserve=1.0)
-    silenced(store.exchange, "x", budget.terms, want=3)
+    call_without_reply(store.exchange, "x", budget.terms, want=3)
     assert budget.balance() == 7.0

@@ -1,8 +1,7 @@
-"""What a store in PostgreSQL promises when servers and wires fail; with real processes.
+"""Guarantees of a store in PostgreSQL when servers and connections fail, with real processes.
 
-What was answered is on the server's disk (fsync and synchronous_commit are on, as they are by default), so that a
-crash of the server is no different from that of a worker: what was added is there, what was done does not come again,
-and no token is given twice.
+A commit that was acknowledged is on the server's disk (fsync and synchronous_commit are on, the default). So after a
+crash of the server, added messages are there, settled messages are not redelivered, and no token is used twice.
 """
 
 import os
@@ -16,7 +15,7 @@ from abate.stores import Depth, StoreError, open_store
 from abate.stores.postgres import listener
 from abate.work.source import LeaseLost
 from tests.conformance.postgres_server import empty_store, server
-from tests.faults.killed_workers import patiently
+from tests.faults.killed_workers import retry_until_available
 from tests.faults.proxy import Proxy
 from tests.stores.postgres.cluster import Cluster
 from tests.stores.processes import GUARD, Thread, keys, until
@@ -35,13 +34,13 @@ def cluster(tmp_path_factory):
 
 
 class Traffic:
-    """Threads that add and work off while something happens to the server: what was answered, in order."""
+    """Threads that add and process messages during a fault of the server; records the acknowledged operations in order."""
 
     def __init__(self, url):
         self.store = open_store(url)
         self.queue = self.store.queue("work", lease=LEASE)
         self.added, self.handled, self.done = [], {}, {}
-        self.unsure = set()  # keys of which something was not answered, so that it may have been done
+        self.unsure = set()  # keys with an operation that was not acknowledged; it may have been executed
         self.end = threading.Event()
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._add, self._work)]
 
@@ -83,44 +82,44 @@ class Traffic:
                 time.sleep(0.01)
 
 
-def crash_of_a_backend(cluster):
+def kill_a_backend(cluster):
     os.kill(cluster.backends()[0], signal.SIGKILL)
 
 
 def restart(sign):
-    def happens(cluster):
+    def inject(cluster):
         cluster.stop(sign)
         cluster.start()
 
-    return happens
+    return inject
 
 
-def death(cluster):
+def kill_and_start(cluster):
     cluster.kill()
     cluster.start()
 
 
 @pytest.mark.parametrize(
-    "happens",
+    "inject",
     [
         pytest.param(restart(signal.SIGINT), id="a fast restart"),
         pytest.param(restart(signal.SIGQUIT), id="an immediate restart"),
-        pytest.param(death, id="kill -9 of the postmaster"),
-        pytest.param(crash_of_a_backend, id="kill -9 of a backend"),
+        pytest.param(kill_and_start, id="kill -9 of the postmaster"),
+        pytest.param(kill_a_backend, id="kill -9 of a backend"),
     ],
 )
-def test_a_server_that_comes_back_has_what_it_answered(cluster, happens):
-    """Restarted fast, at once, killed, or one of its processes killed: whatever was added is handled, what was done is
-    not handed out again, tokens grow, and those who use it go on by themselves."""
+def test_acknowledged_operations_survive_a_crash_of_the_server(cluster, inject):
+    """After any restart or kill, added messages are handled, settled ones are not redelivered, tokens increase, and
+    clients reconnect."""
     url = f"{cluster.url}?schema=faults_{time.monotonic_ns()}"
     with Traffic(url) as traffic:
         until(lambda: len(traffic.done) > 50)
         before, newest = len(traffic.done), max(max(tokens) for tokens in traffic.done.values())
-        happens(cluster)
+        inject(cluster)
         until(lambda: len(traffic.done) > before + 50)
     with open_store(url) as store:
         queue = store.queue("work")
-        while (depth := patiently(queue.depth)).waiting + depth.leased:
+        while (depth := retry_until_available(queue.depth)).waiting + depth.leased:
             for message in queue.receive(100, wait=2.0):
                 traffic.handled.setdefault(message.key, []).append(message.token)
                 queue.done(message)
@@ -134,10 +133,10 @@ def test_a_server_that_comes_back_has_what_it_answered(cluster, happens):
     assert len(every) == len(set(every))
 
 
-def test_a_server_that_stands_still_holds_up_nobody(cluster):
-    """Every operation ends in time with a `StoreError`, on old connections and on new ones; a fleet's budgets go by
-    local limits at once and heal by themselves; and a lease that ran out meanwhile is over."""
-    url = f"{cluster.url}?schema=still&timeout=0.3"
+def test_a_frozen_server_blocks_no_caller(cluster):
+    """Every operation raises `StoreError` after the timeout, on open and new connections; budgets use local limits until
+    the server is back; a lease that expired meanwhile is lost."""
+    url = f"{cluster.url}?schema=frozen&timeout=0.3"
     with open_store(url) as store:
         queue = store.queue("work", lease=0.5)
         queue.add("a")
@@ -146,7 +145,7 @@ def test_a_server_that_stands_still_holds_up_nobody(cluster):
         assert budget.try_withdraw()
         until(lambda: store.fleet_sync.rounds > 0)
         others = store.queue("others")
-        waiting = Thread(patiently, others.receive, 1, GUARD)
+        waiting = Thread(retry_until_available, others.receive, 1, GUARD)
         until(lambda: store.listener.listening)
         with cluster.frozen():
             for call in (
@@ -163,15 +162,15 @@ def test_a_server_that_stands_still_holds_up_nobody(cluster):
             until(lambda: store.fleet_sync.degraded)
             assert budget.try_withdraw()
         with pytest.raises(LeaseLost):
-            patiently(queue.done, message)
+            retry_until_available(queue.done, message)
         until(lambda: not store.fleet_sync.degraded)
         others.add("c")
         assert keys(waiting.answer()) == ["c"]
-        # those that got no answer may have been carried out
+        # an add without a reply may have been executed
         assert {"a"} <= {message.key for message in queue.receive(10, wait=GUARD)} <= {"a", "b"}
 
 
-# ── Wires ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Connections ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -184,14 +183,14 @@ def through(proxy, url):
     return url.replace(f":{server().port}/", f":{proxy.port}/")
 
 
-def test_a_cut_between_two_calls_is_not_noticed(proxy):
-    """A connection that was found dead has had nothing sent over it: another one is opened, whatever is asked."""
+def test_a_connection_lost_between_calls_is_replaced(proxy):
+    """Nothing was sent over a connection that is found closed, so that every operation can use a new one."""
     with open_store(through(proxy, empty_store())) as store:
         queue = store.queue("work")
         for n in range(5):
             assert queue.add(f"key {n}") is True
             proxy.cut()
-            time.sleep(0.05)  # so that the end of the connection has arrived
+            time.sleep(0.05)  # until the client's socket has received the close
         (message, *_) = queue.receive(5)
         proxy.cut()
         time.sleep(0.05)
@@ -199,13 +198,13 @@ def test_a_cut_between_two_calls_is_not_noticed(proxy):
         assert queue.depth() == Depth(leased=4)
 
 
-def test_a_cut_while_one_waits_makes_nobody_miss_anything(proxy, monkeypatch):
-    """Who waits listens again."""
+def test_a_waiting_receive_listens_again_after_a_disconnect(proxy, monkeypatch):
+    """A message that is added while the listener is disconnected is received."""
     monkeypatch.setattr(listener, "RECONNECT", 0.1)
     url = empty_store()
     with open_store(through(proxy, url)) as store, open_store(url) as other:
         queue = store.queue("work")
-        thread = Thread(patiently, queue.receive, 1, GUARD)
+        thread = Thread(retry_until_available, queue.receive, 1, GUARD)
         until(lambda: store.listener.listening)
         proxy.cut()
         until(lambda: not store.listener.listening)
@@ -213,23 +212,23 @@ def test_a_cut_while_one_waits_makes_nobody_miss_anything(proxy, monkeypatch):
         assert keys(thread.answer()) == ["a"]
 
 
-def test_a_wire_that_swallows_everything_costs_no_more_than_the_timeout(proxy):
-    """Then it is a `StoreError`, that says that it is not known whether anything was done; afterwards all is well."""
+def test_a_silent_connection_costs_at_most_the_timeout(proxy):
+    """`StoreError` then says that the outcome is unknown; the store works again after the fault."""
     with open_store(through(proxy, empty_store()) + "&timeout=0.5") as store:
         queue = store.queue("work")
         queue.add("a")
-        proxy.swallow = True
+        proxy.discard_all = True
         for call in (lambda: queue.add("b"), queue.depth):
             with pytest.raises(StoreError, match=r"does not answer within 0\.5 s; it is not known whether"):
                 call()
-        proxy.swallow = False
+        proxy.discard_all = False
         proxy.cut()
         assert queue.depth().ready == 1
         assert queue.add("b") is True
 
 
-def test_a_statement_that_nobody_waits_for_any_more_is_ended_by_the_server(proxy):
-    """So that it does not do later what the caller was told had failed."""
+def test_the_server_cancels_a_statement_after_the_timeout(proxy):
+    """It is not executed after the caller has got an error."""
     url = empty_store()
     with open_store(through(proxy, url) + "&timeout=0.5") as store, server().connect() as admin:
         queue = store.queue("work")

@@ -1,4 +1,4 @@
-"""A Redis that is killed, stopped, flushed or cut off: what is promised, on real processes."""
+"""Guarantees of a store in Redis when the server is killed, stopped, flushed or disconnected, with real processes."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ import redis as driver
 from abate.stores import StoreError, open_store
 from abate.work.source import Back, Done
 from tests.clients.valkey_server import Valkey
-from tests.faults.killed_workers import patiently, stopped
+from tests.faults.killed_workers import retry_until_available, stopped
 from tests.faults.proxy import Proxy
 from tests.stores.processes import GUARD, Thread, keys, until
 
@@ -26,16 +26,15 @@ def valkey(tmp_path):
 
 
 def left(queue):
-    depth = patiently(queue.depth)
+    depth = retry_until_available(queue.depth)
     return depth.waiting + depth.leased
 
 
 # ── The server ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_killed_server_that_writes_always_comes_back_with_all(valkey):
-    """With appendfsync always: what was answered is there after kill -9, leases and tokens included; callers get
-    StoreError while it is gone, and need nothing but to call again."""
+def test_with_fsync_always_acknowledged_operations_survive_a_kill(valkey):
+    """Messages, leases and tokens are there after kill -9; callers get `StoreError` meanwhile, and can call again."""
     with open_store(f"{valkey.url}?timeout=2") as store:
         queue = store.queue("work", lease=60.0)
         for n in range(50):
@@ -46,7 +45,7 @@ def test_a_killed_server_that_writes_always_comes_back_with_all(valkey):
         with pytest.raises(StoreError, match="nothing listens there"):
             queue.add("b")
         valkey.start(*DURABLE)
-        assert patiently(queue.extend, held) == []
+        assert retry_until_available(queue.extend, held) == []
         depth = queue.depth()
         assert (depth.ready, depth.leased) == (39, 1)
         queue.done(held[0])
@@ -54,8 +53,8 @@ def test_a_killed_server_that_writes_always_comes_back_with_all(valkey):
         assert message.token > settled[-1].token
 
 
-def test_workers_live_through_restarts_of_the_server(valkey):
-    """Whoever adds or works calls again after StoreError: nothing that was added is lost, and nothing hangs."""
+def test_workers_survive_restarts_of_the_server(valkey):
+    """With a retry after `StoreError`, no added message is lost, and no call hangs."""
     with open_store(f"{valkey.url}?timeout=2") as store:
         queue = store.queue("work", lease=LEASE)
         done, end = set(), threading.Event()
@@ -71,7 +70,7 @@ def test_workers_live_through_restarts_of_the_server(valkey):
 
         threads = [Thread(work) for _ in range(2)]
         for n in range(90):
-            patiently(queue.add, f"key-{n}")
+            retry_until_available(queue.add, f"key-{n}")
             if n % 30 == 29:
                 valkey.kill()
                 valkey.start(*DURABLE)
@@ -79,14 +78,13 @@ def test_workers_live_through_restarts_of_the_server(valkey):
         end.set()
         for thread in threads:
             thread.answer()
-        # one whose `done` was carried out while its answer was lost is not known to have been done
+        # a `done` that was executed and whose reply was lost is not counted
         assert len(done) >= 60
         assert done <= {f"key-{n}" for n in range(90)}
 
 
-def test_a_server_that_stands_still_is_given_up_and_leases_run_out(valkey):
-    """While it stands still everything raises StoreError in time; time goes on for leases: what was held longer than
-    its lease is somebody else's."""
+def test_a_stopped_server_times_out_and_leases_expire(valkey):
+    """Every operation raises `StoreError` after the timeout; leases expire meanwhile, and the messages are redelivered."""
     with open_store(f"{valkey.url}?timeout=1") as store:
         queue = store.queue("work", lease=3.0)
         queue.add("a")
@@ -100,7 +98,7 @@ def test_a_server_that_stands_still_is_given_up_and_leases_run_out(valkey):
                 store.ledger("x").try_withdraw()
             with pytest.raises(StoreError, match="did not answer within"):
                 waiting.answer()
-        # what was sent while it stood still is carried out now; a timeout is not a failure
+        # requests that were sent while it was stopped are executed now: a timeout is not a failure
         until(lambda: queue.settle([(held, Back(0.0))]) == [held])
         tokens = {}
         while "a" not in tokens:
@@ -108,9 +106,9 @@ def test_a_server_that_stands_still_is_given_up_and_leases_run_out(valkey):
         assert tokens["a"] > held.token
 
 
-def test_a_flush_crashes_nobody(valkey):
-    """The queues are gone, that is what was asked for. Leases are lost, budgets count from zero, members come back by
-    themselves, and what is added from then on is worked on."""
+def test_clients_recover_after_a_flush(valkey):
+    """Queues are empty and leases lost; budgets start from zero, members register again, and new messages are
+    delivered."""
     with open_store(valkey.url) as store, driver.Redis.from_url(valkey.url) as admin:
         queue, ledger = store.queue("work"), store.ledger("x", ratio=0.0, reserve=0.1)
         budget = store.budget("y", ratio=0.0, reserve=1.0)
@@ -134,7 +132,7 @@ def test_a_flush_crashes_nobody(valkey):
         assert not store.fleet_sync.degraded
 
 
-# ── The way to it ────────────────────────────────────────────────────────────────────────────────────────
+# ── The connection ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -143,8 +141,8 @@ def proxy(valkey):
         yield between
 
 
-def test_cut_connections_are_made_anew(valkey, proxy):
-    """One that was cut while nobody used it is not even noticed; who waited on one goes on waiting."""
+def test_lost_connections_are_replaced(valkey, proxy):
+    """A call finds a new connection after an idle one was closed; a waiting receive continues to wait."""
     with (
         open_store(f"redis://127.0.0.1:{proxy.port}?timeout=2") as store,
         driver.Redis.from_url(valkey.url) as admin,
@@ -162,31 +160,31 @@ def test_cut_connections_are_made_anew(valkey, proxy):
         assert len(queue.receive(10)) == 5
 
 
-def test_an_answer_that_was_lost_is_no_success_and_no_loss(valkey, proxy):
-    """What was sent may have been carried out: it is not sent again by itself, unless it does the same twice. Nothing
-    is lost: a message whose handing out got lost comes when its lease has run out."""
+def test_a_lost_reply_raises_and_loses_no_message(valkey, proxy):
+    """A request that may have been executed is retried only if it is idempotent; a message whose receive reply was lost
+    is redelivered after its lease."""
     with open_store(f"redis://127.0.0.1:{proxy.port}?timeout=2") as store, open_store(valkey.url) as direct:
         queue, there = store.queue("work", lease=0.5), direct.queue("work")
-        assert queue.receive(1) == []  # the server knows the script from now on
+        assert queue.receive(1) == []  # loads the script
         queue.add("a")
-        proxy.drops_next_answer = True
+        proxy.drop_next_reply = True
         with pytest.raises(StoreError):
             queue.receive(1)
         assert there.depth().leased == 1
-        queue.depth()  # over a new connection, whose own greetings are over by this
-        proxy.drops_next_answer = True
+        queue.depth()  # opens a new connection, so that the next reply is not one of its handshake
+        proxy.drop_next_reply = True
         with pytest.raises(StoreError):
             queue.add("b")
-        assert there.add("b") is False, "it had been added"
+        assert there.add("b") is False, "the add was executed"
         queue.depth()
-        proxy.drops_next_answer = True
+        proxy.drop_next_reply = True
         assert queue.depth().ready >= 1
-        assert not proxy.drops_next_answer
+        assert not proxy.drop_next_reply
         assert sorted(found.key for _ in "ab" for found in queue.receive(1, GUARD)) == ["a", "b"]
 
 
-def test_a_fleet_that_is_cut_off_goes_by_itself_and_heals(valkey, proxy):
-    """The courier gives up within a second; calls never wait for it; when the way is free again limits are shared."""
+def test_a_disconnected_fleet_uses_local_limits_and_recovers(valkey, proxy):
+    """The sync is degraded while the server is stopped, calls don't wait for it, and it resumes afterwards."""
     with open_store(f"redis://127.0.0.1:{proxy.port}") as store:
         budget = store.budget("x", ratio=0.0, reserve=10.0)
         with stopped(valkey.process.pid):

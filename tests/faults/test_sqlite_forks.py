@@ -1,4 +1,4 @@
-"""Processes that fork with a SQLite file open and are killed in the middle of it: nothing that was answered is lost."""
+"""Processes that fork with a SQLite file open and are killed: no acknowledged add is lost."""
 
 import random
 import sqlite3
@@ -25,12 +25,12 @@ FORKING = """if True:
             os.write(log, f"{key}\\n".encode())
             n += 1
 
-    for place in range(2):
-        threading.Thread(target=add, args=(f"{os.getpid()}-{place}",), daemon=True).start()
+    for number in range(2):
+        threading.Thread(target=add, args=(f"{os.getpid()}-{number}",), daemon=True).start()
     while time.monotonic() < end:
         time.sleep(0.02)
         if os.fork() == 0:
-            if sys.argv[4] == "children":  # as SIGKILL does it: nobody is told
+            if sys.argv[4] == "children":  # SIGALRM ends the process without any cleanup
                 signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, 0.3))
             end = min(end, time.monotonic() + 0.3)
             add(os.getpid())
@@ -44,8 +44,8 @@ FORKING = """if True:
 
 
 @pytest.mark.parametrize("victims", ["parents", "children"])
-def test_forking_processes_that_are_killed_lose_nothing(tmp_path, victims):
-    """Parents or children, at any instant: every add that was answered is in the file, and the file is sound."""
+def test_killed_forking_processes_lose_no_acknowledged_add(tmp_path, victims):
+    """Parents or children are killed at random times: each acknowledged add is in the file, which is intact."""
     url, log = f"sqlite:///{tmp_path}/work.db", tmp_path / "log"
     log.touch()
     open_store(url).close()
@@ -54,21 +54,21 @@ def test_forking_processes_that_are_killed_lose_nothing(tmp_path, victims):
         size, seconds = log.stat().st_size, random.uniform(0.2, 0.4)
         parent = python(FORKING, url, str(log), str(GUARD if victims == "parents" else 3 * seconds), victims)
         until(lambda size=size: log.stat().st_size > size)
-        ended = Thread(parent.communicate)  # its children have the pipe too, so they have ended then
+        ended = Thread(parent.communicate)  # its children have the pipe too, so that they have ended as well
         if victims == "parents":
             time.sleep(seconds)
             parent.kill()
-        while ended.is_alive():  # who closes the file last copies its log, and deletes that
+        while ended.is_alive():  # the last process to close the file checkpoints the WAL and deletes it
             with open_store(url) as store:
                 ours.append(f"ours-{len(ours)}")
                 store.queue("work").add(ours[-1])
             time.sleep(0.005)
         ended.answer()
-    answered = {*log.read_text().splitlines(), *ours}
-    assert len(answered) > 100
+    acknowledged = {*log.read_text().splitlines(), *ours}
+    assert len(acknowledged) > 100
     file = sqlite3.connect(tmp_path / "work.db")
     found = [key for (key,) in file.execute("SELECT key FROM item")]
     assert len(found) == len(set(found))
-    assert answered - set(found) == set()
+    assert acknowledged - set(found) == set()
     assert file.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     file.close()

@@ -1,12 +1,12 @@
-"""A worker that may be killed at any instant: what it does with each message goes to a log, line by line.
+"""A worker that may be killed at any time: it logs what it does with each message.
 
     python worker.py URL LOG LEASE PAUSE
 
-A line is written with one call, at the end of the file (O_APPEND), so that the lines of several workers don't mix:
+Each line is one write with O_APPEND, so that lines of several workers don't mix:
 
-    begin KEY TOKEN BEFORE AFTER     handed out by a `receive` that was called and returned at these instants
-    done  KEY TOKEN                  its `done` was accepted
-    lost  KEY TOKEN                  it was refused
+    begin KEY TOKEN BEFORE AFTER     received; `receive` was called at BEFORE and returned at AFTER
+    done  KEY TOKEN                  `done` was accepted
+    lost  KEY TOKEN                  `done` was refused: the lease was lost
 """
 
 import os
@@ -21,8 +21,8 @@ from abate.work.source import Done
 def main(url, path, lease, pause):
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def write(*words):
-        os.write(log, (" ".join(map(str, words)) + "\n").encode())
+    def write(*fields):
+        os.write(log, (" ".join(map(str, fields)) + "\n").encode())
 
     queue = open_store(url).queue("work", lease=float(lease))
     while True:
