@@ -22,9 +22,9 @@ from tests.stores.processes import (
     FOR_EVER,
     GUARD,
     Thread,
+    count_waiters,
     forks,
     in_child,
-    in_line,
     keys,
     output,
     python,
@@ -139,7 +139,7 @@ def test_waiters_leave_no_state_behind(store):
     """The state of a waiter is freed with it."""
     queue = store.queue("orders")
     assert queue.receive(wait=0.01) == []
-    until(lambda: in_line(store, queue) == 0)
+    until(lambda: count_waiters(store, queue) == 0)
     assert not hasattr(store, "wakeups") or store.wakeups._wait_lists == {}
 
 

@@ -1,4 +1,4 @@
-"""The store that the tests of a file are about: of the kind that the file names as its `KIND`."""
+"""Fixtures for tests of one kind of store: a test file names the kind in its constant `KIND`."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.conformance.conftest import STORES
 
 @pytest.fixture
 def url(request, tmp_path):
-    """Of a new, empty one."""
+    """The URL of a new, empty store."""
     return STORES[request.module.KIND](tmp_path)
 
 
@@ -21,5 +21,5 @@ def store(url):
 
 @pytest.fixture
 def admin():
-    """The tests' own connection to Redis."""
+    """A connection to Redis that is independent of the store."""
     return redis_server.connection()

@@ -1,4 +1,4 @@
-"""What tests of shared stores have in common: threads, children, programs, and that none of them may hang."""
+"""Threads, forked children and programs for tests of shared stores; none of them can hang a test."""
 
 import gc
 import os
@@ -12,11 +12,11 @@ import pytest
 from tests.conformance import redis_server
 
 GUARD = 30.0
-"""Seconds after which something is taken to hang."""
+"""Seconds after which a test fails because something hangs."""
 
 
 class Thread(threading.Thread):
-    """A thread that calls a function once: what it returned, or raised."""
+    """A thread that calls a function once; `answer` returns its result or raises its error."""
 
     def __init__(self, function, *args):
         super().__init__(daemon=True)
@@ -44,7 +44,7 @@ FOR_EVER = 3600.0
 def until(condition):
     end = time.monotonic() + GUARD
     while not condition():
-        assert time.monotonic() < end, "it does not come to this"
+        assert time.monotonic() < end, "the condition never became true"
         time.sleep(0.001)
 
 
@@ -53,10 +53,10 @@ def keys(messages):
 
 
 def waiting(store, queue, seconds=FOR_EVER):
-    """A thread that waits for a message; this returns when it is woken by what comes, wherever that comes from."""
-    before = in_line(store, queue)
+    """Start a thread that waits for a message; return when every add, by any process, will wake it."""
+    before = count_waiters(store, queue)
     thread = Thread(queue.receive, 1, seconds)
-    until(lambda: in_line(store, queue) > before)
+    until(lambda: count_waiters(store, queue) > before)
     if hasattr(store, "listener"):
         until(lambda: queue.name in store.listener._announced)
     elif hasattr(store, "file") and store.file.path is not None:
@@ -64,16 +64,16 @@ def waiting(store, queue, seconds=FOR_EVER):
     return thread
 
 
-def in_line(store, queue):
-    """How many wait for a queue; of a store in Redis, the server knows it, of all queues together."""
+def count_waiters(store, queue):
+    """Return how many threads wait for a queue; in Redis, for all queues together, as the server reports it."""
     if not hasattr(store, "wakeups"):
         return redis_server.connection().info("clients")["blocked_clients"]
-    line = store.wakeups._wait_lists.get(queue.name)
-    return line.members if line else 0
+    waiters = store.wakeups._wait_lists.get(queue.name)
+    return waiters.members if waiters else 0
 
 
 def python(code, *args):
-    """A process of its own."""
+    """Start a Python process that runs the code."""
     command = [sys.executable, "-c", code, *args]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -93,8 +93,8 @@ forks = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 
 
 def in_child(function):
-    """What a function returns in a forked child, as text; the child ends as Python ends."""
-    gc.collect()  # or the child may finalize calls that earlier tests have dropped, which is a use of their stores
+    """Call a function in a forked child, and return its result or its error as text."""
+    gc.collect()  # otherwise the child may finalize calls of earlier tests and so use their stores
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:

@@ -1,4 +1,4 @@
-"""How stores are named: by a URL, and what is said of one that is wrong."""
+"""URLs of stores, and the errors for wrong ones."""
 
 import os
 import subprocess
@@ -10,8 +10,8 @@ from abate.stores import StoreUnreachable, open_store
 from tests.clients.valkey_server import free_port
 
 
-def test_a_relative_path_is_relative_and_an_absolute_one_absolute(tmp_path, monkeypatch):
-    """Three slashes and four; a percent sign writes what a URL can't."""
+def test_three_slashes_begin_a_relative_path_and_four_an_absolute_one(tmp_path, monkeypatch):
+    """Percent escapes in the path are decoded."""
     monkeypatch.chdir(tmp_path)
     for url in ("sqlite:///here.db", f"sqlite:///{tmp_path}/there.db", "sqlite:///odd%3F%20%25.db?synchronous=full"):
         open_store(url).close()
@@ -37,7 +37,7 @@ def test_a_relative_path_is_relative_and_an_absolute_one_absolute(tmp_path, monk
     ],
 )
 def test_a_wrong_url_is_refused_and_no_password_is_shown(url, said, tmp_path, monkeypatch):
-    """The error says what was expected; nothing is made on the disk."""
+    """The error says what was expected and contains no password; no file is created."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError) as raised:
         open_store(url)
@@ -46,30 +46,30 @@ def test_a_wrong_url_is_refused_and_no_password_is_shown(url, said, tmp_path, mo
     assert os.listdir(tmp_path) == []
 
 
-def test_a_url_is_a_string():
-    """Anything else is a mistake of another kind."""
+def test_a_url_that_is_not_a_string_is_a_type_error():
+    """The error says what was expected."""
     with pytest.raises(TypeError, match="a store's URL must be a string"):
         open_store(None)
 
 
 @pytest.mark.parametrize(("option", "expected"), [("", 1), ("?synchronous=normal", 1), ("?synchronous=FULL", 2)])
-def test_the_url_says_how_hard_a_write_is_pressed_to_the_disk(tmp_path, option, expected):
-    """NORMAL unless asked for FULL; always with a write-ahead log."""
+def test_the_url_sets_the_synchronous_mode(tmp_path, option, expected):
+    """NORMAL is the default, FULL is an option; the journal mode is always WAL."""
     with open_store(f"sqlite:///{tmp_path}/work.db{option}") as store:
         assert store.file.read("PRAGMA synchronous") == [(expected,)]
         assert store.file.read("PRAGMA journal_mode") == [(b"wal",)]
 
 
-def test_no_driver_is_imported_before_a_url_asks_for_it():
-    """So that queues of the process need none."""
+def test_no_driver_is_imported_before_its_url_is_opened():
+    """Importing abate.stores does not import sqlite3."""
     code = "import sys, abate.stores; print(*{'sqlite3', 'abate.stores.sqlite'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 
 
 @pytest.mark.parametrize("scheme", ["redis", "postgresql"])
-def test_a_server_that_is_not_there_is_an_error_unless_it_is_not_required(scheme):
-    """Without it each process has limits of its own, and a queue says so when it is used."""
+def test_an_unreachable_server_is_an_error_unless_required_is_false(scheme):
+    """With required=False, limits are local, and using a queue raises."""
     url = f"{scheme}://127.0.0.1:{free_port()}/0"
     with pytest.raises(StoreUnreachable, match="127"):
         open_store(url)

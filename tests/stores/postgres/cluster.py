@@ -1,4 +1,4 @@
-"""A PostgreSQL of a test's own, that can be frozen, killed and started anew with what it holds."""
+"""A PostgreSQL server for one test, which can be frozen, killed and restarted with its data."""
 
 import contextlib
 import os
@@ -11,20 +11,20 @@ from tests.conformance.postgres_server import connection
 from tests.stores.processes import until
 
 LIMIT = 30.0
-"""Seconds; nothing here takes as long, it only keeps a broken test from hanging."""
+"""Seconds after which a broken test fails instead of hanging."""
 
 
 def children(pid):
-    """The processes that a process has started."""
+    """Return the child processes of a process."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def standing_still(pid):
+def is_stopped(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 class Cluster:
-    """A server on one port with one data directory, whatever happens to its processes."""
+    """A server with a fixed port and data directory, across restarts."""
 
     def __init__(self, folder, **settings):
         self.folder = folder
@@ -33,12 +33,12 @@ class Cluster:
         self._command = list(self.server.process.args)
         if settings:
             for name, value in settings.items():
-                self._command += ["-c", f"{name}={value}"]  # of two, the last counts
+                self._command += ["-c", f"{name}={value}"]  # the last value of a setting wins
             self.stop()
             self.start()
 
     def start(self):
-        """Start it; after a kill, its orphans have to end first."""
+        """Start the server; after a kill, wait until its orphaned processes have ended."""
         end = time.monotonic() + LIMIT
         while True:
             try:
@@ -50,7 +50,7 @@ class Cluster:
                 time.sleep(0.1)
 
     def stop(self, sign=signal.SIGINT):
-        """Shut it down: SIGINT is fast, SIGQUIT immediate, as after a crash."""
+        """Shut the server down: SIGINT is fast, SIGQUIT immediate, as in a crash."""
         self.server.stop(sign)
 
     def kill(self):
@@ -60,27 +60,27 @@ class Cluster:
 
     @contextlib.contextmanager
     def frozen(self):
-        """Nothing of it moves, for the block: its sockets stay open."""
+        """Stop all processes of the server for the block; its sockets stay open."""
         postmaster = self.server.process.pid
         os.kill(postmaster, signal.SIGSTOP)
-        until(lambda: standing_still(postmaster))
+        until(lambda: is_stopped(postmaster))
         pids = [postmaster, *children(postmaster)]
         try:
             for pid in pids[1:]:
                 os.kill(pid, signal.SIGSTOP)
-            until(lambda: all(map(standing_still, pids)))
+            until(lambda: all(map(is_stopped, pids)))
             yield
         finally:
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
 
     def backends(self, application="abate"):
-        """The server's processes behind connections of that name."""
+        """Return the server's processes for connections with that application name."""
         query = f"SELECT pid FROM pg_stat_activity WHERE application_name = '{application}' ORDER BY pid"
         return [pid for (pid,) in self.server.run(query)]
 
 
 def sessions(url):
-    """Those of the processes of a store on the tests' common server."""
+    """Return pid and last query of each session of a store on the tests' shared server."""
     query = "SELECT pid, query FROM pg_stat_activity WHERE application_name = %s"
     return connection().execute(query, (url.rpartition("=")[2],)).fetchall()

@@ -1,4 +1,4 @@
-"""What can be wrong with a database in PostgreSQL: a clear error each, that says what to do, and no password in it."""
+"""Errors of stores in PostgreSQL: each says what is wrong and what to do, and contains no password."""
 
 import contextlib
 import hashlib
@@ -38,7 +38,7 @@ def filled(url):
 
 @pytest.fixture
 def older():
-    """Within it, stores are of the first version: the functions left the planner its choice."""
+    """A block in which opened stores have the schema and functions of the first version."""
     patch = pytest.MonkeyPatch()
 
     @contextlib.contextmanager
@@ -62,14 +62,14 @@ def refusal(url):
     return str(raised.value)
 
 
-def like(user, password="", rest=""):
-    """The URL of another user, or of another place."""
+def url_for(user, password="", rest=""):
+    """Return the URL of the test database for another user, with a password and options."""
     return database().replace("postgres@", f"{user}{password and ':'}{password}@") + rest
 
 
 @pytest.fixture
 def role():
-    """A user that may do nothing but log in, by a password."""
+    """A user who may only log in, with a password."""
     admin = connection()
     hba = server().log.parent / "data" / "pg_hba.conf"
     before = hba.read_text()
@@ -106,15 +106,15 @@ def role():
     ],
 )
 def test_a_wrong_url_is_refused_and_no_password_is_shown(url, said):
-    """The error says what was expected, and nobody is asked."""
+    """The error says what was expected and contains no password."""
     with pytest.raises(ValueError) as raised:
         open_store(url)
     assert said in str(raised.value)
     assert "secret" not in "".join(traceback.format_exception(raised.value)).replace(repr(url), "")
 
 
-def test_a_store_is_called_by_its_place_and_not_by_its_password():
-    """In logs and events."""
+def test_the_name_of_a_store_contains_no_password():
+    """Name and repr have host, port, database and schema."""
     address = Address(f"//me:{QUOTED}@db.example:6543/work?schema=jobs&sslmode=require")
     assert str(address) == repr(address) == "postgresql://db.example:6543/work (schema jobs)"
     with open_store(empty_store()) as store:
@@ -122,17 +122,17 @@ def test_a_store_is_called_by_its_place_and_not_by_its_password():
         assert store.name in repr(store)
 
 
-def test_what_is_not_abates_goes_to_libpq():
-    """And what the server says of a password is taken out, should it ever."""
+def test_unknown_options_are_passed_to_libpq():
+    """Passwords are removed from messages of the server."""
     address = Address(f"//me:{QUOTED}@db.example/work?sslmode=require&options=-c%20work_mem%3D1MB&timeout=2.5")
-    told = address.conninfo(limited=True).decode()
+    conninfo = address.conninfo(limited=True).decode()
     for part in ("sslmode='require'", "-c work_mem=1MB", "statement_timeout=2500", "tcp_user_timeout='2500'"):
-        assert part in told
+        assert part in conninfo
     assert address.without_password(f"bad {SECRET} and {QUOTED}") == "bad *** and ***"
 
 
 def test_without_the_driver_the_extra_is_named():
-    """When the URL is opened, and not before."""
+    """Opening a PostgreSQL URL without psycopg says what to install."""
     code = """if True:
         import sys
         sys.modules["psycopg"] = None
@@ -146,59 +146,59 @@ def test_without_the_driver_the_extra_is_named():
     assert done.stdout == "a store in PostgreSQL needs psycopg 3: pip install 'abate[postgres]'\n"
 
 
-# ── Who may ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── Permissions ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_wrong_password(role, caplog):
-    """It is not shown, nor is the right one."""
+def test_a_wrong_password_is_explained(role, caplog):
+    """Neither the wrong nor the right password is in the error or the log."""
     caplog.set_level(logging.DEBUG)
     wrong = "wr0ng-one"
     with pytest.raises(StoreError) as raised:
-        open_store(like(role, wrong))
+        open_store(url_for(role, wrong))
     text = "".join(traceback.format_exception(raised.value))
     assert "rejects this password: check the user and the password in the URL" in text
     for secret in (wrong, SECRET):
         assert secret not in text + caplog.text
 
 
-def test_no_password(role):
-    """The error says where it goes."""
-    assert "asks for a password: put one into the URL" in refusal(like(role))
+def test_a_missing_password_is_explained(role):
+    """The error says to put it into the URL."""
+    assert "asks for a password: put one into the URL" in refusal(url_for(role))
 
 
-def test_a_user_that_may_make_no_tables(role, url):
-    """The error says what to run; when that was run, it works."""
-    theirs = like(role, QUOTED, f"?schema={schema_of(url)}")
-    said = refusal(theirs)
+def test_a_user_without_the_right_to_create_tables(role, url):
+    """The error has the statements to run; after them the store works."""
+    clerk_url = url_for(role, QUOTED, f"?schema={schema_of(url)}")
+    said = refusal(clerk_url)
     assert "does not let user 'clerk' create tables" in said
     statements = said.partition("run: ")[2].partition(" (PostgreSQL")[0]
     connection().execute(statements)
-    with open_store(theirs) as store:
+    with open_store(clerk_url) as store:
         assert store.queue("orders").add("a") is True
 
 
-def test_a_user_that_may_not_use_the_tables_of_another(role, filled):
+def test_a_user_without_rights_on_existing_tables(role, filled):
     """The error says what to grant."""
-    said = refusal(like(role, QUOTED, f"?schema={schema_of(filled)}"))
+    said = refusal(url_for(role, QUOTED, f"?schema={schema_of(filled)}"))
     assert "GRANT" in said
     assert schema_of(filled) in said
 
 
-def test_a_user_that_may_not_replace_the_functions_of_another(role, url, older):
-    """The error says who is to open the store."""
+def test_a_user_without_the_right_to_migrate(role, url, older):
+    """The error names the schema and the user."""
     name = schema_of(url)
     with older:
         open_store(url).close()
     connection().execute(f"GRANT ALL ON SCHEMA {name} TO clerk; GRANT ALL ON ALL TABLES IN SCHEMA {name} TO clerk")
-    said = refusal(like(role, QUOTED, f"?schema={name}"))
+    said = refusal(url_for(role, QUOTED, f"?schema={name}"))
     assert f"has the schema '{name}' of an older version, which user 'clerk' may not migrate" in said
 
 
-# ── Where ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Server ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_nobody_listens():
-    """Is the server up, and the port right?"""
+def test_a_closed_port_is_explained():
+    """The error asks whether the server is up and the port right."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         said = refusal(f"postgresql://me:{QUOTED}@127.0.0.1:{held.getsockname()[1]}/db")
@@ -206,19 +206,19 @@ def test_nobody_listens():
     assert SECRET not in said
 
 
-def test_there_is_no_such_host():
-    """By its name."""
+def test_an_unknown_host_is_explained():
+    """The error says that the name can't be resolved."""
     assert "can't be found: there is no host of that name" in refusal("postgresql://me@nowhere.invalid/db?timeout=3")
 
 
-def test_there_is_no_such_database_or_user():
-    """Which of them, PostgreSQL says."""
-    for url in (database() + "2", like("nobody")):
+def test_an_unknown_database_or_user_is_explained():
+    """Both have the same message."""
+    for url in (database() + "2", url_for("nobody")):
         assert "does not know this user, or has no database of this name" in refusal(url)
 
 
-def test_who_listens_is_no_server_at_all():
-    """One that never says a word: after the timeout it is given up."""
+def test_a_server_that_never_replies_is_given_up_after_the_timeout():
+    """The error names the timeout."""
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
         mute.listen()
@@ -226,20 +226,20 @@ def test_who_listens_is_no_server_at_all():
     assert "does not answer within 0.3 s" in said
 
 
-def test_a_standby_can_only_be_read(url):
-    """It is said on opening, not at the first add."""
+def test_a_standby_is_refused(url):
+    """Opening the store fails, not the first add."""
     said = refusal(f"{url}&options=-c%20default_transaction_read_only%3Don")
     assert "can only be read, as a standby is: connect to the primary" in said
 
 
-def test_a_server_that_is_too_old(url, monkeypatch):
-    """The error says which is needed."""
+def test_an_old_server_is_refused(url, monkeypatch):
+    """The error names the oldest supported version."""
     monkeypatch.setattr(pool, "MIN_VERSION", 990000)
     assert "expected 99 or newer" in refusal(url)
 
 
-def test_a_database_that_can_not_hold_all_languages(url):
-    """The error says how to make one."""
+def test_a_database_that_is_not_utf8_is_refused(url):
+    """The error names the encoding found and the one expected."""
     connection().execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
     try:
         assert "has the encoding LATIN1: expected UTF8" in refusal(database().removesuffix("postgres") + "latin")
@@ -251,8 +251,8 @@ def test_a_database_that_can_not_hold_all_languages(url):
 
 
 @pytest.mark.parametrize("table", ["item (theirs text)", "store (theirs text)", "store (program text, version int)"])
-def test_tables_of_another_program(url, table):
-    """Nothing in it is touched."""
+def test_a_schema_with_tables_of_another_program_is_refused(url, table):
+    """Nothing in the schema is changed."""
     name = schema_of(url)
     connection().execute(f"CREATE SCHEMA {name}; CREATE TABLE {name}.{table}")
     assert f"has tables of another program in the schema '{name}': nothing in it was touched" in refusal(url)
@@ -260,18 +260,18 @@ def test_tables_of_another_program(url, table):
     assert tables == 1
 
 
-def test_a_newer_schema(filled):
-    """An older abate does not guess."""
+def test_a_schema_of_a_newer_version_is_refused(filled):
+    """The error names both versions."""
     known = len(schema.STEPS)
     connection().execute(f"UPDATE {schema_of(filled)}.store SET version = {known + 1}")
-    words = (
+    expected = (
         f"was written by a newer abate: the schema '{schema_of(filled)}' has version {known + 1}, and this one knows"
     )
-    assert words in refusal(filled)
+    assert expected in refusal(filled)
 
 
-def test_an_older_schema_is_migrated_with_what_it_holds(filled, monkeypatch):
-    """Step by step, in one transaction."""
+def test_an_older_schema_is_migrated_with_its_messages(filled, monkeypatch):
+    """All steps run in one transaction."""
     added = ("ALTER TABLE @.item ADD COLUMN colour text", "UPDATE @.item SET colour = 'red'")
     monkeypatch.setattr(schema, "STEPS", (*schema.STEPS, added, ("CREATE TABLE @.later (x text)",)))
     with open_store(filled) as store:
@@ -281,7 +281,7 @@ def test_an_older_schema_is_migrated_with_what_it_holds(filled, monkeypatch):
 
 
 def test_a_store_of_the_first_version_gets_the_newest_functions(url, older):
-    """With what it holds, while a process of that version goes on."""
+    """Messages are kept, and a process of the first version keeps working."""
     query = "SELECT count(*) FROM pg_proc WHERE pronamespace = %s::regnamespace AND proconfig IS NOT NULL"
     with older:
         first = open_store(url)
@@ -295,15 +295,15 @@ def test_a_store_of_the_first_version_gets_the_newest_functions(url, older):
         assert [message.key for message in store.queue("orders").receive()] == ["b"]
 
 
-def test_functions_change_with_a_version_alone():
-    """A schema of this version keeps those that it has: if this fails, add a step, where there has been a release since
-    the last one, and write down what is new here."""
+def test_functions_change_only_with_the_schema_version():
+    """Functions are replaced only by a migration. If this fails: add a step, unless the last step is unreleased, and
+    update the digest."""
     digest = hashlib.sha256("".join(schema.FUNCTIONS).encode()).hexdigest()
     assert (len(schema.STEPS), digest[:16]) == (3, "bc83f40ac0ed4107")
 
 
 def test_a_migration_that_fails_changes_nothing(filled, monkeypatch):
-    """The version before can go on with it."""
+    """The store can still be opened by the previous version."""
     with monkeypatch.context() as newer:
         newer.setattr(schema, "STEPS", (*schema.STEPS, ("DELETE FROM @.item", "NOT SQL")))
         refusal(filled)
@@ -311,8 +311,8 @@ def test_a_migration_that_fails_changes_nothing(filled, monkeypatch):
         assert store.queue("orders").depth().ready == 1
 
 
-def test_tables_that_were_dropped_are_made_anew(filled):
-    """The next call fails, the one after that finds an empty store."""
+def test_dropped_tables_are_created_again(filled):
+    """The next call fails; the one after it finds an empty store."""
     with open_store(filled) as store:
         queue = store.queue("orders")
         connection().execute(f"DROP SCHEMA {schema_of(filled)} CASCADE")
@@ -322,11 +322,11 @@ def test_tables_that_were_dropped_are_made_anew(filled):
         assert queue.add("b") is True
 
 
-# ── What is in it ────────────────────────────────────────────────────────────────────────────────────────
+# ── Contents ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_another_program_may_add_a_message(filled):
-    """By SQL alone."""
+def test_another_program_can_add_a_message_by_sql(filled):
+    """The message is received, and a queue that exists only this way is listed."""
     name = schema_of(filled)
     connection().execute(f"INSERT INTO {name}.item (queue, key, body) VALUES ('orders', 'theirs', 'hello')")
     connection().execute(f"INSERT INTO {name}.item (queue, key) VALUES ('only theirs', 'a')")
@@ -335,8 +335,8 @@ def test_another_program_may_add_a_message(filled):
         assert list(store.queues()) == ["only theirs", "orders"]
 
 
-def test_what_another_program_puts_before_all_others_is_found_by_the_next_look(url):
-    """Once in two seconds one looks from the beginning, and not from where the first one was."""
+def test_a_message_inserted_before_the_known_first_one_is_found(url):
+    """Every two seconds a receive scans from the beginning instead of from the first known message."""
     clock = VirtualClock(start=1000.0)
     with open_store(url, clock=clock) as store:
         queue = store.queue("orders")
@@ -351,8 +351,8 @@ def test_what_another_program_puts_before_all_others_is_found_by_the_next_look(u
 
 
 @pytest.mark.parametrize("attributes", ["no JSON", '["a list"]', '{"a": 1}', "[" * 100_000])
-def test_what_can_not_be_read_is_buried_and_blocks_nobody(filled, attributes):
-    """It is kept as it was; the next message is handed out in its place."""
+def test_unreadable_messages_are_buried_unchanged(filled, attributes):
+    """The next readable message is received in their place."""
     name = schema_of(filled)
     for key in ("bad 1", "bad 2"):
         connection().execute(
@@ -372,7 +372,7 @@ def test_what_can_not_be_read_is_buried_and_blocks_nobody(filled, attributes):
 
 @pytest.mark.parametrize("text", ["\0", "a\0b", "\1", "\1\2", "\1\1\2", "\0\1\2\0", "\2\1"])
 def test_every_character_is_kept(text):
-    """Even those that PostgreSQL can't write: in keys, bodies, attributes, names and reasons."""
+    """Characters that PostgreSQL can't store are encoded, in keys, bodies, attributes, names and reasons."""
     with open_store(empty_store()) as store:
         queue = store.queue(text)
         queue.add(text, text, attributes={text: text})
@@ -386,8 +386,8 @@ def test_every_character_is_kept(text):
         assert store.ledger(text).try_withdraw()
 
 
-def test_a_closed_store_says_so(url):
-    """Whatever is asked of it; closing twice is no mistake."""
+def test_every_operation_of_a_closed_store_raises(url):
+    """The error says that the store is closed; closing twice is allowed."""
     store = open_store(url)
     queue = store.queue("orders")
     store.close()
@@ -411,7 +411,7 @@ from abate.stores.postgres.pool import MAX_CONNECTIONS, Pool
 
 class Interrupted(Exception): pass
 
-class Session:  # a server that answers at once: all the time is that of the pool
+class Session:  # a server that replies at once, so that signals arrive inside the pool
     used = float("inf")
     def run(self, statement, params, deadline): return []
     def broken(self): return False
@@ -442,13 +442,13 @@ print(pool._free.qsize() == MAX_CONNECTIONS, interruptions > 100)
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers that send signals")
 def test_no_connection_is_lost_to_signal_handlers_that_raise():
-    """Wherever they come: a process has only a few."""
+    """After hundreds of interruptions the pool can still open all of its connections."""
     ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
     assert ended.stdout == "True True\n", ended.stderr[-3000:]
 
 
-def test_what_left_the_window_takes_no_room():
-    """A name that is used for ever has a window's slots, and one that is not used any more has none."""
+def test_slots_outside_the_window_are_deleted():
+    """A budget in use keeps one window of slots, and an unused one keeps none."""
     clock = VirtualClock(start=1000.0)
     with open_store(empty_store(), clock=clock) as store:
         for n in range(300):

@@ -1,4 +1,4 @@
-"""How those who wait for a message of PostgreSQL are woken, and what they do when they can't be."""
+"""How receives that wait for a message in PostgreSQL are woken, and how they poll without notifications."""
 
 import random
 import threading
@@ -18,12 +18,12 @@ KIND = "postgres"
 
 @pytest.fixture
 def patient(monkeypatch):
-    """Who waits does not look by itself in the time that a test takes: it has to be woken."""
+    """Make the polling interval so long that a waiting receive has to be notified."""
     monkeypatch.setattr(listener, "POLL_LISTENING", FOR_EVER)
 
 
-def test_adds_that_race_with_who_begins_to_wait_are_never_missed(url, patient):
-    """Either it finds what was added, or it is rung for."""
+def test_an_add_that_races_with_the_start_of_a_wait_is_not_missed(url, patient):
+    """The receive finds the message, or it is notified."""
     with open_store(url) as adding:
         for n in range(15):
             with open_store(url) as store:
@@ -35,8 +35,8 @@ def test_adds_that_race_with_who_begins_to_wait_are_never_missed(url, patient):
                 connection().execute(f"DELETE FROM {url.rpartition('=')[2]}.listener")
 
 
-def test_nothing_is_notified_that_nobody_waits_for(store, url):
-    """A notification makes all commits of the server wait for each other."""
+def test_only_queues_with_waiters_are_notified(store, url):
+    """A notification serializes all commits of the server."""
     schema = url.rpartition("=")[2]
     listening = connection()
     listening.execute(f"LISTEN {schema}")
@@ -50,8 +50,8 @@ def test_nothing_is_notified_that_nobody_waits_for(store, url):
         listening.execute(f"UNLISTEN {schema}")
 
 
-def test_one_thread_hears_for_all_and_ends_with_the_store(store, url, patient):
-    """Nothing is left open."""
+def test_one_listener_thread_serves_all_queues_and_ends_with_the_store(store, url, patient):
+    """Closing the store closes its sessions."""
     threads = [waiting(store, store.queue("orders")), waiting(store, store.queue("others"))]
     assert sum(thread.name == "abate-listener" for thread in threading.enumerate()) == 1
     store.close()
@@ -62,18 +62,18 @@ def test_one_thread_hears_for_all_and_ends_with_the_store(store, url, patient):
     assert not any(thread.name == "abate-listener" for thread in threading.enumerate())
 
 
-def test_who_waits_does_not_storm_the_server(store, monkeypatch):
-    """A look when it begins and when it is announced, and then seldom."""
+def test_a_waiting_receive_sends_few_statements(store, monkeypatch):
+    """It polls when it starts and once it is announced, then rarely."""
     queue = store.queue("orders")
     waiting(store, queue, 0.2).answer()
-    asked, run = [], store.pool.run
-    monkeypatch.setattr(store.pool, "run", lambda *args, **options: asked.append(args) or run(*args, **options))
+    statements, run = [], store.pool.run
+    monkeypatch.setattr(store.pool, "run", lambda *args, **options: statements.append(args) or run(*args, **options))
     assert queue.receive(wait=1.0) == []
-    assert 1 <= len(asked) <= 3
+    assert 1 <= len(statements) <= 3
 
 
-def test_a_connection_that_was_lost_listens_again(store, url, monkeypatch):
-    """Meanwhile who waits looks by itself; nothing is missed."""
+def test_a_lost_listener_connection_is_opened_again(store, url, monkeypatch):
+    """A message added afterwards wakes the waiting receive."""
     monkeypatch.setattr(listener, "RECONNECT", 0.1)
     queue = store.queue("orders")
     thread = waiting(store, queue)
@@ -84,8 +84,8 @@ def test_a_connection_that_was_lost_listens_again(store, url, monkeypatch):
     assert keys(thread.answer()) == ["a"]
 
 
-def test_who_can_not_listen_looks_now_and_then(store, url, monkeypatch):
-    """Behind a pooler, whose word on the server's process is not the server's: no thread, no notifications."""
+def test_behind_a_pooler_receives_poll(store, url, monkeypatch):
+    """There is no listener thread and no notification."""
     monkeypatch.setattr("abate.stores.postgres.session.Session.process", 0)
     monkeypatch.setattr(listener, "POLL_DEAF", 0.05)
     queue = store.queue("orders")
@@ -97,25 +97,25 @@ def test_who_can_not_listen_looks_now_and_then(store, url, monkeypatch):
     assert connection().execute(f"SELECT * FROM {url.rpartition('=')[2]}.listener").fetchall() == []
 
 
-def test_a_pooler_that_takes_no_options_is_connected_to_without_them(url, monkeypatch):
-    """Then it is this process alone that watches the time."""
-    asked = []
+def test_a_pooler_that_rejects_options_is_connected_to_without_them(url, monkeypatch):
+    """The second attempt leaves the statement timeout out."""
+    attempts = []
 
     class Choosy(Session):
         def __init__(self, conninfo, deadline):
-            asked.append(b"statement_timeout" in conninfo)
-            if asked[-1]:
+            attempts.append(b"statement_timeout" in conninfo)
+            if attempts[-1]:
                 raise ConnectFailed("FATAL: unsupported startup parameter: options")
             super().__init__(conninfo, deadline)
 
     monkeypatch.setattr(pool, "Session", Choosy)
     with open_store(url) as store:
         assert store.queue("orders").add("a") is True
-    assert asked == [True, False]
+    assert attempts == [True, False]
 
 
-def test_the_thread_that_listens_ends_when_nobody_waits(store, monkeypatch):
-    """A connection that listens has to be read."""
+def test_an_idle_listener_thread_ends(store, monkeypatch):
+    """Its connection is closed, because a connection that listens has to be read."""
     monkeypatch.setattr(listener, "IDLE", 0.1)
     monkeypatch.setattr(listener, "KEEPALIVE", 0.05)
     assert store.queue("orders").receive(wait=0.3) == []

@@ -1,4 +1,4 @@
-"""What is PostgreSQL's own where one store serves many: connections, counts and locks."""
+"""Many threads and processes on one store in PostgreSQL: connections, counts and locks."""
 
 import threading
 import time
@@ -17,8 +17,8 @@ from tests.stores.processes import GUARD, Thread, forks, in_child, keys, until
 KIND = "postgres"
 
 
-def test_what_is_ready_is_handed_to_one_of_those_who_ask_at_once(store, url):
-    """Each message once, however close they are upon each other."""
+def test_concurrent_receives_return_each_message_once(store, url):
+    """Four threads receive 400 messages without a duplicate."""
     queue, schema = store.queue("orders", lease=600.0), url.rpartition("=")[2]
     connection().execute(
         f"INSERT INTO {schema}.item (queue, key) SELECT 'orders', 'key ' || n FROM generate_series(1, 400) AS n"
@@ -33,22 +33,22 @@ def test_what_is_ready_is_handed_to_one_of_those_who_ask_at_once(store, url):
         return taken
 
     taken = [key for thread in [Thread(take) for _ in range(4)] for key in thread.answer()]
-    taken += keys(queue.receive(400))  # one who found the rest in others' hands has left
+    taken += keys(queue.receive(400))  # a thread ends early when other threads have locked the rest
     assert sorted(taken) == sorted(f"key {n}" for n in range(1, 401))
 
 
 def test_many_threads_share_few_connections(store, url):
-    """The others wait for their turn."""
+    """Threads without a connection wait for one."""
     queue = store.queue("orders")
-    threads = [Thread(lambda place=place: [queue.add(f"{place} {n}") for n in range(20)]) for place in range(12)]
+    threads = [Thread(lambda t=t: [queue.add(f"{t} {n}") for n in range(20)]) for t in range(12)]
     for thread in threads:
         assert all(thread.answer())
     assert queue.depth().ready == 240
     assert 1 <= len(sessions(url)) <= pool.MAX_CONNECTIONS
 
 
-def test_connections_that_nobody_needs_are_closed(store, url, monkeypatch):
-    """But for the one that is in use."""
+def test_idle_connections_are_closed(store, url, monkeypatch):
+    """Only the connection in use is left."""
     barrier = threading.Barrier(3)
 
     def busy():
@@ -66,25 +66,25 @@ def test_connections_that_nobody_needs_are_closed(store, url, monkeypatch):
 
 
 @pytest.mark.parametrize("capacity", [10, 300])
-def test_a_full_queue_holds_no_more_however_many_add_at_once(store, capacity):
-    """As many as there is room for."""
+def test_concurrent_adds_do_not_exceed_the_capacity(store, capacity):
+    """Exactly as many adds succeed as the capacity allows."""
     queue = store.queue("small", capacity=capacity)
 
-    def produce(place):
+    def produce(producer):
         taken = 0
         for n in range(capacity // 2):
             try:
-                taken += queue.add(f"{place} {n}")
+                taken += queue.add(f"{producer} {n}")
             except QueueFull:
                 pass
         return taken
 
-    assert sum(thread.answer() for thread in [Thread(produce, place) for place in range(4)]) == capacity
+    assert sum(thread.answer() for thread in [Thread(produce, producer) for producer in range(4)]) == capacity
     assert queue.depth().ready == capacity
 
 
-def test_room_is_counted_anew_only_when_it_may_be_short(store):
-    """So that an add takes no longer the more there are; what came by another way counts all the same."""
+def test_messages_are_counted_only_when_the_queue_may_be_full(store):
+    """Messages that arrive by redrive or by an unbounded queue object count, too."""
     queue = store.queue("large", capacity=1000)
     for n in range(100):
         queue.add(f"key {n}")
@@ -99,14 +99,14 @@ def test_room_is_counted_anew_only_when_it_may_be_short(store):
         queue.add("one more")
 
 
-def test_a_deadlock_with_somebody_else_is_tried_again(store, url):
-    """Another program takes the rows in another order: one of both has to begin anew, and nobody sees it."""
+def test_a_deadlock_with_another_program_is_retried(store, url):
+    """The other program locks the rows in another order; the caller sees no error."""
     schema = url.rpartition("=")[2]
     queue = store.queue("orders")
     for key in "ab":
         queue.add(key)
     messages = queue.receive(2)
-    # each looks for a deadlock once, so long after it began to wait: the store's session, when there is one, and first
+    # A session checks for a deadlock once, after deadlock_timeout: here the store's session does it first.
     store.pool.run("SET deadlock_timeout = '2s'")
     with connection().transaction():
         connection().execute("SET LOCAL deadlock_timeout = '30s'")
@@ -121,20 +121,20 @@ def test_a_deadlock_with_somebody_else_is_tried_again(store, url):
 
 @forks
 def test_a_forked_child_opens_its_own_connection(store):
-    """The parent's is not disturbed by the child's end."""
-    ((mine,),) = store.pool.run("SELECT pg_backend_pid()")
+    """The end of the child does not disturb the parent's connection."""
+    ((parent_pid,),) = store.pool.run("SELECT pg_backend_pid()")
 
     def child():
-        ((theirs,),) = store.pool.run("SELECT pg_backend_pid()")
+        ((child_pid,),) = store.pool.run("SELECT pg_backend_pid()")
         store.close()
-        return theirs != mine
+        return child_pid != parent_pid
 
     assert in_child(child) == "True"
-    assert store.pool.run("SELECT pg_backend_pid()") == [(mine,)]
+    assert store.pool.run("SELECT pg_backend_pid()") == [(parent_pid,)]
 
 
-def test_a_signal_handler_that_raises_leaves_no_place_taken_and_no_answer_behind(store):
-    """Anywhere in this package or in the driver: the next statement gets its own answer."""
+def test_a_signal_handler_that_raises_leaks_no_connection_and_no_reply(store):
+    """Wherever it raises in this package or the driver, the next statement gets its own reply."""
     queue, point = store.queue("orders"), 0
     queue.add("a")
     while raised_at(point := point + 7, lambda: queue.add("b"), where=""):

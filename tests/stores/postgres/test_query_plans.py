@@ -1,6 +1,6 @@
-"""What a call costs in PostgreSQL does not depend on how much a store holds, nor on what the planner believes of that.
+"""The cost of a call in PostgreSQL depends neither on the size of the backlog nor on the planner's statistics.
 
-Counted in pages that are looked at: seconds tell nothing on a busy machine.
+Cost is counted in pages read, because seconds mean little on a busy machine.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from tests.conformance.postgres_server import connection, server
 KIND = "postgres"
 BACKLOG = 20_000
 FEW = 150
-"""Pages; the table has more, and so have the rows of a queue, each by itself."""
+"""Pages; the table has more, and so have the rows of one queue."""
 
 NOW = "extract(epoch FROM clock_timestamp())"
 SHAPES = {
@@ -31,7 +31,7 @@ SHAPES = {
     "dead": "'orders', 'old ' || n, 2, 1e9 + n, 0",
     "of many queues": f"'orders' || n % 5000, 'old ' || n, 0, {NOW}, 0",
 }
-"""By name, the columns of a row of each backlog."""
+"""The columns of the rows of each backlog, by name."""
 
 
 @pytest.fixture
@@ -47,12 +47,12 @@ def arrive(schema, shape, many=BACKLOG):
 
 
 def never_analyzed(schema):
-    """As a new store is."""
+    """Give the table the statistics of a new store."""
     connection().execute(f"TRUNCATE {schema}.item")
 
 
 def empty_when_vacuumed(schema):
-    """As after a quiet night: there have been many, of whom the empty pages are left."""
+    """Give the table the statistics of an empty one, after it had many rows."""
     arrive(schema, "ready", BACKLOG // 2)
     connection().execute(f"ANALYZE {schema}.item")
     connection().execute(f"DELETE FROM {schema}.item")
@@ -60,7 +60,7 @@ def empty_when_vacuumed(schema):
 
 
 def pages(store, schema):
-    """How many pages of its tables and their indexes were looked at so far."""
+    """Return how many pages of the tables and their indexes have been read so far."""
     store.pool.run("SELECT pg_stat_force_next_flush()")
     connection().execute("SELECT pg_stat_force_next_flush()")
     ((many,),) = connection().execute(
@@ -72,7 +72,7 @@ def pages(store, schema):
 
 
 class Calls:
-    """Makes every call once, and keeps how many pages each has looked at."""
+    """Make every call once, and record how many pages each has read."""
 
     def __init__(self, store, schema):
         self.store, self.schema, self.queue = store, schema, store.queue("orders")
@@ -89,7 +89,7 @@ class Calls:
         orders, key = self.queue, f"new {self.round}"
         self.round += 1
         self.counted("add", orders.add, key)
-        self.counted("add what waits", orders.add, key)
+        self.counted("add again", orders.add, key)
         orders.add("later", after=60.0)
         self.counted("cancel", orders.cancel, "later")
         orders.add("urgent", priority=9)
@@ -104,22 +104,22 @@ class Calls:
         several = self.counted("receive several", orders.receive, 5)
         self.counted("back", orders.settle, [(message, Back(0.0)) for message in several[1:]])
         self.counted("done", orders.settle, [(message, Done()) for message in several[:1]])
-        offers = [
+        requests = [
             BudgetRequest("x", BudgetTerms(), 1, 0, 0, 1),
             BucketRequest("x", 1.0),
             ShelterReport("x", "calm", 1, 0, 0.0),
         ]
-        self.counted("sync", self.store.sync_members, "me", offers)
+        self.counted("sync", self.store.sync_members, "me", requests)
         self.counted("exchange", self.store.exchange, "x", BudgetTerms())
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("statistics", [never_analyzed, empty_when_vacuumed])
-def test_a_backlog_that_arrives_while_connected_slows_no_call_down(store, schema, shape, statistics):
-    """The plans of the session are those of a small table, the statistics those of an empty one."""
+def test_a_backlog_that_arrives_while_connected_makes_no_call_slower(store, schema, shape, statistics):
+    """The session's cached plans are those for a small table."""
     statistics(schema)
     calls = Calls(store, schema)
-    for _ in range(7):  # after the fifth time PostgreSQL may keep a plan for good
+    for _ in range(7):  # after five executions PostgreSQL may keep a generic plan
         calls.all()
     arrive(schema, shape)
     calls.all()
@@ -127,8 +127,8 @@ def test_a_backlog_that_arrives_while_connected_slows_no_call_down(store, schema
 
 
 @pytest.mark.parametrize("missing", [0, 5])
-def test_an_add_to_a_queue_that_is_about_full_does_not_count_it_each_time(url, schema, missing):
-    """A count of many is kept for a while: 0.04 s for 20,000. None is let in that there is no room for."""
+def test_adds_to_a_nearly_full_queue_do_not_count_it_each_time(url, schema, missing):
+    """The count of a large queue is cached for a short time; the capacity is never exceeded."""
     clock = VirtualClock(start=time.time() + 60.0)
     with open_store(url, clock=clock) as store:
         never_analyzed(schema)
@@ -141,9 +141,9 @@ def test_an_add_to_a_queue_that_is_about_full_does_not_count_it_each_time(url, s
             with contextlib.suppress(QueueFull):
                 return queue.add(key)
 
-        calls.counted("that counts", add, "next")
+        calls.counted("counting add", add, "next")
         taken = [calls.counted(f"add {n}", add, f"more {n}") for n in range(8)]
-        assert calls.cost.pop("that counts") > FEW
+        assert calls.cost.pop("counting add") > FEW
         assert {name: many for name, many in calls.cost.items() if many > FEW} == {}
         assert queue.depth().ready == BACKLOG
         assert taken == [True] * max(0, missing - 1) + [None] * (9 - max(1, missing))
@@ -156,8 +156,8 @@ def test_an_add_to_a_queue_that_is_about_full_does_not_count_it_each_time(url, s
             queue.add("and another")
 
 
-def test_a_kept_count_is_of_one_capacity(url, schema):
-    """Who gives the queue another one counts for itself."""
+def test_a_cached_count_is_valid_for_one_capacity(url, schema):
+    """A queue object with another capacity counts again."""
     with open_store(url, clock=VirtualClock(start=time.time() + 60.0)) as store:
         never_analyzed(schema)
         small, large = (store.queue("orders", capacity=many) for many in (BACKLOG // 2 + 1, BACKLOG - 5))
@@ -168,9 +168,9 @@ def test_a_kept_count_is_of_one_capacity(url, schema):
                 queue.add("more")
 
 
-def test_dead_letters_are_passed_once_by_who_purges_them(store, schema, monkeypatch):
-    """One batch begins where the one before has ended: what that has left behind is not stepped over each time, even
-    while a transaction of somebody else keeps it from being cleaned up."""
+def test_a_purge_scans_dead_letters_once(store, schema, monkeypatch):
+    """Each batch starts where the previous one ended: deleted rows are not scanned again, even while a transaction of
+    another program keeps them from being vacuumed."""
     never_analyzed(schema)
     monkeypatch.setattr(queue.PostgresQueue, "_batch_size", 100)
     arrive(schema, "dead", 2000)
@@ -180,19 +180,19 @@ def test_dead_letters_are_passed_once_by_who_purges_them(store, schema, monkeypa
         other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         other.execute(f"SELECT count(*) FROM {schema}.item")
         assert store.queue("orders").purge() == 2000
-        pages(store, schema)  # the server has added up its counts by this
+        pages(store, schema)  # flushes the statistics
         ((after,),) = connection().execute(query, (schema,))
     assert after - before < 3 * 2000
 
 
-def test_a_fleet_that_has_grown_while_connected_slows_no_exchange_down(store, schema):
-    """Slots and members of others are passed over."""
+def test_a_fleet_that_grows_while_connected_makes_no_sync_slower(store, schema):
+    """Slots and members of other names are not scanned."""
     never_analyzed(schema)
     calls = Calls(store, schema)
     for _ in range(7):
         calls.all()
     connection().execute(
-        f"INSERT INTO {schema}.member SELECT 'bucket:' || n, 'somebody', {NOW} FROM generate_series(1, {BACKLOG}) AS n"
+        f"INSERT INTO {schema}.member SELECT 'bucket:' || n, 'other', {NOW} FROM generate_series(1, {BACKLOG}) AS n"
     )
     connection().execute(
         f"INSERT INTO {schema}.slot SELECT 'budget ' || n, 1e9, {NOW} + 60 FROM generate_series(1, {BACKLOG}) AS n"

@@ -1,4 +1,4 @@
-"""A store in a cluster of two nodes: every script finds the keys of its queue on one of them."""
+"""A store in a cluster of two nodes: all keys of a queue are on the same node."""
 
 import pytest
 import redis as driver
@@ -41,29 +41,29 @@ def cluster(tmp_path_factory):
                 node.kill()
 
 
-def _bytes(answer):
-    return answer if isinstance(answer, bytes) else repr(answer).replace("'", "").replace(": ", ":").encode()
+def _bytes(reply):
+    return reply if isinstance(reply, bytes) else repr(reply).replace("'", "").replace(": ", ":").encode()
 
 
-def test_the_rights_that_a_user_is_told_of_are_enough_in_a_cluster(cluster):
-    """And it is not said to be no cluster."""
+def test_the_acl_rights_named_in_the_error_are_enough_in_a_cluster(cluster):
+    """A user with only the rights that the error lists can use the store."""
     url, nodes = cluster
-    theirs = url.replace("redis://", "redis://clerk:hunter2@")
+    clerk_url = url.replace("redis://", "redis://clerk:hunter2@")
     for node in nodes:
         with driver.Redis(port=node.port) as admin:
             admin.execute_command("ACL", "SETUSER", "clerk", "reset", "on", ">hunter2")
     with pytest.raises(StoreError, match="does not let this user") as raised:
-        open_store(theirs).queue("orders").add("a")
+        open_store(clerk_url).queue("orders").add("a")
     acl_rights = str(raised.value).partition("expected the rights ")[2].split()
     for node in nodes:
         with driver.Redis(port=node.port) as admin:
             admin.execute_command("ACL", "SETUSER", "clerk", *acl_rights)
-    with open_store(theirs) as store:
+    with open_store(clerk_url) as store:
         use(store)
 
 
-def test_queues_lie_on_all_nodes_and_each_on_one(cluster):
-    """What is added is received, settled, counted and listed wherever it lies."""
+def test_queues_are_spread_over_the_nodes(cluster):
+    """Every operation works on every queue, and both nodes hold keys."""
     url, nodes = cluster
     with open_store(f"{url}&prefix=queues") as store:
         tokens = []
@@ -77,15 +77,15 @@ def test_queues_lie_on_all_nodes_and_each_on_one(cluster):
             assert queue.extend(messages) == []
             queue.bury(messages[0], "bad")
             assert queue.settle([(message, Done()) for message in messages]) == [messages[0]]
-        assert tokens == sorted(set(tokens)), "tokens grow with the clock, over queues as well"
+        assert tokens == sorted(set(tokens)), "tokens increase across queues"
         assert store.queues() == dict.fromkeys(sorted(NAMES), Depth(dead=1))
     for node in nodes:
         with driver.Redis(port=node.port) as admin:
             assert admin.dbsize() > 0
 
 
-def test_tokens_only_grow_where_a_clock_stands_still(cluster):
-    """Over done and another add; the counter is the queue's own, and is never deleted."""
+def test_tokens_increase_while_the_clock_stands_still(cluster):
+    """Each receive returns a higher token, also after the key was done and added again."""
     with open_store(f"{cluster[0]}&prefix=tokens", clock=VirtualClock(start=1000.0)) as store:
         queue, tokens = store.queue("orders"), []
         for _ in range(5):
@@ -96,8 +96,8 @@ def test_tokens_only_grow_where_a_clock_stands_still(cluster):
         assert tokens == sorted(set(tokens))
 
 
-def test_who_waits_is_woken(cluster):
-    """On whichever node the bell hangs."""
+def test_a_waiting_receive_is_woken_on_every_node(cluster):
+    """A delayed add wakes the receive that waits, whichever node holds the queue."""
     with open_store(f"{cluster[0]}&prefix=waking") as store:
         for name in NAMES[:4]:
             thread = Thread(store.queue(name).receive, 1, GUARD)
@@ -105,8 +105,8 @@ def test_who_waits_is_woken(cluster):
             assert keys(thread.answer()) == ["a"]
 
 
-def test_offers_of_one_member_reach_all_nodes(cluster):
-    """One pipeline for each of them."""
+def test_sync_requests_of_one_member_reach_all_nodes(cluster):
+    """The requests of one sync are sent to each node that holds their keys."""
     requests = [
         request
         for name in NAMES
@@ -117,19 +117,19 @@ def test_offers_of_one_member_reach_all_nodes(cluster):
         )
     ]
     with open_store(f"{cluster[0]}&prefix=requests") as store:
-        assert [answer.members for answer in store.sync_members("me", requests)] == [1] * 36
-        assert [answer.members for answer in store.sync_members("you", requests)] == [2] * 36
+        assert [reply.members for reply in store.sync_members("me", requests)] == [1] * 36
+        assert [reply.members for reply in store.sync_members("you", requests)] == [2] * 36
         assert store.ledger(NAMES[0]).try_withdraw()
 
 
-def test_a_node_of_a_cluster_alone_is_refused(cluster):
-    """Some of the keys lie elsewhere."""
+def test_a_cluster_node_is_refused_without_cluster_true(cluster):
+    """The error says to add ?cluster=true."""
     with pytest.raises(StoreError, match=r"is part of a cluster: add \?cluster=true"):
         open_store(cluster[1][0].url)
 
 
-def test_scripts_that_a_node_forgot_are_sent_again(cluster):
-    """In a pipeline too."""
+def test_scripts_are_loaded_again_after_a_flush_on_every_node(cluster):
+    """A pipeline loads the missing scripts, too."""
     with open_store(f"{cluster[0]}&prefix=scripts") as store:
         for name in NAMES:
             store.queue(name).add("a")

@@ -1,4 +1,4 @@
-"""What is the own of Redis where one store serves many: watches and bells, and what they cost the server."""
+"""Waiting receives and fleet syncs of many processes on one Redis, and the commands that they cost the server."""
 
 import time
 
@@ -16,13 +16,13 @@ KIND = "redis"
 
 
 def commands(admin):
-    """How often scripts were called, and bells listened for."""
+    """Return how often scripts were called and how often a client blocked in BLPOP."""
     stats = admin.info("commandstats")
     return {name: stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "blpop")}
 
 
-def test_a_watch_that_nobody_keeps_is_taken_over(store, admin, url):
-    """Whoever watched was killed: others come for what is due, a little later."""
+def test_the_watch_of_a_killed_process_is_taken_over(store, admin, url):
+    """Another waiter receives the message soon after it is due."""
     queue = store.queue("orders")
     queue.add("a", after=0.3)
     admin.hset(
@@ -31,8 +31,8 @@ def test_a_watch_that_nobody_keeps_is_taken_over(store, admin, url):
     assert keys(queue.receive(wait=GUARD)) == ["a"]
 
 
-def test_a_bell_that_nobody_heard_is_made_up_for(store, admin, url):
-    """Whoever was woken was killed before it looked: the others look now and then."""
+def test_a_lost_wakeup_is_made_up_by_polling(store, admin, url):
+    """A message that was added without a wake-up is found by the next poll of a waiter."""
     queue = store.queue("orders")
     thread = waiting(store, queue)
     base = f"{url.partition('prefix=')[2]}:{{queue:orders}}"
@@ -43,21 +43,21 @@ def test_a_bell_that_nobody_heard_is_made_up_for(store, admin, url):
     assert keys(thread.answer()) == ["a"]
 
 
-def test_who_waits_does_not_storm_the_server(store, admin):
-    """Five who wait for something far away ask the server a few times each, in as many seconds."""
+def test_waiting_receives_send_few_commands(store, admin):
+    """Five receives that wait for a message due in an hour send a few commands per second each."""
     queue = store.queue("orders")
     queue.add("far", after=3600.0)
     before, seconds = commands(admin), 1.0
     threads = [Thread(queue.receive, 1, seconds) for _ in range(5)]
     assert [thread.answer() for thread in threads] == [[]] * 5
     after = commands(admin)
-    looks = seconds / (MAX_BLOCK * 0.5) + 2
-    assert after["blpop"] - before["blpop"] <= 5 * looks
-    assert after["evalsha"] - before["evalsha"] <= 5 * (looks + 1)
+    polls = seconds / (MAX_BLOCK * 0.5) + 2
+    assert after["blpop"] - before["blpop"] <= 5 * polls
+    assert after["evalsha"] - before["evalsha"] <= 5 * (polls + 1)
 
 
-def test_one_who_waits_watches_for_all(store, admin):
-    """Ten messages that come due one after the other don't wake twenty who wait each time."""
+def test_only_one_waiter_watches_the_due_time(store, admin):
+    """Ten messages that become due one after another do not wake twenty waiters each time."""
     queue = store.queue("orders")
     threads = [waiting(store, queue) for _ in range(20)]
     before = commands(admin)
@@ -68,12 +68,12 @@ def test_one_who_waits_watches_for_all(store, admin):
     for n in range(10):
         queue.add(f"more {n}")
     assert sorted(len(thread.answer()) for thread in threads) == [1] * 20
-    assert calls < 100, "each of the ten dues should wake one or two"
+    assert calls < 100, "each due message should wake one or two waiters"
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.3])
-def test_who_waits_in_vain_returns(store, seconds):
-    """With nothing; and leaves the watch to others."""
+def test_a_receive_that_times_out_returns_nothing(store, seconds):
+    """Another process can take over the watch afterwards."""
     queue = store.queue("orders")
     queue.add("far", after=3600.0)
     assert queue.receive(wait=seconds) == []
@@ -81,26 +81,26 @@ def test_who_waits_in_vain_returns(store, seconds):
         assert other.queue("orders").receive(wait=0.01) == []
 
 
-def test_all_offers_are_one_round_trip(store, admin):
-    """However many things a process shares."""
-    offers = [
+def test_all_sync_requests_are_one_round_trip(store, admin):
+    """The number of round trips does not depend on the number of requests."""
+    requests = [
         ShelterReport("x", "calm", 1, 0, 0.0),
         *(BudgetRequest(f"b{n}", BudgetTerms(), 1, 0, 0, 1) for n in range(20)),
     ]
-    offers += [BucketRequest(f"c{n}", 1.0) for n in range(20)]
-    store.sync_members("me", offers)  # the scripts are there now
+    requests += [BucketRequest(f"c{n}", 1.0) for n in range(20)]
+    store.sync_members("me", requests)  # loads the scripts
     reads = admin.info("stats")["total_reads_processed"]
-    assert len(store.sync_members("me", offers)) == 41
-    assert admin.info("stats")["total_reads_processed"] - reads <= 3  # this one, ours, and one more if it was cut
+    assert len(store.sync_members("me", requests)) == 41
+    assert admin.info("stats")["total_reads_processed"] - reads <= 3  # INFO, the pipeline, and a split of it
 
 
 @pytest.mark.parametrize("others", [0, 2])
-def test_a_name_whose_keys_are_taken_is_not_shared_and_the_others_are(store, admin, caplog, others):
-    """Another program's key says nothing against the store: it is said once which name goes by its own limits."""
+def test_a_name_whose_keys_belong_to_another_program_is_not_shared(store, admin, caplog, others):
+    """The other names are shared; one log line says which name uses local limits."""
     taken, _ = store.names.budget_keys("taken")
-    admin.set(taken, "somebody's")
+    admin.set(taken, "foreign")
     fleet_sync = FleetSync(store, "fleet")
-    fleet_sync.start = lambda: True  # it travels when the test says so
+    fleet_sync.start = lambda: True  # the test calls sync_once itself
     budgets = [FleetBudget(fleet_sync, name, BudgetTerms()) for name in ("taken", *(f"b{n}" for n in range(others)))]
     fleet_sync.sync_once()
     fleet_sync.sync_once()
@@ -116,8 +116,8 @@ def test_a_name_whose_keys_are_taken_is_not_shared_and_the_others_are(store, adm
     fleet_sync.close()
 
 
-def test_a_child_process_that_dies_leaves_its_lease(store, url):
-    """Until it has run out."""
+def test_a_message_of_a_killed_process_is_received_again(store, url):
+    """It is received when the lease has expired."""
     code = """if True:
         import abate.stores, os, sys
         queue = abate.stores.open_store(sys.argv[1]).queue("orders", lease=0.5)

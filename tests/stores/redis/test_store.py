@@ -1,4 +1,4 @@
-"""A store in Redis: its URL, what is said when something is wrong, and what is kept of passwords (nothing)."""
+"""A store in Redis: its URL, its error messages, and that passwords appear in none of them."""
 
 import logging
 import re
@@ -27,11 +27,10 @@ def prefix(url):
 
 
 def refused(url):
-    """What is said of a store that can't be used."""
+    """Open a store that can't be used, and return the error message."""
     with pytest.raises(StoreError) as raised:
         open_store(url)
-    words = "".join(traceback.format_exception(raised.value))
-    assert "hunter2" not in words
+    assert "hunter2" not in "".join(traceback.format_exception(raised.value))
     return str(raised.value)
 
 
@@ -76,7 +75,7 @@ def test_a_wrong_url_is_refused_and_no_password_is_shown(url, said):
 
 
 def test_without_the_driver_the_extra_is_named():
-    """The rest of abate needs no driver."""
+    """Opening a Redis URL without redis-py says what to install; other stores still open."""
     code = """if True:
         import sys
         sys.modules["redis"] = None
@@ -91,16 +90,16 @@ def test_without_the_driver_the_extra_is_named():
     assert done.stdout == "a store in Redis needs redis-py: pip install 'abate[redis]'\n"
 
 
-def test_prefixes_and_databases_are_stores_apart(url):
-    """What one holds the others don't see."""
+def test_prefixes_and_databases_separate_stores(url):
+    """A queue in one is not listed by the others."""
     other = url.replace("/0?", "/1?")
     with open_store(url) as one, open_store(other) as two, open_store(redis_server.empty_store()) as three:
         one.queue("orders").add("a")
         assert [list(store.queues()) for store in (one, two, three)] == [["orders"], [], []]
 
 
-def test_names_may_hold_anything(store):
-    """Braces, which would end a hash tag, and what looks like a name within a name."""
+def test_queue_names_may_contain_any_character(store):
+    """Names with braces or with the suffix of another key do not collide."""
     names = ["a", "a}:item", "{a}", "a%7D", "ü {", "a:b", "x}:bell"]
     for name in names:
         store.queue(name).add("key", name)
@@ -109,8 +108,8 @@ def test_names_may_hold_anything(store):
     assert set(store.queues()) == set(names)
 
 
-def test_a_store_over_a_socket_is_the_same(tmp_path):
-    """By the path of the socket, with the database as an option."""
+def test_a_store_is_reached_over_a_unix_socket(tmp_path):
+    """The URL has the path of the socket, and the database as an option."""
     valkey = Valkey(tmp_path).start("--unixsocket", f"{tmp_path}/s.sock")
     try:
         with open_store(f"unix://{tmp_path}/s.sock?database=2") as store, open_store(f"{valkey.url}/2") as same:
@@ -123,7 +122,7 @@ def test_a_store_over_a_socket_is_the_same(tmp_path):
 
 
 def use(store):
-    """Have a store do everything once."""
+    """Call every operation of a store once."""
     queue = store.queue("acl_rights")
     queue.add("a")
     (message,) = queue.receive(wait=GUARD)
@@ -137,12 +136,12 @@ def use(store):
     assert store.ledger("x").balance() > 0
 
 
-# ── Trouble ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── Errors ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory):
-    """A server with a password, and a user who may do little."""
+    """A server with a password and two users with few rights."""
     valkey = Valkey(tmp_path_factory.mktemp("guarded")).start("--requirepass", "hunter2")
     with driver.Redis(port=valkey.port, password="hunter2") as client:
         client.execute_command("ACL", "SETUSER", "reader", "on", ">hunter2", "~*", "+@read", "+ping")
@@ -153,22 +152,22 @@ def guarded(tmp_path_factory):
     valkey.kill()
 
 
-def test_a_wrong_password_is_said_and_not_shown(guarded):
-    """Whatever is wrong about it."""
+def test_a_wrong_or_missing_password_is_explained(guarded):
+    """The error says what is wrong and does not contain the password."""
     host = f"127.0.0.1:{guarded.port}"
     assert "refuses the user and password of the URL" in refused(f"redis://me:nothunter2@{host}")
     assert "refuses the user and password of the URL" in refused(f"redis://:nothunter2@{host}")
     assert "requires a password: put it into the URL" in refused(f"redis://{host}")
 
 
-def test_a_password_nobody_asked_for_is_said_and_not_shown():
-    """A server without passwords refuses one."""
+def test_a_password_for_a_server_without_one_is_explained():
+    """The error does not contain the password."""
     port = redis_server.server().port
     assert "has no password, and the URL has one" in refused(f"redis://:hunter2@127.0.0.1:{port}")
 
 
-def test_a_password_shows_nowhere(guarded):
-    """Neither in a name, nor in what there is to print."""
+def test_no_name_or_repr_contains_the_password(guarded):
+    """Names and reprs of the store, its queues and budgets are checked."""
     with open_store(f"redis://:hunter2@127.0.0.1:{guarded.port}") as store:
         queue = store.queue("orders")
         queue.add("a")
@@ -178,8 +177,8 @@ def test_a_password_shows_nowhere(guarded):
         assert store.name == f"redis://127.0.0.1:{guarded.port}/0"
 
 
-def test_a_user_without_rights_is_told_which(guarded):
-    """One with these rights, and no others, can work."""
+def test_a_user_without_rights_gets_an_error_that_lists_them(guarded):
+    """A user with these rights and no others can use the store."""
     reading = open_store(f"redis://reader:hunter2@127.0.0.1:{guarded.port}")
     with reading, pytest.raises(StoreError, match=r"does not let this user .* ~abate:\* \+@read"):
         reading.queue("orders").add("a")
@@ -194,8 +193,8 @@ def test_a_user_without_rights_is_told_which(guarded):
 
 
 @pytest.mark.parametrize("database", [0, 3])
-def test_the_rights_that_a_user_is_told_of_are_enough(guarded, database):
-    """In each database; one other than 0 has to be selected."""
+def test_the_acl_rights_named_in_the_error_are_enough(guarded, database):
+    """They include the right to select a database other than 0."""
     url = f"redis://clerk:hunter2@127.0.0.1:{guarded.port}/{database}"
     with driver.Redis(port=guarded.port, password="hunter2") as client:
         client.execute_command("ACL", "SETUSER", "clerk", "reset", "on", ">hunter2")
@@ -208,28 +207,28 @@ def test_the_rights_that_a_user_is_told_of_are_enough(guarded, database):
 
 
 def test_an_unreachable_server_is_explained():
-    """Unknown host, nothing listening, no such database, no TLS."""
+    """The error distinguishes unknown host, closed port, unknown database and missing TLS."""
     assert "nothing listens there" in refused(f"redis://me:hunter2@127.0.0.1:{free_port()}")
     assert "host name" in refused("redis://me:hunter2@nowhere.invalid")
     assert "has no database with that number" in refused(f"{redis_server.server().url}/99")
     assert "does it speak TLS there?" in refused(f"rediss://127.0.0.1:{redis_server.server().port}?timeout=1")
 
 
-def test_one_that_is_no_cluster_is_said():
-    """And a part of a cluster as well; see the tests of clusters."""
+def test_cluster_true_for_a_single_server_is_refused():
+    """The error says that the server is not a cluster."""
     assert "is not a cluster" in refused(f"{redis_server.server().url}?cluster=true")
 
 
-def test_something_else_under_our_keys_is_said(store, url, admin):
-    """And nothing of it is touched."""
-    admin.set(f"{prefix(url)}:{{queue:orders}}:line", "somebody's")
+def test_keys_of_another_program_are_refused_and_left_unchanged(store, url, admin):
+    """The error says to choose another prefix."""
+    admin.set(f"{prefix(url)}:{{queue:orders}}:line", "foreign")
     with pytest.raises(StoreError, match=r"has keys of another program under the prefix .*: choose another"):
         store.queue("orders").add("a")
-    assert admin.get(f"{prefix(url)}:{{queue:orders}}:line") == b"somebody's"
+    assert admin.get(f"{prefix(url)}:{{queue:orders}}:line") == b"foreign"
 
 
-def test_a_server_without_memory_refuses_adds_and_lets_work_be_done(tmp_path):
-    """So a queue that filled it can be worked off."""
+def test_a_server_without_memory_refuses_adds_but_settles_messages(tmp_path):
+    """A queue that filled the memory can be drained."""
     valkey = Valkey(tmp_path).start()
     try:
         with open_store(valkey.url) as store:
@@ -246,8 +245,8 @@ def test_a_server_without_memory_refuses_adds_and_lets_work_be_done(tmp_path):
         valkey.kill()
 
 
-def test_a_server_that_evicts_is_warned_of(tmp_path, caplog):
-    """Queues have no second copy."""
+def test_an_eviction_policy_is_warned_about(tmp_path, caplog):
+    """A server that may evict keys of a queue causes a warning in the log."""
     valkey = Valkey(tmp_path).start("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
     try:
         with caplog.at_level(logging.WARNING, "abate.stores"), open_store(valkey.url):
@@ -257,11 +256,11 @@ def test_a_server_that_evicts_is_warned_of(tmp_path, caplog):
         valkey.kill()
 
 
-# ── What others have written, or deleted ─────────────────────────────────────────────────────────────────
+# ── Data written or deleted by other programs ────────────────────────────────────────────────────────────
 
 
-def test_what_can_not_be_read_is_buried_as_it_is(store, url, admin):
-    """A body that is no UTF-8, attributes that are no JSON, a content that is gone; the rest is handed out."""
+def test_unreadable_messages_are_buried_unchanged(store, url, admin):
+    """Invalid UTF-8, invalid JSON or missing content becomes a dead letter; the rest is received."""
     queue = store.queue("orders")
     for key in ("body", "attributes", "list", "bare", "gone", "good"):
         queue.add(key, key)
@@ -270,55 +269,54 @@ def test_what_can_not_be_read_is_buried_as_it_is(store, url, admin):
         admin.hset(items, f"c{key}", content)
     admin.hdel(items, "cgone")
     assert [message.key for message in queue.receive(10)] == ["good"]
-    letters = {letter.key: letter for letter in queue.dead()}
-    assert set(letters) == {"body", "attributes", "list", "bare", "gone"}
-    assert {letter.kind for letter in letters.values()} == {"unreadable"}
-    assert letters["body"].body == "\\xff"
-    assert "its content is missing" in letters["gone"].reason
+    dead = {letter.key: letter for letter in queue.dead()}
+    assert set(dead) == {"body", "attributes", "list", "bare", "gone"}
+    assert {letter.kind for letter in dead.values()} == {"unreadable"}
+    assert dead["body"].body == "\\xff"
+    assert "its content is missing" in dead["gone"].reason
     assert queue.depth() == Depth(leased=1, dead=5)
 
 
-def test_version_0_1_reads_every_record_that_is_written(url, admin):
-    """It takes a record of any other form for that of a message that is gone, and sweeps the message out."""
+def test_every_record_has_the_format_that_version_0_1_reads(url, admin):
+    """Version 0.1 deletes messages whose record has any other format."""
     pattern = re.compile(rb"[a-z] \d+ \S+ \d+ \d+ \d+")  # in its Lua: ^(%a) (%d+) (%S+) (%d+) (%d+) (%d+)$
     items = f"{prefix(url)}:{{queue:orders}}:item"
     with VirtualClock() as clock, open_store(url, clock=clock) as store:
         queue = store.queue("orders", lease=10.0)
 
-        def look():
+        def check_record():
             assert pattern.fullmatch(admin.hget(items, "ra"))
 
         queue.add("a", priority=3)
-        look()
-        for unanswered in range(3):  # each lease runs out
+        check_record()
+        for unanswered in range(3):  # each lease expires
             (message,) = queue.receive()
             assert message.unanswered == unanswered
-            look()
+            check_record()
             clock.advance(11.0)
         queue.add("a", priority=4)
-        look()
+        check_record()
         (message,) = queue.receive()
         assert message.unanswered == 3
         queue.extend([message])
-        look()
+        check_record()
         queue.add("a")
-        look()
+        check_record()
         queue.settle([(message, Back(0.0, touched=False))])
-        look()
+        check_record()
         (message,) = queue.receive()
         assert message.unanswered == 3
         queue.settle([(message, Back(0.0))])
-        look()
+        check_record()
         queue.bury(queue.receive()[0], "bad")
-        look()
+        check_record()
         queue.redrive()
-        look()
+        check_record()
 
 
 @pytest.mark.parametrize("answer", ["back", "untouched", "none"])
-def test_what_version_0_1_had_in_hand_is_told_by_its_own_receives(url, admin, answer):
-    """It does not know that receives without an answer are counted: what was counted before holds only as long as the
-    receives are the same."""
+def test_unanswered_receives_are_counted_when_version_0_1_shares_the_queue(url, admin, answer):
+    """Version 0.1 updates only `receives`: the count of unanswered receives is valid while both agree."""
     items = f"{prefix(url)}:{{queue:orders}}:item"
     with VirtualClock() as clock, open_store(url, clock=clock) as store:
         queue = store.queue("orders", lease=10.0)
@@ -326,7 +324,7 @@ def test_what_version_0_1_had_in_hand_is_told_by_its_own_receives(url, admin, an
         for _ in range(3):
             queue.receive()
             clock.advance(11.0)
-        queue.receive()  # by version 0.1, as far as the record can tell
+        queue.receive()  # stands for a receive by version 0.1: the record is the same
         _, sequence, due, priority, receives, token = admin.hget(items, "ra").split()
         assert receives == b"4"
         admin.hset(items, "ua", b"%b 3 2" % sequence)
@@ -341,8 +339,8 @@ def test_what_version_0_1_had_in_hand_is_told_by_its_own_receives(url, admin, an
 
 
 @pytest.mark.parametrize("end", ["done", "cancelled", "purged"])
-def test_nothing_is_left_of_a_message_that_killed_processes(url, admin, end):
-    """Neither of how often it was handed out without an answer."""
+def test_no_record_is_left_of_a_message_that_ended(url, admin, end):
+    """The count of its unanswered receives is deleted, too."""
     with VirtualClock() as clock, open_store(url, clock=clock) as store:
         queue = store.queue("orders", lease=10.0)
         queue.add("a")
@@ -363,8 +361,8 @@ def test_nothing_is_left_of_a_message_that_killed_processes(url, admin, end):
 
 
 @pytest.mark.parametrize("priority", [0, 3])
-def test_strays_are_swept_out(store, url, admin, priority):
-    """A server that evicts may have dropped the items and kept the line: what is gone is gone, the rest goes on."""
+def test_order_entries_without_a_record_are_removed(store, url, admin, priority):
+    """When the server evicted the records of messages, receive skips and deletes their entries."""
     queue = store.queue("orders")
     for n in range(250):
         queue.add(f"stray {n}", priority=priority)
@@ -375,8 +373,8 @@ def test_strays_are_swept_out(store, url, admin, priority):
     assert queue.depth() == Depth(leased=1)
 
 
-def test_more_than_a_batch_is_taken_settled_and_redriven(store):
-    """In several calls of the scripts, none of them too long."""
+def test_operations_on_more_messages_than_a_batch(store):
+    """Receive, extend, settle, redrive and purge split them into several calls."""
     queue = store.queue("orders")
     for n in range(350):
         queue.add(f"key {n:03}")
@@ -396,8 +394,8 @@ def test_more_than_a_batch_is_taken_settled_and_redriven(store):
     assert queue.depth() == Depth()
 
 
-def test_what_is_empty_takes_constant_room(store, url, admin):
-    """Of a queue that is worked off there is left what counts, and nothing of its messages."""
+def test_an_empty_queue_takes_constant_space(store, url, admin):
+    """Only the metadata keys of a drained queue are left."""
     queue = store.queue("orders")
     for n in range(50):
         queue.add(f"key {n}", "body", priority=n % 3, attributes={"n": "1"})
@@ -411,8 +409,8 @@ def test_what_is_empty_takes_constant_room(store, url, admin):
     assert left == {":{queue:orders}:meta", ":queues", ":token"}
 
 
-def test_what_a_fleet_shares_goes_by_itself(store, url, admin):
-    """Nothing of it stays for ever when nobody comes any more."""
+def test_shared_limits_expire(store, url, admin):
+    """All keys of budgets, buckets and shelters have a time to live."""
     store.exchange("x", store.ledger("x").terms, deposits=1, want=1)
     with open_store(url) as other:
         other.budget("x"), other.bucket("x", rate=1.0), other.shelter("x")
@@ -421,8 +419,8 @@ def test_what_a_fleet_shares_goes_by_itself(store, url, admin):
     assert all(0 < admin.ttl(key) <= 1200 for key in keys)
 
 
-def test_scripts_that_the_server_forgot_are_sent_again(store, admin):
-    """One at a time, and several in one round trip."""
+def test_scripts_are_loaded_again_after_a_flush(store, admin):
+    """Single calls and pipelines load the missing scripts."""
     queue, terms = store.queue("orders"), store.ledger("x").terms
     for _ in range(2):
         admin.script_flush()
@@ -434,11 +432,11 @@ def test_scripts_that_the_server_forgot_are_sent_again(store, admin):
 
 
 class Interrupted(Exception):
-    """What a signal handler raises."""
+    """Raised by the signal handler."""
 
 
-def test_an_answer_that_nobody_has_read_is_not_given_to_the_next_call(store, admin, monkeypatch):
-    """A signal handler that raises may come between sending and reading."""
+def test_an_unread_reply_is_not_returned_to_the_next_call(store, admin, monkeypatch):
+    """A signal handler that raises between send and read closes the connection."""
     queue = store.queue("orders")
     queue.add("a")
     send = driver.Connection.send_packed_command
@@ -447,15 +445,15 @@ def test_an_answer_that_nobody_has_read_is_not_given_to_the_next_call(store, adm
         send(*args, **kwargs)
         raise Interrupted
 
-    admin.client_pause(200)  # so the answer comes when the next call is already under way
+    admin.client_pause(200)  # the reply arrives after the next call has started
     with monkeypatch.context() as patched, pytest.raises(Interrupted):
         patched.setattr(driver.Connection, "send_packed_command", interrupted)
         queue.add("b")
-    assert queue.depth().ready in (1, 2)  # whether b is there is not known
+    assert queue.depth().ready in (1, 2)  # b may or may not have been added
 
 
-def test_a_signal_handler_that_raises_leaves_no_answer_and_no_connection_behind(store):
-    """Anywhere in this package or in the driver: the next call gets its own answer."""
+def test_a_signal_handler_that_raises_leaves_no_unread_reply(store):
+    """Wherever it raises in this package or the driver, the next call gets its own reply."""
     queue, point = store.queue("orders"), 0
     queue.add("a")
     while raised_at(point := point + 7, lambda: queue.add("b"), where="redis"):
@@ -467,8 +465,8 @@ def test_a_signal_handler_that_raises_leaves_no_answer_and_no_connection_behind(
 
 
 @pytest.mark.parametrize("call", ["one", "several"])
-def test_connections_that_were_lost_to_signal_handlers_are_replaced(store, call):
-    """Of the driver's pool, which takes them for connections in use."""
+def test_an_exhausted_connection_pool_is_replaced(store, call):
+    """The driver's pool counts connections that were lost to signal handlers as in use."""
     queue = store.queue("orders")
     queue.add("a")
     queue.add("b")
@@ -485,8 +483,8 @@ def test_connections_that_were_lost_to_signal_handlers_are_replaced(store, call)
     assert len(lost) == 3
 
 
-def test_tokens_grow_even_over_a_flush(tmp_path):
-    """So nobody who held a lease before it is mistaken for who holds one after it."""
+def test_tokens_increase_after_flushall(tmp_path):
+    """A lease from before the flush is not mistaken for one from after it."""
     valkey = Valkey(tmp_path).start()
     try:
         with open_store(valkey.url) as store:
@@ -506,8 +504,8 @@ def test_tokens_grow_even_over_a_flush(tmp_path):
         valkey.kill()
 
 
-def test_the_clock_of_the_machine_does_not_matter(store, monkeypatch):
-    """The server's decides: a worker whose clock is an hour off sees what the others see."""
+def test_the_servers_clock_decides(store, monkeypatch):
+    """A worker whose clock is wrong receives the same messages as the others."""
     queue = store.queue("orders", lease=30.0)
     queue.add("now")
     queue.add("later", after=60.0)
@@ -520,8 +518,8 @@ def test_the_clock_of_the_machine_does_not_matter(store, monkeypatch):
     queue.done(message)
 
 
-def test_in_virtual_time_tokens_stay_whole_numbers(url):
-    """However far in the future a clock stands."""
+def test_tokens_increase_in_the_far_future(url):
+    """Tokens are distinct integers even when the virtual clock is 300,000 years ahead."""
     clock = VirtualClock(start=1e13)
     with open_store(url, clock=clock) as store:
         queue: Queue = store.queue("orders")
