@@ -1,4 +1,4 @@
-"""What the tests of queues share: threads that wait, and threads that take turns as often as they can."""
+"""Fixtures for the queue tests: threads that wait, and threads that switch as often as possible."""
 
 import sys
 import threading
@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-PATIENCE = 30.0
-"""Seconds after which a thread is taken to hang."""
+HANG_TIMEOUT = 30.0
+"""Seconds after which a thread counts as hung."""
 
 
-class Worker:
-    """A thread that calls a function once: what it returned, or raised."""
+class BackgroundCall:
+    """A thread that calls a function once; `result` returns or raises its outcome."""
 
     def __init__(self, function, *args, **kwargs):
-        self.result = self.error = None
+        self._result = self._error = None
         self._call = function, args, kwargs
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -22,49 +22,49 @@ class Worker:
     def _run(self):
         function, args, kwargs = self._call
         try:
-            self.result = function(*args, **kwargs)
+            self._result = function(*args, **kwargs)
         except Exception as error:
-            self.error = error
+            self._error = error
 
-    def answer(self):
-        self.thread.join(PATIENCE)
+    def result(self):
+        self.thread.join(HANG_TIMEOUT)
         assert not self.thread.is_alive(), "a thread hangs"
-        if self.error is not None:
-            raise self.error
-        return self.result
+        if self._error is not None:
+            raise self._error
+        return self._result
 
 
-def until(condition):
-    """Let other threads run until something is so."""
-    end = time.monotonic() + PATIENCE
+def poll_until(condition):
+    """Let other threads run until the condition holds."""
+    end = time.monotonic() + HANG_TIMEOUT
     while not condition():
-        assert time.monotonic() < end, "it does not come to this"
+        assert time.monotonic() < end, "the condition never held"
         time.sleep(0)
 
 
 @pytest.fixture
-def in_line():
-    """Start a thread, and return when it stands in line with so many others, for a key or for room."""
+def start_waiter():
+    """Start a thread that waits for a key or for capacity; return once it is in the list of waiters."""
 
-    def start(line, function, *args, **kwargs):
-        before = len(line)
-        worker = Worker(function, *args, **kwargs)
-        until(lambda: len(line) > before)
-        return worker
+    def start(waiters, function, *args, **kwargs):
+        before = len(waiters)
+        call = BackgroundCall(function, *args, **kwargs)
+        poll_until(lambda: len(waiters) > before)
+        return call
 
     return start
 
 
 @pytest.fixture
-def settled():
-    """Wait until a condition of other threads holds."""
-    return until
+def wait_until():
+    """Wait until other threads have made a condition true."""
+    return poll_until
 
 
 @pytest.fixture
-def short_turns():
-    """Threads take turns as often as they can."""
+def start_thread():
+    """Start threads under the shortest switch interval, so that they interleave as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    yield Worker
+    yield BackgroundCall
     sys.setswitchinterval(before)

@@ -1,4 +1,4 @@
-"""A source that tests fill by hand, and that can be made to fail."""
+"""An in-memory source that tests fill and can make fail."""
 
 import asyncio
 from collections import deque
@@ -6,8 +6,8 @@ from collections import deque
 from abate.work import Message
 
 
-class Tray:
-    """Messages in memory; it writes down how they were settled and when leases were extended."""
+class FakeSource:
+    """Hold messages in memory, and record how they were settled and which leases were extended."""
 
     name = "tray"
     durable = True
@@ -23,19 +23,19 @@ class Tray:
         self.receive_errors = deque()
         self.settle_errors = deque()
         self.extend_errors = deque()
-        self.came = asyncio.Event()
+        self.arrived = asyncio.Event()
 
     def put(self, *messages):
         self.messages.extend(messages)
-        self.came.set()
+        self.arrived.set()
 
     async def receive(self, most, wait):
         self.asked += 1
         if self.receive_errors:
             raise self.receive_errors.popleft()
         if not self.messages and wait:
-            self.came.clear()
-            await self.came.wait()
+            self.arrived.clear()
+            await self.arrived.wait()
         batch = [self.messages.popleft() for _ in range(min(most, len(self.messages)))]
         self.taken += batch
         return batch
@@ -54,12 +54,12 @@ class Tray:
 
     @property
     def verdicts(self):
-        """How each key was settled in the end."""
+        """Return the last verdict of each key."""
         return dict(self.settled)
 
 
-class PlainTray(Tray):
-    """The same with plain methods, which are called in threads."""
+class PlainFakeSource(FakeSource):
+    """The same source with plain methods, which the loop calls in threads."""
 
     def receive(self, most, wait):
         batch = [self.messages.popleft() for _ in range(min(most, len(self.messages)))]
@@ -75,5 +75,5 @@ class PlainTray(Tray):
 
 
 def messages(*keys, **fields):
-    """Messages with these keys."""
+    """Return messages with these keys."""
     return [Message(key, **fields) for key in keys]

@@ -1,6 +1,6 @@
-"""Services in which something hangs and ignores its cancellation: what keeps a process from ending at a SIGTERM?
+"""Services in which one part hangs or ignores its cancellation, to test that SIGTERM still ends the process.
 
-Each says on a pipe that it has "began" when the thing hangs, and "returned" when `run` has returned.
+Each writes "started" to a pipe when that part hangs, and "returned" when `run` has returned.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ FOR_EVER = 3600.0
 pipe = 1
 
 
-def began():
+def report_started():
     os.write(pipe, b"began\n")
 
 
-async def deaf():
-    began()
+async def ignore_cancellation():
+    report_started()
     while True:
         try:
             await asyncio.sleep(FOR_EVER)
@@ -30,20 +30,20 @@ async def deaf():
 
 
 def hang():
-    began()
+    report_started()
     time.sleep(FOR_EVER)
 
 
 class Source:
-    """One message, and then nothing."""
+    """Deliver one message, then none."""
 
-    name, lease, durable, brought = "source", 30.0, True, False
+    name, lease, durable, delivered = "source", 30.0, True, False
 
     async def receive(self, most, wait):
-        if self.brought:
+        if self.delivered:
             await asyncio.sleep(wait)
             return ()
-        self.brought = True
+        self.delivered = True
         return [Message("a")]
 
     async def extend(self, messages):
@@ -53,27 +53,27 @@ class Source:
         return ()
 
 
-class DeafReceive(Source):
+class UncancellableReceive(Source):
     async def receive(self, most, wait):
-        await deaf()
+        await ignore_cancellation()
 
 
-class DeafSettle(Source):
+class UncancellableSettle(Source):
     async def settle(self, settlements):
-        await deaf()
+        await ignore_cancellation()
 
 
-class HungReceive(Source):
+class HangingReceive(Source):
     def receive(self, most, wait):
         hang()
 
 
-class HungSettle(Source):
+class HangingSettle(Source):
     def settle(self, settlements):
         hang()
 
 
-class HungExtend(Source):
+class HangingExtend(Source):
     lease = 0.01
 
     def extend(self, messages):
@@ -84,32 +84,32 @@ def consume(source, handle=lambda message: None, **settings):
     abate.consumer(grace=GRACE, **settings)(handle).run(source)
 
 
-async def patient(message):
+async def cancellable_handler(message):
     await asyncio.sleep(FOR_EVER)
 
 
-async def deaf_handler(message):
-    await deaf()
+async def uncancellable_handler(message):
+    await ignore_cancellation()
 
 
-async def in_thread(message):
-    began()
+async def thread_handler(message):
+    report_started()
     await asyncio.to_thread(threading.Event().wait)
 
 
-def deaf_feed():
+def uncancellable_feed():
     @abate.controller(grace=GRACE)
     def reconcile(key): ...
 
     @reconcile.source
     async def watch():
-        await deaf()
+        await ignore_cancellation()
         yield
 
     reconcile.run()
 
 
-def hung_poll():
+def hanging_poll():
     @abate.controller(grace=GRACE)
     def reconcile(key): ...
 
@@ -117,35 +117,35 @@ def hung_poll():
     reconcile.run()
 
 
-def deaf_task():
-    """Something that a handler has begun, and nobody waits for."""
+def uncancellable_task():
+    """Run a handler that starts a task and does not await it."""
     tasks = []
 
     async def handle(message):
-        tasks.append(asyncio.create_task(deaf()))
+        tasks.append(asyncio.create_task(ignore_cancellation()))
 
     consume(Source(), handle)
 
 
 CASES = {
-    "a handler that ignores its cancellation": lambda: consume(Source(), deaf_handler),
-    "a handler that ignores it twice": lambda: consume(Source(), deaf_handler, timeout=0.01),
+    "a handler that ignores its cancellation": lambda: consume(Source(), uncancellable_handler),
+    "a handler that ignores two cancellations": lambda: consume(Source(), uncancellable_handler, timeout=0.01),
     "a plain handler that hangs": lambda: consume(Source(), lambda message: hang()),
-    "a handler that waits for a thread": lambda: consume(Source(), in_thread),
-    "a receive that ignores it": lambda: consume(DeafReceive()),
-    "a settle that ignores it": lambda: consume(DeafSettle()),
-    "a receive that hangs in its thread": lambda: consume(HungReceive()),
-    "a settle that hangs in its thread": lambda: consume(HungSettle()),
-    "an extend that hangs in its thread": lambda: consume(HungExtend(), patient),
-    "a feed that ignores it": deaf_feed,
-    "a poller that hangs in its thread": hung_poll,
-    "a task that a handler left behind": deaf_task,
+    "a handler that waits for a thread": lambda: consume(Source(), thread_handler),
+    "a receive that ignores its cancellation": lambda: consume(UncancellableReceive()),
+    "a settle that ignores its cancellation": lambda: consume(UncancellableSettle()),
+    "a receive that hangs in its thread": lambda: consume(HangingReceive()),
+    "a settle that hangs in its thread": lambda: consume(HangingSettle()),
+    "an extend that hangs in its thread": lambda: consume(HangingExtend(), cancellable_handler),
+    "a feed that ignores its cancellation": uncancellable_feed,
+    "a poller that hangs in its thread": hanging_poll,
+    "a task that a handler started and did not await": uncancellable_task,
 }
 
 
-def run(case, written):
-    """In a process of its own: run one, and end without a word of the parent's."""
+def run(case, write_end):
+    """Run one case in a child process, and report on the pipe."""
     global pipe
-    pipe, loop.FINAL_SETTLE_TIMEOUT = written, FINAL_SETTLE_TIMEOUT
+    pipe, loop.FINAL_SETTLE_TIMEOUT = write_end, FINAL_SETTLE_TIMEOUT
     CASES[case]()
     os.write(pipe, b"returned\n")

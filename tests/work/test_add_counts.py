@@ -1,4 +1,4 @@
-"""What a controller counts of its adds where a store has its keys."""
+"""How a controller with a store counts its adds."""
 
 import asyncio
 
@@ -14,8 +14,8 @@ def store():
         yield store
 
 
-def live(controller, seconds):
-    """Run a controller for so many virtual seconds."""
+def run_for(controller, seconds):
+    """Run a controller for some virtual seconds."""
 
     async def main():
         running = asyncio.create_task(controller.arun())
@@ -26,12 +26,12 @@ def live(controller, seconds):
     asyncio.run(main())
 
 
-def counted(controller):
+def add_counts(controller):
     return controller.adds, controller.coalesced
 
 
-def test_what_sources_bring_is_counted(store):
-    """As what is added by hand; what found no room is counted when it has."""
+def test_adds_of_a_source_are_counted(store):
+    """Each key from a source counts as one add, also if it waited for capacity."""
     with VirtualClock() as clock:
 
         @abate.controller(store=store, capacity=2, workers=1)
@@ -44,48 +44,48 @@ def test_what_sources_bring_is_counted(store):
                 yield key
             await asyncio.Event().wait()
 
-        live(reconcile, 60.0)
-        adds, coalesced = counted(reconcile)
+        run_for(reconcile, 60.0)
+        adds, coalesced = add_counts(reconcile)
         assert adds == 8
         assert 1 <= coalesced <= 4
 
 
-def test_an_add_that_was_refused_is_not_counted(store):
-    """Neither where there was no room, nor where the key was none."""
+def test_a_refused_add_is_not_counted(store):
+    """An add that raises QueueFull or TypeError does not change the counts."""
     reconcile = abate.controller(store=store, capacity=1)(print)
     reconcile.add("a")
     with pytest.raises(abate.QueueFull):
         reconcile.add("b")
     with pytest.raises(TypeError):
         reconcile.add(42)
-    assert counted(reconcile) == (1, 0)
+    assert add_counts(reconcile) == (1, 0)
 
 
-def test_a_resync_that_changes_nothing_is_not_taken_for_coalesced(store):
-    """The key may be parked as well as waiting, and the store does not say which."""
+def test_a_resync_without_effect_does_not_count_as_coalesced(store):
+    """The store does not report whether the key is waiting or parked."""
     with VirtualClock():
 
         @abate.controller(store=store, resync=10.0, keys=lambda: ["parked"])
         def reconcile(key):
             raise abate.PermanentFailure("no")
 
-        live(reconcile, 50.0)
-        adds, coalesced = counted(reconcile)
+        run_for(reconcile, 50.0)
+        adds, coalesced = add_counts(reconcile)
         assert adds >= 4
         assert coalesced == 0
 
 
-def test_counts_do_not_go_back_when_keys_move_to_a_store(store):
-    """What was added before the store was known has been counted, and is not counted again."""
+def test_counts_continue_when_keys_move_to_a_store(store):
+    """Adds made before the store was known are counted once, not again when the keys move."""
     reconcile = abate.controller(name="orders")(lambda key: None)
     for key in ("a", "a", "b"):
         reconcile.add(key)
     reconcile.add("c", after=60.0)
-    before = counted(reconcile)
+    before = add_counts(reconcile)
     assert before == (4, 1)
-    reconcile._source(store)
-    assert counted(reconcile) == before
-    reconcile.add("a")
-    assert counted(reconcile) == (5, 2)
-    reconcile._source(store)  # as a second run by the same store does
-    assert counted(reconcile) == (5, 2)
+    reconcile.run(store, drain=True)
+    assert add_counts(reconcile) == before
+    reconcile.add("c")
+    assert add_counts(reconcile) == (5, 2)
+    reconcile.run(store, drain=True)
+    assert add_counts(reconcile) == (5, 2)

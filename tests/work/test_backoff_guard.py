@@ -1,4 +1,4 @@
-"""An add hastens a key that has failed as far as the retry budget pays for it, and no further."""
+"""Adding a failed key skips its backoff only if the retry budget has a token for it."""
 
 import asyncio
 from collections import defaultdict
@@ -15,12 +15,12 @@ from abate.work import backoff_guard
 from abate.work.backoff_guard import BackoffGuard
 from abate.work.source import Back, Bury, Done, Message
 
-BROKE = {"ratio": 0.0, "reserve": 0.0}
+EMPTY = {"ratio": 0.0, "reserve": 0.0}
 STEADY = Backoff(10.0, 10.0, jitter="none")
 
 
-def live(controller, body, clock, seconds=0.0):
-    """Run a controller while a body runs, and then for so many virtual seconds: the tally."""
+def run_during(controller, body, clock, seconds=0.0):
+    """Run a controller while the body runs, then for some virtual seconds; return its tally."""
 
     async def main():
         running = asyncio.create_task(controller.arun())
@@ -32,75 +32,75 @@ def live(controller, body, clock, seconds=0.0):
     return asyncio.run(main())
 
 
-def again(key="a"):
-    """A key that has failed before."""
+def failed_before(key="a"):
+    """Return a message that has failed before."""
     return Message(key, receives=2)
 
 
-# -- the rule
+# -- the guard alone
 
 
-def test_a_key_that_comes_in_its_time_costs_nothing():
-    """Also where clocks don't quite agree."""
-    held = BackoffGuard(Budget(**BROKE))
-    held.record(Message("a"), Back(60.0), now=100.0)
-    assert held.remaining(again(), now=157.5) == 0.0
-    assert len(held) == 0
+def test_a_key_received_after_its_backoff_costs_nothing():
+    """A key that is early by a few seconds of clock skew counts as on time."""
+    guard = BackoffGuard(Budget(**EMPTY))
+    guard.record(Message("a"), Back(60.0), now=100.0)
+    assert guard.remaining(failed_before(), now=157.5) == 0.0
+    assert len(guard) == 0
 
 
-def test_a_key_that_comes_early_goes_back_for_the_rest():
-    """As often as it comes, until its time has come."""
-    held = BackoffGuard(Budget(**BROKE))
-    held.record(Message("a"), Back(60.0), now=100.0)
-    assert held.remaining(again(), now=100.0) == 60.0
-    assert held.remaining(again(), now=130.0) == 30.0
-    assert held.remaining(again("b"), now=130.0) == 0.0
-    assert held.remaining(again(), now=160.0) == 0.0
+def test_a_key_received_early_waits_for_the_rest_of_its_backoff():
+    """Each early receive returns the seconds that remain."""
+    guard = BackoffGuard(Budget(**EMPTY))
+    guard.record(Message("a"), Back(60.0), now=100.0)
+    assert guard.remaining(failed_before(), now=100.0) == 60.0
+    assert guard.remaining(failed_before(), now=130.0) == 30.0
+    assert guard.remaining(failed_before("b"), now=130.0) == 0.0
+    assert guard.remaining(failed_before(), now=160.0) == 0.0
 
 
-def test_each_early_try_is_paid_for():
-    """One withdrawal each, and none for what goes back."""
+def test_each_early_attempt_withdraws_one_token():
+    """A key that goes back withdraws nothing."""
     budget = Budget(ratio=0.0, reserve=0.2, window=10.0)
-    held = BackoffGuard(budget)
+    guard = BackoffGuard(budget)
     tried = 0
     with VirtualClock():
         for _ in range(5):
-            held.record(Message("a"), Back(60.0), now=0.0)
-            tried += held.remaining(again(), now=1.0) == 0.0
+            guard.record(Message("a"), Back(60.0), now=0.0)
+            tried += guard.remaining(failed_before(), now=1.0) == 0.0
         assert (tried, budget.balance()) == (2, 0.0)
 
 
-@pytest.mark.parametrize("verdict", [Done(), Done(again=5.0), Bury("permanent", "no"), Back(60.0, touched=False)])
-def test_what_is_not_a_failure_holds_nothing_back(verdict):
-    """It has ended what was there before."""
-    held = BackoffGuard(Budget(**BROKE))
-    held.record(Message("a"), Back(60.0), now=0.0)
-    held.record(again(), verdict, now=1.0)
-    assert held.remaining(again(), now=2.0) == 0.0
+@pytest.mark.parametrize("verdict", [Done(), Done(failed_before=5.0), Bury("permanent", "no"), Back(60.0, touched=False)])
+def test_a_verdict_that_is_not_a_failure_ends_the_backoff(verdict):
+    """Success, burial and an untouched return all clear the recorded backoff."""
+    guard = BackoffGuard(Budget(**EMPTY))
+    guard.record(Message("a"), Back(60.0), now=0.0)
+    guard.record(failed_before(), verdict, now=1.0)
+    assert guard.remaining(failed_before(), now=2.0) == 0.0
 
 
-def test_a_key_that_has_succeeded_elsewhere_is_new():
-    """Another process was done with it: its receives begin anew."""
-    held = BackoffGuard(Budget(**BROKE))
-    held.record(Message("a"), Back(60.0), now=0.0)
-    assert held.remaining(Message("a", receives=1), now=1.0) == 0.0
-    assert held.remaining(again(), now=2.0) == 0.0
+def test_a_success_in_another_process_ends_the_backoff():
+    """A key with one receive has been handled successfully since."""
+    guard = BackoffGuard(Budget(**EMPTY))
+    guard.record(Message("a"), Back(60.0), now=0.0)
+    assert guard.remaining(Message("a", receives=1), now=1.0) == 0.0
+    assert guard.remaining(failed_before(), now=2.0) == 0.0
 
 
-def test_a_pause_on_another_clock_does_not_count():
-    """A test in virtual time begins at nought, long before what was written down on the machine's clock."""
-    held = BackoffGuard(Budget(**BROKE))
-    held.record(Message("a"), Back(60.0), now=1e6)
-    assert held.remaining(again(), now=0.0) == 0.0
+def test_a_backoff_recorded_on_another_clock_is_ignored():
+    """Virtual time starts at zero, long before an instant of the machine's clock."""
+    guard = BackoffGuard(Budget(**EMPTY))
+    guard.record(Message("a"), Back(60.0), now=1e6)
+    assert guard.remaining(failed_before(), now=0.0) == 0.0
 
 
-def test_what_is_remembered_is_bounded(monkeypatch):
-    """The key that failed longest ago is forgotten for one more."""
+def test_the_number_of_recorded_keys_is_bounded(monkeypatch):
+    """The guard forgets the key that failed longest ago."""
     monkeypatch.setattr(backoff_guard, "MAX_KEYS", 2)
-    held = BackoffGuard(Budget(**BROKE))
+    guard = BackoffGuard(Budget(**EMPTY))
     for key in "abca":
-        held.record(Message(key), Back(60.0), now=0.0)
-    assert [held.remaining(again(key), now=1.0) for key in "bca"] == [0.0, 59.0, 59.0]
+        guard.record(Message(key), Back(60.0), now=0.0)
+    assert [guard.remaining(failed_before(key), now=1.0) for key in "bca"] == [0.0, 59.0, 59.0]
 
 
 # -- controllers
@@ -108,20 +108,20 @@ def test_what_is_remembered_is_bounded(monkeypatch):
 
 @pytest.fixture(params=["in memory", "memory:", "sqlite"])
 def store(request, tmp_path):
-    """Where a controller has its keys: None for in memory."""
+    """Return the store of the controller; None keeps the keys in memory."""
     return {"in memory": None, "memory:": "memory:", "sqlite": f"sqlite:///{tmp_path}/work.db"}[request.param]
 
 
-def test_an_add_does_not_hasten_what_the_budget_does_not_pay_for(store):
-    """The key keeps its time, and is looked at then; so does one that is added while it is in hand."""
+def test_without_a_token_an_add_does_not_skip_the_backoff(store):
+    """The key is handled when its backoff is over, also if it was added while in hand."""
     with VirtualClock() as clock:
         tries = []
 
-        @abate.controller(store=store, backoff=STEADY, budget=Budget(**BROKE), slow=0.1)
+        @abate.controller(store=store, backoff=STEADY, budget=Budget(**EMPTY), slow=0.1)
         async def reconcile(key):
             tries.append(clock.now())
             if len(tries) < 3:
-                reconcile.add(key)  # while it is in hand
+                reconcile.add(key)  # while the key is in hand
                 raise ConnectionError("down")
 
         async def body():
@@ -130,14 +130,14 @@ def test_an_add_does_not_hasten_what_the_budget_does_not_pay_for(store):
                 await clock.asleep(1.0)
                 reconcile.add("a")
 
-        tally = live(reconcile, body, clock, 5.0)
+        tally = run_during(reconcile, body, clock, 5.0)
         assert [round(at) for at in tries[:3]] == [0, 10, 20]
         assert tally["held"] >= 15
         assert reconcile.waiting() == 0
 
 
-def test_an_add_hastens_what_the_budget_pays_for(store):
-    """At once; and what was meant for later from the start is hastened for nothing."""
+def test_with_a_token_an_add_skips_the_backoff(store):
+    """The key is handled at once; a key added with a delay needs no token."""
     with VirtualClock() as clock:
         tries = []
 
@@ -150,23 +150,23 @@ def test_an_add_hastens_what_the_budget_pays_for(store):
         async def body():
             reconcile.add("a")
             await clock.asleep(1.0)
-            reconcile.add("a")  # two withdrawals: for the first failure's return, and for this
+            reconcile.add("a")  # withdraws the second token; the first failure's retry took the first
             reconcile.add("later", after=60.0)
             await clock.asleep(1.0)
             reconcile.add("later")
             reconcile.add("a")
             await clock.asleep(1.0)
 
-        live(reconcile, body, clock)
+        run_during(reconcile, body, clock)
         assert tries == [(0, "a"), (1, "a"), (2, "later")]
 
 
-def test_a_parked_key_that_is_added_again_costs_nothing(store):
-    """It comes back to life as new."""
+def test_adding_a_parked_key_costs_nothing(store):
+    """An added parked key starts without failures."""
     with VirtualClock() as clock:
         tries = []
 
-        @abate.controller(store=store, budget=Budget(**BROKE), max_requeues=0)
+        @abate.controller(store=store, budget=Budget(**EMPTY), max_requeues=0)
         async def reconcile(key):
             tries.append(clock.now())
             raise ConnectionError("down")
@@ -176,16 +176,16 @@ def test_a_parked_key_that_is_added_again_costs_nothing(store):
                 reconcile.add("a")
                 await clock.asleep(1.0)
 
-        live(reconcile, body, clock)
+        run_during(reconcile, body, clock)
         assert len(tries) == 3
 
 
-def test_a_discarded_key_begins_anew(store):
-    """What comes by its name later is another thing."""
+def test_discarding_a_key_ends_its_backoff(store):
+    """A discarded key that is added again is handled at once."""
     with VirtualClock() as clock:
         tries = []
 
-        @abate.controller(store=store, backoff=STEADY, budget=Budget(**BROKE))
+        @abate.controller(store=store, backoff=STEADY, budget=Budget(**EMPTY))
         async def reconcile(key):
             tries.append(clock.now())
             raise ConnectionError("down")
@@ -197,13 +197,13 @@ def test_a_discarded_key_begins_anew(store):
             reconcile.add("a")
             await clock.asleep(1.0)
 
-        live(reconcile, body, clock)
+        run_during(reconcile, body, clock)
         assert len(tries) == 2
 
 
 @pytest.mark.parametrize("feed", ["poll", "source", "resync"])
-def test_feeds_bring_keys_back_no_sooner_than_the_budget_pays_for(feed):
-    """A poller of all keys each second adds nothing to what a dependency that is down gets without it."""
+def test_feeds_do_not_skip_the_backoff_without_tokens(feed):
+    """A feed that adds all keys each second hardly adds load to a dependency that is down."""
     keys = [f"key-{number}" for number in range(50)]
     tried = {}
     for fed in (True, False):
@@ -231,19 +231,19 @@ def test_feeds_bring_keys_back_no_sooner_than_the_budget_pays_for(feed):
                 for key in keys:
                     reconcile.add(key)
 
-            live(reconcile, body, clock, 60.0)
-    # first looks, a token a second, and those that come back at the slow rate
+            run_during(reconcile, body, clock, 60.0)
+    # first attempts, one token a second, and retries at the slow rate
     assert len(tried[True]) <= 50 + 60 + 20 + 60
     assert len(tried[True]) <= len(tried[False]) * 1.5
 
 
-def test_processes_that_share_a_store_hold_to_their_own_times():
-    """Each tries a key once in its time, however often it is added, by whomever."""
+def test_each_process_keeps_its_own_backoff_of_a_shared_key():
+    """Each process tries a key once per backoff, however often any process adds it."""
     with VirtualClock() as clock, abate.open_store("memory:") as store:
         tries = defaultdict(list)
 
         def process(number):
-            @abate.controller(store=store, name="orders", backoff=STEADY, budget=Budget(**BROKE), slow=20.0)
+            @abate.controller(store=store, name="orders", backoff=STEADY, budget=Budget(**EMPTY), slow=20.0)
             async def reconcile(key):
                 tries[number].append(clock.now())
                 raise ConnectionError("down")
@@ -255,13 +255,13 @@ def test_processes_that_share_a_store_hold_to_their_own_times():
         async def body():
             running = [asyncio.create_task(other.arun()) for other in processes[1:]]
             for _ in range(100):
-                store.queue("orders").add("a")  # not by a controller: it has no budget that could pay
+                store.queue("orders").add("a")  # the queue itself has no budget
                 await clock.asleep(0.7)
             for other in processes[1:]:
                 other.stop()
             await asyncio.gather(*running)
 
-        live(processes[0], body, clock)
+        run_during(processes[0], body, clock)
         assert sum(map(len, tries.values())) > 3
         for times in tries.values():
             assert all(after - before >= 9.5 for before, after in pairwise(times))
@@ -275,23 +275,23 @@ def test_processes_that_share_a_store_hold_to_their_own_times():
     slow=st.sampled_from([2.0, 20.0]),
     in_store=st.booleans(),
 )
-def test_whatever_is_added_tries_are_paid_for_or_in_their_time_and_no_add_is_lost(adds, reserve, slow, in_store):
-    """Between two tries of a failing key lies its delay, or a withdrawal; and each add is followed by a look."""
+def test_attempts_wait_or_withdraw_a_token_and_no_add_is_lost(adds, reserve, slow, in_store):
+    """Two attempts of a failing key are a delay or a withdrawal apart, and an attempt follows each add."""
     with VirtualClock() as clock:
-        paid, early, added, tries, due = [], 0, defaultdict(list), defaultdict(list), {}
+        withdrawals, early, added, tries, due = [], 0, defaultdict(list), defaultdict(list), {}
 
-        class Purse(Budget):
+        class RecordingBudget(Budget):
             def try_withdraw(self, now=None):
                 granted = super().try_withdraw(now)
                 if granted:
-                    paid.append(clock.now())
+                    withdrawals.append(clock.now())
                 return granted
 
         class Fixed(Backoff):
             def delay(self, retry, rng, previous=None):
                 return 4.0
 
-        budget = Purse(ratio=0.0, reserve=reserve, window=10.0)
+        budget = RecordingBudget(ratio=0.0, reserve=reserve, window=10.0)
         store = abate.open_store("memory:") if in_store else None
 
         @abate.controller(store=store, workers=2, backoff=Fixed(4.0), budget=budget, slow=slow)
@@ -308,8 +308,8 @@ def test_whatever_is_added_tries_are_paid_for_or_in_their_time_and_no_add_is_los
                 added[key].append(clock.now())
                 reconcile.add(key)
 
-        live(reconcile, body, clock, 2 * slow + 5.0)
-        assert early <= len(paid)
+        run_during(reconcile, body, clock, 2 * slow + 5.0)
+        assert early <= len(withdrawals)
         for key, instants in added.items():
             assert tries[key][-1] >= instants[-1]
             gaps = [after - before for before, after in pairwise(tries[key])]

@@ -1,4 +1,4 @@
-"""The consumer and the controller over a store: leases, dead letters, what survives."""
+"""Consumers and controllers with a store: leases, dead letters, keys that survive a restart."""
 
 import asyncio
 import random
@@ -17,14 +17,14 @@ STEADY = Backoff(1.0, 900.0, jitter="none")
 
 @pytest.fixture(params=["memory:", "sqlite:///work.db"])
 def store(request, tmp_path, monkeypatch):
-    """A store of each embedded kind."""
+    """Open a store of each embedded kind."""
     monkeypatch.chdir(tmp_path)
     with abate.open_store(request.param) as store:
         yield store
 
 
-def live(service, seconds, source=None):
-    """Run it for so many virtual seconds: the tally."""
+def run_for(service, seconds, source=None):
+    """Run a service for some virtual seconds; return its tally."""
 
     async def main():
         running = asyncio.create_task(service.arun(source))
@@ -35,8 +35,8 @@ def live(service, seconds, source=None):
     return asyncio.run(main())
 
 
-def test_messages_are_handled_once_each(store):
-    """In threads, in real time."""
+def test_each_message_is_handled_once(store):
+    """Handlers run in threads, in real time."""
     queue, seen = store.queue("orders"), []
     keys = [queue.send(str(n)) for n in range(100)]
     handle = abate.consumer(source=queue)(lambda message: seen.append((message.key, message.body)))
@@ -46,11 +46,11 @@ def test_messages_are_handled_once_each(store):
     assert (depth.ready, depth.delayed, depth.leased, depth.dead) == (0, 0, 0, 0)
 
 
-def test_each_answer_has_its_end(store):
-    """The vocabulary of messages: done, silent, back, buried."""
+def test_each_handler_result_has_its_verdict(store):
+    """Messages are done, done silently, sent back or buried."""
     with VirtualClock():
         queue = store.queue("orders")
-        answers = {
+        results = {
             "done": None,
             "silent": SilentSuccess(),
             "permanent": PermanentFailure("no address"),
@@ -60,22 +60,22 @@ def test_each_answer_has_its_end(store):
 
         @abate.consumer(source=queue, backoff=STEADY)
         def handle(message):
-            answer = answers[message.key]
-            if answer is not None:
-                raise answer
+            result = results[message.key]
+            if result is not None:
+                raise result
 
-        for key in answers:
+        for key in results:
             queue.add(key)
         assert handle.run(drain=True) == {"done": 1, "silent": 1, "buried": 1, "retry": 2}
-        [letter] = queue.dead()
-        assert (letter.key, letter.kind, letter.reason) == ("permanent", "permanent", "no address")
-        assert "PermanentFailure" in letter.trace
+        [dead_letter] = queue.dead()
+        assert (dead_letter.key, dead_letter.kind, dead_letter.reason) == ("permanent", "permanent", "no address")
+        assert "PermanentFailure" in dead_letter.trace
         depth = queue.depth()
         assert (depth.ready, depth.delayed, depth.leased, depth.dead) == (0, 2, 0, 1)
 
 
-def test_a_message_that_always_fails_is_buried_after_its_receives(store):
-    """With growing delays, and the last error as the reason."""
+def test_a_message_that_always_fails_is_buried_after_max_receives(store):
+    """Delays grow, and the reason is the last error."""
     with VirtualClock() as clock:
         queue, seen = store.queue("orders"), []
 
@@ -85,7 +85,7 @@ def test_a_message_that_always_fails_is_buried_after_its_receives(store):
             raise ConnectionError("gone")
 
         queue.add("a")
-        tally = live(handle, 60.0)
+        tally = run_for(handle, 60.0)
         assert [receives for receives, _ in seen] == [1, 2, 3, 4]
         gaps = [later - sooner for (_, sooner), (_, later) in pairwise(seen)]
         assert gaps == pytest.approx([1.0, 2.0, 4.0], abs=0.1)
@@ -93,8 +93,8 @@ def test_a_message_that_always_fails_is_buried_after_its_receives(store):
         assert queue.dead()[0].reason == "ConnectionError: gone (received 4 times)"
 
 
-def test_a_policy_inside_and_the_queue_around_do_not_multiply(store):
-    """An error that the policy gave up on sends the message back once, with the queue's delay."""
+def test_retries_of_a_policy_and_of_the_queue_do_not_multiply(store):
+    """An error that a policy gave up on sends the message back once, with the queue's delay."""
     with VirtualClock():
         queue, calls = store.queue("orders"), []
         policy = abate.Policy(name="inner", on=ConnectionError, max_attempts=3, backoff=[0.0])
@@ -113,8 +113,8 @@ def test_a_policy_inside_and_the_queue_around_do_not_multiply(store):
         assert queue.depth().delayed == 1
 
 
-def test_a_long_handler_keeps_its_lease(store):
-    """The heartbeat extends the lease, however long the handler runs."""
+def test_the_heartbeat_extends_the_lease_of_a_long_handler(store):
+    """A handler that runs longer than the lease is not interrupted or repeated."""
     with VirtualClock() as clock:
         queue = store.queue("orders", lease=30.0)
         handled = []
@@ -125,16 +125,16 @@ def test_a_long_handler_keeps_its_lease(store):
             handled.append(message.key)
 
         queue.add("long")
-        assert live(handle, 600.0) == {"done": 1}
+        assert run_for(handle, 600.0) == {"done": 1}
         assert handled == ["long"]
 
 
-def test_an_unknown_source_is_refused():
-    """A source must keep the contract; a consumer without one can't run."""
+def test_an_object_that_is_no_source_is_refused():
+    """A source must have the methods and attributes of the contract; a consumer can't run without one."""
     with pytest.raises(TypeError, match="a source must have receive, extend and settle"):
         abate.consumer(source=object())(lambda message: None)
 
-    class Half:
+    class WithoutLease:
         name, durable = "half", True
 
         def receive(self, most, wait): ...
@@ -142,7 +142,7 @@ def test_an_unknown_source_is_refused():
         def settle(self, settlements): ...
 
     with pytest.raises(TypeError, match="a source must have a lease"):
-        abate.consumer(source=Half())(lambda message: None)
+        abate.consumer(source=WithoutLease())(lambda message: None)
     with pytest.raises(ValueError, match="handle has no source"):
 
         @abate.consumer()
@@ -160,14 +160,14 @@ def test_an_unknown_source_is_refused():
         ({"source": "nonsense://x"}, ValueError, "nonsense"),
     ],
 )
-def test_impossible_settings_are_refused(settings, error, message):
-    """A clear error at construction."""
+def test_invalid_settings_are_refused(settings, error, message):
+    """Construction raises an error that names the setting and its value."""
     with pytest.raises(error, match=message):
         abate.consumer(**settings)(lambda message: None)
 
 
-def test_a_store_gives_the_queue_of_the_consumers_name(store):
-    """A store, or its URL, stands for the queue that is called like the function."""
+def test_a_store_as_source_means_the_queue_named_like_the_consumer(store):
+    """A store or a URL as source means the queue with the consumer's name."""
 
     def send_mail(message): ...
 
@@ -176,8 +176,8 @@ def test_a_store_gives_the_queue_of_the_consumers_name(store):
     assert abate.consumer(source="memory:", name="mails")(send_mail).source.name == "mails"
 
 
-def test_a_breaker_saves_the_receives(store):
-    """While a dependency is down, most messages keep their count of receives; afterwards all are done."""
+def test_a_breaker_limits_receives_while_a_dependency_is_down(store):
+    """Few messages use up receives during the outage; all are done after it."""
     with VirtualClock() as clock:
         queue = store.queue("orders", lease=30.0)
         down = True
@@ -212,11 +212,11 @@ def test_a_breaker_saves_the_receives(store):
         assert tally["retry"] < 40
 
 
-# -- the controller over a store
+# -- the controller with a store
 
 
-def test_keys_of_a_controller_survive_in_a_store(tmp_path):
-    """What one process added, the next one works on."""
+def test_keys_in_a_store_survive_their_process(tmp_path):
+    """The next process handles the keys that an earlier one added."""
     url = f"sqlite:///{tmp_path}/work.db"
 
     def reconcile(key):
@@ -232,8 +232,8 @@ def test_keys_of_a_controller_survive_in_a_store(tmp_path):
     assert seen == ["a"]
 
 
-def test_keys_added_before_the_store_was_known_go_there(store):
-    """A store that is given to run gets what was added before."""
+def test_keys_added_before_run_move_to_its_store(store):
+    """Keys are in memory until run is given a store."""
     seen = []
     controller = abate.controller(name="orders")(lambda key: seen.append(key))
     controller.add("a")
@@ -242,8 +242,8 @@ def test_keys_added_before_the_store_was_known_go_there(store):
     assert store.queues()["orders"].ready == 0
 
 
-def test_everything_that_was_added_before_goes_to_the_store(store):
-    """Delays and priorities included."""
+def test_delays_and_priorities_move_to_the_store(store):
+    """Keys keep their delay and priority when they move to the store."""
     with VirtualClock() as clock:
         controller = abate.controller(name="orders", workers=1)(lambda key: seen.append((clock.now(), key)))
         controller.add("later", after=30.0)
@@ -255,8 +255,8 @@ def test_everything_that_was_added_before_goes_to_the_store(store):
         assert store.queues()["orders"].delayed == 1
 
 
-def test_what_a_store_does_not_take_stays_where_it_was(store):
-    """Nothing is lost when the move breaks off."""
+def test_a_key_that_the_store_refuses_stays_in_memory(store):
+    """No key is lost if the move to the store fails part-way."""
     controller = abate.controller(name="orders", capacity=2)(lambda key: None)
     controller.add("a")
     controller.add(42)
@@ -266,8 +266,8 @@ def test_what_a_store_does_not_take_stays_where_it_was(store):
     assert store.queues()["orders"].ready == 1
 
 
-def test_a_controller_parks_keys_in_its_store(store):
-    """With the reason, until somebody adds them again; a resync is nobody."""
+def test_a_resync_does_not_unpark_keys_in_a_store(store):
+    """A parked key keeps its reason until it is added again."""
     with VirtualClock() as clock:
         seen = []
 
@@ -278,21 +278,21 @@ def test_a_controller_parks_keys_in_its_store(store):
                 raise PermanentFailure("no")
 
         reconcile.add("a")
-        live(reconcile, 50.0)
+        run_for(reconcile, 50.0)
         assert seen == ["a"]
         [parked] = reconcile.parked()
         assert (parked.key, parked.kind, parked.reason) == ("a", "permanent", "no")
         reconcile.add("a")
         assert reconcile.parked() == []
-        live(reconcile, 5.0)
+        run_for(reconcile, 5.0)
         assert seen[:2] == ["a", "a"]
         assert clock.now() >= 55.0
 
 
 @settings(max_examples=15)
 @given(st.lists(st.sampled_from(["good", "fail", "again"]), min_size=1, max_size=6))
-def test_a_key_goes_through_its_answers_over_a_store(words):
-    """Failures are counted from the last success, as in memory."""
+def test_failures_of_a_key_in_a_store_count_from_its_last_success(words):
+    """Each delay follows from the failures since the last success, as in memory."""
     with VirtualClock(), abate.open_store("memory:") as store:
         answers, receives = list(words), []
 
@@ -306,7 +306,7 @@ def test_a_key_goes_through_its_answers_over_a_store(words):
         inner = reconcile._handle
         reconcile._handle = lambda message: (receives.append(message.receives), inner(message))[1]
         reconcile.add("a")
-        live(reconcile, 80.0)
+        run_for(reconcile, 80.0)
         expected, count = [], 0
         for word in words:
             count += 1
@@ -320,8 +320,8 @@ def test_a_key_goes_through_its_answers_over_a_store(words):
         assert receives == expected
 
 
-def test_a_controller_over_a_full_store_makes_its_sources_wait(store):
-    """QueueFull for who adds, patience for who pushes."""
+def test_a_full_store_makes_sources_wait(store):
+    """Add raises QueueFull; a source waits for capacity."""
     with VirtualClock() as clock:
         seen = []
 
@@ -340,5 +340,5 @@ def test_a_controller_over_a_full_store_makes_its_sources_wait(store):
         reconcile.add("y")
         with pytest.raises(abate.QueueFull):
             reconcile.add("z")
-        live(reconcile, 100.0)
+        run_for(reconcile, 100.0)
         assert len(seen) == 22

@@ -1,4 +1,4 @@
-"""What comes due later, beside a list that is sorted anew each time."""
+"""Delayed keys, compared with a list that is sorted each time."""
 
 import doctest
 
@@ -21,29 +21,29 @@ STEPS = st.lists(
 
 @settings(deadline=None, max_examples=200)
 @given(steps=STEPS, page=st.sampled_from([2, 3, 8]))
-def test_what_is_due_comes_in_order(steps, page):
-    """By its instant, then by its order; what was taken out does not come, and no page is empty or too long."""
+def test_due_keys_are_popped_in_order(steps, page):
+    """Keys come by instant, then by insertion; removed keys do not come; no page is empty or too long."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(due_keys, "PAGE", page)
         table, entries = DueKeys(), []
-        for order, (step, what) in enumerate(steps):
+        for order, (step, value) in enumerate(steps):
             if step == "add":
-                due = (what, order, object(), 0)  # keys that can't be compared
+                due = (value, order, object(), 0)  # keys that can't be compared
                 table.add(due)
                 entries.append(due)
             elif step == "remove" and entries:
-                table.remove(entries.pop(what % len(entries)))
+                table.remove(entries.pop(value %  len(entries)))
             elif step == "pop":
-                ripe = sorted((due for due in entries if due[0] <= what), key=lambda due: due[:2])
-                assert table.pop(what) == ripe
-                entries = [due for due in entries if due[0] > what]
+                expected = sorted((due for due in entries if due[0] <= value), key=lambda due: due[:2])
+                assert table.pop(value) == expected
+                entries = [due for due in entries if due[0] > value]
             assert len(table) == len(entries)
             assert table.first() == min((due[0] for due in entries), default=None)
-            assert all(0 < len(one) <= page for one in table._pages)
+            assert all(0 < len(entries_of_page) <= page for entries_of_page in table._pages)
 
 
-def test_a_page_that_grows_is_split():
-    """So that no entry moves more than a page's worth of others."""
+def test_a_full_page_is_split():
+    """Inserting a key moves no more entries than a page holds."""
     table = DueKeys()
     for n in range(10 * PAGE):
         table.add((float(n * 7919 % 5003), n, n, 0))
@@ -52,14 +52,14 @@ def test_a_page_that_grows_is_split():
     assert (len(table), table.first()) == (0, None)
 
 
-def test_what_is_cleared_does_not_come():
-    """Nothing is left of it."""
+def test_clear_removes_all_keys():
+    """After clear nothing is due."""
     table = DueKeys()
     table.add((1.0, 0, "a", 0))
     table.clear()
     assert (len(table), table.first(), table.pop(2.0)) == (0, None, [])
 
 
-def test_the_examples_are_true():
-    """Those in the documentation."""
+def test_the_docstring_examples_run():
+    """The module's doctests pass."""
     assert doctest.testmod(due_keys).failed == 0

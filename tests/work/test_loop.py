@@ -13,7 +13,7 @@ import abate
 from abate import Backoff, CircuitBreaker, PermanentFailure, Recoverable, events
 from abate.testing import VirtualClock
 from abate.work import Back, Bury, Done, Message
-from tests.work.fake_source import PlainTray, Tray, messages
+from tests.work.fake_source import PlainFakeSource, FakeSource, messages
 
 
 def work(handle, source, **settings):
@@ -34,7 +34,7 @@ async def served(consumer, source, body, **options):
     return tally
 
 
-@pytest.mark.parametrize("tray", [Tray, PlainTray])
+@pytest.mark.parametrize("tray", [FakeSource, PlainFakeSource])
 @pytest.mark.parametrize("virtual", [True, False])
 def test_every_message_is_handled_and_settled(tray, virtual):
     """Plain and async sources, plain and async handlers, in threads and in virtual time: all is done once."""
@@ -68,7 +68,7 @@ def test_no_more_are_in_hand_than_there_are_workers():
         await abate.clock.current().asleep(1.0)
         busy -= 1
 
-    source = Tray(*messages(*range(20)))
+    source = FakeSource(*messages(*range(20)))
     work(handle, source, workers=3)
     assert peak == 3
 
@@ -96,7 +96,7 @@ def test_each_answer_has_its_verdict(words, workers, asynchronous):
         await abate.clock.current().asleep(message.key % 3)
         return answer(message)
 
-    source = Tray(*messages(*range(len(words))))
+    source = FakeSource(*messages(*range(len(words))))
     tally = work(later if asynchronous else answer, source, workers=workers)
     verdicts = {"done": Done(), "again": Done(7.0), "silent": Done(), "retry": Back(1.0)}
     assert len(source.settled) == len(words)
@@ -132,7 +132,7 @@ def test_groups_are_kept_in_order(batch, workers):
         if outcome == "bury":
             raise PermanentFailure("no")
 
-    source = Tray(
+    source = FakeSource(
         *(Message(number, f"{group} {outcome}", group=group) for number, (group, outcome) in enumerate(batch))
     )
     work(handle, source, workers=workers)
@@ -147,7 +147,7 @@ def test_groups_are_kept_in_order(batch, workers):
 
 def test_who_loses_its_lease_takes_its_group_along():
     """It will be handed out again, and must come before those behind it."""
-    source = Tray(*(Message(number, group="g") for number in range(3)), lease=30.0)
+    source = FakeSource(*(Message(number, group="g") for number in range(3)), lease=30.0)
     source.lost = {0}
     handled = []
 
@@ -162,7 +162,7 @@ def test_who_loses_its_lease_takes_its_group_along():
 
 def test_what_a_source_can_not_bury_holds_its_group():
     """It will be handed out again."""
-    source = Tray(*(Message(number, group="g") for number in range(2)))
+    source = FakeSource(*(Message(number, group="g") for number in range(2)))
     source.buries = False
 
     def handle(message):
@@ -175,7 +175,7 @@ def test_what_a_source_can_not_bury_holds_its_group():
 
 def test_the_rest_of_a_group_goes_back_with_the_one_that_failed():
     """Those in hand behind a failure come back no earlier than it, untouched."""
-    source = Tray(*(Message(number, group="g") for number in range(4)), Message("other", group="h"))
+    source = FakeSource(*(Message(number, group="g") for number in range(4)), Message("other", group="h"))
 
     def handle(message):
         if message.key == 1:
@@ -194,7 +194,7 @@ def test_the_rest_of_a_group_goes_back_with_the_one_that_failed():
 
 def test_a_message_that_wants_to_be_seen_again_holds_its_group():
     """Again is no failure, but the group waits for it."""
-    source = Tray(*(Message(number, group="g") for number in range(3)))
+    source = FakeSource(*(Message(number, group="g") for number in range(3)))
     work(lambda message: abate.Again(5.0), source, workers=3)
     assert source.verdicts == {0: Done(5.0), 1: Back(5.0, touched=False), 2: Back(5.0, touched=False)}
 
@@ -204,7 +204,7 @@ def test_a_message_that_wants_to_be_seen_again_holds_its_group():
 
 def test_leases_are_extended_while_the_work_lasts():
     """Each third of a lease, for what is in hand then."""
-    source = Tray(*messages("long", "short"), lease=30.0)
+    source = FakeSource(*messages("long", "short"), lease=30.0)
 
     async def handle(message):
         await abate.clock.current().asleep(45.0 if message.key == "long" else 12.0)
@@ -215,7 +215,7 @@ def test_leases_are_extended_while_the_work_lasts():
 
 def test_a_lost_lease_cancels_its_task_and_is_not_settled():
     """Whoever lost its lease must not go on: the message is somebody else's."""
-    source = Tray(*messages("lost", "kept"), lease=30.0)
+    source = FakeSource(*messages("lost", "kept"), lease=30.0)
     source.lost = {"lost"}
     ended = []
 
@@ -233,7 +233,7 @@ def test_a_lost_lease_cancels_its_task_and_is_not_settled():
 
 def test_a_lease_that_is_found_lost_when_settling_is_reported():
     """A verdict that comes too late is refused by the source, and said."""
-    source = Tray(*messages("late"))
+    source = FakeSource(*messages("late"))
     source.lost = {"late"}
     seen = []
     sink = abate.observe.install(seen.append)
@@ -247,7 +247,7 @@ def test_a_lease_that_is_found_lost_when_settling_is_reported():
 def test_what_is_on_its_way_to_be_settled_is_not_taken_for_lost():
     """A heartbeat that comes to the source after the verdict finds nothing, and that is no loss."""
 
-    class Slow(Tray):
+    class Slow(FakeSource):
         async def settle(self, settlements):
             self.lost |= {message.key for message, _ in settlements}  # as of now a heartbeat finds none of them
             await abate.clock.current().asleep(15.0)
@@ -262,7 +262,7 @@ def test_what_is_on_its_way_to_be_settled_is_not_taken_for_lost():
 def test_a_heartbeat_that_was_under_way_first_does_not_lose_what_is_settled():
     """Neither does one that left before the verdict and arrives after it."""
 
-    class Late(Tray):
+    class Late(FakeSource):
         async def extend(self, messages):
             await abate.clock.current().asleep(5.0)
             return [message for message in messages if message.key in self.lost]
@@ -282,7 +282,7 @@ def test_a_heartbeat_that_was_under_way_first_does_not_lose_what_is_settled():
 
 def test_a_heartbeat_that_fails_is_tried_again():
     """A source that hiccups loses no lease by itself."""
-    source = Tray(*messages("a"), lease=30.0)
+    source = FakeSource(*messages("a"), lease=30.0)
     source.extend_errors.append(ConnectionError("gone"))
 
     async def handle(message):
@@ -297,7 +297,7 @@ def test_a_heartbeat_that_fails_is_tried_again():
 
 def test_a_source_that_fails_is_asked_again_after_a_backoff():
     """Nothing is lost, and it is not asked in a hot loop."""
-    source = Tray(*messages("a"))
+    source = FakeSource(*messages("a"))
     source.receive_errors.extend(ConnectionError(str(n)) for n in range(4))
     seen = []
     sink = abate.observe.install(seen.append)
@@ -310,7 +310,7 @@ def test_a_source_that_fails_is_asked_again_after_a_backoff():
 
 def test_what_could_not_be_settled_is_settled_later():
     """A verdict is kept until the source takes it."""
-    source = Tray(*messages(*range(6)))
+    source = FakeSource(*messages(*range(6)))
     source.settle_errors.extend([ConnectionError()] * 3)
     assert work(lambda message: None, source) == {"done": 6}
     assert sorted(source.settled) == [(key, Done()) for key in range(6)]
@@ -319,7 +319,7 @@ def test_what_could_not_be_settled_is_settled_later():
 @pytest.mark.parametrize("fate", ["late", "lost", "never"])
 def test_who_is_buried_is_told_when_the_source_has_it(caplog, fate):
     """Not while that fails, and not at all if the lease was lost or the source never takes it."""
-    source = Tray(*messages("bad"), lease=30.0)
+    source = FakeSource(*messages("bad"), lease=30.0)
     source.settle_errors.extend(OSError("the store is away") for _ in range(3 if fate == "late" else 100))
     if fate == "lost":
         source.settle_errors.clear()
@@ -351,7 +351,7 @@ def test_who_is_buried_is_told_when_the_source_has_it(caplog, fate):
 def test_one_that_cannot_be_settled_does_not_hold_up_the_others():
     """After a failure verdicts are sent one by one."""
 
-    class Picky(Tray):
+    class Picky(FakeSource):
         refused = 0
 
         async def settle(self, settlements):
@@ -369,7 +369,7 @@ def test_one_that_cannot_be_settled_does_not_hold_up_the_others():
 def test_one_that_can_never_be_settled_is_left_to_its_lease(caplog):
     """It holds no place for ever."""
 
-    class Deaf(Tray):
+    class Deaf(FakeSource):
         async def settle(self, settlements):
             if any(message.key == "bad" for message, _ in settlements):
                 raise ValueError("no such dead-letter queue")
@@ -385,7 +385,7 @@ def test_one_that_can_never_be_settled_is_left_to_its_lease(caplog):
 def test_a_source_that_does_not_wait_is_not_asked_without_a_pause():
     """An empty answer before its time is followed by a pause."""
 
-    class Hasty(Tray):
+    class Hasty(FakeSource):
         async def receive(self, most, wait):
             self.asked += 1
             return []
@@ -405,7 +405,7 @@ def test_readiness_comes_back_with_the_source():
     with VirtualClock() as clock:
 
         async def main():
-            source = Tray(*messages("a"), lease=30.0)
+            source = FakeSource(*messages("a"), lease=30.0)
             source.extend_errors.append(ConnectionError("gone"))
 
             @abate.consumer(workers=1)
@@ -439,7 +439,7 @@ def test_a_worker_that_crashes_is_replaced_and_reported(crash, asynchronous, vir
     async def ahandle(message):
         handle(message)
 
-    source, seen = Tray(*messages("bad", *range(5))), []
+    source, seen = FakeSource(*messages("bad", *range(5))), []
     sink = abate.observe.install(seen.append)
     try:
         chosen = ahandle if asynchronous else handle
@@ -480,7 +480,7 @@ def test_rules_that_fail_themselves_bury_the_message_and_block_nobody(settings, 
         if message.key == "bad":
             raise error
 
-    source = Tray(*messages("bad", "good"))
+    source = FakeSource(*messages("bad", "good"))
     assert work(handle, source, **{"workers": 1, **settings}) == {"buried": 1, "done": 1}
     assert source.verdicts["bad"].kind in ("fatal", "receives")
     assert reason in source.verdicts["bad"].reason
@@ -492,13 +492,13 @@ def test_stop_iteration_is_an_error_like_another():
     def handle(message):
         raise StopIteration
 
-    source = Tray(*messages("a"))
+    source = FakeSource(*messages("a"))
     assert abate.consumer(breaker=False)(handle).run(source, drain=True) == {"retry": 1}
 
 
 def test_a_message_that_kills_its_workers_is_buried_untouched():
     """Handed out more often than allowed: no worker sees it again."""
-    source = Tray(Message("poison", receives=11))
+    source = FakeSource(Message("poison", receives=11))
     assert work(lambda message: sys.exit(1), source, max_receives=10) == {"buried": 1}
     assert source.verdicts["poison"].kind == "receives"
 
@@ -510,7 +510,7 @@ def test_an_object_with_an_async_call_is_a_coroutine_function():
         async def __call__(self, message):
             await abate.clock.current().asleep(100.0)
 
-    assert work(Handler(), Tray(*messages("a")), timeout=5.0) == {"retry": 1}
+    assert work(Handler(), FakeSource(*messages("a")), timeout=5.0) == {"retry": 1}
 
 
 def test_a_plain_function_that_returns_an_awaitable_is_awaited():
@@ -520,7 +520,7 @@ def test_a_plain_function_that_returns_an_awaitable_is_awaited():
     async def later(message):
         seen.append(message.key)
 
-    assert work(lambda message: later(message), Tray(*messages("a"))) == {"done": 1}
+    assert work(lambda message: later(message), FakeSource(*messages("a"))) == {"done": 1}
     assert seen == ["a"]
 
 
@@ -533,14 +533,14 @@ def test_a_task_is_cut_off_when_its_time_is_over():
     async def handle(message):
         await abate.clock.current().asleep(100.0)
 
-    source = Tray(*messages("a"))
+    source = FakeSource(*messages("a"))
     assert work(handle, source, timeout=5.0) == {"retry": 1}
 
 
 def test_a_plain_function_sees_its_deadline():
     """It can't be cut off; clients inside keep the deadline."""
     seen = []
-    work(lambda message: seen.append(abate.remaining()), Tray(*messages("a")), timeout=5.0)
+    work(lambda message: seen.append(abate.remaining()), FakeSource(*messages("a")), timeout=5.0)
     assert seen == [5.0]
 
 
@@ -552,7 +552,7 @@ def test_what_is_in_hand_is_finished_and_the_rest_is_left():
     with VirtualClock() as clock:
 
         async def main():
-            source = Tray(*messages(*range(10)))
+            source = FakeSource(*messages(*range(10)))
 
             @abate.consumer(workers=2)
             async def handle(message):
@@ -571,7 +571,7 @@ def test_what_is_not_done_within_the_grace_goes_back_untouched():
     with VirtualClock() as clock:
 
         async def main():
-            source = Tray(*messages("slow", "quick"))
+            source = FakeSource(*messages("slow", "quick"))
 
             @abate.consumer(workers=2)
             async def handle(message):
@@ -595,7 +595,7 @@ def test_a_plain_function_that_hangs_does_not_hold_up_the_end(caplog):
         hanging.wait(30.0)
 
     async def main():
-        source = Tray(*messages("stuck"))
+        source = FakeSource(*messages("stuck"))
 
         async def until_begun():
             while not began.is_set():
@@ -616,7 +616,7 @@ def test_a_stop_gives_back_what_a_thread_still_brings():
     """A receive in a thread can't be broken off: what it brings after the stop goes back untouched."""
     asked, brought = threading.Event(), threading.Event()
 
-    class Slow(PlainTray):
+    class Slow(PlainFakeSource):
         def receive(self, most, wait):
             if asked.is_set():
                 return ()
@@ -649,7 +649,7 @@ def test_cancelling_the_run_gives_back_what_is_in_hand():
     with VirtualClock() as clock:
 
         async def main():
-            source = Tray(*messages("a", "b"))
+            source = FakeSource(*messages("a", "b"))
 
             @abate.consumer(workers=2)
             async def handle(message):
@@ -676,9 +676,9 @@ def test_it_runs_once_at_a_time():
         async def body():
             await asyncio.sleep(0)
             with pytest.raises(RuntimeError, match="handle runs already"):
-                await handle.arun(Tray())
+                await handle.arun(FakeSource())
 
-        await served(handle, Tray(), body)
+        await served(handle, FakeSource(), body)
 
     asyncio.run(main())
 
@@ -700,7 +700,7 @@ def test_an_open_breaker_stops_the_taking():
                 if down:
                     raise ConnectionError
 
-            source = Tray(*messages(*range(100)))
+            source = FakeSource(*messages(*range(100)))
             running = asyncio.create_task(handle.arun(source))
             await clock.asleep(40.0)
             assert len(handled) == 5
@@ -728,7 +728,7 @@ def test_an_open_breaker_shows_in_health():
                 if down:
                     raise ConnectionError
 
-            source = Tray(*messages(*range(20)))
+            source = FakeSource(*messages(*range(20)))
             assert handle.health().breaker_open is None
             running = asyncio.create_task(handle.arun(source))
             await clock.asleep(2.5)
@@ -754,7 +754,7 @@ def test_messages_that_are_at_fault_themselves_do_not_trip_the_breaker():
     def handle(message):
         raise PermanentFailure("no")
 
-    assert work(handle, Tray(*messages(*range(50))), breaker=CircuitBreaker(min_calls=5)) == {"buried": 50}
+    assert work(handle, FakeSource(*messages(*range(50))), breaker=CircuitBreaker(min_calls=5)) == {"buried": 50}
 
 
 def test_an_open_breaker_is_reported(caplog):
@@ -766,7 +766,7 @@ def test_an_open_breaker_is_reported(caplog):
         raise ConnectionError
 
     try:
-        work(handle, Tray(*messages(*range(6))), breaker=CircuitBreaker(min_calls=5, pause=10.0), workers=1)
+        work(handle, FakeSource(*messages(*range(6))), breaker=CircuitBreaker(min_calls=5, pause=10.0), workers=1)
     finally:
         abate.observe.remove(sink)
     assert [type(event) for event in seen].count(events.BreakerOpened) == 2

@@ -17,7 +17,7 @@ from abate.testing import VirtualClock
 from abate.work import Back, Done, Message, source_client
 from abate.work import loop as loops
 from abate.work import thread_pool as crews
-from tests.work.fake_source import PlainTray, Tray, messages
+from tests.work.fake_source import PlainFakeSource, FakeSource, messages
 
 
 async def served(consumer, source, body, **options):
@@ -38,7 +38,7 @@ async def until(condition):
             await asyncio.sleep(0.001)
 
 
-class Kept(Tray):
+class Kept(FakeSource):
     """A source that hands a message out again when its lease was not extended for long enough."""
 
     def __init__(self, *given, lease):
@@ -148,7 +148,7 @@ def test_as_many_are_replaced_as_there_are_workers_and_then_it_is_not_ready(capl
         hangs.wait(30.0)
 
     async def main():
-        source = PlainTray(*messages(*range(10)), lease=30.0)
+        source = PlainFakeSource(*messages(*range(10)), lease=30.0)
         health = []
 
         async def body():
@@ -208,7 +208,7 @@ def test_a_thread_that_hung_comes_back_and_its_replacement_goes():
         return sum(thread.name.startswith("abate-") for thread in set(threading.enumerate()) - before)
 
     async def main():
-        source = Tray(*messages("bad", "good"), lease=30.0)
+        source = FakeSource(*messages("bad", "good"), lease=30.0)
 
         async def body():
             await until(lambda: done == ["good"])
@@ -234,7 +234,7 @@ def test_those_behind_a_handler_that_hangs_go_back():
     with VirtualClock() as clock:
 
         async def main():
-            source = Tray(*(Message(number, group="g") for number in range(3)), lease=30.0)
+            source = FakeSource(*(Message(number, group="g") for number in range(3)), lease=30.0)
 
             @abate.consumer(workers=3, timeout=5.0)
             async def handle(message):
@@ -335,7 +335,7 @@ def test_a_trial_does_not_wait_for_what_was_taken_before_the_breaker_tripped():
                 assert len(good) >= 10
                 assert len(source.settled) == 20
 
-            source = Tray(*messages("long", *range(20)))
+            source = FakeSource(*messages("long", *range(20)))
             await served(handle, source, body, grace=0.0)
 
         asyncio.run(main())
@@ -358,7 +358,7 @@ def test_a_trial_that_hangs_makes_room_for_another():
                     await clock.asleep(1e5)
                 began.append(clock.now())
 
-            began, source = [], Tray(*messages(*range(10)))
+            began, source = [], FakeSource(*messages(*range(10)))
 
             async def body():
                 await clock.asleep(100.0)
@@ -375,7 +375,7 @@ def test_what_comes_while_the_breaker_trips_goes_back_untouched():
     with VirtualClock() as clock:
 
         async def main():
-            class Slow(Tray):
+            class Slow(FakeSource):
                 async def receive(self, most, wait):
                     if self.taken:
                         await clock.asleep(2.0)
@@ -413,7 +413,7 @@ def test_nothing_is_taken_while_there_is_no_thread_to_work_on_it(monkeypatch):
 
     monkeypatch.setattr(crews, "Thread", Refusing)
     monkeypatch.setattr(source_client, "MAX_SOURCE_DELAY", 0.002)
-    for source in (PlainTray(*messages("a")), Tray(*messages("a"))):
+    for source in (PlainFakeSource(*messages("a")), FakeSource(*messages("a"))):
         refused = 0
         assert abate.consumer(workers=4)(lambda message: None).run(source, drain=True) == {"done": 1}
         assert (refused, source.settled) == (7, [("a", Done())])
@@ -442,7 +442,7 @@ def test_a_logger_that_raises_breaks_nothing(asynchronous, capsys):
     async def task(message):
         return answer(message)
 
-    source = Tray(*messages("buried", "crashed", "odd", "fine", "lost"), lease=30.0)
+    source = FakeSource(*messages("buried", "crashed", "odd", "fine", "lost"), lease=30.0)
     source.lost = {"lost"}
     source.receive_errors.append(ConnectionError())
     source.settle_errors.append(ConnectionError())
@@ -487,7 +487,7 @@ def test_a_sink_that_ends_its_task_leaves_the_verdict():
         raise asyncio.CancelledError
 
     events.install(sink)
-    source = Tray(*messages("a", "b"))
+    source = FakeSource(*messages("a", "b"))
     try:
         with VirtualClock():
             abate.consumer()(lambda message: None).run(source, drain=True)
@@ -498,7 +498,7 @@ def test_a_sink_that_ends_its_task_leaves_the_verdict():
 
 def test_a_value_that_a_handler_returns_is_told_once(caplog):
     """The messages are done; a consumer warns of the first one alone."""
-    source = Tray(*messages(*range(3)))
+    source = FakeSource(*messages(*range(3)))
     with VirtualClock():
         assert abate.consumer()(lambda message: {"sent": 1}).run(source, drain=True) == {"done": 3}
     assert caplog.text.count("returned a value of type dict, which is ignored") == 1
@@ -555,7 +555,7 @@ def failures_of(source, monkeypatch):
 @pytest.mark.parametrize("method", ["receive", "settle"])
 def test_a_source_that_keeps_failing_is_left_alone_for_longer_and_longer(method, monkeypatch):
     """For half of the time that it has failed for, from 1 to 10 seconds, and it is asked again after just that."""
-    source = Tray(*messages("a"))
+    source = FakeSource(*messages("a"))
     getattr(source, f"{method}_errors").extend([ConnectionError()] * 10)
     seen = failures_of(source, monkeypatch)
     pauses = [1, 1, 1, 1.5, 2.25, 3.375, 5.06, 7.59, 10, 10]
@@ -573,7 +573,7 @@ def test_a_source_is_asked_again_soon_after_it_is_back(method, outage, seed):
         patch.setattr(source_client, "random", chance)
         asked = []
 
-        class Down(Tray):
+        class Down(FakeSource):
             def fail(self, now):
                 if now == method:
                     asked.append(clock.now())
@@ -599,7 +599,7 @@ def test_a_source_is_asked_again_soon_after_it_is_back(method, outage, seed):
 def test_a_verdict_outlasts_an_outage_that_is_shorter_than_the_lease(monkeypatch):
     """However often it was tried meanwhile, it is kept: the message is not worked on twice."""
     monkeypatch.setattr(source_client, "MAX_SOURCE_DELAY", 1.0)
-    source = Tray(*messages("a"), lease=30.0)
+    source = FakeSource(*messages("a"), lease=30.0)
     source.settle_errors.extend([ConnectionError()] * 25)
     with VirtualClock():
         assert abate.consumer()(lambda message: None).run(source, drain=True) == {"done": 1}
@@ -611,7 +611,7 @@ def test_a_verdict_outlasts_an_outage_that_is_shorter_than_the_lease(monkeypatch
 )
 def test_the_log_says_that_the_queue_failed_and_not_the_handler(method, said, caplog):
     """And what could not be done there."""
-    source = Tray(*messages("a"), lease=30.0)
+    source = FakeSource(*messages("a"), lease=30.0)
     getattr(source, f"{method}_errors").append(ConnectionError("refused"))
     with VirtualClock():
 
@@ -629,7 +629,7 @@ def test_the_log_says_that_the_queue_failed_and_not_the_handler(method, said, ca
 def test_the_pause_begins_anew_after_a_success(method, monkeypatch):
     """A source that answers again has its failures forgotten."""
 
-    class Flaky(Tray):
+    class Flaky(FakeSource):
         """Fails four times for each message."""
 
         tries = 0
@@ -658,7 +658,7 @@ def test_a_pause_is_not_cut_short_by_work_that_ends(monkeypatch):
     with VirtualClock() as clock:
         asked = []
 
-        class Down(Tray):
+        class Down(FakeSource):
             async def receive(self, most, wait):
                 if self.taken:
                     asked.append(clock.now())
@@ -683,7 +683,7 @@ def test_a_stop_ends_a_pause_and_verdicts_are_sent_off_soon():
         async def main():
             back = asyncio.Event()
 
-            class Down(Tray):
+            class Down(FakeSource):
                 async def settle(self, settlements):
                     if not back.is_set():
                         raise ConnectionError

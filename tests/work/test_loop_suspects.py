@@ -13,14 +13,14 @@ from abate.work import loop as loops
 from abate.work import suspects as suspects_module
 from abate.work.backoff_guard import BackoffGuard
 from abate.work.verdicts import VerdictRules
-from tests.work.fake_source import Tray, messages
+from tests.work.fake_source import FakeSource, messages
 
 
 def suspect(key, **fields):
     return Message(key, receives=3, unanswered=2, **fields)
 
 
-class Shelf(Tray):
+class Shelf(FakeSource):
     """A source that hands out again what comes back, with what it knows of its receives."""
 
     async def receive(self, most, wait):
@@ -116,7 +116,7 @@ def test_after_a_suspect_messages_are_taken_one_by_one_until_an_ordinary_one_com
     """Where there is one, there are more: so fewer have to go back."""
     asked = []
 
-    class Asked(Tray):
+    class Asked(FakeSource):
         async def receive(self, most, wait):
             asked.append(most)
             return await super().receive(most, wait)
@@ -232,7 +232,7 @@ def test_only_a_suspect_that_may_begin_is_paid_for():
         async def main():
             loop = loops.Loop(
                 "orders",
-                Tray(lease=30.0),
+                FakeSource(lease=30.0),
                 Watch(),
                 VerdictRules(abate.Backoff(1.0)),
                 workers=4,
@@ -272,7 +272,7 @@ def test_a_suspect_whose_lease_is_lost_while_it_waits_holds_nobody_up():
     with VirtualClock() as clock:
 
         async def main():
-            source = Tray(Message("a"), suspect("s"), *messages("b", "c"), lease=3.0)
+            source = FakeSource(Message("a"), suspect("s"), *messages("b", "c"), lease=3.0)
             source.lost = {"s"}
             watch = Watch()
             handle = abate.consumer(workers=2)(watch)
@@ -289,7 +289,7 @@ def test_a_suspect_of_a_group_keeps_its_place():
     """Those before it are done first; those behind it go back, and none passes it."""
     with VirtualClock():
         watch = Watch(1.0)
-        source = Tray(
+        source = FakeSource(
             Message("a", group="g"),
             suspect("s", group="g"),
             Message("b", group="g"),
@@ -306,7 +306,7 @@ def test_a_second_suspect_of_a_group_takes_along_what_is_behind_it():
     """Order holds where suspects go back."""
     with VirtualClock():
         watch = Watch(1.0)
-        source = Tray(suspect("s"), suspect("t", group="g"), Message("b", group="g"), lease=30.0)
+        source = FakeSource(suspect("s"), suspect("t", group="g"), Message("b", group="g"), lease=30.0)
         abate.consumer(workers=4)(watch).run(source, drain=True)
     assert [key for key, _ in watch.began] == ["s"]
     assert source.verdicts["b"] == source.verdicts["t"]
@@ -347,7 +347,7 @@ def test_what_had_its_turn_alone_and_no_answer_is_buried_and_holds_nobody_up():
     """It is settled without a worker, so it needs not be alone."""
     with VirtualClock():
         watch = Watch(1.0)
-        source = Tray(Message("poison", receives=4, unanswered=3), *messages("a"), lease=30.0)
+        source = FakeSource(Message("poison", receives=4, unanswered=3), *messages("a"), lease=30.0)
         assert abate.consumer(max_receives=3)(watch).run(source, drain=True) == {"buried": 1, "done": 1}
     assert isinstance(source.verdicts["poison"], Bury)
     assert watch.began == [("a", 0.0)]
@@ -358,7 +358,7 @@ def test_where_nobody_knows_how_receives_ended_those_past_the_bound_are_alone():
     with VirtualClock():
         watch = Watch(1.0)
         fields = {"unanswered": None}
-        source = Tray(Message("s", receives=4, **fields), Message("a", receives=3, **fields), lease=30.0)
+        source = FakeSource(Message("s", receives=4, **fields), Message("a", receives=3, **fields), lease=30.0)
         abate.consumer(workers=4, max_receives=3)(watch).run(source, drain=True)
     assert watch.began == [("a", 0.0), ("s", 1.0)]
 
@@ -369,7 +369,7 @@ def test_where_the_source_ends_what_kills_nobody_is_buried_untouched(receives):
     with VirtualClock():
         watch = Watch(1.0)
         fields = {"unanswered": None}
-        source = Tray(Message("s", receives=receives, **fields), Message("a", receives=3, **fields), lease=30.0)
+        source = FakeSource(Message("s", receives=receives, **fields), Message("a", receives=3, **fields), lease=30.0)
         source.redrives = True
         assert abate.consumer(workers=4, max_receives=3)(watch).run(source, drain=True) == {"done": 2}
     assert watch.began == [("a", 0.0), ("s", 1.0)]
@@ -379,6 +379,6 @@ def test_after_one_unanswered_receive_nobody_is_alone():
     """As a restart leaves behind: full speed."""
     with VirtualClock() as clock:
         watch = Watch(1.0)
-        source = Tray(*(Message(key, receives=2, unanswered=1) for key in range(8)), lease=30.0)
+        source = FakeSource(*(Message(key, receives=2, unanswered=1) for key in range(8)), lease=30.0)
         abate.consumer(workers=4)(watch).run(source, drain=True)
         assert clock.now() == 2.0

@@ -1,4 +1,4 @@
-"""A worker with one message: what its handler is bound by."""
+"""The deadline of a handler that runs in a thread."""
 
 import asyncio
 import threading
@@ -13,8 +13,8 @@ from abate.work.message_handler import Worker
 from abate.work.thread_pool import DaemonThreadPool
 
 
-def test_a_thread_that_nobody_waits_for_any_more_keeps_its_deadline():
-    """A plain handler cannot be cut off: its clients keep its time, also when the worker was cancelled."""
+def test_a_handler_thread_keeps_its_deadline_after_its_worker_is_cancelled():
+    """A plain handler can't be interrupted, but its calls still see the deadline."""
     begun, go, ended, left = threading.Event(), threading.Event(), threading.Event(), []
 
     def handle(message):

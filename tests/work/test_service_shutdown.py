@@ -1,4 +1,4 @@
-"""Nothing that hangs outlasts the grace: real processes, a real SIGTERM."""
+"""SIGTERM ends a real process within its grace, whatever hangs in it."""
 
 import os
 import signal
@@ -10,14 +10,14 @@ import pytest
 from tests.work.hanging_services import CASES, FINAL_SETTLE_TIMEOUT, GRACE, run
 
 SLACK = 5.0
-"""Seconds by which a busy machine may be late; what hangs does so for an hour."""
+"""Seconds of delay allowed on a busy machine; the hanging parts hang for an hour."""
 
 
-def forked(case):
-    """A child in which something hangs, and what it says."""
+def fork_service(case):
+    """Fork a child in which one part hangs; return its process ID and the pipe it reports on."""
     read, write = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # other threads: those of tests before
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of earlier tests may still run
         child = os.fork()
     if not child:
         try:
@@ -30,15 +30,15 @@ def forked(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_returns_when_the_grace_is_over_whatever_hangs(case):
-    """The grace, and the last words after it."""
-    child, said = forked(case)
+def test_run_returns_after_the_grace_whatever_hangs(case):
+    """Run returns within the grace plus the timeout of the final settle."""
+    child, report = fork_service(case)
     try:
-        with said:
-            assert said.readline() == "began\n"
+        with report:
+            assert report.readline() == "began\n"
             sent = time.monotonic()
             os.kill(child, signal.SIGTERM)
-            assert said.readline() == "returned\n"
+            assert report.readline() == "returned\n"
             assert time.monotonic() - sent < GRACE + FINAL_SETTLE_TIMEOUT + SLACK
     finally:
         os.kill(child, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Threads for what can't be awaited."""
+"""The daemon thread pool, which runs plain functions."""
 
 import asyncio
 import threading
@@ -6,123 +6,123 @@ import threading
 import pytest
 
 from abate.testing import VirtualClock
-from abate.work import thread_pool as crews
+from abate.work import thread_pool
 from abate.work.thread_pool import DaemonThreadPool
 
 
-class Refusing(threading.Thread):
-    """A system that has no more threads to give, for so many times."""
+class UnstartableThread(threading.Thread):
+    """A thread whose start fails a given number of times, as when the system is out of threads."""
 
     left = 0
 
     def start(self):
-        if Refusing.left:
-            Refusing.left -= 1
+        if UnstartableThread.left:
+            UnstartableThread.left -= 1
             raise RuntimeError("can't start new thread")
         super().start()
 
 
 @pytest.fixture
-def refuse(monkeypatch):
-    monkeypatch.setattr(crews, "Thread", Refusing)
+def fail_starts(monkeypatch):
+    monkeypatch.setattr(thread_pool, "Thread", UnstartableThread)
 
-    def times(many):
-        Refusing.left = many
+    def set_failures(count):
+        UnstartableThread.left = count
 
-    yield times
-    Refusing.left = 0
+    yield set_failures
+    UnstartableThread.left = 0
 
 
-def crew_threads():
+def pool_threads():
     return {thread for thread in threading.enumerate() if thread.name.startswith("abate-")}
 
 
-def test_a_thread_that_can_not_be_started_is_not_counted(refuse):
-    """Whoever wanted it is told, and the next one that asks has a thread."""
+def test_a_thread_that_fails_to_start_is_not_counted(fail_starts):
+    """The caller gets the error, and the next call starts a thread."""
 
     async def main():
-        crew = DaemonThreadPool(1)
-        refuse(2)
+        pool = DaemonThreadPool(1)
+        fail_starts(2)
         for _ in range(2):
             with pytest.raises(RuntimeError, match="can't start new thread"):
-                await crew.run(sum, (1, 2))
-        assert await asyncio.wait_for(crew.run(sum, (1, 2)), 30) == 3
-        crew.shutdown()
+                await pool.run(sum, (1, 2))
+        assert await asyncio.wait_for(pool.run(sum, (1, 2)), 30) == 3
+        pool.shutdown()
 
     asyncio.run(main())
 
 
-def test_idle_threads_are_ready_before_they_are_needed(refuse):
-    """As many as the system gives; an error where that is none."""
+def test_ensure_idle_starts_threads_ahead_of_need(fail_starts):
+    """It returns how many are idle, and raises if none could be started."""
 
     async def main():
-        crew = DaemonThreadPool(3)
-        refuse(1)
+        pool = DaemonThreadPool(3)
+        fail_starts(1)
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            crew.ensure_idle(2)
-        assert crew.ensure_idle(2) == 2
-        refuse(1)
-        assert crew.ensure_idle(3) == 2
-        assert crew.ensure_idle(5) == 3
-        crew.shutdown()
+            pool.ensure_idle(2)
+        assert pool.ensure_idle(2) == 2
+        fail_starts(1)
+        assert pool.ensure_idle(3) == 2
+        assert pool.ensure_idle(5) == 3
+        pool.shutdown()
 
     asyncio.run(main())
 
 
-def test_none_is_ready_where_all_are_busy():
-    """Threads that work are not idle ones."""
+def test_ensure_idle_raises_if_all_threads_are_busy():
+    """A busy thread is not idle."""
     go = threading.Event()
 
     async def main():
-        crew = DaemonThreadPool(1)
-        waiting = asyncio.ensure_future(crew.run(go.wait, 30))
+        pool = DaemonThreadPool(1)
+        waiting = asyncio.ensure_future(pool.run(go.wait, 30))
         await asyncio.sleep(0)
         with pytest.raises(RuntimeError, match="none of 1 threads is free"):
-            crew.ensure_idle(1)
+            pool.ensure_idle(1)
         go.set()
         await waiting
-        assert crew.ensure_idle(1) == 1
-        crew.shutdown()
+        assert pool.ensure_idle(1) == 1
+        pool.shutdown()
 
     asyncio.run(main())
 
 
-def test_one_that_hangs_is_replaced_and_one_too_many_ends(settled):
-    """There are never more threads than that."""
-    before, hangs = crew_threads(), threading.Event()  # of earlier tests, some may be about to end
+def test_grow_replaces_a_hung_thread_and_shrink_ends_one(wait_until):
+    """The pool never has more threads than its size."""
+    before, hangs = pool_threads(), threading.Event()  # threads of earlier tests may still be ending
 
     async def main():
-        crew = DaemonThreadPool(1)
-        hanging = asyncio.ensure_future(crew.run(hangs.wait, 30))
+        pool = DaemonThreadPool(1)
+        hanging = asyncio.ensure_future(pool.run(hangs.wait, 30))
         await asyncio.sleep(0)
-        crew.grow()
-        assert await asyncio.wait_for(crew.run(sum, (1, 2)), 30) == 3
-        assert len(crew_threads() - before) == 2
+        pool.grow()
+        assert await asyncio.wait_for(pool.run(sum, (1, 2)), 30) == 3
+        assert len(pool_threads() - before) == 2
         hangs.set()
         await hanging
-        crew.shrink()
-        settled(lambda: len(crew_threads() - before) == 1)
-        assert await asyncio.wait_for(crew.run(sum, (1, 2)), 30) == 3
-        crew.shutdown()
+        pool.shrink()
+        wait_until(lambda: len(pool_threads() - before) == 1)
+        assert await asyncio.wait_for(pool.run(sum, (1, 2)), 30) == 3
+        pool.shutdown()
 
     asyncio.run(main())
-    settled(lambda: not crew_threads() - before)
+    wait_until(lambda: not pool_threads() - before)
 
 
-def test_taking_a_replacement_back_ends_none_that_was_never_started():
-    """A thread is started when it is needed."""
+def test_shrink_before_the_extra_thread_started_ends_no_thread():
+    """Threads start only when they are needed."""
 
     async def main():
-        crew = DaemonThreadPool(1)
-        crew.grow()
-        crew.shrink()
-        assert await asyncio.wait_for(crew.run(sum, (1, 2)), 30) == 3
-        crew.shutdown()
+        pool = DaemonThreadPool(1)
+        pool.grow()
+        pool.shrink()
+        assert await asyncio.wait_for(pool.run(sum, (1, 2)), 30) == 3
+        pool.shutdown()
 
     asyncio.run(main())
 
 
-def test_in_virtual_time_there_are_no_threads():
-    """Functions run on the spot, however many are wanted."""
+def test_virtual_time_uses_no_threads():
+    """Functions run in the calling thread, so any number is idle."""
     with VirtualClock():
         assert DaemonThreadPool(1).ensure_idle(7) == 7
