@@ -1,4 +1,4 @@
-"""Members of a fleet in one process: each with a courier of its own that goes when a test says so."""
+"""Members of a fleet in one process: each has its own FleetSync, which syncs only when a test calls it."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from abate.stores.fleet import FleetSync
 
 
 class Flaky:
-    """A store that can be made to fail."""
+    """A store that raises `error` when it is set."""
 
     def __init__(self, store):
         self.store = store
@@ -22,13 +22,13 @@ class Flaky:
 
 
 @pytest.fixture
-def still(monkeypatch):
-    """Couriers go by hand."""
+def manual_sync(monkeypatch):
+    """Start no sync threads: tests call sync_once()."""
     monkeypatch.setattr(FleetSync, "start", lambda self: None)
 
 
 @pytest.fixture
-def store(still):
+def store(manual_sync):
     with open_store("memory:") as store:
         yield store
 
@@ -40,5 +40,5 @@ def flaky(store):
 
 @pytest.fixture
 def fleet_sync(flaky):
-    """A new member of the fleet."""
+    """Return a function that makes a new member of the fleet."""
     return lambda: FleetSync(flaky, "fleet")

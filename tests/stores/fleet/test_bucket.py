@@ -1,4 +1,4 @@
-"""A bucket that a fleet shares: the parts of its rate."""
+"""A token bucket that a fleet shares: each member has a part of the rate."""
 
 import pytest
 from hypothesis import given
@@ -11,36 +11,36 @@ from abate.stores.fleet.messages import MEMBER_TIMEOUT, BucketRequest
 from abate.testing import VirtualClock
 
 
-def members(fleet_sync, many, rate=100.0, burst=20):
-    """So many processes that share one bucket."""
-    fleet_syncs = [fleet_sync() for _ in range(many)]
+def members(fleet_sync, count, rate=100.0, burst=20):
+    """Return `count` members that share one bucket."""
+    fleet_syncs = [fleet_sync() for _ in range(count)]
     return fleet_syncs, [FleetBucket(one, "mails", rate, burst) for one in fleet_syncs]
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20), st.integers(1, 5), st.randoms())
-def test_all_parts_together_are_never_more_than_the_whole(wanted, rounds, rng):
-    """In whatever order members come, and whatever they want."""
+def test_the_parts_never_add_up_to_more_than_the_rate(wanted, rounds, rng):
+    """The sum is at most 1 in any order of syncs and for any demand."""
     parts = [0.0] * len(wanted)
     for _ in range(rounds):
         order = list(range(len(wanted)))
         rng.shuffle(order)
-        for who in order:
-            others = [other for other in range(len(wanted)) if other != who]
-            parts[who] = bucket_share(
-                wanted[who], [wanted[other] for other in others], [parts[other] for other in others]
+        for index in order:
+            others = [other for other in range(len(wanted)) if other != index]
+            parts[index] = bucket_share(
+                wanted[index], [wanted[other] for other in others], [parts[other] for other in others]
             )
             assert sum(parts) <= 1.0 + 1e-9
 
 
 @given(st.lists(st.floats(0.1, 1e6), min_size=1, max_size=20))
-def test_parts_settle_by_what_is_wanted(wanted):
-    """After some rounds nearly all of the rate is handed out, and who wants more has no less."""
+def test_parts_converge_to_the_demand(wanted):
+    """After 30 rounds all but the newcomers' reserve is granted, and a larger demand has no smaller part."""
     parts = [0.0] * len(wanted)
     for _ in range(30):
-        for who in range(len(wanted)):
-            others = [other for other in range(len(wanted)) if other != who]
-            parts[who] = bucket_share(
-                wanted[who], [wanted[other] for other in others], [parts[other] for other in others]
+        for index in range(len(wanted)):
+            others = [other for other in range(len(wanted)) if other != index]
+            parts[index] = bucket_share(
+                wanted[index], [wanted[other] for other in others], [parts[other] for other in others]
             )
     assert sum(parts) == pytest.approx(1.0 - NEWCOMERS_RESERVE)
     for (want, has), (less, little) in zip(
@@ -49,8 +49,8 @@ def test_parts_settle_by_what_is_wanted(wanted):
         assert want < less or has >= little - 1e-6
 
 
-def test_an_idle_member_keeps_a_little(fleet_sync):
-    """So that its first calls need not wait for a journey."""
+def test_an_idle_member_keeps_a_small_part(fleet_sync):
+    """The first calls of an idle member need not wait for a sync."""
     (busy, idle), (one, other) = members(fleet_sync, 2)
     for _ in range(5):
         for _ in range(1000):
@@ -61,8 +61,8 @@ def test_an_idle_member_keeps_a_little(fleet_sync):
     assert other._part > 0.01
 
 
-def test_the_rate_here_is_the_part_of_it(fleet_sync):
-    """Two members that want the same have half each, less what is kept for newcomers."""
+def test_a_member_s_rate_is_its_part_of_the_fleet_s_rate(fleet_sync):
+    """Two members with equal demand get half each, less the newcomers' reserve."""
     fleet_syncs, buckets = members(fleet_sync, 2)
     for _ in range(5):
         for one in fleet_syncs:
@@ -72,8 +72,8 @@ def test_the_rate_here_is_the_part_of_it(fleet_sync):
         assert bucket.rate == pytest.approx(45.0)
 
 
-def test_without_the_store_everybody_has_an_equal_part(fleet_sync, flaky):
-    """Of as many as there were."""
+def test_without_the_store_members_have_equal_parts(fleet_sync, flaky):
+    """Each falls back to the rate divided by the last known number of members."""
     fleet_syncs, buckets = members(fleet_sync, 4)
     for one in fleet_syncs:
         one.sync_once()
@@ -85,8 +85,8 @@ def test_without_the_store_everybody_has_an_equal_part(fleet_sync, flaky):
         assert bucket.rate == 25.0
 
 
-def test_a_newcomer_without_a_part_waits_no_longer_than_by_a_tenth_of_an_equal_one(fleet_sync):
-    """Until those who were there have given way."""
+def test_a_newcomer_has_at_least_a_tenth_of_an_equal_part(fleet_sync):
+    """It has that rate before the other members have released theirs."""
     fleet_syncs, buckets = members(fleet_sync, 4, rate=10.0, burst=1)
     newest = buckets[-1]
     newest.try_acquire()
@@ -98,16 +98,16 @@ def test_a_newcomer_without_a_part_waits_no_longer_than_by_a_tenth_of_an_equal_o
     assert newest.rate >= 10.0 * 0.1 / 4
 
 
-def test_more_than_the_part_of_the_burst_can_be_had_with_patience(fleet_sync):
-    """A claim of the whole burst is no error for a member with a small part."""
+def test_a_member_can_acquire_the_whole_burst_by_waiting(fleet_sync):
+    """Acquiring more than the member's part of the burst waits instead of raising."""
     fleet_syncs, buckets = members(fleet_sync, 4, rate=1e6, burst=20)
     for one in fleet_syncs:
         one.sync_once()
     buckets[0].acquire(20)
 
 
-def test_in_virtual_time_it_is_a_bucket_like_another(fleet_sync):
-    """Waiting is by reservation."""
+def test_in_virtual_time_it_works_as_a_local_bucket(fleet_sync):
+    """The second acquire waits for 1 / rate of virtual time."""
     _, (bucket,) = members(fleet_sync, 1, rate=10.0, burst=1)
     with VirtualClock() as clock:
         bucket.acquire()
@@ -115,8 +115,8 @@ def test_in_virtual_time_it_is_a_bucket_like_another(fleet_sync):
         assert clock.now() == pytest.approx(1 / bucket.rate)
 
 
-def test_the_part_of_a_member_that_stays_away_is_free_again(still):
-    """A process that was killed leaves by itself."""
+def test_the_part_of_a_member_that_stops_syncing_is_released(manual_sync):
+    """A killed process is removed after MEMBER_TIMEOUT."""
     clock = VirtualClock(start=1000.0)
     with abate.open_store("memory:", clock=clock) as store:
         (gone,) = store.sync_members("a", [BucketRequest("mails", 10.0)])
@@ -128,8 +128,8 @@ def test_the_part_of_a_member_that_stays_away_is_free_again(still):
         assert (alone.part, alone.members) == (pytest.approx(0.9), 1)
 
 
-def test_a_policy_takes_it_as_a_gate(fleet_sync):
-    """Refused names the fleet's rate."""
+def test_a_policy_accepts_it_as_a_gate(fleet_sync):
+    """The refusal says that the rate is that of all processes together."""
     _, (bucket,) = members(fleet_sync, 1, rate=0.001, burst=1)
     policy = abate.Policy(on=ConnectionError, gate=bucket)
     policy.call(lambda: None)

@@ -1,4 +1,4 @@
-"""A budget that a fleet shares: what all together may spend, and what each does without the store."""
+"""A retry budget that a fleet shares: what all members may spend together, and the fallback without the store."""
 
 import os
 import time
@@ -16,24 +16,24 @@ from abate.testing import VirtualClock
 
 
 def spend(budget, most=10**6):
-    """Withdraw until it is refused: how often it was not."""
+    """Withdraw until the budget refuses; return the number of withdrawals."""
     for count in range(most):
         if not budget.try_withdraw():
             return count
     return most
 
 
-def members(fleet_sync, many, **terms):
-    """So many processes that share one budget; all of them have gone to the store since the last one came."""
-    fleet_syncs = [fleet_sync() for _ in range(many)]
+def members(fleet_sync, count, **terms):
+    """Return `count` members that share one budget, each synced once after the last one joined."""
+    fleet_syncs = [fleet_sync() for _ in range(count)]
     budgets = [FleetBudget(one, "orders", BudgetTerms(**terms)) for one in fleet_syncs]
     for one in fleet_syncs:
         one.sync_once()
     return fleet_syncs, budgets
 
 
-def test_a_lone_member_has_the_whole_budget(fleet_sync):
-    """Half of the reserve at once, the rest when it is needed."""
+def test_a_single_member_has_the_whole_budget(fleet_sync):
+    """It holds half of the reserve at once and gets the rest on demand."""
     (one,), (budget,) = members(fleet_sync, 1, ratio=0.2, reserve=10.0, window=10.0)
     spent = spend(budget)
     assert spent == 50
@@ -43,7 +43,7 @@ def test_a_lone_member_has_the_whole_budget(fleet_sync):
     assert spent == 100
 
 
-def test_what_one_earns_another_may_spend(fleet_sync):
+def test_one_member_may_spend_what_another_earned(fleet_sync):
     """The fleet has one balance."""
     (rich, poor), (earning, spending) = members(fleet_sync, 2, ratio=0.5, reserve=0.0)
     for _ in range(40):
@@ -57,8 +57,8 @@ def test_what_one_earns_another_may_spend(fleet_sync):
     assert spent == 20
 
 
-def test_what_is_earned_here_can_be_spent_at_once(fleet_sync):
-    """No journey is needed for it, and what the ratio says is exact."""
+def test_earnings_of_this_process_can_be_spent_before_a_sync(fleet_sync):
+    """The ratio is applied exactly."""
     _, (budget,) = members(fleet_sync, 1, ratio=0.29, reserve=0.0)
     for _ in range(100):
         budget.deposit()
@@ -67,15 +67,15 @@ def test_what_is_earned_here_can_be_spent_at_once(fleet_sync):
 
 
 def test_a_refund_can_be_spent_again(fleet_sync):
-    """A wait that was cancelled costs nothing."""
+    """A refunded token is available to the next withdrawal."""
     _, (budget,) = members(fleet_sync, 1, ratio=0.0, reserve=0.4, window=10.0)
     assert spend(budget) == 2
     budget.refund()
     assert spend(budget) == 1
 
 
-def test_where_there_are_more_members_than_tokens_nobody_sits_on_them(fleet_sync):
-    """In quiet times none are held, so that whoever is in need finds them."""
+def test_with_more_members_than_tokens_idle_members_hold_none(fleet_sync):
+    """A member that needs tokens can then withdraw all of them."""
     fleet_syncs, budgets = members(fleet_sync, 50, ratio=0.0, reserve=1.0, window=10.0)
     assert [budget.balance() for budget in budgets[5:]] == [0.0] * 45
     needy, budget = fleet_syncs[-1], budgets[-1]
@@ -96,47 +96,47 @@ STEPS = st.lists(
 
 @settings(max_examples=60)
 @given(STEPS, st.sampled_from([0.0, 0.1, 0.29, 0.6, 1.0]), st.sampled_from([0.0, 0.3, 2.0]))
-def test_all_together_never_spend_more_than_one_budget_allows(steps, ratio, reserve):
-    """Whoever earns, spends, returns and travels when: the sum is that of one budget."""
-    with pytest.MonkeyPatch.context() as still, open_store("memory:") as store:
-        still.setattr(FleetSync, "start", lambda self: None)
+def test_a_fleet_never_spends_more_than_one_budget_allows(steps, ratio, reserve):
+    """The bound holds for any order of deposits, withdrawals, refunds and syncs of four members."""
+    with pytest.MonkeyPatch.context() as patch, open_store("memory:") as store:
+        patch.setattr(FleetSync, "start", lambda self: None)
         fleet_syncs, budgets = members(
             lambda: FleetSync(store, "fleet"), 4, ratio=ratio, reserve=reserve, window=1000.0
         )
         deposits = spent = 0
-        owed = [0, 0, 0, 0]
-        for who, what, many in steps:
-            for _ in range(many):
-                if what == "deposit":
-                    budgets[who].deposit()
+        withdrawn = [0, 0, 0, 0]
+        for index, operation, repeat in steps:
+            for _ in range(repeat):
+                if operation == "deposit":
+                    budgets[index].deposit()
                     deposits += 1
-                elif what == "withdraw" and budgets[who].try_withdraw():
+                elif operation == "withdraw" and budgets[index].try_withdraw():
                     spent += 1
-                    owed[who] += 1
-                elif what == "refund" and owed[who]:
-                    budgets[who].refund()
+                    withdrawn[index] += 1
+                elif operation == "refund" and withdrawn[index]:
+                    budgets[index].refund()
                     spent -= 1
-                    owed[who] -= 1
-            if what == "sync_once":
-                fleet_syncs[who].sync_once()
+                    withdrawn[index] -= 1
+            if operation == "sync_once":
+                fleet_syncs[index].sync_once()
             assert spent <= floor(reserve * 1000.0 + ratio * deposits + 1e-6)
 
 
-def test_without_the_store_each_has_its_part_of_the_reserve(fleet_sync, flaky):
-    """The same ratio, and the reserve shared by as many as there were."""
+def test_without_the_store_each_member_has_its_part_of_the_reserve(fleet_sync, flaky):
+    """The ratio is the same; the reserve is divided by the last known number of members."""
     fleet_syncs, budgets = members(fleet_sync, 4, ratio=0.5, reserve=4.0, window=10.0)
     flaky.error = ConnectionError("gone")
     for one, budget in zip(fleet_syncs, budgets, strict=True):
         one.sync_once()
-        budget._valid_until = 0.0  # a while later
+        budget._valid_until = 0.0  # the last reply has expired
         assert spend(budget) == 10
         for _ in range(10):
             budget.deposit()
         assert spend(budget) == 5
 
 
-def test_what_was_spent_with_the_store_is_spent_without_it(fleet_sync, flaky):
-    """A store that goes away leaves no full budget behind."""
+def test_tokens_spent_before_an_outage_stay_spent(fleet_sync, flaky):
+    """When the store fails, the local budget does not start full."""
     (one,), (budget,) = members(fleet_sync, 1, ratio=0.0, reserve=1.0, window=10.0)
     assert spend(budget) == 5
     flaky.error = ConnectionError("gone")
@@ -145,8 +145,8 @@ def test_what_was_spent_with_the_store_is_spent_without_it(fleet_sync, flaky):
     assert spend(budget) == 5
 
 
-def test_a_journey_that_fails_leaves_nothing_held(fleet_sync, flaky):
-    """The store may have taken back what was handed in: each goes by its own limits at once."""
+def test_a_failed_sync_drops_the_tokens_held(fleet_sync, flaky):
+    """The store may already have taken them back; local limits apply at once."""
     (one,), (budget,) = members(fleet_sync, 1, ratio=0.0, reserve=1.0, window=10.0)
     flaky.error = ConnectionError("gone")
     one.sync_once()
@@ -154,8 +154,8 @@ def test_a_journey_that_fails_leaves_nothing_held(fleet_sync, flaky):
     assert spend(budget) == 10
 
 
-def test_the_store_coming_and_going_is_said_once_each(fleet_sync, flaky, caplog):
-    """An event and a line of the log when it goes, and when it is back."""
+def test_a_store_outage_and_its_end_are_reported_once_each(fleet_sync, flaky, caplog):
+    """One StoreDegraded event and one log line when the store fails, and when it answers again."""
     seen = []
     (one,), _ = members(fleet_sync, 1)
     sink = abate.observe.install(seen.append)
@@ -177,15 +177,15 @@ def test_the_store_coming_and_going_is_said_once_each(fleet_sync, flaky, caplog)
     assert "answers again" in caplog.text
 
 
-def test_a_store_that_was_never_there_leaves_a_budget_of_its_own(fleet_sync, flaky):
-    """Construction doesn't fail, and calls have a budget."""
+def test_a_budget_is_local_if_the_store_never_answered(fleet_sync, flaky):
+    """Construction does not fail, and withdrawals use the local limit."""
     flaky.error = ConnectionError("gone")
     budget = FleetBudget(fleet_sync(), "orders", BudgetTerms(ratio=0.0, reserve=1.0, window=10.0))
     assert spend(budget) == 10
 
 
-def test_closing_hands_in_what_is_held(still):
-    """The tokens of a process that ends in order are there for the others."""
+def test_closing_returns_the_tokens_held(manual_sync):
+    """Tokens of a process that closes its store are available to other members."""
     with open_store("memory:") as store:
         fleet_sync = FleetSync(store, "fleet")
         FleetBudget(fleet_sync, "orders", BudgetTerms(0.0, 1.0, 10.0))
@@ -197,8 +197,8 @@ def test_closing_hands_in_what_is_held(still):
         del budget
 
 
-def test_what_was_handed_in_at_the_end_is_not_spent(still):
-    """After closing it is a budget of its own."""
+def test_tokens_returned_on_close_are_not_spent_again(manual_sync):
+    """After closing the budget is local and keeps count of what it has spent."""
     with open_store("memory:") as store:
         fleet_sync = FleetSync(store, "fleet")
         budget = FleetBudget(fleet_sync, "orders", BudgetTerms(0.0, 1.0, 10.0))
@@ -209,7 +209,7 @@ def test_what_was_handed_in_at_the_end_is_not_spent(still):
         assert spend(budget) == 7
 
 
-def test_one_name_is_one_budget(store):
+def test_one_name_is_one_object(store):
     """Two objects of one name would have the reserve twice without the store."""
     assert store.budget("a", 0.1) is store.budget("a", 0.1)
     assert store.budget("a", 0.1) is not store.budget("b", 0.1)
@@ -217,8 +217,8 @@ def test_one_name_is_one_budget(store):
     assert store.shelter("a") is store.shelter("a")
 
 
-def test_a_refund_in_virtual_time_makes_no_token(fleet_sync):
-    """Nor does one of a withdrawal that no token stood for."""
+def test_a_refund_creates_no_token(fleet_sync):
+    """Neither in virtual time nor without a matching withdrawal."""
     _, (budget,) = members(fleet_sync, 1, ratio=0.0, reserve=1.0, window=10.0)
     with VirtualClock():
         assert spend(budget, 3) == 3
@@ -233,8 +233,8 @@ def test_a_refund_in_virtual_time_makes_no_token(fleet_sync):
     assert len(budget._tokens) == 5, "one withdrawal is one token"
 
 
-def test_a_child_joins_the_fleet(tmp_path):
-    """Its courier goes when it is needed, so that forked servers share one budget."""
+def test_forked_children_join_the_fleet(tmp_path):
+    """A child starts its sync thread on first use, and forked servers share one budget."""
     url = f"sqlite:///{tmp_path}/fleet.db"
     with open_store(url) as store:
         budget = store.budget("orders", ratio=0.0, reserve=1.0, window=1000.0)
@@ -261,8 +261,8 @@ def test_a_child_joins_the_fleet(tmp_path):
     assert sum(int(spent) for spent, _ in rows) <= 1000
 
 
-def test_a_childs_tokens_are_its_own(fleet_sync):
-    """A fork doesn't double what was granted."""
+def test_a_fork_does_not_copy_tokens(fleet_sync):
+    """The child starts with no tokens and a member id of its own; the parent keeps its tokens."""
     (one,), (budget,) = members(fleet_sync, 1, ratio=0.0, reserve=1.0, window=10.0)
     reading, writing = os.pipe()
     child = os.fork()
@@ -279,15 +279,15 @@ def test_a_childs_tokens_are_its_own(fleet_sync):
 
 
 def test_virtual_time_has_a_budget_of_its_own(fleet_sync):
-    """A test in virtual time neither sees nor spends what the fleet has."""
+    """A test in virtual time neither sees nor spends the fleet's tokens."""
     _, (budget,) = members(fleet_sync, 1, ratio=0.0, reserve=1.0, window=10.0)
     with VirtualClock():
         assert spend(budget) == 10
     assert spend(budget) == 5
 
 
-def test_a_policy_takes_it(fleet_sync):
-    """It is a budget: retries are paid from it."""
+def test_a_policy_pays_retries_from_it(fleet_sync):
+    """The policy stops with reason 'budget' when the fleet budget is spent."""
     _, (budget,) = members(fleet_sync, 1, ratio=0.0, reserve=0.2, window=10.0)
     policy = abate.Policy(on=ConnectionError, max_attempts=5, backoff=[0.0], budget=budget)
     calls = []

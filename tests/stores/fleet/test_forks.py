@@ -1,4 +1,4 @@
-"""Children of a fork: they join the fleet by what they use, as members of their own, and begin with nothing."""
+"""Forked children join the fleet on first use, each as a member of its own, and inherit no counts or tokens."""
 
 import os
 import random
@@ -28,8 +28,8 @@ pytestmark = [forks, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs f
 
 
 @pytest.fixture
-def quick(monkeypatch):
-    """Couriers that go many times a second."""
+def fast_sync(monkeypatch):
+    """Sync many times a second."""
     monkeypatch.setattr(fleet_sync, "SYNC_INTERVAL", 0.02)
     monkeypatch.setattr(fleet_sync, "MIN_SYNC_INTERVAL", 0.01)
 
@@ -40,20 +40,20 @@ def url(request, tmp_path):
 
 
 @pytest.fixture
-def shared(url, quick):
+def shared(url, fast_sync):
     with open_store(url) as opened:
         yield opened
 
 
 @pytest.fixture
-def local(tmp_path, quick):
+def local(tmp_path, fast_sync):
     with open_store(f"sqlite:///{tmp_path}/fleet.db") as opened:
         yield opened
 
 
 @pytest.fixture(autouse=True)
 def alone():
-    """Close the stores that earlier tests have left open: a forked child may join their fleets, too."""
+    """Close stores that earlier tests left open: a forked child could join their fleets."""
     for store in registry.stores.alive():
         store.close()
 
@@ -62,13 +62,13 @@ def threads():
     return [thread.name for thread in threading.enumerate() if thread.name == "abate-fleet-sync"]
 
 
-def counted(store, name="orders"):
-    """The deposits that the store knows of."""
+def deposits_in_store(store, name="orders"):
+    """Return the number of deposits that reached the store."""
     return store.ledger(name, 1.0, 0.0, 1000.0).balance()
 
 
-def earning(store):
-    """A budget whose balance is the number of deposits."""
+def earning_budget(store):
+    """Return a budget whose balance is the number of deposits."""
     return store.budget("orders", ratio=1.0, reserve=0.0, window=1000.0)
 
 
@@ -76,12 +76,12 @@ def decorated(**settings):
     return abate.Policy(name="orders", on=ConnectionError, **settings)(lambda: None)
 
 
-# ── What a child does is carried ─────────────────────────────────────────────────────────────────────────
+# ── A child syncs what it does ───────────────────────────────────────────────────────────────────────────
 
 
-def test_what_a_child_earns_is_carried(shared):
-    """By calls that succeed and nothing else, each counted once, in a function that was decorated before the fork."""
-    work = decorated(budget=earning(shared))
+def test_deposits_of_a_child_reach_the_store(shared):
+    """A function decorated before the fork deposits once per successful call, which is enough to start the sync."""
+    work = decorated(budget=earning_budget(shared))
     for _ in range(7):
         work()
 
@@ -89,34 +89,34 @@ def test_what_a_child_earns_is_carried(shared):
         idle = threads()
         for _ in range(100):
             work()
-        until(lambda: counted(shared) >= 107)
+        until(lambda: deposits_in_store(shared) >= 107)
         return idle, len(threads())
 
     assert in_child(child) == "([], 1)"
-    assert counted(shared) == 107
+    assert deposits_in_store(shared) == 107
 
 
-def test_a_childs_shelter_hears_of_a_hint(shared):
-    """One good call is enough to join; from then on it goes by what most others say."""
+def test_a_child_s_shelter_applies_the_fleet_s_hint(shared):
+    """A single successful call joins the fleet; a hint that most members report then refuses calls."""
     shelter = shared.shelter("orders")
     work = decorated(shelter=shelter, timeout=5.0)
 
     def child():
         work()
-        told = shared.fleet_sync.rounds
-        until(lambda: shelter._answers and shared.fleet_sync.rounds > told)
-        for other in ("somebody else", "and another"):
+        before = shared.fleet_sync.rounds
+        until(lambda: shelter._answers and shared.fleet_sync.rounds > before)
+        for other in ("member-2", "member-3"):
             shared.sync_members(other, [ShelterReport("orders", "probing", 0, 1, 30.0)])
         until(lambda: shelter._dispatchers.main._remote_closed_until > time.monotonic() + 1.0)
         with pytest.raises(abate.Refused), abate.deadline(0.01):
             work()
-        return "barred"
+        return "refused"
 
-    assert in_child(child) == "barred"
+    assert in_child(child) == "refused"
 
 
-def test_a_call_that_waits_in_a_child_starts_its_courier(local):
-    """Where the parent knew of a storm: what others know by now is worth more than a probe of one's own."""
+def test_a_call_that_waits_in_a_child_starts_the_sync(local):
+    """After the parent saw an outage, a queued call asks the fleet instead of probing on its own."""
     shelter = local.shelter("orders", patience=60.0)
     work = decorated(shelter=shelter)
     limiter = shelter._dispatchers.main.limiter
@@ -131,8 +131,8 @@ def test_a_call_that_waits_in_a_child_starts_its_courier(local):
     assert in_child(child) == "(1, 'probing')"
 
 
-def test_a_childs_bucket_has_a_part_of_its_own(shared):
-    """Parent and child are two members of one rate."""
+def test_a_child_s_bucket_has_a_part_of_its_own(shared):
+    """Parent and child are two members that share one rate."""
     bucket = shared.bucket("mails", rate=1000.0, burst=10)
 
     def child():
@@ -143,18 +143,18 @@ def test_a_childs_bucket_has_a_part_of_its_own(shared):
     assert in_child(child) == "shared"
 
 
-def test_a_child_that_uses_nothing_does_not_join(local):
-    """It may execute another program, or work on something else: no thread, no connection, no member."""
-    things = earning(local), local.shelter("orders"), local.bucket("mails", 10.0)
+def test_a_child_that_uses_no_limit_does_not_join(local):
+    """It may exec another program: it has no thread, no sync and no member row."""
+    things = earning_budget(local), local.shelter("orders"), local.bucket("mails", 10.0)
     here = local.fleet_sync.member
     assert in_child(lambda: (threads(), local.fleet_sync.rounds)) == "([], 0)"
     assert {member.decode() for (member,) in local.file.read("SELECT member FROM member")} == {here}
     del things
 
 
-def test_a_child_that_reads_its_limits_does_not_join(local):
-    """A reader of metrics may run in every child: what it reads is no use of a limit."""
-    budget, shelter, bucket = earning(local), local.shelter("orders"), local.bucket("mails", 10.0)
+def test_reading_limits_in_a_child_does_not_join(local):
+    """A metrics reader may run in every child: reading is no use of a limit."""
+    budget, shelter, bucket = earning_budget(local), local.shelter("orders"), local.bucket("mails", 10.0)
     work = decorated(budget=budget, shelter=shelter)
     work()
 
@@ -167,48 +167,48 @@ def test_a_child_that_reads_its_limits_does_not_join(local):
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["unused between", "used between"])
-def test_a_child_of_a_child_joins(shared, used):
-    """As daemons fork twice, and workers fork workers: each counts for itself."""
-    work = decorated(budget=earning(shared))
+def test_a_grandchild_joins(shared, used):
+    """Daemons fork twice and workers fork workers: each counts its own deposits."""
+    work = decorated(budget=earning_budget(shared))
     work()
 
     def child():
         if used:
             work()
-            until(lambda: counted(shared) == 2)
+            until(lambda: deposits_in_store(shared) == 2)
         return in_child(grandchild)
 
     def grandchild():
         for _ in range(10):
             work()
-        until(lambda: counted(shared) == 11 + used)
+        until(lambda: deposits_in_store(shared) == 11 + used)
         return len(threads())
 
     assert in_child(child) == "1"
-    assert counted(shared) == 11 + used
+    assert deposits_in_store(shared) == 11 + used
 
 
-def test_forks_in_the_middle_of_journeys_disturb_neither(shared, monkeypatch):
-    """The courier's thread is on its way nearly all the time: children and parent count everything, once."""
+def test_forks_during_syncs_lose_and_repeat_no_deposit(shared, monkeypatch):
+    """While the parent's thread syncs nearly all the time, parent and children count every deposit once."""
     monkeypatch.setattr(fleet_sync, "SYNC_INTERVAL", 0.0005)
-    work = decorated(budget=earning(shared))
+    work = decorated(budget=earning_budget(shared))
 
     def child():
-        before = counted(shared)
+        before = deposits_in_store(shared)
         work()
-        until(lambda: counted(shared) > before)
+        until(lambda: deposits_in_store(shared) > before)
         shared.close()
-        return "carried"
+        return "synced"
 
     for _ in range(8):
         work()
-        assert in_child(child) == "carried"
-    until(lambda: counted(shared) >= 16)
-    assert counted(shared) == 16
+        assert in_child(child) == "synced"
+    until(lambda: deposits_in_store(shared) >= 16)
+    assert deposits_in_store(shared) == 16
 
 
-def test_a_fork_while_the_store_hangs_leaves_the_child_free(local):
-    """What the parent's courier waits for is not the child's."""
+def test_a_child_forked_while_the_store_hangs_can_sync(local):
+    """The child does not wait for the sync that the parent's thread is stuck in."""
     arrived, answer, parent = threading.Event(), threading.Event(), os.getpid()
 
     class Hanging:
@@ -223,21 +223,21 @@ def test_a_fork_while_the_store_hangs_leaves_the_child_free(local):
 
     def child():
         budget.deposit()
-        until(lambda: counted(local) == 1)
-        return "carried"
+        until(lambda: deposits_in_store(local) == 1)
+        return "synced"
 
     try:
-        assert in_child(child) == "carried"
+        assert in_child(child) == "synced"
     finally:
         answer.set()
         budget._fleet_sync.close()
 
 
-# ── A child begins with nothing ──────────────────────────────────────────────────────────────────────────
+# ── A child inherits nothing ─────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_the_parent_has_counted_is_not_offered_by_the_child(still, local):
-    """Deposits, answers and demands that no journey has carried yet are the parent's; it offers them itself."""
+def test_a_child_does_not_report_its_parent_s_counts(manual_sync, local):
+    """Deposits, answers and demand that are not synced yet stay with the parent."""
     one = fleet_sync.FleetSync(local, "fleet")
     budget = FleetBudget(one, "orders", BudgetTerms(1.0, 0.0, 1000.0))
     shelter = FleetShelter(one, "orders", rng=random.Random(1))
@@ -247,21 +247,21 @@ def test_what_the_parent_has_counted_is_not_offered_by_the_child(still, local):
         work()
     bucket.try_acquire(5)
 
-    def offered():
-        accounts, sight, demand = budget.request(0.0), shelter.request(0.0), bucket.request(time.monotonic())
-        return accounts.earned, sight.answered, demand.wanted > 0
+    def reported():
+        budget_request, report, bucket_request = budget.request(0.0), shelter.request(0.0), bucket.request(time.monotonic())
+        return budget_request.earned, report.answered, bucket_request.wanted > 0
 
     def child():
-        inherited = offered()
+        inherited = reported()
         work()
-        return inherited, offered()
+        return inherited, reported()
 
     assert in_child(child) == "((0, 0, False), (1, 1, False))"
-    assert offered() == (5, 5, True)
+    assert reported() == (5, 5, True)
 
 
-def test_many_deposits_in_a_run_are_the_parents_too(still, local):
-    """A busy slot's deposits that nobody has looked at yet, and those to come in the child."""
+def test_batched_deposits_stay_with_the_parent(manual_sync, local):
+    """A child does not report deposits that the parent's busy window slot has not flushed yet."""
     budget = FleetBudget(fleet_sync.FleetSync(local, "fleet"), "orders", BudgetTerms(1.0, 0.0, 1000.0))
     work = decorated(budget=budget)
     budget.states.main._batch_target = 100  # as after a busy slot
@@ -277,8 +277,8 @@ def test_many_deposits_in_a_run_are_the_parents_too(still, local):
     assert budget.request(0.0).earned == 50
 
 
-def test_without_the_store_a_child_does_not_spend_what_its_parent_earned(fleet_sync, flaky):
-    """Each of many children would spend it again."""
+def test_without_the_store_a_child_does_not_spend_its_parent_s_earnings(fleet_sync, flaky):
+    """Otherwise each of many children would spend them again."""
     budget = FleetBudget(fleet_sync(), "orders", BudgetTerms(1.0, 0.0, 1000.0))
     for _ in range(50):
         budget.deposit()
@@ -294,8 +294,8 @@ def test_without_the_store_a_child_does_not_spend_what_its_parent_earned(fleet_s
     assert budget.balance() == 50.0
 
 
-def test_a_child_waits_for_its_first_news_however_late_it_begins(still, local, monkeypatch):
-    """A second from the first use, not from the fork: until then no reserve, and after it on its own."""
+def test_a_child_s_first_reply_timeout_starts_at_first_use(manual_sync, local, monkeypatch):
+    """Not at the fork: until the timeout it has no reserve, afterwards the local limits."""
     monkeypatch.setattr("abate.stores.fleet.budget.FIRST_REPLY_TIMEOUT", 0.05)
     monkeypatch.setattr("abate.stores.fleet.bucket.FIRST_REPLY_TIMEOUT", 0.05)
     one = fleet_sync.FleetSync(local, "fleet")
@@ -310,16 +310,16 @@ def test_a_child_waits_for_its_first_news_however_late_it_begins(still, local, m
     assert in_child(child) == "((False, True, 10.0), (True, True, 100.0))"
 
 
-def test_a_child_of_a_closed_store_is_on_its_own_at_once(local):
-    """There is nothing to join."""
+def test_a_child_of_a_closed_store_uses_local_limits_at_once(local):
+    """It starts no sync thread."""
     budget, shelter = local.budget("orders", ratio=0.0, reserve=1.0, window=10.0), local.shelter("orders")
     work = decorated(budget=budget, shelter=shelter)
     local.close()
     assert in_child(lambda: (work(), budget.try_withdraw(), threads())) == "(None, True, [])"
 
 
-def test_a_child_that_closes_the_store_before_it_has_used_it_is_on_its_own(local):
-    """It hands in nothing, and what is the parent's stays with it."""
+def test_a_child_that_closes_an_unused_store_uses_local_limits(local):
+    """It returns no tokens, and the parent keeps its own."""
     budget = local.budget("orders", ratio=0.0, reserve=1.0, window=10.0)
     held = len(budget._tokens)
     assert in_child(lambda: (local.close(), budget.try_withdraw(), threads())) == "(None, True, [])"
@@ -327,9 +327,9 @@ def test_a_child_that_closes_the_store_before_it_has_used_it_is_on_its_own(local
     assert local.ledger("orders", 0.0, 1.0, 10.0).balance() == 10.0 - held
 
 
-def test_a_child_whose_thread_cannot_be_started_makes_its_calls(local, monkeypatch, caplog):
-    """It says so once, is on its own, and joins when there is a thread for it."""
-    work = decorated(budget=earning(local), shelter=local.shelter("orders"))
+def test_a_child_without_a_sync_thread_makes_its_calls(local, monkeypatch, caplog):
+    """It logs the failure once, uses local limits, and joins when a thread can be started."""
+    work = decorated(budget=earning_budget(local), shelter=local.shelter("orders"))
 
     def none(self):
         raise RuntimeError("can't start new thread")
@@ -341,14 +341,14 @@ def test_a_child_whose_thread_cannot_be_started_makes_its_calls(local, monkeypat
                 work()
             without = threads(), caplog.text.count("no thread can be started")
         work()
-        until(lambda: counted(local) >= 6)
+        until(lambda: deposits_in_store(local) >= 6)
         return without, len(threads())
 
     assert in_child(child) == "(([], 1), 1)"
 
 
-def test_what_a_child_was_given_returns_when_it_ends(local, monkeypatch):
-    """It is counted as a member until it has stayed away for a while; a child that was killed, too."""
+def test_a_killed_child_leaves_the_fleet(local, monkeypatch):
+    """It counts as a member until MEMBER_TIMEOUT after its last sync."""
     monkeypatch.setattr(sync, "MEMBER_TIMEOUT", 0.3)
     budget = local.budget("orders", ratio=0.0, reserve=4.0, window=10.0)
     reading, writing = os.pipe()
@@ -374,8 +374,8 @@ def test_what_a_child_was_given_returns_when_it_ends(local, monkeypatch):
 
 
 def test_the_workers_of_a_prefork_server_share_one_budget(shared):
-    """Loaded before the fork, four workers on one socket: every request that was answered has earned, once."""
-    work = decorated(budget=earning(shared))
+    """Four workers forked after loading: each answered request deposits once."""
+    work = decorated(budget=earning_budget(shared))
     listening = socket.create_server(("127.0.0.1", 0), backlog=64)
 
     def worker():
@@ -409,7 +409,7 @@ def test_the_workers_of_a_prefork_server_share_one_budget(shared):
             os.waitpid(pid, 0)
         listening.close()
     assert set(served) == set(workers)
-    assert counted(shared) == sum(served.values())
+    assert deposits_in_store(shared) == sum(served.values())
 
 
 APP = """
@@ -440,8 +440,8 @@ MAIN = """
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_processes_of_multiprocessing_are_members(tmp_path, method):
-    """Forked by the program, or by a server that has loaded it; what they earned is handed in when they close."""
+def test_multiprocessing_workers_are_members(tmp_path, method):
+    """With fork and forkserver; their deposits reach the store when they close it."""
     url = f"sqlite:///{tmp_path}/fleet.db"
     (tmp_path / "app.py").write_text(textwrap.dedent(APP.format(url=url)))
     (tmp_path / "main.py").write_text(textwrap.dedent(MAIN.format(method=method)))

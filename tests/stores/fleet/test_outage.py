@@ -1,4 +1,4 @@
-"""What a fleet knows of a dependency: who probes, and how the doors open."""
+"""What a fleet knows of a dependency: which member probes, and how limits grow during recovery."""
 
 import random
 from itertools import pairwise
@@ -33,15 +33,15 @@ BACK = ShelterReport("orders", "recovering", 3, 0, 0.0)
 
 
 class Fleet:
-    """Members that come to a store in virtual time."""
+    """Members that sync with a store in virtual time."""
 
-    def __init__(self, store, clock, many):
+    def __init__(self, store, clock, count):
         self.store, self.clock = store, clock
-        self.names = [f"member-{number:03}" for number in range(many)]
+        self.names = [f"member-{number:03}" for number in range(count)]
 
-    def come(self, sight, names=None):
-        """Each tells the same: what each is told."""
-        return [self.store.sync_members(name, [sight])[0] for name in names or self.names]
+    def sync(self, report, names=None):
+        """Send the same report from each member; return the advice each one gets."""
+        return [self.store.sync_members(name, [report])[0] for name in names or self.names]
 
 
 @pytest.fixture
@@ -52,107 +52,107 @@ def clock():
 @pytest.fixture
 def fleet(clock):
     with open_store("memory:", clock=clock) as store:
-        yield lambda many: Fleet(store, clock, many)
+        yield lambda count: Fleet(store, clock, count)
 
 
-def test_in_calm_nobody_is_held_back(fleet):
-    """Members that see answers, or nothing, are told of calm."""
-    told = fleet(5).come(UP)
-    assert {(one.state, one.closed, one.probe, one.limit) for one in told} == {("calm", 0.0, False, inf)}
-    assert told[-1].members == 5
+def test_calm_advice_restricts_no_member(fleet):
+    """Members that report answers, or nothing, are advised of calm."""
+    advice = fleet(5).sync(UP)
+    assert {(one.state, one.closed, one.probe, one.limit) for one in advice} == {("calm", 0.0, False, inf)}
+    assert advice[-1].members == 5
 
 
-def test_in_a_storm_one_probes_for_all(fleet):
-    """However many see it fail, and however often they come."""
-    many = fleet(50)
+def test_in_an_outage_one_member_probes_for_all(fleet):
+    """Exactly one of 50 failing members probes, however often they sync."""
+    members = fleet(50)
     for _ in range(5):
-        told = many.come(DOWN)
-        assert [one.state for one in told] == ["storm"] * 50
-        assert sum(one.probe for one in told) == 1
-        many.clock.advance(1.0)
+        advice = members.sync(DOWN)
+        assert [one.state for one in advice] == ["storm"] * 50
+        assert sum(one.probe for one in advice) == 1
+        members.clock.advance(1.0)
 
 
-def test_one_whose_own_network_is_broken_closes_nobody_elses_door(fleet):
-    """It takes more who see failures than who see answers."""
-    many = fleet(10)
-    many.come(UP)
-    assert many.come(DOWN, many.names[:1])[0].state == "calm"
-    assert {one.state for one in many.come(UP, many.names[1:])} == {"calm"}
-    told = many.come(DOWN, many.names[1:6])
-    assert [one.state for one in told] == ["calm"] * 4 + ["storm"]
+def test_one_failing_member_does_not_declare_an_outage(fleet):
+    """An outage needs more members that see failures than members that see answers."""
+    members = fleet(10)
+    members.sync(UP)
+    assert members.sync(DOWN, members.names[:1])[0].state == "calm"
+    assert {one.state for one in members.sync(UP, members.names[1:])} == {"calm"}
+    advice = members.sync(DOWN, members.names[1:6])
+    assert [one.state for one in advice] == ["calm"] * 4 + ["storm"]
 
 
-def test_who_sees_nothing_has_no_say(fleet):
-    """Idle members neither make a storm nor keep it away."""
-    many = fleet(10)
-    many.come(NOTHING)
-    assert many.come(DOWN, many.names[:1])[0].state == "storm"
-    assert {one.state for one in many.come(NOTHING, many.names[1:])} == {"storm"}
+def test_idle_members_have_no_vote(fleet):
+    """They neither cause an outage nor prevent one."""
+    members = fleet(10)
+    members.sync(NOTHING)
+    assert members.sync(DOWN, members.names[:1])[0].state == "storm"
+    assert {one.state for one in members.sync(NOTHING, members.names[1:])} == {"storm"}
 
 
-def test_whoever_probes_does_so_for_a_turn(fleet):
-    """One who is idle, or cut off by itself, must not shut out the others: the next with calls waiting has its turn."""
-    many = fleet(3)
-    many.come(DOWN)
+def test_a_member_probes_for_one_turn(fleet):
+    """After its turn the next member with waiting calls probes, so an idle prober does not block the rest."""
+    members = fleet(3)
+    members.sync(DOWN)
     probers = []
     for _ in range(4):
-        many.clock.advance(PROBE_TURN)
-        probers += [name for name in reversed(many.names) if many.come(DOWN, [name])[0].probe]
-        many.clock.advance(PROBE_TURN)
-        many.come(NOTHING, many.names[2:])
-        probers += [name for name in many.names if many.come(DOWN, [name])[0].probe]
-    assert set(probers) == {many.names[0], many.names[2]}
+        members.clock.advance(PROBE_TURN)
+        probers += [name for name in reversed(members.names) if members.sync(DOWN, [name])[0].probe]
+        members.clock.advance(PROBE_TURN)
+        members.sync(NOTHING, members.names[2:])
+        probers += [name for name in members.names if members.sync(DOWN, [name])[0].probe]
+    assert set(probers) == {members.names[0], members.names[2]}
 
 
-def test_a_storm_that_nobody_has_calls_for_is_forgotten(fleet):
-    """A fleet that was replaced, or went quiet, leaves none behind."""
-    many = fleet(2)
-    many.come(DOWN)
-    many.clock.advance(PROBE_TURN + OUTAGE_TIMEOUT)
-    assert [one.state for one in many.come(NOTHING)] == ["calm", "calm"]
+def test_an_outage_without_calls_expires(fleet):
+    """A fleet that was replaced or went idle leaves no outage behind."""
+    members = fleet(2)
+    members.sync(DOWN)
+    members.clock.advance(PROBE_TURN + OUTAGE_TIMEOUT)
+    assert [one.state for one in members.sync(NOTHING)] == ["calm", "calm"]
 
 
-def test_everybody_has_a_turn_while_the_doors_open(fleet):
-    """Those first in line may be idle: the line moves on."""
-    many = fleet(50)
-    many.come(DOWN)
-    many.come(BACK, many.names[:1])
+def test_every_member_gets_a_turn_during_recovery(fleet):
+    """The first members in order may be idle: the turn moves on."""
+    members = fleet(50)
+    members.sync(DOWN)
+    members.sync(BACK, members.names[:1])
     opened = set()
     for _ in range(60):
-        many.clock.advance(1.0)
-        opened |= {name for name, one in zip(many.names, many.come(NOTHING), strict=True) if one.limit >= 1}
-    assert opened == set(many.names)
+        members.clock.advance(1.0)
+        opened |= {name for name, one in zip(members.names, members.sync(NOTHING), strict=True) if one.limit >= 1}
+    assert opened == set(members.names)
 
 
-def test_a_clock_that_is_set_back_closes_no_door():
-    """Instants that lie too far ahead are none."""
+def test_setting_the_clock_back_prolongs_no_outage():
+    """Instants too far in the future are bounded."""
     known = OutageState("storm", until=10_000.0, prober="a", turn=10_003.0)
-    known, told = update(known, DOWN, "b", MemberCounts(2, 0, 1, 1), now=1_000.0)
-    assert told.closed <= 3600.0
+    known, advice = update(known, DOWN, "b", MemberCounts(2, 0, 1, 1), now=1_000.0)
+    assert advice.closed <= 3600.0
     assert update(known, DOWN, "b", MemberCounts(2, 0, 1, 1), now=1_000.0 + PROBE_TURN)[1].probe
 
 
-def test_a_prober_that_stays_away_is_replaced(fleet):
-    """When its turn is over, by the next one that comes and sees it fail."""
-    many = fleet(3)
-    assert [one.probe for one in many.come(DOWN)] == [True, False, False]
-    many.clock.advance(PROBE_TURN)
-    assert many.come(NOTHING, many.names[2:])[0].probe is False
-    assert [one.probe for one in many.come(DOWN, many.names[1:])] == [True, False]
+def test_a_prober_that_stops_syncing_is_replaced(fleet):
+    """After its turn the next member that sees failures probes."""
+    members = fleet(3)
+    assert [one.probe for one in members.sync(DOWN)] == [True, False, False]
+    members.clock.advance(PROBE_TURN)
+    assert members.sync(NOTHING, members.names[2:])[0].probe is False
+    assert [one.probe for one in members.sync(DOWN, members.names[1:])] == [True, False]
 
 
-def test_the_doors_open_one_after_the_other(fleet):
-    """After the first answer a few, then more with every answer, until there is plenty for all."""
-    many = fleet(100)
-    many.come(DOWN)
-    assert many.come(BACK, many.names[:1])[0].state == "recovering"
+def test_recovery_raises_the_limit_step_by_step(fleet):
+    """The fleet starts with a small limit, which grows with every answer until the outage is over."""
+    members = fleet(100)
+    members.sync(DOWN)
+    assert members.sync(BACK, members.names[:1])[0].state == "recovering"
     opened = []
     for _ in range(60):
-        told = many.come(BACK)
-        opened.append(sum(one.limit for one in told))
-        if told[-1].state == "calm":
+        advice = members.sync(BACK)
+        opened.append(sum(one.limit for one in advice))
+        if advice[-1].state == "calm":
             break
-        many.clock.advance(1.0)
+        members.clock.advance(1.0)
     assert opened[0] <= 100 * FIRST_LIMIT_SHARE * LIMIT_GROWTH
     assert opened[-1] == inf
     for before, after in pairwise(opened[:-1]):
@@ -160,56 +160,56 @@ def test_the_doors_open_one_after_the_other(fleet):
     assert len(opened) >= 3
 
 
-def test_failures_on_the_way_close_the_doors_again(fleet):
-    """When more members see failures than answers, the first of them probes."""
-    many = fleet(10)
-    many.come(DOWN)
-    many.come(BACK, many.names[:1])
-    told = many.come(DOWN, many.names[1:2])[0]
-    assert (told.state, told.probe) == ("storm", True)
+def test_failures_during_recovery_resume_the_outage(fleet):
+    """The first member that reports them probes."""
+    members = fleet(10)
+    members.sync(DOWN)
+    members.sync(BACK, members.names[:1])
+    advice = members.sync(DOWN, members.names[1:2])[0]
+    assert (advice.state, advice.probe) == ("storm", True)
 
 
-def test_a_relapse_takes_more_who_see_failures_than_answers(fleet):
-    """While as many see answers the doors stay open; the one who tips the balance probes, for a turn of its own."""
-    many = fleet(4)
-    many.come(DOWN, many.names[:1])
-    assert many.come(BACK, many.names[:2])[1].state == "recovering"
-    many.clock.advance(1.0)
-    assert {one.state for one in many.come(DOWN, many.names[2:])} == {"recovering"}
-    told = many.come(DOWN, many.names[1:2])[0]
-    assert (told.state, told.probe, told.limit) == ("storm", True, 0.0)
-    many.clock.advance(PROBE_TURN - 0.5)
-    assert [one.probe for one in many.come(DOWN)] == [False, True, False, False]
-    many.clock.advance(0.5)
-    assert [one.probe for one in many.come(DOWN)] == [True, False, False, False]
+def test_a_relapse_needs_a_majority_of_failing_members(fleet):
+    """In a tie recovery goes on; the member that tips the balance probes for one turn."""
+    members = fleet(4)
+    members.sync(DOWN, members.names[:1])
+    assert members.sync(BACK, members.names[:2])[1].state == "recovering"
+    members.clock.advance(1.0)
+    assert {one.state for one in members.sync(DOWN, members.names[2:])} == {"recovering"}
+    advice = members.sync(DOWN, members.names[1:2])[0]
+    assert (advice.state, advice.probe, advice.limit) == ("storm", True, 0.0)
+    members.clock.advance(PROBE_TURN - 0.5)
+    assert [one.probe for one in members.sync(DOWN)] == [False, True, False, False]
+    members.clock.advance(0.5)
+    assert [one.probe for one in members.sync(DOWN)] == [True, False, False, False]
 
 
-def test_a_member_without_calls_does_not_relapse_the_fleet(fleet):
-    """However many have seen failures lately, it takes one that sees them now."""
-    many = fleet(4)
-    many.come(DOWN)
-    assert many.come(BACK, many.names[:1])[0].state == "recovering"
-    assert many.come(NOTHING, many.names[1:2])[0].state == "recovering"
-    assert many.come(BACK, many.names[:1])[0].state == "recovering"
+def test_a_member_without_calls_causes_no_relapse(fleet):
+    """Only a report of new failures can resume the outage."""
+    members = fleet(4)
+    members.sync(DOWN)
+    assert members.sync(BACK, members.names[:1])[0].state == "recovering"
+    assert members.sync(NOTHING, members.names[1:2])[0].state == "recovering"
+    assert members.sync(BACK, members.names[:1])[0].state == "recovering"
 
 
-def test_a_member_that_sees_failures_halves_the_limit_once_a_second(fleet):
-    """A server that turns some away has enough: less is sent, and what was won is not lost."""
-    many = fleet(100)
-    many.come(DOWN)
+def test_failures_of_a_minority_halve_the_limit_once_a_second(fleet):
+    """The server is near its capacity: the fleet sends less but keeps recovering."""
+    members = fleet(100)
+    members.sync(DOWN)
     for _ in range(4):
-        many.clock.advance(1.0)
-        many.come(BACK)
-    before = sum(one.limit for one in many.come(BACK))
-    many.clock.advance(1.0)
-    told = many.come(DOWN, many.names[:5])
-    assert {one.state for one in told} == {"recovering"}
-    assert sum(one.limit for one in many.come(NOTHING)) == pytest.approx(before / 2, rel=0.1)
+        members.clock.advance(1.0)
+        members.sync(BACK)
+    before = sum(one.limit for one in members.sync(BACK))
+    members.clock.advance(1.0)
+    advice = members.sync(DOWN, members.names[:5])
+    assert {one.state for one in advice} == {"recovering"}
+    assert sum(one.limit for one in members.sync(NOTHING)) == pytest.approx(before / 2, rel=0.1)
 
 
 ALL_WELL = MemberCounts(members=4, good=4, bad=0, place=0)
 MIXED = ShelterReport("orders", "recovering", 8, 1, 0.0)
-"""A ninth of the calls is turned away: more than `MAX_FAILURE_RATIO`, and far from most."""
+"""A ninth of the calls fails: more than `MAX_FAILURE_RATIO`, and no majority."""
 
 
 def recovering(limit, base=None, grown=100.0):
@@ -217,90 +217,89 @@ def recovering(limit, base=None, grown=100.0):
 
 
 @pytest.mark.parametrize(
-    ("sight", "later", "limit"),
+    ("report", "later", "limit"),
     [
-        (NOTHING, 1.0, 20.0),  # an idle member is turned away by nobody
-        (BACK, 1.0, 22.0),  # 10 % more in a second where everybody has one
-        (BACK, 0.5, 23.0),  # of what it was at the beginning of that second
+        (NOTHING, 1.0, 20.0),  # an idle member changes nothing
+        (BACK, 1.0, 22.0),  # plus 10 % a second once every member has one
+        (BACK, 0.5, 23.0),  # of the limit when that second began
         (MIXED, 1.0, 10.0),  # halved
-        (MIXED, 0.99, 20.0),  # but no more than once a second, and it does not grow
+        (MIXED, 0.99, 20.0),  # at most once a second, and no growth
         (MIXED._replace(answered=9), 1.0, 22.0),  # a tenth may fail
     ],
 )
-def test_where_everybody_has_one_the_limit_grows_gently(sight, later, limit):
-    """The server's own limit may be near; it is halved when more than a tenth of somebody's calls fail."""
-    known, told = update(recovering(20.0, base=21.0 if later == 0.5 else None), sight, "a", ALL_WELL, 100.0 + later)
+def test_once_every_member_has_one_the_limit_grows_slowly(report, later, limit):
+    """By 10 % a second; it is halved when more than a tenth of a member's calls fail."""
+    known, advice = update(recovering(20.0, base=21.0 if later == 0.5 else None), report, "a", ALL_WELL, 100.0 + later)
     assert known.limit == pytest.approx(limit)
-    assert told.limit == pytest.approx(limit / 4)
+    assert advice.limit == pytest.approx(limit / 4)
 
 
 @pytest.mark.parametrize(("limit", "base", "grown"), [(4.0, 3.9, 7.0), (4.0, 4.0, 4.4)])
-def test_until_everybody_has_one_it_may_double(limit, base, grown):
-    """From what it was when the second began."""
+def test_until_every_member_has_one_the_limit_may_double(limit, base, grown):
+    """Growth is bounded by twice the limit at the start of the second."""
     known, _ = update(recovering(limit, base), BACK, "a", ALL_WELL, 100.5)
     assert known.limit == pytest.approx(grown)
 
 
-def test_it_is_calm_when_there_is_plenty_for_each():
-    """At eight for each, and not before."""
-    line = ALL_WELL
-    for limit, state in ((31.9, "recovering"), (32.0, "calm")):
-        known, told = update(recovering(limit, base=limit), NOTHING, "a", line, 100.5)
-        assert (known.state, told.state) == (state, state)
+def test_recovery_ends_at_eight_in_flight_for_each_member():
+    """At 31.9 for four members it goes on, at 32 it is calm."""
+        for limit, state in ((31.9, "recovering"), (32.0, "calm")):
+        known, advice = update(recovering(limit, base=limit), NOTHING, "a", ALL_WELL, 100.5)
+        assert (known.state, advice.state) == (state, state)
 
 
-def test_a_short_hint_is_a_hint(fleet):
-    """Of less than a second, too."""
-    many = fleet(2)
-    many.come(ShelterReport("orders", "probing", 0, 1, 0.5), many.names[:1])
-    assert many.come(NOTHING, many.names[1:])[0].closed == pytest.approx(0.5)
+def test_a_hint_shorter_than_a_second_is_shared(fleet):
+    """Other members are closed for the same half second."""
+    members = fleet(2)
+    members.sync(ShelterReport("orders", "probing", 0, 1, 0.5), members.names[:1])
+    assert members.sync(NOTHING, members.names[1:])[0].closed == pytest.approx(0.5)
 
 
-def test_a_hint_in_a_storm_closes_every_door(fleet):
-    """Until then, whoever was told."""
-    many = fleet(3)
-    many.come(ShelterReport("orders", "probing", 0, 1, 20.0), many.names[:1])
-    many.clock.advance(10.0)
-    assert [one.closed for one in many.come(NOTHING)] == pytest.approx([10.0] * 3)
-    many.clock.advance(10.0)
-    assert [one.closed for one in many.come(NOTHING)] == [0.0] * 3
+def test_a_hint_in_an_outage_closes_every_member(fleet):
+    """Until the hint has passed, whichever member received it."""
+    members = fleet(3)
+    members.sync(ShelterReport("orders", "probing", 0, 1, 20.0), members.names[:1])
+    members.clock.advance(10.0)
+    assert [one.closed for one in members.sync(NOTHING)] == pytest.approx([10.0] * 3)
+    members.clock.advance(10.0)
+    assert [one.closed for one in members.sync(NOTHING)] == [0.0] * 3
 
 
-def test_what_one_member_is_told_closes_no_door_while_others_are_answered(fleet):
-    """Neither its hint nor its failures: they may be those of one of its callers."""
-    many = fleet(3)
-    many.come(UP)
+def test_one_member_s_hint_closes_no_other_while_others_get_answers(fleet):
+    """Its hint and failures may concern one of its callers only."""
+    members = fleet(3)
+    members.sync(UP)
     for _ in range(5):
-        told = many.come(ShelterReport("orders", "probing", 0, 5, 299.0), many.names[:1]) + many.come(
-            UP, many.names[1:]
+        advice = members.sync(ShelterReport("orders", "probing", 0, 5, 299.0), members.names[:1]) + members.sync(
+            UP, members.names[1:]
         )
-        assert {(one.state, one.closed, one.limit) for one in told} == {("calm", 0.0, inf)}
-        many.clock.advance(1.0)
+        assert {(one.state, one.closed, one.limit) for one in advice} == {("calm", 0.0, inf)}
+        members.clock.advance(1.0)
 
 
-def test_the_first_answer_ends_a_hint(fleet):
-    """The server serves others: whoever was told is held back by itself."""
-    many = fleet(3)
-    many.come(ShelterReport("orders", "probing", 0, 1, 20.0), many.names[:1])
-    assert many.come(BACK, many.names[:1])[0].closed == 0.0
-    assert [one.closed for one in many.come(NOTHING)] == [0.0] * 3
+def test_the_first_answer_ends_a_shared_hint(fleet):
+    """The server serves other members; the member with the hint keeps it locally."""
+    members = fleet(3)
+    members.sync(ShelterReport("orders", "probing", 0, 1, 20.0), members.names[:1])
+    assert members.sync(BACK, members.names[:1])[0].closed == 0.0
+    assert [one.closed for one in members.sync(NOTHING)] == [0.0] * 3
 
 
-def test_a_hint_of_minutes_is_probed_after_half_a_minute(fleet):
-    """However long the server asks for."""
-    many = fleet(2)
-    told = many.come(ShelterReport("orders", "probing", 0, 1, 299.0), many.names[:1])
-    assert told[0].closed == pytest.approx(30.0)
+def test_a_shared_hint_is_cut_to_30_seconds(fleet):
+    """A hint of 299 s closes the fleet for 30 s."""
+    members = fleet(2)
+    advice = members.sync(ShelterReport("orders", "probing", 0, 1, 299.0), members.names[:1])
+    assert advice[0].closed == pytest.approx(30.0)
 
 
-def test_dependencies_are_apart(fleet):
-    """A storm over one is none over another."""
-    many = fleet(2)
-    many.come(DOWN)
-    assert {one.state for one in many.come(UP._replace(name="mails"))} == {"calm"}
+def test_dependencies_are_independent(fleet):
+    """An outage of one name does not affect another."""
+    members = fleet(2)
+    members.sync(DOWN)
+    assert {one.state for one in members.sync(UP._replace(name="mails"))} == {"calm"}
 
 
-SIGHTS = st.builds(
+REPORTS = st.builds(
     ShelterReport,
     st.just("orders"),
     st.sampled_from(["calm", "storm", "probing", "recovering"]),
@@ -310,42 +309,41 @@ SIGHTS = st.builds(
 )
 
 
-CAME_BACK = OutageState("recovering", limit=FIRST_LIMIT, base=FIRST_LIMIT, grown=100.0)
+JUST_RECOVERING = OutageState("recovering", limit=FIRST_LIMIT, base=FIRST_LIMIT, grown=100.0)
 
 
 @settings(max_examples=200)
 @given(
-    st.sampled_from([OutageState(), CAME_BACK]),
-    st.lists(st.tuples(SIGHTS, st.integers(0, 7), st.floats(0, 2)), max_size=80),
+    st.sampled_from([OutageState(), JUST_RECOVERING]),
+    st.lists(st.tuples(REPORTS, st.integers(0, 7), st.floats(0, 2)), max_size=80),
 )
-@example(CAME_BACK, [(DOWN, 0, 1.0), (DOWN, 1, 1.0), (BACK, 1, 1.0), (DOWN, 0, 0.0)])
-@example(CAME_BACK, [(UP, 0, 1.0), (DOWN, 1, 1.0), (NOTHING, 0, 1.0), (NOTHING, 2, 0.0), (DOWN, 3, 0.0)])
-def test_whatever_members_tell_the_rules_hold(known, steps):
-    """One turn at a time, limits that grow step by step, a relapse where most see failures and nowhere else, nobody
-    sent before a hint is over."""
+@example(JUST_RECOVERING, [(DOWN, 0, 1.0), (DOWN, 1, 1.0), (BACK, 1, 1.0), (DOWN, 0, 0.0)])
+@example(JUST_RECOVERING, [(UP, 0, 1.0), (DOWN, 1, 1.0), (NOTHING, 0, 1.0), (NOTHING, 2, 0.0), (DOWN, 3, 0.0)])
+def test_the_rules_hold_for_any_reports(known, steps):
+    """One prober at a time, bounded growth, relapse only by a majority, and no calls before a hint has passed."""
     now, views = 100.0, {}
     turns: dict[str, float] = {}
-    for sight, who, pause in steps:
+    for report, index, pause in steps:
         now += pause
-        member = f"m{who}"
-        views[member] = classify(sight)
-        line = MemberCounts(
-            len(views), list(views.values()).count("good"), list(views.values()).count("bad"), who % len(views)
+        member = f"m{index}"
+        views[member] = classify(report)
+        counts = MemberCounts(
+            len(views), list(views.values()).count("good"), list(views.values()).count("bad"), index % len(views)
         )
         before = known
         was = before.state if now < max(before.turn, before.grown) + OUTAGE_TIMEOUT else "calm"
-        known, told = update(known, sight, member, line, now)
-        assert told.closed == max(0.0, known.until - now)
-        assert (told.closed == 0.0) or known.state == "storm"
+        known, advice = update(known, report, member, counts, now)
+        assert advice.closed == max(0.0, known.until - now)
+        assert (advice.closed == 0.0) or known.state == "storm"
         if was == known.state == "storm":
             assert known.until >= min(before.until, now)
         if was == "recovering":
-            relapse = sight.failed > sight.answered and line.bad > line.good
+            relapse = report.failed > report.answered and counts.bad > counts.good
             assert (known.state == "storm") == relapse
             if relapse:
-                assert (told.probe, told.limit, known.prober, known.turn) == (True, 0.0, member, now + PROBE_TURN)
-        if told.probe:
-            assert told.state == "storm"
+                assert (advice.probe, advice.limit, known.prober, known.turn) == (True, 0.0, member, now + PROBE_TURN)
+        if advice.probe:
+            assert advice.state == "storm"
             others = [until for other, until in turns.items() if other != member]
             if was == "storm":
                 assert all(now >= until for until in others), "two probe at once"
@@ -353,25 +351,25 @@ def test_whatever_members_tell_the_rules_hold(known, steps):
         if known.state != "storm":
             turns = {}
         if was == known.state == "recovering":
-            assert known.limit <= before.limit + sight.answered
+            assert known.limit <= before.limit + report.answered
             assert FIRST_LIMIT <= known.limit <= known.base * LIMIT_GROWTH
-            assert known.limit < CALM_LIMIT * line.members
-        if told.state == "recovering":
-            assert told.limit in (0.0, 1.0) or told.limit == known.limit / line.members
+            assert known.limit < CALM_LIMIT * counts.members
+        if advice.state == "recovering":
+            assert advice.limit in (0.0, 1.0) or advice.limit == known.limit / counts.members
 
 
-# -- the shelter that goes by it
+# -- shelters that apply the advice
 
 
-def shelters(fleet_sync, many):
-    fleet_syncs = [fleet_sync() for _ in range(many)]
+def shelters(fleet_sync, count):
+    fleet_syncs = [fleet_sync() for _ in range(count)]
     return fleet_syncs, [
         FleetShelter(one, "orders", rng=random.Random(number)) for number, one in enumerate(fleet_syncs)
     ]
 
 
 def fail(shelter, times=6):
-    """Let calls of a policy fail until its shelter has seen a storm."""
+    """Make calls fail until the shelter detects an outage."""
     policy = abate.Policy(on=ConnectionError, max_attempts=1, shelter=shelter)
 
     def down():
@@ -382,8 +380,8 @@ def fail(shelter, times=6):
             policy.call(down)
 
 
-def test_a_storm_that_one_has_seen_holds_back_the_others(fleet_sync):
-    """They are told to send nothing, and only one of them probes."""
+def test_an_outage_seen_by_one_member_closes_the_others(fleet_sync):
+    """They send no calls; only one member probes."""
     fleet_syncs, (first, second, third) = shelters(fleet_sync, 3)
     fail(first)
     assert first.state == "probing"
@@ -397,8 +395,8 @@ def test_a_storm_that_one_has_seen_holds_back_the_others(fleet_sync):
     assert sent == []
 
 
-def test_without_the_store_each_shelters_alone(fleet_sync, flaky):
-    """Nobody waits for a word that doesn't come."""
+def test_without_the_store_each_shelter_is_local(fleet_sync, flaky):
+    """A member waits for no advice that cannot come."""
     fleet_syncs, (first, second) = shelters(fleet_sync, 2)
     fail(first)
     for one in fleet_syncs:
@@ -411,8 +409,8 @@ def test_without_the_store_each_shelters_alone(fleet_sync, flaky):
     assert second.state == "recovering"
 
 
-def test_an_answer_of_the_prober_opens_the_doors(fleet_sync):
-    """Step by step: first itself, then those whose place in the line it is."""
+def test_an_answer_to_the_prober_starts_the_recovery(fleet_sync):
+    """The prober recovers first, then the members whose turn it is."""
     fleet_syncs, (first, second) = shelters(fleet_sync, 2)
     fail(first)
     for one in fleet_syncs:
@@ -427,8 +425,8 @@ def test_an_answer_of_the_prober_opens_the_doors(fleet_sync):
     assert sent == [1]
 
 
-def test_a_shelter_in_need_makes_the_courier_hurry(fleet_sync):
-    """A storm is told as soon as may be, not with the next beat."""
+def test_an_outage_is_synced_early(fleet_sync):
+    """A shelter that detects one asks for a sync before the next interval."""
     (one,), (shelter,) = shelters(fleet_sync, 1)
     assert one._soon is False
     fail(shelter)

@@ -1,4 +1,4 @@
-"""A fleet's shelter at its door: what it tells of its dependency, and what it lets through by the forecast."""
+"""A fleet's shelter: what it reports of its dependency, and what it admits by the fleet's advice."""
 
 import random
 from math import inf
@@ -15,11 +15,11 @@ STORM = ShelterAdvice("storm", closed=0.0, probe=False, limit=0.0, members=7)
 RECOVERING = ShelterAdvice("recovering", closed=0.0, probe=False, limit=1.0, members=7)
 CALM = ShelterAdvice("calm", closed=0.0, probe=False, limit=inf, members=7)
 REPLY_VALID = 3.0
-"""Seconds for which a forecast is good."""
+"""Seconds for which advice is valid."""
 
 
 class Busy(Exception):
-    """What a dependency raises that says when to come back."""
+    """An overload error with a hint."""
 
 
 def busy(error):
@@ -27,7 +27,7 @@ def busy(error):
 
 
 class Failing(Exception):
-    """An error that a dependency answers with, as a 500 is."""
+    """An error response, such as a 500."""
 
 
 def failing(error):
@@ -35,21 +35,21 @@ def failing(error):
 
 
 class Member:
-    """One process's shelter, whose door is asked at instants that a test chooses."""
+    """One process's shelter, asked for attempts at instants that a test chooses."""
 
     def __init__(self, fleet_sync):
         self.shelter = FleetShelter(fleet_sync, "orders", rng=random.Random(1))
         self.dispatcher = self.shelter.dispatcher()
         self.began = self.dispatcher.clock.now()
 
-    def told(self, advice):
-        """A journey brings a forecast."""
+    def apply(self, advice):
+        """Apply the advice of a sync."""
         self.began = self.dispatcher.clock.now()
         self.shelter.apply(advice, self.began + REPLY_VALID)
         return self
 
-    def sent(self, after=0.1):
-        """Ask for an attempt so many seconds later: its ticket, or None where it has to wait."""
+    def try_send(self, after=0.1):
+        """Ask for an attempt `after` seconds later; return its permit, or None if it has to wait."""
         now = self.began + after
         answer = self.dispatcher.try_enter(now, now, None, True)
         if isinstance(answer, Waiter):
@@ -67,112 +67,112 @@ def member(fleet_sync):
     return Member(fleet_sync())
 
 
-# -- the forecast
+# -- advice
 
 
-def test_in_a_storm_one_who_does_not_probe_sends_nothing_until_the_next_news(member):
-    """When those don't come, it shelters alone."""
-    member.told(STORM)
+def test_in_an_outage_other_members_send_nothing_until_the_advice_expires(member):
+    """Without new advice the shelter is local again."""
+    member.apply(STORM)
     assert member.shelter.state == "probing"
-    assert member.sent(after=REPLY_VALID - 0.01) is None
-    assert member.sent(after=REPLY_VALID + 0.01) is not None
+    assert member.try_send(after=REPLY_VALID - 0.01) is None
+    assert member.try_send(after=REPLY_VALID + 0.01) is not None
 
 
-def test_in_a_storm_the_prober_sends_one_at_a_time(member):
-    """At once, and for as many processes as there are."""
-    member.told(STORM._replace(probe=True))
+def test_in_an_outage_the_prober_sends_one_at_a_time(member):
+    """It sends at once, and its pauses account for the number of members."""
+    member.apply(STORM._replace(probe=True))
     assert member.shelter.state == "probing"
     assert member.dispatcher.limiter.prober.peers == 7
-    assert member.sent() is not None
-    assert member.sent() is None
+    assert member.try_send() is not None
+    assert member.try_send() is None
 
 
-def test_a_prober_minds_the_hint(member):
-    """A server that has asked everybody to stay away is not probed before that."""
-    member.told(STORM._replace(probe=True, closed=20.0))
-    assert member.sent(after=19.0) is None
-    assert member.sent(after=20.1) is not None
+def test_the_prober_waits_for_the_hint(member):
+    """A server that asked for a pause is not probed before it is over."""
+    member.apply(STORM._replace(probe=True, closed=20.0))
+    assert member.try_send(after=19.0) is None
+    assert member.try_send(after=20.1) is not None
 
 
-def test_a_part_of_exactly_one_is_one(member):
-    """One in flight at a time, and the next as soon as it is answered."""
-    member.told(RECOVERING)
+def test_a_limit_of_one_admits_one_in_flight(member):
+    """The next attempt is admitted as soon as the first is answered."""
+    member.apply(RECOVERING)
     assert member.shelter.state == "calm", "others' failures are not its own"
-    first = member.sent()
+    first = member.try_send()
     assert first is not None
-    assert member.sent() is None
+    assert member.try_send() is None
     member.answered(first)
-    assert member.sent() is not None
+    assert member.try_send() is not None
 
 
 @pytest.mark.parametrize(("limit", "sent"), [(2.0, 2), (2.9, 2), (3.0, 3)])
-def test_a_part_is_the_most_in_flight(member, limit, sent):
-    """Whatever else this process knows."""
-    member.told(RECOVERING._replace(limit=limit))
-    assert sum(member.sent() is not None for _ in range(5)) == sent
+def test_the_advised_limit_bounds_the_calls_in_flight(member, limit, sent):
+    """Fractions are rounded down."""
+    member.apply(RECOVERING._replace(limit=limit))
+    assert sum(member.try_send() is not None for _ in range(5)) == sent
 
 
 @pytest.mark.parametrize("limit", [0.0, 0.5, 0.99])
-def test_less_than_one_is_nothing_until_the_next_news(member, limit):
-    """Its turn has not come; without news it goes on by itself, without a limit of others."""
-    member.told(RECOVERING._replace(limit=limit))
-    assert member.sent(after=REPLY_VALID - 0.01) is None
-    assert [member.sent(after=REPLY_VALID + 0.01) is not None for _ in range(3)] == [True] * 3
+def test_a_limit_below_one_admits_nothing_until_the_advice_expires(member, limit):
+    """Without new advice the remote limit is lifted."""
+    member.apply(RECOVERING._replace(limit=limit))
+    assert member.try_send(after=REPLY_VALID - 0.01) is None
+    assert [member.try_send(after=REPLY_VALID + 0.01) is not None for _ in range(3)] == [True] * 3
 
 
-def test_who_may_send_again_minds_the_hint(member):
-    """While it recovers, and in calm."""
+def test_recovering_and_calm_members_wait_for_the_hint(member):
+    """A hint holds in both states."""
     for advice in (RECOVERING, CALM):
-        member.told(advice._replace(closed=20.0))
-        assert member.sent(after=19.0) is None
-        permit = member.sent(after=20.1)
+        member.apply(advice._replace(closed=20.0))
+        assert member.try_send(after=19.0) is None
+        permit = member.try_send(after=20.1)
         assert permit is not None
         member.answered(permit, after=20.2)
 
 
-@pytest.mark.parametrize("lifted", ["told of calm", "fall_back", "on_close"])
+@pytest.mark.parametrize("lifted", ["calm advice", "fall_back", "on_close"])
 @pytest.mark.parametrize("before", [STORM, RECOVERING, RECOVERING._replace(limit=0.0), CALM._replace(closed=60.0)])
-def test_calm_and_silence_lift_what_was_said(member, before, lifted):
-    """Nothing that others said before holds anybody back."""
-    member.told(before)
+def test_calm_advice_fallback_and_close_lift_remote_limits(member, before, lifted):
+    """The local state stays as it was, and attempts are admitted at once."""
+    member.apply(before)
     state = member.shelter.state
-    if lifted == "told of calm":
-        member.told(CALM)
+    if lifted == "calm advice":
+        member.apply(CALM)
     else:
         getattr(member.shelter, lifted)()
-    assert member.shelter.state == state, "that it is quiet elsewhere is no storm"
+    assert member.shelter.state == state, "lifting a remote limit is no outage"
     assert (member.dispatcher._remote_closed_until, member.dispatcher._remote_limit) == (-inf, inf)
-    first = member.sent()
+    first = member.try_send()
     assert first is not None
     member.answered(first)
-    assert [member.sent() is not None for _ in range(3)] == [True] * 3
+    assert [member.try_send() is not None for _ in range(3)] == [True] * 3
 
 
-def test_who_waits_is_let_in_by_the_forecast(member):
-    """A call that was held back goes with the news, not when it looks again."""
-    member.told(STORM)
+def test_new_advice_admits_a_waiting_call(member):
+    """The waiter gets its permit with the advice, not at its next poll."""
+    member.apply(STORM)
     now = member.began
     waiter = member.dispatcher.try_enter(now, now, None, True)
     assert waiter.answer is None
-    member.told(STORM._replace(probe=True))
+    member.apply(STORM._replace(probe=True))
     assert isinstance(waiter.answer, Permit)
 
 
-# -- the sight
+# -- reports
 
 
-def test_a_newcomer_has_seen_nothing(fleet_sync, flaky):
-    """Its first journey says neither good nor bad."""
-    told = []
+def test_the_first_report_has_no_answers_and_no_failures(fleet_sync, flaky):
+    """A new member reports calm."""
+    reports = []
     flaky.store = type(
-        "Listening", (), {"sync_members": lambda self, member, requests: told.extend(requests) or [CALM]}
+        "Recording", (), {"sync_members": lambda self, member, requests: reports.extend(requests) or [CALM]}
     )()
     FleetShelter(fleet_sync(), "orders")
-    assert [(sight.state, sight.answered, sight.failed, sight.closed) for sight in told] == [("calm", 0, 0, 0.0)]
+    assert [(one.state, one.answered, one.failed, one.closed) for one in reports] == [("calm", 0, 0, 0.0)]
 
 
-def test_a_hint_is_told_with_what_is_left_of_it(member):
-    """Once it was heard, until it is over, whether or not there are calls."""
+def test_a_report_has_the_remaining_seconds_of_a_hint(member):
+    """Until the hint is over, with or without calls."""
     policy = abate.Policy(on=busy, max_attempts=1, shelter=member.shelter)
     now = member.dispatcher.clock.now()
     assert member.shelter.request(now).closed == 0.0
@@ -186,8 +186,8 @@ def test_a_hint_is_told_with_what_is_left_of_it(member):
     assert member.shelter.request(now + 100.0).closed == 0.0
 
 
-def test_errors_that_the_server_answers_with_are_not_told(member):
-    """They may be those of one caller; a process that gets nothing else shelters alone."""
+def test_error_responses_are_not_reported(member):
+    """They may concern one caller; a process that gets only errors closes its own shelter."""
     policy = abate.Policy(on=failing, max_attempts=1, shelter=member.shelter)
     for _ in range(6):
         with pytest.raises((Failing, abate.Refused)), abate.deadline(0.1):
@@ -196,22 +196,22 @@ def test_errors_that_the_server_answers_with_are_not_told(member):
     assert member.shelter.request(member.dispatcher.clock.now()).failed == 0
 
 
-def test_what_was_seen_is_told_once(member):
-    """Answers and failures since the last journey; a process without calls tells of calm."""
+def test_answers_and_failures_are_reported_once(member):
+    """A process without calls since the last report reports calm."""
     down = abate.Policy(on=ConnectionError, max_attempts=1, shelter=member.shelter)
     down.call(lambda: None)
     down.call(lambda: None)
     now = member.began
-    sight = member.shelter.request(now)
-    assert (sight.name, sight.answered, sight.failed) == ("orders", 2, 0)
-    member.dispatcher.failed(member.sent(), now, abate.Backoff(1.0), None, None, False, "orders")
+    report = member.shelter.request(now)
+    assert (report.name, report.answered, report.failed) == ("orders", 2, 0)
+    member.dispatcher.failed(member.try_send(), now, abate.Backoff(1.0), None, None, False, "orders")
     assert member.shelter.request(now)[2:4] == (0, 1)
     assert member.shelter.request(now)[1:4] == ("calm", 0, 0)
 
 
-def test_who_waits_is_concerned(member):
-    """Nothing was seen since the last time, but calls are held back: it may be the one who probes."""
-    member.told(STORM)
+def test_a_member_with_waiting_calls_reports_probing(member):
+    """It saw nothing since the last report, but it may become the prober."""
+    member.apply(STORM)
     now = member.began
     assert member.shelter.request(now).state == "calm"
     waiter = member.dispatcher.try_enter(now, now, None, True)

@@ -1,4 +1,4 @@
-"""The fleet_sync: how often it goes, and whom it keeps alive."""
+"""FleetSync: how often it syncs, its thread, and what it keeps alive."""
 
 import gc
 import sys
@@ -16,26 +16,26 @@ from abate.stores.fleet.messages import BucketRequest
 from abate.stores.fleet.sync import MIN_SYNC_INTERVAL
 
 LIMIT = 30.0
-"""Seconds; nothing here takes as long, it only keeps a broken test from hanging."""
+"""Seconds: keeps a broken test from hanging."""
 
 
 def eventually(condition):
-    """Wait until something is so."""
+    """Wait until the condition holds."""
     end = time.monotonic() + LIMIT
     while not condition():
-        assert time.monotonic() < end, "it never came to pass"
+        assert time.monotonic() < end, "the condition never held"
         time.sleep(0.005)
 
 
-def test_it_goes_by_itself_in_a_thread():
-    """Again and again, as long as there is something to carry."""
+def test_a_thread_syncs_repeatedly():
+    """As long as an object is shared."""
     with open_store("memory:") as store:
         budget = store.budget("orders")
         eventually(lambda: store.fleet_sync.rounds >= 3)
         assert budget.try_withdraw()
 
 
-def test_all_that_a_process_shares_is_one_journey(still):
+def test_one_sync_serves_all_shared_objects(manual_sync):
     """However many budgets, buckets and shelters there are."""
     with open_store("memory:") as store:
         things = [store.budget("a"), store.budget("b"), store.bucket("c", 1.0), store.shelter("d")]
@@ -45,8 +45,8 @@ def test_all_that_a_process_shares_is_one_journey(still):
         del things
 
 
-def test_need_makes_it_hurry_but_not_more_than_twice_a_second():
-    """A storm of refusals is no storm of journeys."""
+def test_refusals_sync_early_but_at_most_twice_a_second():
+    """Many refusals do not cause many syncs."""
     with open_store("memory:") as store:
         budget = store.budget("orders", ratio=0.0, reserve=0.1, window=10.0)
         began, before = time.monotonic(), store.fleet_sync.rounds
@@ -56,8 +56,8 @@ def test_need_makes_it_hurry_but_not_more_than_twice_a_second():
         assert made <= (time.monotonic() - began) / MIN_SYNC_INTERVAL + 1
 
 
-def test_withdrawing_never_waits_for_a_store_that_hangs():
-    """The courier may be stuck on its way; calls are not."""
+def test_withdrawals_never_wait_for_a_store_that_hangs():
+    """Only the sync thread waits."""
     stuck = threading.Event()
 
     class Hanging:
@@ -72,14 +72,14 @@ def test_withdrawing_never_waits_for_a_store_that_hangs():
         for _ in range(1000):
             budget.try_withdraw()
         eventually(lambda: fleet_sync.rounds >= 2)
-        budget._valid_until = 0.0  # what it had is not good any more
+        budget._valid_until = 0.0  # the last reply has expired
         assert budget.balance() == 5.0
         stuck.set()
         fleet_sync.close()
 
 
-def test_something_that_breaks_on_the_way_does_not_end_the_journeys(caplog):
-    """One party's mistake is logged, and the courier goes on."""
+def test_an_error_in_one_shared_object_does_not_end_the_thread(caplog):
+    """It is logged, and syncs go on."""
 
     class Broken:
         mended = False
@@ -105,18 +105,18 @@ def test_something_that_breaks_on_the_way_does_not_end_the_journeys(caplog):
 
 
 def test_closing_ends_the_thread():
-    """Nothing stays behind."""
+    """Budgets of the store work locally afterwards."""
     store = open_store("memory:")
     budget = store.budget("orders")
     thread = store.fleet_sync._thread
     store.close()
     thread.join(LIMIT)
     assert not thread.is_alive()
-    assert budget.try_withdraw(), "what it holds is still its own"
+    assert budget.try_withdraw(), "the budget is local now"
 
 
-def test_what_nobody_uses_any_more_is_not_carried(still):
-    """A budget that is gone leaves by itself."""
+def test_an_unreferenced_budget_is_not_synced(manual_sync):
+    """The sync holds no strong reference to it."""
     with open_store("memory:") as store:
         budget = store.budget("orders")
         gone = weakref.ref(budget)
@@ -126,13 +126,13 @@ def test_what_nobody_uses_any_more_is_not_carried(still):
         store.fleet_sync.sync_once()
 
 
-def test_what_joins_when_the_thread_is_about_to_end_is_carried(monkeypatch):
-    """The last thing that was shared is gone, and the next one comes while the thread looks for it."""
+def test_an_object_shared_as_the_thread_ends_is_synced(monkeypatch):
+    """The last shared object is gone, and a new one joins while the thread checks."""
     monkeypatch.setattr("abate.stores.fleet.sync.SYNC_INTERVAL", 0.01)
     with open_store("memory:") as store:
         kept = []
 
-        class Meeting(Registry):
+        class JoiningRegistry(Registry):
             def alive(self):
                 found = super().alive()
                 if not found and not kept and threading.current_thread() is not threading.main_thread():
@@ -140,7 +140,7 @@ def test_what_joins_when_the_thread_is_about_to_end_is_carried(monkeypatch):
                 return found
 
         fleet_sync = store.fleet_sync
-        fleet_sync._synced = Meeting()
+        fleet_sync._synced = JoiningRegistry()
         budget = store.budget("orders")
         del budget
         gc.collect()
@@ -149,8 +149,8 @@ def test_what_joins_when_the_thread_is_about_to_end_is_carried(monkeypatch):
         eventually(lambda: fleet_sync.rounds > before + 1)
 
 
-def test_without_a_thread_it_is_said_once_and_tried_again(monkeypatch, caplog):
-    """A machine that has no more threads: calls go on, by limits of their own."""
+def test_a_thread_that_cannot_start_is_logged_once_and_retried(monkeypatch, caplog):
+    """Calls go on with local limits."""
     with monkeypatch.context() as poor, open_store("memory:") as store:
         poor.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("no more threads")))
         budget = store.budget("orders", ratio=0.0, reserve=1.0, window=10.0)
@@ -165,7 +165,7 @@ def test_without_a_thread_it_is_said_once_and_tried_again(monkeypatch, caplog):
 
 
 def interrupted(function, handler):
-    """Call a function; before each line of it that lies in the courier's file, a signal handler runs."""
+    """Call a function and run a signal handler before each line of it that lies in sync.py."""
 
     def trace(frame, event, arg):
         if frame.f_code.co_filename != sync_module.__file__:
@@ -186,29 +186,29 @@ def interrupted(function, handler):
         sys.settrace(before)
 
 
-@pytest.mark.parametrize("what", ["sync_soon", "start", "sync_once"])
-def test_a_signal_handler_may_call_from_within_the_courier(what):
-    """At every line of it, in the thread that is there already; nothing waits for itself, and one thread goes."""
+@pytest.mark.parametrize("method", ["sync_soon", "start", "sync_once"])
+def test_a_signal_handler_may_call_the_sync_at_any_line(method):
+    """The interrupted thread does not deadlock."""
     with open_store("memory:") as store:
         fleet_sync = FleetSync(store, "fleet")
         budget = FleetBudget(fleet_sync, "orders", BudgetTerms(0.0, 1.0, 10.0))
-        fleet_sync._thread = None  # as if it had not begun
+        fleet_sync._thread = None  # as before its start
 
         def handler():
             fleet_sync.sync_soon()
             fleet_sync.sync_once()
             budget.try_withdraw()
 
-        thread = threading.Thread(target=interrupted, args=(getattr(fleet_sync, what), handler), daemon=True)
+        thread = threading.Thread(target=interrupted, args=(getattr(fleet_sync, method), handler), daemon=True)
         thread.start()
         thread.join(LIMIT)
-        assert not thread.is_alive(), "it waits for itself"
+        assert not thread.is_alive(), "deadlock"
         assert len(budget._tokens) <= 5
         fleet_sync.close()
 
 
-def test_a_store_closed_by_a_signal_handler_in_mid_journey_is_closed(still):
-    """The journey that it interrupts brings nothing any more."""
+def test_a_store_closed_by_a_signal_handler_during_a_sync_is_closed(manual_sync):
+    """The reply of the interrupted sync is dropped."""
 
     class Closing:
         def sync_members(self, member, requests):
@@ -223,23 +223,23 @@ def test_a_store_closed_by_a_signal_handler_in_mid_journey_is_closed(still):
         budget_of.append(budget)
         budget._fleet_sync.sync_once()
         assert len(budget._tokens) == 0
-        assert budget._valid_until < 0.0, "it goes by its own limits"
+        assert budget._valid_until < 0.0, "local limits apply"
 
 
 @pytest.mark.parametrize("name", ["", 3, "x" * 600])
-def test_odd_names_are_refused(still, name):
-    """A clear error at construction."""
+def test_invalid_names_are_refused(manual_sync, name):
+    """Construction raises an error that says what was expected."""
     with open_store("memory:") as store:
         for make in (store.budget, store.shelter, lambda name: store.bucket(name, 1.0)):
             with pytest.raises((TypeError, ValueError), match="name must be"):
                 make(name)
 
 
-def test_who_is_broken_off_as_it_starts_the_thread_leaves_one_thread(monkeypatch):
-    """The one that was started goes, and if another is started then, one of them ends."""
+def test_an_interrupt_while_the_thread_starts_leaves_one_thread(monkeypatch):
+    """If a second thread is started afterwards, the first one ends."""
     start, made = threading.Thread.start, []
 
-    def broken_off(thread):
+    def interrupted_start(thread):
         start(thread)
         made.append(thread)
         if len(made) == 1:
@@ -251,17 +251,17 @@ def test_who_is_broken_off_as_it_starts_the_thread_leaves_one_thread(monkeypatch
         eventually(lambda: fleet_sync._thread is not None)
         first, fleet_sync._thread = fleet_sync._thread, None
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(threading.Thread, "start", broken_off)
+            patched.setattr(threading.Thread, "start", interrupted_start)
             fleet_sync.start()
         fleet_sync.start()
-        going = fleet_sync._thread
-        eventually(lambda: [one for one in (first, *made) if one.is_alive()] == [going])
+        current = fleet_sync._thread
+        eventually(lambda: [one for one in (first, *made) if one.is_alive()] == [current])
         fleet_sync.close()
         del budget
 
 
-def test_a_fork_by_a_signal_handler_as_the_thread_is_started_keeps_the_child_s_own_lock(monkeypatch):
-    """The child starts a thread of its own."""
+def test_a_fork_by_a_signal_handler_while_the_thread_starts_frees_the_child_s_lock(monkeypatch):
+    """The child can start a thread of its own."""
     with open_store("memory:") as store:
         fleet_sync = FleetSync(store, "memory:")
 

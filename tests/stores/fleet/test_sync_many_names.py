@@ -1,4 +1,4 @@
-"""What a fleet shares costs the same for each name, however many there are: a budget per tenant, thousands of them."""
+"""The cost of a sync per name is constant: a fleet may have thousands of names, such as a budget per tenant."""
 
 import threading
 
@@ -15,70 +15,70 @@ TERMS = BudgetTerms(0.2, 1.0, 10.0)
 
 
 class Counting:
-    """A store that counts what is brought to it."""
+    """A store that records the number of requests of each sync."""
 
     def __init__(self, store):
         self.store = store
-        self.visits = []
+        self.batch_sizes = []
         self.broken = False
 
     def sync_members(self, member, requests):
-        self.visits.append(len(requests))
+        self.batch_sizes.append(len(requests))
         if self.broken:
-            raise StoreUnreachable("it is not there")
+            raise StoreUnreachable("connection refused")
         return self.store.sync_members(member, requests)
 
 
 @pytest.fixture
-def counting(still):
+def counting(manual_sync):
     with open_store("memory:") as store:
         yield Counting(store)
 
 
-def budgets(fleet_sync, many):
-    return [FleetBudget(fleet_sync, f"tenant-{number}", TERMS) for number in range(many)]
+def budgets(fleet_sync, count):
+    return [FleetBudget(fleet_sync, f"tenant-{number}", TERMS) for number in range(count)]
 
 
-def test_what_joins_is_carried_alone(counting):
-    """Not with everything that is there already: that would be a square of the names."""
+def test_a_new_name_is_synced_alone(counting):
+    """Syncing all names for each new one would cost the square of their number."""
     fleet_sync = FleetSync(counting, "fleet")
     made = budgets(fleet_sync, 600)
-    assert counting.visits == [1] * 600
-    assert all(budget.try_withdraw() for budget in made), "each has heard from the store"
+    assert counting.batch_sizes == [1] * 600
+    assert all(budget.try_withdraw() for budget in made), "each has a reply"
 
 
-def test_a_journey_is_made_in_batches(counting):
-    """Each a round trip of its own, so that no store has to answer for thousands of names at once."""
+def test_a_sync_is_made_in_batches(counting):
+    """Each batch is one round trip: no request has thousands of names."""
     fleet_sync = FleetSync(counting, "fleet")
     made = budgets(fleet_sync, 2 * BATCH + 1)
-    del counting.visits[:]
+    del counting.batch_sizes[:]
     fleet_sync.sync_once()
-    assert counting.visits == [BATCH, BATCH, 1]
-    del counting.visits[:]
+    assert counting.batch_sizes == [BATCH, BATCH, 1]
+    del counting.batch_sizes[:]
     fleet_sync.close()
-    assert counting.visits == [BATCH, BATCH, 1]
+    assert counting.batch_sizes == [BATCH, BATCH, 1]
     del made
 
 
-def test_a_store_that_is_not_there_is_asked_once(counting):
-    """Neither the other batches nor those who join wait for it: all go by their own limits."""
+def test_an_unreachable_store_is_asked_once(counting):
+    """After one failed batch, other batches and new names use local limits without waiting."""
     fleet_sync = FleetSync(counting, "fleet")
     made = budgets(fleet_sync, 2 * BATCH)
-    del counting.visits[:]
+    del counting.batch_sizes[:]
     counting.broken = True
     fleet_sync.sync_once()
     late = FleetBudget(fleet_sync, "late", TERMS)
-    assert counting.visits == [BATCH]
+    assert counting.batch_sizes == [BATCH]
     assert all(budget._valid_until < 0.0 for budget in [*made, late])
-    assert late.try_withdraw(), "by its own limits"
+    assert late.try_withdraw(), "local limits apply"
     counting.broken = False
     fleet_sync.sync_once()
     assert not fleet_sync.degraded
     assert all(budget._valid_until > 0.0 for budget in [*made, late])
 
 
-def test_a_batch_that_always_fails_is_a_store_that_fails(counting, caplog):
-    """It is said once, and the courier goes less and less often, though the batches before it are answered."""
+def test_one_failing_batch_makes_the_store_degraded(counting, caplog):
+    """It is logged once and syncs become rarer, though other batches succeed."""
     fleet_sync = FleetSync(counting, "fleet")
     made = budgets(fleet_sync, 2 * BATCH)
     answer = counting.sync_members
@@ -101,34 +101,34 @@ def test_a_batch_that_always_fails_is_a_store_that_fails(counting, caplog):
     del made
 
 
-def test_who_joins_waits_for_one_batch_of_a_journey_and_not_for_all(counting, monkeypatch):
-    """The journey goes on between the batches of others."""
+def test_a_new_name_waits_for_one_batch_of_a_sync_only(counting, monkeypatch):
+    """It is synced between two batches."""
     fleet_sync = FleetSync(counting, "fleet")
     made = budgets(fleet_sync, 3 * BATCH)
-    del counting.visits[:]
+    del counting.batch_sizes[:]
     within, joined = threading.Event(), threading.Event()
-    visit = fleet_sync._sync_batch
+    sync_batch = fleet_sync._sync_batch
 
-    def slowly(parties):
-        found = visit(parties)
-        if len(parties) > 1 and not joined.is_set():
+    def slowly(synced):
+        found = sync_batch(synced)
+        if len(synced) > 1 and not joined.is_set():
             within.set()
             assert joined.wait(30.0)
         return found
 
     monkeypatch.setattr(fleet_sync, "_sync_batch", slowly)
-    journey = threading.Thread(target=fleet_sync.sync_once)
-    journey.start()
+    sync = threading.Thread(target=fleet_sync.sync_once)
+    sync.start()
     assert within.wait(30.0)
     late = FleetBudget(fleet_sync, "late", TERMS)
     joined.set()
-    journey.join(30.0)
-    assert counting.visits == [BATCH, 1, BATCH, BATCH]
+    sync.join(30.0)
+    assert counting.batch_sizes == [BATCH, 1, BATCH, BATCH]
     del made, late
 
 
-def test_a_courier_that_takes_long_rests_as_long(counting, monkeypatch, caplog):
-    """So it never takes more than half of the time; what it brought is good until the journey after the next."""
+def test_a_slow_sync_pauses_as_long_as_it_took(counting, monkeypatch, caplog):
+    """It is busy at most half of the time, and replies are valid until the second next sync."""
     fleet_sync = FleetSync(counting, "fleet")
     (budget,) = budgets(fleet_sync, 1)
     instant = [1000.0]
@@ -150,22 +150,22 @@ def test_a_courier_that_takes_long_rests_as_long(counting, monkeypatch, caplog):
     assert caplog.text.count("syncing 1 names takes 4.0 s") == 1
     waited = []
 
-    class News:
+    class WakeQueue:
         def get(self, timeout):
             waited.append(timeout)
             instant[0] += timeout
 
-    monkeypatch.setattr(fleet_sync, "_wake_queue", News())
+    monkeypatch.setattr(fleet_sync, "_wake_queue", WakeQueue())
     assert fleet_sync.wait()
     assert sum(waited) == 4.0 > SYNC_INTERVAL * 1.25
 
 
-def test_the_work_of_sqlite_grows_with_the_names_and_not_with_their_square(still):
-    """Counted in the steps of its virtual machine."""
+def test_the_work_of_sqlite_grows_linearly_with_the_names(manual_sync):
+    """Counted in steps of its virtual machine."""
 
-    def steps(many):
+    def steps(count):
         with open_store("memory:") as store:
-            made = budgets(store.fleet_sync, many)
+            made = budgets(store.fleet_sync, count)
             counted = [0]
 
             def step():
@@ -180,8 +180,8 @@ def test_the_work_of_sqlite_grows_with_the_names_and_not_with_their_square(still
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_thousand_names_are_shared(still, tmp_path, kind):
-    """On every store, in one journey that all of them hear from."""
+def test_a_thousand_names_are_synced_in_one_round(manual_sync, tmp_path, kind):
+    """Every store replies to all of them."""
     with open_store(STORES[kind](tmp_path)) as store:
         made = [store.budget(f"tenant-{number}", reserve=1.0) for number in range(1000)]
         store.fleet_sync.sync_once()
