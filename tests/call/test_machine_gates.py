@@ -71,7 +71,7 @@ def test_a_refused_first_attempt_raises_refused(make, scripted_gate, budget, aba
     call = make(scripted_gate(False, name="front"))
     with pytest.raises(Refused) as caught:
         call.begin()
-    assert (str(caught.value), caught.value.gate) == ("front refused: it is shut", "front")
+    assert (str(caught.value), caught.value.gate) == ("front refused: it is closed", "front")
     assert caught.value.__notes__ == ["abate: orders gave up after 0 attempts: budget"]
     assert abate_events == [BudgetRefused("orders", "front", 0)]
     assert (budget.requested, budget.refunded) == (0, 0)

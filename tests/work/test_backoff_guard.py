@@ -70,7 +70,7 @@ def test_each_early_attempt_withdraws_one_token():
         assert (tried, budget.balance()) == (2, 0.0)
 
 
-@pytest.mark.parametrize("verdict", [Done(), Done(failed_before=5.0), Bury("permanent", "no"), Back(60.0, touched=False)])
+@pytest.mark.parametrize("verdict", [Done(), Done(again=5.0), Bury("permanent", "no"), Back(60.0, touched=False)])
 def test_a_verdict_that_is_not_a_failure_ends_the_backoff(verdict):
     """Success, burial and an untouched return all clear the recorded backoff."""
     guard = BackoffGuard(Budget(**EMPTY))

@@ -648,7 +648,7 @@ def test_keys_that_a_resync_forgets_are_said_to_be(monkeypatch, caplog):
     assert "remembers 3 keys, and forgets the oldest for more" in caplog.text
 
 
-def test_keys_are_remembered_by_several_threads_at_once(monkeypatch, short_turns):
+def test_keys_are_remembered_by_several_threads_at_once(monkeypatch, start_thread):
     """Nobody is told that a dict has changed."""
     monkeypatch.setattr("abate.work.resync_keys.MAX_KNOWN", 3)
     reconcile = looking([], resync=10.0, capacity=None)
@@ -659,8 +659,8 @@ def test_keys_are_remembered_by_several_threads_at_once(monkeypatch, short_turns
         for key in range(first, first + 500):
             reconcile.add(key)
 
-    for worker in [short_turns(add, 1000 * number) for number in range(4)]:
-        worker.answer()
+    for worker in [start_thread(add, 1000 * number) for number in range(4)]:
+        worker.result()
     assert len(reconcile._known.list()) <= 10
 
 

@@ -11,7 +11,7 @@ PRODUCERS, CONSUMERS, HOT = 8, 8, 12
 
 
 @pytest.mark.parametrize("capacity", [None, 4])
-def test_no_key_is_lost_and_none_is_in_two_hands(short_turns, capacity):
+def test_no_key_is_lost_and_none_is_in_two_hands(start_thread, capacity):
     """After each add a handling begins that sees it, of hot keys that eight threads add and eight handle."""
     keys = WorkQueue(capacity, backoff=[0.0001])
     wanted = [[0] * PRODUCERS for _ in range(HOT)]  # of each key, what each producer has asked for
@@ -46,15 +46,15 @@ def test_no_key_is_lost_and_none_is_in_two_hands(short_turns, capacity):
             hands[key].release()
             keys.done(key)
 
-    consumers = [short_turns(consume) for _ in range(CONSUMERS)]
-    producers = [short_turns(produce, place) for place in range(PRODUCERS)]
+    consumers = [start_thread(consume) for _ in range(CONSUMERS)]
+    producers = [start_thread(produce, place) for place in range(PRODUCERS)]
     for producer in producers:
-        producer.answer()
+        producer.result()
     while keys.delayed:
         threading.Event().wait(0.0001)
     keys.drain()
     for consumer in consumers:
-        consumer.answer()
+        consumer.result()
     assert seen == wanted
     assert len(handled) == CONSUMERS
     assert (len(keys), keys.in_hand, keys.delayed) == (0, 0, 0)
@@ -62,7 +62,7 @@ def test_no_key_is_lost_and_none_is_in_two_hands(short_turns, capacity):
     assert not keys._watchers
 
 
-def test_no_key_starves_among_hot_ones(short_turns):
+def test_no_key_starves_among_hot_ones(start_thread):
     """A cold key of the lowest priority is handled while eight threads keep hot ones of a higher coming."""
     keys = WorkQueue()
     cold, over = threading.Event(), threading.Event()
@@ -82,19 +82,19 @@ def test_no_key_starves_among_hot_ones(short_turns):
                 cold.set()
             keys.done(key)
 
-    threads = [short_turns(consume) for _ in range(CONSUMERS)]
-    threads += [short_turns(produce, place) for place in range(PRODUCERS)]
+    threads = [start_thread(consume) for _ in range(CONSUMERS)]
+    threads += [start_thread(produce, place) for place in range(PRODUCERS)]
     keys.add("cold")
     assert cold.wait(30.0), "it starves"
     over.set()
     for thread in threads[CONSUMERS:]:
-        thread.answer()
+        thread.result()
     keys.shutdown()
     for thread in threads[:CONSUMERS]:
-        thread.answer()
+        thread.result()
 
 
-def test_every_add_of_many_threads_is_counted(short_turns):
+def test_every_add_of_many_threads_is_counted(start_thread):
     """Also those of a key that is ready, which take no lock; what is not coalesced has been taken, or waits."""
     keys, taken, each = WorkQueue(), [], 3000
 
@@ -109,10 +109,10 @@ def test_every_add_of_many_threads_is_counted(short_turns):
                 keys.done(key)
 
     over = threading.Event()
-    consumer = short_turns(consume)
-    for producer in [short_turns(produce) for _ in range(PRODUCERS)]:
-        producer.answer()
+    consumer = start_thread(consume)
+    for producer in [start_thread(produce) for _ in range(PRODUCERS)]:
+        producer.result()
     over.set()
-    consumer.answer()
+    consumer.result()
     assert keys.adds == PRODUCERS * each
     assert keys.adds - keys.coalesced == len(taken) + len(keys)

@@ -140,38 +140,38 @@ def test_shutdown_delivers_what_is_ready_and_nothing_of_later(kind):
         lambda keys: keys.add_rate_limited("a"),
     ],
 )
-def test_a_thread_that_waits_is_woken(in_line, wake):
+def test_a_thread_that_waits_is_woken(start_waiter, wake):
     """By a key, or by one that comes earlier than what it waits for."""
     keys = WorkQueue(backoff=[0.001])
     keys.add_after("later", 3600.0)
-    worker = in_line(keys._getters, keys.get, timeout=1800.0)
+    worker = start_waiter(keys._getters, keys.get, timeout=1800.0)
     wake(keys)
-    assert worker.answer() == "a"
+    assert worker.result() == "a"
 
 
-def test_a_thread_that_waits_is_woken_by_done(in_line):
+def test_a_thread_that_waits_is_woken_by_done(start_waiter):
     """Where the key was added meanwhile."""
     keys = WorkQueue()
     keys.add("a")
     keys.get()
-    worker = in_line(keys._getters, keys.get)
+    worker = start_waiter(keys._getters, keys.get)
     keys.add("a")
     assert len(keys._getters) == 1
     keys.done("a")
-    assert worker.answer() == "a"
+    assert worker.result() == "a"
 
 
-def test_one_add_wakes_one(in_line, settled, monkeypatch):
+def test_one_add_wakes_one(start_waiter, wait_until, monkeypatch):
     """The others go on waiting, and do not wake one another."""
     rings = []
     ring = work_queue.ThreadWakeup.notify
     monkeypatch.setattr(work_queue.ThreadWakeup, "notify", lambda bell: (rings.append(bell), ring(bell)))
     keys = WorkQueue()
-    workers = [in_line(keys._getters, keys.get) for _ in range(4)]
+    workers = [start_waiter(keys._getters, keys.get) for _ in range(4)]
     keys.add("a")
-    assert workers[0].answer() == "a"
+    assert workers[0].result() == "a"
     keys.add("b")
-    assert workers[1].answer() == "b"
+    assert workers[1].result() == "b"
     assert len(keys._getters) == 2
     assert len(rings) == 2
     keys.done("a")
@@ -179,68 +179,68 @@ def test_one_add_wakes_one(in_line, settled, monkeypatch):
     keys.shutdown()
     for worker in workers[2:]:
         with pytest.raises(ShutDown):
-            worker.answer()
+            worker.result()
 
 
-def test_those_who_wait_hear_of_the_end(in_line, settled):
+def test_those_who_wait_hear_of_the_end(start_waiter, wait_until):
     """When what is in hand is done; until then it could come back."""
     keys = WorkQueue()
     keys.add("a")
     keys.get()
-    workers = [in_line(keys._getters, keys.get) for _ in range(3)]
+    workers = [start_waiter(keys._getters, keys.get) for _ in range(3)]
     keys.add("a")
     keys.shutdown()
-    settled(lambda: len(keys._getters) == 3)
+    wait_until(lambda: len(keys._getters) == 3)
     keys.done("a")
-    settled(lambda: keys.in_hand == 1)
-    settled(lambda: len(keys._getters) == 2)
+    wait_until(lambda: keys.in_hand == 1)
+    wait_until(lambda: len(keys._getters) == 2)
     keys.done("a")
     ends = []
     for worker in workers:
         try:
-            ends.append(worker.answer())
+            ends.append(worker.result())
         except ShutDown:
             ends.append(ShutDown)
     assert sorted(ends, key=str) == sorted(["a", ShutDown, ShutDown], key=str)
 
 
-def test_a_drain_ends_when_all_is_done(in_line):
+def test_a_drain_ends_when_all_is_done(start_waiter):
     """Not while a key waits, nor while one is in hand."""
     keys = WorkQueue()
     for key in "ab":
         keys.add(key)
-    drain = in_line(keys._watchers, keys.drain)
+    drain = start_waiter(keys._watchers, keys.drain)
     for _ in range(2):
         key = keys.get()
         assert drain.thread.is_alive()
         keys.done(key)
-    drain.answer()
+    drain.result()
     with pytest.raises(ShutDown):
         keys.get()
 
 
 @pytest.mark.parametrize("room", ["get", "cancel"])
-def test_a_put_that_waits_is_woken_by_room(in_line, room):
+def test_a_put_that_waits_is_woken_by_room(start_waiter, room):
     """When a key is taken, not only when it is done; or when one of later is cancelled."""
     keys = WorkQueue(capacity=1)
     if room == "get":
         keys.add("a")
     else:
         keys.add_after("a", 3600.0)
-    put = in_line(keys._watchers, keys.put, "b", timeout=1800.0)
+    put = start_waiter(keys._watchers, keys.put, "b", timeout=1800.0)
     assert keys.get() == "a" if room == "get" else keys.cancel("a")
-    put.answer()
+    put.result()
     assert keys.get() == "b"
 
 
-def test_a_put_that_waits_hears_of_the_end(in_line):
+def test_a_put_that_waits_hears_of_the_end(start_waiter):
     """It is not added any more."""
     keys = WorkQueue(capacity=1)
     keys.add("a")
-    put = in_line(keys._watchers, keys.put, "b")
+    put = start_waiter(keys._watchers, keys.put, "b")
     keys.shutdown()
     with pytest.raises(ShutDown):
-        put.answer()
+        put.result()
     assert keys._watchers == []
 
 
@@ -251,13 +251,13 @@ class Unsteady(work_queue.ThreadWakeup):
         raise KeyboardInterrupt
 
 
-def test_what_an_interrupted_thread_was_woken_for_is_for_the_next(in_line, monkeypatch):
+def test_what_an_interrupted_thread_was_woken_for_is_for_the_next(start_waiter, monkeypatch):
     """The key that it would have had wakes another."""
     keys = WorkQueue()
 
     class Rung(Unsteady):
         def wait(self, clock, seconds):
-            worker = in_line(keys._getters, keys.get)
+            worker = start_waiter(keys._getters, keys.get)
             keys.add("a")  # rings this one
             assert len(keys._getters) == 1
             workers.append(worker)
@@ -268,7 +268,7 @@ def test_what_an_interrupted_thread_was_woken_for_is_for_the_next(in_line, monke
     monkeypatch.setattr(work_queue, "ThreadWakeup", lambda: next(bells)())
     with pytest.raises(KeyboardInterrupt):
         keys.get()
-    assert workers[0].answer() == "a"
+    assert workers[0].result() == "a"
 
 
 def test_a_shutdown_may_wait_for_what_is_in_hand():
@@ -292,21 +292,21 @@ def test_a_shutdown_may_wait_for_what_is_in_hand():
     assert over.is_set()
 
 
-def test_a_batch_makes_room_and_leaves_the_rest_to_others(in_line):
+def test_a_batch_makes_room_and_leaves_the_rest_to_others(start_waiter):
     """Who waits to put a key is woken, and who waits for one is not left beside one that is ready."""
     keys = WorkQueue(capacity=2)
     keys.add("a")
     keys.add("b")
-    put = in_line(keys._watchers, keys.put, "c")
+    put = start_waiter(keys._watchers, keys.put, "c")
     assert keys.take(1) == ["a"]
-    put.answer()
+    put.result()
     assert keys.take(5) == ["b", "c"]
-    worker = in_line(keys._getters, keys.get)
+    worker = start_waiter(keys._getters, keys.get)
     keys.add("d")
-    assert worker.answer() == "d"
+    assert worker.result() == "d"
 
 
-def test_those_in_a_loop_that_is_over_are_passed_over(in_line):
+def test_those_in_a_loop_that_is_over_are_passed_over(start_waiter):
     """A key is not kept for a task that will never run again."""
     keys = AsyncWorkQueue()
     loop = asyncio.new_event_loop()
@@ -314,8 +314,8 @@ def test_those_in_a_loop_that_is_over_are_passed_over(in_line):
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
     assert len(keys._getters) == 3
-    worker = in_line(keys._getters, lambda: asyncio.run(keys.get()))
+    worker = start_waiter(keys._getters, lambda: asyncio.run(keys.get()))
     keys.add("a")
-    assert worker.answer() == "a"
+    assert worker.result() == "a"
     for task in lost:
         task._log_destroy_pending = False  # that they are left behind is the point

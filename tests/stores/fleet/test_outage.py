@@ -243,7 +243,7 @@ def test_until_every_member_has_one_the_limit_may_double(limit, base, grown):
 
 def test_recovery_ends_at_eight_in_flight_for_each_member():
     """At 31.9 for four members it goes on, at 32 it is calm."""
-        for limit, state in ((31.9, "recovering"), (32.0, "calm")):
+    for limit, state in ((31.9, "recovering"), (32.0, "calm")):
         known, advice = update(recovering(limit, base=limit), NOTHING, "a", ALL_WELL, 100.5)
         assert (known.state, advice.state) == (state, state)
 
