@@ -181,6 +181,21 @@ def test_late_failures_from_before_the_trip_do_not_trip_it_again():
     assert breaker.seconds_until_half_open() == 20.0
 
 
+def test_a_cancelled_attempt_from_before_the_trip_is_forgotten():
+    """Of two in flight at the trip one is cancelled: one late failure is ignored, and the next is the trial's."""
+    breaker, clock = make(min_calls=1, pause=10.0, rng=Middle())
+    for _ in range(3):
+        assert breaker.enter(False) is None
+    breaker.failed(False)
+    breaker.leave(None)
+    clock.advance(10.0)
+    assert breaker.enter(False) is None
+    breaker.failed(False)
+    assert breaker.seconds_until_half_open() == 0.0
+    breaker.failed(False)
+    assert breaker.seconds_until_half_open() == 20.0
+
+
 def test_a_refusal_says_why():
     """The error says how long the breaker stays open, or that a trial is in flight."""
     breaker, clock = make(min_calls=1, pause=30.0, rng=Middle(), name="api")

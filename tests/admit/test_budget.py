@@ -189,6 +189,23 @@ def test_an_event_at_the_border_of_two_slots_counts_in_the_later_one():
     assert (deposited.balance(), withdrawn.balance(), told.balance()) == (0, SLOTS, SLOTS)
 
 
+@pytest.mark.parametrize("reading", [1, 2])
+def test_a_refund_in_the_middle_of_a_withdrawal_counts_once(reading):
+    """A withdrawal reads the clock twice; a refund that interrupts either reading allows exactly one more."""
+    readings, interruptions = [], {}
+
+    def clock():
+        readings.append(0.0)
+        interruptions.pop(len(readings), int)()
+        return 0.0
+
+    budget = Budget(ratio=0.0, reserve=0.1, window=10.0, clock=clock)
+    assert [budget.try_withdraw(), budget.try_withdraw()] == [True, False]
+    interruptions[len(readings) + reading] = budget.refund
+    assert sorted([budget.try_withdraw(), budget.try_withdraw()]) == [False, True]
+    assert interruptions == {}
+
+
 def test_a_refund_without_a_withdrawal_adds_nothing():
     """The balance does not change."""
     budget = Budget(ratio=0, reserve=0.1, window=10, clock=VirtualClock())
