@@ -48,7 +48,7 @@ def start(url):
 
 
 def test_killed_workers_lose_no_message_and_no_lease_overlaps(kind, url, tmp_path):
-    """Each message is handled; it is redelivered only after its lease has expired, and not after a `done` was accepted."""
+    """Each message is handled; it is redelivered only after its lease expired, and not after a `done` was accepted."""
     count = MESSAGES[kind]
     outcome, kills, _ = process_while_killing(tmp_path, count, LEASE, PAUSE[kind], guard=2 * GUARD, url=url)
     assert set(outcome.handlings) == {f"key-{n}" for n in range(count)}
@@ -118,8 +118,8 @@ WRONG_CLOCK = """if True:
 def test_a_wrong_clock_of_a_worker_does_not_affect_leases_and_delays(queue, start, offset):
     """Leases and delays use the server's clock, or the machine's monotonic one, not `time.time` of the worker.
 
-    A worker whose clock is an hour ahead or behind receives no delayed message early, and its own delays and leases last
-    as long as configured.
+    A worker whose clock is an hour ahead or behind receives no delayed message early, and its own delays and leases
+    last as long as configured.
     """
     queue.add("a")
     queue.add("much later", after=1800.0)

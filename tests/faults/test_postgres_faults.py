@@ -34,7 +34,7 @@ def cluster(tmp_path_factory):
 
 
 class Traffic:
-    """Threads that add and process messages during a fault of the server; records the acknowledged operations in order."""
+    """Threads that add and process messages during a fault of the server; records acknowledged operations in order."""
 
     def __init__(self, url):
         self.store = open_store(url)
@@ -134,8 +134,10 @@ def test_acknowledged_operations_survive_a_crash_of_the_server(cluster, inject):
 
 
 def test_a_frozen_server_blocks_no_caller(cluster):
-    """Every operation raises `StoreError` after the timeout, on open and new connections; budgets use local limits until
-    the server is back; a lease that expired meanwhile is lost."""
+    """Every operation raises `StoreError` after the timeout, on open and new connections.
+
+    Budgets use local limits until the server is back. A lease that expired meanwhile is lost.
+    """
     url = f"{cluster.url}?schema=frozen&timeout=0.3"
     with open_store(url) as store:
         queue = store.queue("work", lease=0.5)

@@ -84,7 +84,7 @@ def test_workers_survive_restarts_of_the_server(valkey):
 
 
 def test_a_stopped_server_times_out_and_leases_expire(valkey):
-    """Every operation raises `StoreError` after the timeout; leases expire meanwhile, and the messages are redelivered."""
+    """Every operation raises `StoreError` after the timeout; leases expire meanwhile, and messages are redelivered."""
     with open_store(f"{valkey.url}?timeout=1") as store:
         queue = store.queue("work", lease=3.0)
         queue.add("a")

@@ -32,7 +32,7 @@ def test_due_keys_are_popped_in_order(steps, page):
                 table.add(due)
                 entries.append(due)
             elif step == "remove" and entries:
-                table.remove(entries.pop(value %  len(entries)))
+                table.remove(entries.pop(value % len(entries)))
             elif step == "pop":
                 expected = sorted((due for due in entries if due[0] <= value), key=lambda due: due[:2])
                 assert table.pop(value) == expected

@@ -13,7 +13,7 @@ import abate
 from abate import Backoff, CircuitBreaker, PermanentFailure, Recoverable, events
 from abate.testing import VirtualClock
 from abate.work import Back, Bury, Done, Message
-from tests.work.fake_source import PlainFakeSource, FakeSource, messages
+from tests.work.fake_source import FakeSource, PlainFakeSource, messages
 
 
 def work(handle, source, **settings):

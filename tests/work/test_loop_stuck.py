@@ -17,7 +17,7 @@ from abate.testing import VirtualClock
 from abate.work import Back, Done, Message, source_client
 from abate.work import loop as loops
 from abate.work import thread_pool as crews
-from tests.work.fake_source import PlainFakeSource, FakeSource, messages
+from tests.work.fake_source import FakeSource, PlainFakeSource, messages
 
 
 async def served(consumer, source, body, **options):

@@ -248,7 +248,11 @@ def test_a_child_does_not_report_its_parent_s_counts(manual_sync, local):
     bucket.try_acquire(5)
 
     def reported():
-        budget_request, report, bucket_request = budget.request(0.0), shelter.request(0.0), bucket.request(time.monotonic())
+        budget_request, report, bucket_request = (
+            budget.request(0.0),
+            shelter.request(0.0),
+            bucket.request(time.monotonic()),
+        )
         return budget_request.earned, report.answered, bucket_request.wanted > 0
 
     def child():
