@@ -1,7 +1,7 @@
 """Breaks the source on purpose, one small change at a time, and lists the changes that no test noticed.
 
     make mutation                                                # every change to schedule/ and admit/
-    python benchmarks/mutation.py stores/fleet/outage.py        # every change to this file
+    python benchmarks/mutation.py stores/fleet/shelter_rules.py        # every change to this file
     python benchmarks/mutation.py --sample 160 --seed 1          # some changes to call/, work/, stores/, observe/
 
 A file is put to its own tests (they mirror the source), in a sample to the others of its folder after that. A change is

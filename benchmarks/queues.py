@@ -15,6 +15,8 @@ import time
 import tracemalloc
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -81,52 +83,55 @@ def coalesced() -> float:
     return ratio({"abate": loop("add(1)", add=ours.add), "plain": loop("add(1)", add=theirs.add)})
 
 
-def hot(ours: bool) -> tuple[float, int, bool]:
-    """Seconds for a million adds of a thousand keys, how many were handled, and whether one was lost."""
-    keys: WorkQueue[int] = WorkQueue()
-    plain: Queue[int | None] = Queue()
-    wanted = [[0] * HOT for _ in range(PRODUCERS)]
-    seen = [[0] * HOT for _ in range(PRODUCERS)]
-    handled = [0] * CONSUMERS
+class HotKeys:
+    """Threads that add a few keys very often, and threads that handle them, with either queue."""
 
-    def produce(place: int) -> None:
-        mine, rng = wanted[place], random.Random(place)
+    def __init__(self) -> None:
+        self.wanted = [[0] * HOT for _ in range(PRODUCERS)]
+        self.seen = [[0] * HOT for _ in range(PRODUCERS)]
+        self.handled = [0] * CONSUMERS
+        self.ready = threading.Barrier(PRODUCERS + CONSUMERS + 1)
+
+    def produce(self, place: int, add: Callable[[int], object]) -> None:
+        mine, rng = self.wanted[place], random.Random(place)
         choices = [rng.randrange(HOT) for _ in range(ADDS // PRODUCERS)]
-        add = keys.add if ours else plain.put
-        ready.wait()
+        self.ready.wait()
         for n, key in enumerate(choices, 1):
             mine[key] = n
             add(key)
 
-    def handle(key: int) -> None:
-        for place in range(PRODUCERS):
-            seen[place][key] = max(seen[place][key], wanted[place][key])
+    def handle(self, place: int, key: int) -> None:
+        for seen, wanted in zip(self.seen, self.wanted, strict=True):
+            seen[key] = max(seen[key], wanted[key])
+        self.handled[place] += 1
 
-    def consume_plain(place: int) -> None:
-        ready.wait()
+    def consume_plain(self, place: int, plain: Queue[int | None]) -> None:
+        self.ready.wait()
         while (key := plain.get()) is not None:
-            handle(key)
-            handled[place] += 1
+            self.handle(place, key)
             plain.task_done()
 
-    def consume_ours(place: int) -> None:
-        ready.wait()
-        while True:
-            try:
+    def consume_ours(self, place: int, keys: WorkQueue[int]) -> None:
+        self.ready.wait()
+        with suppress(ShutDown):
+            while True:
                 key = keys.get()
-            except ShutDown:
-                return
-            handle(key)
-            handled[place] += 1
-            keys.done(key)
+                self.handle(place, key)
+                keys.done(key)
 
-    ready = threading.Barrier(PRODUCERS + CONSUMERS + 1)
-    producers = [threading.Thread(target=produce, args=(place,)) for place in range(PRODUCERS)]
-    consume = consume_ours if ours else consume_plain
+
+def hot(ours: bool) -> tuple[float, int, bool]:
+    """Seconds for a million adds of a thousand keys, how many were handled, and whether one was lost."""
+    run = HotKeys()
+    keys: WorkQueue[int] = WorkQueue()
+    plain: Queue[int | None] = Queue()
+    add = keys.add if ours else plain.put
+    consume = partial(run.consume_ours, keys=keys) if ours else partial(run.consume_plain, plain=plain)
+    producers = [threading.Thread(target=run.produce, args=(place, add)) for place in range(PRODUCERS)]
     consumers = [threading.Thread(target=consume, args=(place,)) for place in range(CONSUMERS)]
     for thread in (*producers, *consumers):
         thread.start()
-    ready.wait()
+    run.ready.wait()
     start = time.perf_counter()
     for thread in producers:
         thread.join()
@@ -137,7 +142,7 @@ def hot(ours: bool) -> tuple[float, int, bool]:
             plain.put(None)
     for thread in consumers:
         thread.join()
-    return time.perf_counter() - start, sum(handled), seen != wanted
+    return time.perf_counter() - start, sum(run.handled), run.seen != run.wanted
 
 
 def kept_waiting() -> float:

@@ -505,64 +505,66 @@ class OtherFull(abate.QueueFull):
     """What a handler raises that adds to another queue, which is full."""
 
 
+class Keys(cases.Case):
+    """A work queue with keys in every state, and every operation on it."""
+
+    def make(self):
+        self.clock = VirtualClock(start=100.0)
+        self.queue = abate.WorkQueue(clock=self.clock)
+        self.queue.add("one")
+        self.queue.add("two", priority=1)
+        self.queue.add_after("later", 5.0)
+        self.queue.add_after("due", -1.0)
+        self.queue.add("held")
+        self.held = []
+        while "held" not in self.held:
+            self.held.append(self.queue.get(0.0))
+        for key in self.held[:-1]:
+            self.queue.done(key)
+            self.queue.add(key)
+        self.held = ["held"]
+        self.queue.add("held")  # comes back when it is done
+        self.clock.advance(6.0)
+
+    def do_get(self):
+        self.held.append(self.queue.get(0.0))
+
+    def do_take(self):
+        self.held += self.queue.take(2)
+
+    def do_add(self):
+        self.queue.add("later", priority=2)
+
+    def do_put(self):
+        self.queue.put("later", priority=2)
+
+    def do_raise(self):
+        self.queue.add("one", priority=3)
+
+    def do_put_off(self):
+        self.queue.add_rate_limited("one")
+
+    def do_done(self):
+        self.queue.done("held")
+
+    def check(self):
+        queue = self.queue
+        queue._section.run_deferred()
+        cases.quiet(queue._section)
+        assert set(self.held) <= set(queue._keys.in_hand) | {"held"}
+        assert set(queue._keys.in_hand) <= set(self.held)
+        for key in list(queue._keys.in_hand):
+            queue.done(key)
+        self.clock.advance(1000.0)
+        rest = set(guarded(lambda: queue.take(100)))
+        assert rest | set(self.held) == {"one", "two", "later", "due", "held"}
+        assert "held" in rest
+        assert queue.delayed == 0
+
+
 @pytest.mark.parametrize("raised", [Interrupted, LateValue, OtherFull])
 def test_a_key_is_never_lost(raised):
     """Whoever is broken off as it takes a key has not taken it; whatever was planned or added comes."""
-
-    class Keys(cases.Case):
-        def make(self):
-            self.clock = VirtualClock(start=100.0)
-            self.queue = abate.WorkQueue(clock=self.clock)
-            self.queue.add("one")
-            self.queue.add("two", priority=1)
-            self.queue.add_after("later", 5.0)
-            self.queue.add_after("due", -1.0)
-            self.queue.add("held")
-            self.held = []
-            while "held" not in self.held:
-                self.held.append(self.queue.get(0.0))
-            for key in self.held[:-1]:
-                self.queue.done(key)
-                self.queue.add(key)
-            self.held = ["held"]
-            self.queue.add("held")  # comes back when it is done
-            self.clock.advance(6.0)
-
-        def do_get(self):
-            self.held.append(self.queue.get(0.0))
-
-        def do_take(self):
-            self.held += self.queue.take(2)
-
-        def do_add(self):
-            self.queue.add("later", priority=2)
-
-        def do_put(self):
-            self.queue.put("later", priority=2)
-
-        def do_raise(self):
-            self.queue.add("one", priority=3)
-
-        def do_put_off(self):
-            self.queue.add_rate_limited("one")
-
-        def do_done(self):
-            self.queue.done("held")
-
-        def check(self):
-            queue = self.queue
-            queue._section.run_deferred()
-            cases.quiet(queue._section)
-            assert set(self.held) <= set(queue._keys.in_hand) | {"held"}
-            assert set(queue._keys.in_hand) <= set(self.held)
-            for key in list(queue._keys.in_hand):
-                queue.done(key)
-            self.clock.advance(1000.0)
-            rest = set(guarded(lambda: queue.take(100)))
-            assert rest | set(self.held) == {"one", "two", "later", "due", "held"}
-            assert "held" in rest
-            assert queue.delayed == 0
-
     for operation in Keys.operations():
         try:
             raised_at_every_point(Keys, lambda thing, name=operation: thing.do(name), error=raised)

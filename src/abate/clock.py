@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol, cast
 
 from abate.errors import AttemptTimeout
-from abate.redact import shown
+from abate.redact import short_repr
 from abate.scopes import Scope, Scopes
 
 
@@ -245,7 +245,9 @@ def as_clock(clock: Clock | Callable[[], float] | None) -> Clock | None:
         return cast("Clock | None", clock)
     if callable(clock) and not isinstance(clock, type):
         return cast("Clock", _FunctionClock(clock))
-    raise TypeError(f"clock must have now() and sleep(), or be a function that returns the time, not {shown(clock)}")
+    raise TypeError(
+        f"clock must have now() and sleep(), or be a function that returns the time, not {short_repr(clock)}"
+    )
 
 
 def in_trio() -> bool:

@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from abate.frozen import Frozen
-from abate.redact import line, shown
+from abate.redact import one_line, short_repr
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,7 +37,7 @@ class Refused(AbateError):
     """
 
     def __init__(self, gate: str, why: str) -> None:
-        super().__init__(f"{line(gate)} refused: {why}")
+        super().__init__(f"{one_line(gate)} refused: {why}")
         self.gate = gate
         self.why = why
 
@@ -63,7 +63,7 @@ class Report(Frozen):
 
     def __str__(self) -> str:
         plural = "" if self.attempts == 1 else "s"
-        text = f"{line(self.policy) or 'a policy'} gave up after {self.attempts} attempt{plural}"
+        text = f"{one_line(self.policy) or 'a policy'} gave up after {self.attempts} attempt{plural}"
         if self.waited:
             text += f" and {self.waited:.3g} s of waiting"
         text += f": {self.reason}"
@@ -147,7 +147,7 @@ class DeadlineExceeded(AttemptTimeout):
 
     def __init__(self, policy: str = "") -> None:
         super().__init__(0.0)
-        self.args = (f"{line(policy) or 'a policy'} sent nothing: the deadline had passed",)
+        self.args = (f"{one_line(policy) or 'a policy'} sent nothing: the deadline had passed",)
         self.policy = policy
 
     def __reduce__(self) -> tuple[type[DeadlineExceeded], tuple[str], dict[str, Any]]:  # type: ignore[override]
@@ -182,7 +182,7 @@ def number(
     )
     expected = f"{name} must be a number {bounds}".rstrip()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{expected}, not {shown(value)}")
+        raise TypeError(f"{expected}, not {short_repr(value)}")
     try:
         result = float(value)
     except OverflowError:
@@ -196,7 +196,7 @@ def number(
     ):
         if result == math.inf and most is None:  # it is within the bounds that are named
             expected += " and finite" if bounds else " that is finite"
-        raise ValueError(f"{expected}, not {shown(value)}")
+        raise ValueError(f"{expected}, not {short_repr(value)}")
     return result
 
 
@@ -206,18 +206,18 @@ def whole(name: str, value: object, *, least: int, most: int | None = None) -> i
     if most is not None:
         expected += f" and at most {most}"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{expected}, not {shown(value)}")
+        raise TypeError(f"{expected}, not {short_repr(value)}")
     if most is not None and value > most:
         raise ValueError(f"{expected}, and this one has {value.bit_length()} bits")  # may be too long to be written
     if value < least:
-        raise ValueError(f"{expected}, not {shown(value)}")
+        raise ValueError(f"{expected}, not {short_repr(value)}")
     return value
 
 
 def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
     """Return `value` if it is one of `allowed`, or raise an error that lists them."""
     if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {shown(value)}")
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {short_repr(value)}")
     return value
 
 

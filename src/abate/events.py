@@ -17,7 +17,7 @@ from abate.atomic_counter import AtomicCounter
 from abate.cooldown import Cooldown
 from abate.frozen import Frozen
 from abate.logs import Log
-from abate.redact import shown
+from abate.redact import short_repr
 from abate.reentrant_locks import Section
 
 __all__ = [
@@ -272,7 +272,7 @@ def check_sink(sink: S) -> S:
     if isinstance(sink, type):
         raise TypeError(f"a sink must be a function of one event, not a class: {sink.__name__}() instead of {sink!r}?")
     if not callable(sink):
-        raise TypeError(f"a sink must be a function of one event, not {shown(sink)}")
+        raise TypeError(f"a sink must be a function of one event, not {short_repr(sink)}")
     return sink
 
 

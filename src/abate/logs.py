@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from abate.redact import line, shown, trace
+from abate.redact import one_line, short_repr, trace
 
 if TYPE_CHECKING:
     from logging import Logger
@@ -88,12 +88,12 @@ class LazyText:
 
     def __str__(self) -> str:
         try:
-            return line(str(self._thing), MAX_ARGUMENT)
+            return one_line(str(self._thing), MAX_ARGUMENT)
         except Exception:
-            return shown(self._thing, MAX_ARGUMENT)
+            return short_repr(self._thing, MAX_ARGUMENT)
 
     def __repr__(self) -> str:
-        return shown(self._thing, MAX_ARGUMENT)
+        return short_repr(self._thing, MAX_ARGUMENT)
 
 
 def _write(logger: Logger, level: int, text: str, args: tuple[object, ...], error: BaseException | None) -> None:

@@ -136,12 +136,12 @@ def redacted(text: str) -> str:
     return patterns.key.sub(HIDDEN, text) if "AKIA" in text or "ASIA" in text else text
 
 
-def quoted(text: str) -> str:
+def escaped(text: str) -> str:
     r"""Return the text on one line, with characters that are not printable as Python escape sequences.
 
     All line ends, terminal control sequences and marks that change the direction of text are not printable.
 
-    >>> quoted("two\nlines\x1b[2J")
+    >>> escaped("two\nlines\x1b[2J")
     'two\\nlines\\x1b[2J'
     """
     if text.isprintable():
@@ -152,37 +152,37 @@ def quoted(text: str) -> str:
     )
 
 
-def line(text: str, longest: int = MAX_LINE) -> str:
+def one_line(text: str, longest: int = MAX_LINE) -> str:
     r"""Return a text without secrets, on one line, of at most `longest` characters.
 
-    >>> line("GET http://me:secret@cache/\nfailed", 30)
+    >>> one_line("GET http://me:secret@cache/\nfailed", 30)
     'GET http://***@cache/\\nfailed'
     """
     if len(text) > MAX_SCANNED:
         text = _truncate(text)
-    text = quoted(redacted(text))
+    text = escaped(redacted(text))
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-def shown(thing: object, longest: int = MAX_LINE) -> str:
-    """Return the `repr` of an object as a `line`, or a substitute if the `repr` fails.
+def short_repr(thing: object, longest: int = MAX_LINE) -> str:
+    """Return the `repr` of an object as `one_line` does, or a substitute if the `repr` fails.
 
-    >>> shown(OSError("down"))
+    >>> short_repr(OSError("down"))
     "OSError('down')"
     """
     try:
-        return line(repr(thing), longest)
+        return one_line(repr(thing), longest)
     except Exception:
         return f"a {type(thing).__name__} that can't be shown"
 
 
 def described(error: BaseException, longest: int = 200) -> str:
-    """Return the type and the text of an error as a `line`.
+    """Return the type and the text of an error as `one_line` does.
 
     >>> described(TimeoutError("slow"))
     'TimeoutError: slow'
     """
-    return line(f"{type(error).__name__}: {_text_of(error)}", longest)
+    return one_line(f"{type(error).__name__}: {_text_of(error)}", longest)
 
 
 def trace(error: BaseException, indent: str = "") -> str:
@@ -203,7 +203,7 @@ def trace(error: BaseException, indent: str = "") -> str:
         except Exception:  # groups within groups, or an error that can't be formatted
             pass
     text = redacted("".join(lines))
-    return "\n".join(f"{indent}{quoted(row)}" for row in text.removesuffix("\n").split("\n"))
+    return "\n".join(f"{indent}{escaped(row)}" for row in text.removesuffix("\n").split("\n"))
 
 
 def _has_many_causes(error: BaseException) -> bool:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abate.stores import BudgetTerms, open_store
-from abate.stores.fleet import grant_rules, outage
+from abate.stores.fleet import grant_rules, shelter_rules
 from abate.stores.fleet.messages import (
     MEMBER_TIMEOUT,
     BucketGrant,
@@ -52,7 +52,7 @@ class Fleet:
                 here[member] = (now, (request.wanted, part))
                 return BucketGrant(part, len(here))
             case ShelterReport():
-                here[member] = (now, outage.classify(request))
+                here[member] = (now, shelter_rules.classify(request))
                 return self.advice(now, member, request, here)
 
     def tokens(self, now, request, members):
@@ -79,10 +79,12 @@ class Fleet:
         return BudgetGrant(granted, members)
 
     def advice(self, now, member, request, here):
-        lately = [said for seen, said in here.values() if seen > now - outage.REPORT_VALID]
+        lately = [said for seen, said in here.values() if seen > now - shelter_rules.REPORT_VALID]
         place = sum(other < member for other in here)
-        line = outage.MemberCounts(len(here), lately.count("good"), lately.count("bad"), place)
-        known, advice = outage.update(self.known.get(request.name, outage.OutageState()), request, member, line, now)
+        line = shelter_rules.MemberCounts(len(here), lately.count("good"), lately.count("bad"), place)
+        known, advice = shelter_rules.update(
+            self.known.get(request.name, shelter_rules.OutageState()), request, member, line, now
+        )
         self.known[request.name] = known
         return advice
 
@@ -195,7 +197,7 @@ def test_one_member_probes_and_its_first_answer_reaches_all(store, clock):
 
 @pytest.mark.parametrize(
     ("answered", "failed", "growth"),
-    [(99, 1, outage.SLOW_GROWTH), (90, 10, outage.SLOW_GROWTH), (89, 11, 1.0), (55, 45, 1.0)],
+    [(99, 1, shelter_rules.SLOW_GROWTH), (90, 10, shelter_rules.SLOW_GROWTH), (89, 11, 1.0), (55, 45, 1.0)],
 )
 def test_few_failures_among_many_answers_do_not_slow_the_recovery(store, clock, answered, failed, growth):
     """The limit grows as if there were none; from more than a tenth on it does not."""
@@ -204,12 +206,12 @@ def test_few_failures_among_many_answers_do_not_slow_the_recovery(store, clock, 
         clock.advance(0.1)
         (advice,) = store.sync_members(member, [sight])
         assert advice == model.answer(clock.wall(), member, sight)
-    assert advice.limit == outage.FIRST_LIMIT / 2  # of two members each
-    clock.advance(outage.GROWTH_INTERVAL)
+    assert advice.limit == shelter_rules.FIRST_LIMIT / 2  # of two members each
+    clock.advance(shelter_rules.GROWTH_INTERVAL)
     sight = ShelterReport("x", "recovering", answered, failed, 0.0)
     (advice,) = store.sync_members("a:1:00", [sight])
     assert advice == model.answer(clock.wall(), "a:1:00", sight)
-    assert (advice.state, advice.limit) == ("recovering", growth * outage.FIRST_LIMIT / 2)
+    assert (advice.state, advice.limit) == ("recovering", growth * shelter_rules.FIRST_LIMIT / 2)
 
 
 def test_few_failures_among_many_answers_are_not_a_storm(store):

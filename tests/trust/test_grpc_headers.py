@@ -182,7 +182,7 @@ def status(address, *metadata, **options):
         (lambda context: dict(context.invocation_metadata()).get("tenant") == "ours", (), NOT_TOLD),
     ],
 )
-def test_metadata_count_for_trusted_callers_only(kind, trusted, extra, told):
+def test_metadata_count_for_trust_only(kind, trusted, extra, told):
     """By network, secret or function, in calls and streams; nobody's by default. Handlers see only what counts."""
     shop = Shop()
     with kind.serving(kind.methods(shop), trusted=trusted) as address:
@@ -343,7 +343,7 @@ def test_a_deadline_does_not_cut_a_handler_in_two(settings):
     assert bank.done == ["debit", "credit"]
 
 
-def test_a_trusted_callers_deadline_cuts_off_on_request():
+def test_a_trust_deadline_cuts_off_on_request():
     """With `cancel`, after the floor, a handler that has sent nothing ends with DEADLINE_EXCEEDED."""
     bank = Bank(0.3)
     with aio_serving({"Get": bank.transfer}, trusted=LOOPBACK, cancel=True, min_deadline=0.0) as address:

@@ -16,7 +16,7 @@ from abate.cli import main
 from abate.cli.run import RedactingFormatter
 from abate.cli.terminal import StatusLine, escape, say, table
 from abate.logs import MAX_ARGUMENT, Log
-from abate.redact import line, quoted
+from abate.redact import escaped, one_line
 
 FORGED = "x\n2026-01-01 ERROR abate: forged\r\x1b[2J\x85\u2028\u2029\u202e\x00\x7f\ud800"
 TEXTS = st.one_of(
@@ -207,7 +207,7 @@ def test_keys_and_reasons_in_a_table_are_one_row_each(tmp_path, capsys):
 @given(st.text(max_size=200))
 def test_what_is_printable_is_not_quoted(text):
     """And everything else can be read off its escape sequence."""
-    assert quoted(text).isprintable()
+    assert escaped(text).isprintable()
     if text.isprintable():
-        assert quoted(text) == text
-    assert len(line(text, 20)) <= 20
+        assert escaped(text) == text
+    assert len(one_line(text, 20)) <= 20

@@ -27,7 +27,7 @@ from abate import events, observe, redact
 from abate.cli import main
 from abate.observe.page.recent_activity import RecentActivity
 from abate.observe.page.state import PageState
-from abate.redact import MAX_SCANNED, described, line, redacted, shown, trace
+from abate.redact import MAX_SCANNED, described, one_line, redacted, short_repr, trace
 from abate.testing import Script
 
 SECRET = "hunter2-S3cr3t"
@@ -85,7 +85,13 @@ def planted(secret, odd):
 def test_a_planted_secret_is_hidden(secret, odd, before, which, after):
     """Wherever it stands in a text, as text and as `repr`, and what was hidden once is not changed again."""
     text = " ".join([*before, planted(secret, odd)[which], *after])
-    for written in (redacted(text), redacted(repr(text)), line(text), shown(OSError(text)), described(OSError(text))):
+    for written in (
+        redacted(text),
+        redacted(repr(text)),
+        one_line(text),
+        short_repr(OSError(text)),
+        described(OSError(text)),
+    ):
         assert secret not in written
         assert redacted(written) == written
     assert secret not in trace(OSError(text))
@@ -95,9 +101,9 @@ def test_a_planted_secret_is_hidden(secret, odd, before, which, after):
 def test_a_secret_on_which_a_text_is_cut_is_hidden(secret, longest, shift):
     """Neither the beginning of a secret nor its end is shown."""
     text = "x " * (MAX_SCANNED // 2 - 30) + "y" * shift + f" https://{secret}@api.example/?{secret}"
-    assert secret[:7] not in line(text, 10 * MAX_SCANNED)
+    assert secret[:7] not in one_line(text, 10 * MAX_SCANNED)
     text = "x" * longest + f" https://bot:{secret}@api.example/"
-    assert secret[:7] not in line(text, 1500)
+    assert secret[:7] not in one_line(text, 1500)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +129,7 @@ def test_a_secret_on_which_a_text_is_cut_is_hidden(secret, longest, shift):
 )
 def test_ordinary_text_passes_unchanged(text):
     """What has no secret is written as it is."""
-    assert redacted(text) == line(text) == text
+    assert redacted(text) == one_line(text) == text
 
 
 @given(st.text(st.characters(exclude_characters=":=?#"), max_size=200))
@@ -137,7 +143,7 @@ def test_text_without_urls_and_values_passes_unchanged(text):
 def test_any_text_can_be_written(text):
     """Nothing fails, and what was hidden once stays as it is."""
     assert redacted(redacted(text)) == redacted(text)
-    assert line(text).isprintable()
+    assert one_line(text).isprintable()
 
 
 HOSTILE = [

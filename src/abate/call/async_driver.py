@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from abate import clock as clocks
@@ -114,9 +115,9 @@ async def drive(
     left = policy.timeout if peek_deadline() is None else cut_to_deadline(policy.timeout)
     machine = make(policy, None if left is None else now + left, since, left is not policy.timeout)
     machine.funded = isinstance(function, _StartedCoroutine)
+    attempt = partial(_bounded, machine, clock, function) if policy.bounded else function
     last: Outcome | Exception = Outcome() if failure is None else failure
     action: Send | Wait | WaitForTurn | Stop
-    awaited = failure is not None
     try:
         if failure is None:
             action = machine.begin(now, left == 0.0 and is_deadline_aware(function))
@@ -128,17 +129,12 @@ async def drive(
                     action, args, kwargs = await _before_retry(
                         machine, action, last, clock, let_go, function, args, kwargs
                     )
-                    now = min(clock.now(), action.until) if type(action) is Wait else now
+                    now = clock.now()
                 action = await _wait(machine, action, clock, now, let_go)
                 if action is not SEND:
                     break
             try:
-                if policy.bounded:
-                    result = await _bounded(machine, clock, function, args, kwargs)
-                elif awaited:
-                    result = await function(*args, **kwargs)
-                else:
-                    result = await _awaitable(function, function(*args, **kwargs))
+                result = await _awaitable(function, attempt(*args, **kwargs))
             except Exception as error:
                 if error is last:
                     machine.same_error = True
@@ -174,8 +170,8 @@ async def _wait(
     if type(action) is Wait:
         if let_go is not None and action.until > now:
             await let_go(machine.seconds_left())
-            now = min(clock.now(), action.until)
-        await clock.asleep(action.until - now)
+            now = clock.now()
+        await clock.asleep(max(0.0, action.until - now))
         action = machine.resume()
         if action is SEND:
             return SEND
@@ -208,11 +204,7 @@ async def _before_retry(
 
 
 async def _bounded(
-    machine: Call,
-    clock: clocks.Clock,
-    function: Callable[..., Awaitable[T]],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    machine: Call, clock: clocks.Clock, function: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any
 ) -> T:
     """Make an attempt within its allowance, and cut it off when that is over."""
     allowance = machine.allowance(clock.now())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 from abate.clock import Clock
 from abate.decide.outcome import Outcome
 from abate.functions import is_coroutine_function, is_coroutine_object, is_generator_function
-from abate.redact import shown
+from abate.redact import short_repr
 from abate.schedule.deadlines import deadline
 
 
@@ -60,7 +60,7 @@ class RetryContext:
     def args(self, args: tuple[Any, ...]) -> None:
         self._check_arguments()
         if not isinstance(args, tuple):
-            raise TypeError(f"args must be a tuple of arguments, not {shown(args)}")
+            raise TypeError(f"args must be a tuple of arguments, not {short_repr(args)}")
         self._args = args
 
     @property
@@ -84,7 +84,7 @@ BeforeRetry: TypeAlias = "Callable[[RetryContext], Awaitable[None] | None]"
 def check_before_retry(function: object) -> object:
     """Return the checked ``before_retry`` of a policy."""
     if function is not None and (not callable(function) or isinstance(function, type)):
-        raise TypeError(f"before_retry must be a function of a RetryContext, not {shown(function)}")
+        raise TypeError(f"before_retry must be a function of a RetryContext, not {short_repr(function)}")
     if is_generator_function(function):
         raise TypeError(f"before_retry must be a function of a RetryContext, not the generator function {function!r}")
     return function
@@ -124,7 +124,7 @@ def run(function: BeforeRetry, context: RetryContext, left: float | None) -> Non
             waiting = function(context)
         if is_coroutine_object(waiting):
             waiting.close()  # type: ignore[union-attr]
-            refuse_async(function)
+            raise TypeError(f"before_retry={function!r} returned a coroutine, which only async calls can await")
     except Exception as mistake:
         _show_cause(mistake, context)
         raise
@@ -145,9 +145,10 @@ async def arun(function: BeforeRetry, context: RetryContext, left: float | None,
         raise
 
 
-def refuse_async(function: BeforeRetry | None) -> NoReturn:
-    """Raise TypeError: a call in a thread does not await."""
-    raise TypeError(f"before_retry={function!r} is a coroutine function, which only async calls can await")
+def refuse_async(function: BeforeRetry | None) -> None:
+    """Raise TypeError for a coroutine function: a call in a thread does not await."""
+    if is_async(function):
+        raise TypeError(f"before_retry={function!r} is a coroutine function, which only async calls can await")
 
 
 def _show_cause(mistake: Exception, context: RetryContext) -> None:

@@ -19,7 +19,7 @@ from weakref import ref
 
 from abate import clock as clocks
 from abate.admit.waiting import wait_in_task, wait_in_thread
-from abate.call.before_retry import RetryContext, arun, is_async, refuse_async, run
+from abate.call.before_retry import RetryContext, arun, refuse_async, run
 from abate.call.counters import wrapper_versions
 from abate.call.machine import NO_RESULT, Call, Send, Stop, Wait, WaitForTurn
 from abate.decide.outcome import Outcome
@@ -72,8 +72,7 @@ class Attempts:
         """Call `before_retry`, and wait; return a stop if that took too long."""
         block, hook = self._block, self._block.machine.policy.before_retry
         if block.wait is None:
-            if is_async(hook):
-                refuse_async(hook)
+            refuse_async(hook)
             return None
         if hook is not None:
             run(hook, block.retry_context(self.last), block.machine.seconds_left())
@@ -179,7 +178,7 @@ class _Block:
         self.entered = False
         return Attempt(self, self.machine.attempts + 1, asynchronous)
 
-    def enter(self) -> float | None:
+    def start_attempt(self) -> float | None:
         """Return the seconds that the attempt may take; None without a limit."""
         if self.entered or self.over:
             raise RuntimeError("an attempt is used once, within its loop")
@@ -267,7 +266,7 @@ class Attempt:
         self.number = number
 
     def __enter__(self) -> Attempt:
-        allowance = self._block.enter()
+        allowance = self._block.start_attempt()
         if allowance is not None:
             if self._asynchronous:
                 cut = self._block.clock.within(allowance)

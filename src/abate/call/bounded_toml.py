@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from abate.redact import quoted
+from abate.redact import escaped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ def read(file: Path) -> dict[str, Any]:
     Traceback (most recent call last):
     FileNotFoundError: [Errno 2] No such file or directory: 'no_such.toml'
     """
-    name = quoted(str(file))
+    name = escaped(str(file))
     with file.open("rb") as opened:
         data = opened.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
@@ -39,7 +39,7 @@ def read(file: Path) -> dict[str, Any]:
     except TooDeep as error:
         raise ValueError(f"{name} {error}") from None
     except ValueError as error:
-        raise ValueError(f"{name} is not TOML: {quoted(str(error))}") from error
+        raise ValueError(f"{name} is not TOML: {escaped(str(error))}") from error
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def one_line_errors() -> Generator[None]:
         text = str(error)
         if text.isprintable():
             raise
-        raise ValueError(quoted(text)) from error
+        raise ValueError(escaped(text)) from error
 
 
 def parse(text: str) -> dict[str, Any]:

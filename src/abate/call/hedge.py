@@ -29,7 +29,7 @@ from abate.clock import Clock, ever_used
 from abate.decide.outcome import Outcome
 from abate.errors import AttemptTimeout, number
 from abate.functions import is_coroutine_function, is_coroutine_object, is_generator_function
-from abate.redact import shown
+from abate.redact import short_repr
 from abate.schedule.deadlines import carry_deadline, deadline, remaining
 from abate.schedule.timeouts import Timeouts
 
@@ -184,13 +184,13 @@ class Hedge:
 
     def __init__(self, policy: Policy, timeouts: Timeouts, *, quantile: float = 0.95) -> None:
         if not isinstance(policy, Policy):
-            raise TypeError(f"policy must be a Policy, not {shown(policy)}")
+            raise TypeError(f"policy must be a Policy, not {short_repr(policy)}")
         if policy.idempotent is False:
             raise ValueError(f"a hedge sends twice what must not be repeated: {policy!r} has idempotent=False")
         if not isinstance(timeouts, Timeouts):
-            raise TypeError(f"timeouts must be Timeouts, not {shown(timeouts)}")
+            raise TypeError(f"timeouts must be Timeouts, not {short_repr(timeouts)}")
         if number("quantile", quantile, above=0) >= 1.0:
-            raise ValueError(f"quantile must be a number above 0 and below 1, not {shown(quantile)}")
+            raise ValueError(f"quantile must be a number above 0 and below 1, not {short_repr(quantile)}")
         self.policy = policy
         self.timeouts = timeouts
         self.quantile = float(quantile)
@@ -413,7 +413,7 @@ def _callable(function: Any) -> None:
     if not callable(function):
         if hasattr(function, "close"):
             function.close()  # a coroutine that will not be awaited after all
-        raise TypeError(f"a hedge needs a function and its arguments apart, not {shown(function)}")
+        raise TypeError(f"a hedge needs a function and its arguments apart, not {short_repr(function)}")
     _refuse_generator(function)
 
 

@@ -32,7 +32,7 @@ from abate.decide.outcome import Outcome, Ruling
 from abate.errors import DeadlineExceeded, LayeredRetryWarning, Refused, Report, RetryExhausted
 from abate.frozen import ComparedByFields
 from abate.logs import Log
-from abate.redact import line
+from abate.redact import one_line
 from abate.schedule.deadlines import nearest_call_timeout
 from abate.schedule.hints import delay_after_hint
 from abate.scopes import Scope, Scopes
@@ -193,8 +193,8 @@ class Call:
     def _check_stream(self) -> None:
         """Refuse a policy for generators: its settings would have no effect."""
         raise TypeError(
-            f"resume, idle and content are for generators: {line(self.policy.name) or 'the policy'} has them, and is"
-            " used for something else"
+            f"resume, idle and content are for generators: {one_line(self.policy.name) or 'the policy'} has them, and"
+            " is used for something else"
         )
 
     def begin(self, now: float | None = None, deadline_aware: bool = False) -> Send | WaitForTurn | Stop:
@@ -468,7 +468,7 @@ class Call:
         pair = (self.policy.name, inner.policy)
         if pair not in _warned and len(_warned) < _MAX_WARNINGS:
             _warned.add(pair)
-            outer, within = map(line, pair)
+            outer, within = map(one_line, pair)
             warnings.warn(
                 f"{outer} wraps {within}: only {within} retries, so that retries don't multiply",
                 LayeredRetryWarning,

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from abate.decide.rules import Rule
-from abate.redact import quoted
+from abate.redact import escaped
 
 MAX_NAME = 200
 """The longest name, in characters."""
@@ -70,7 +70,9 @@ def resolve(place: str, name: object, code: Sequence[str] = ()) -> Any:
     try:
         found, module = _found(name, code)
     except LookupError as error:
-        raise ValueError(f"{place} names {name!r}, which cannot be found: {quoted(error.args[0])}") from error.__cause__
+        raise ValueError(
+            f"{place} names {name!r}, which cannot be found: {escaped(error.args[0])}"
+        ) from error.__cause__
     if (isinstance(found, type) and issubclass(found, BaseException)) or isinstance(found, Rule):
         return found
     if is_code(module, code) and callable(found) and not isinstance(found, type):
@@ -95,7 +97,9 @@ def resolve_function(place: str, name: object, code: Sequence[str] = ()) -> Any:
     try:
         found, module = _found(name, code)
     except LookupError as error:
-        raise ValueError(f"{place} names {name!r}, which cannot be found: {quoted(error.args[0])}") from error.__cause__
+        raise ValueError(
+            f"{place} names {name!r}, which cannot be found: {escaped(error.args[0])}"
+        ) from error.__cause__
     if not is_code(module, code):
         raise ValueError(
             f"{place} names {name!r}, whose module the program does not allow; a policy calls a function only if its"
@@ -114,14 +118,14 @@ def _found(name: str, code: Sequence[str]) -> tuple[Any, str]:
     if not _is_path(module) or (colon and not _is_path(path)):
         raise LookupError("expected a name such as TimeoutError, shop.errors:Busy or abate.http.transient")
     if colon:
-        return _attribute(_module(module, code), path.split(".")), module
+        return _attribute(_import_allowed(module, code), path.split(".")), module
     words = name.split(".")
-    found = _module(words[0], code)
+    found = _import_allowed(words[0], code)
     for count, word in enumerate(words[1:], start=1):
         within = ".".join(words[:count])
         if hasattr(found, word) or not hasattr(found, "__path__"):
             return _attribute(found, words[count:]), within
-        found = _module(f"{within}.{word}", code)
+        found = _import_allowed(f"{within}.{word}", code)
     raise LookupError("it is a module")
 
 
@@ -139,7 +143,7 @@ def _attribute(found: Any, path: Sequence[str]) -> Any:
     return found
 
 
-def _module(name: str, code: Sequence[str]) -> ModuleType:
+def _import_allowed(name: str, code: Sequence[str]) -> ModuleType:
     known = sys.modules.get(name)
     if known is not None:
         return known

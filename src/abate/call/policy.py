@@ -27,7 +27,7 @@ from abate.decide.rules import Matcher, Rules, build_rules, check_matchers
 from abate.errors import by_keyword, choice, number, whole
 from abate.events import FAILURE_KINDS
 from abate.frozen import Shared, refuse_own_clock
-from abate.redact import shown
+from abate.redact import short_repr
 from abate.schedule.backoff import MAX_DELAYS, Backoff, FunctionSchedule, RandomSource, Schedule, schedule
 
 OVERLOAD_BASE = 1.0
@@ -443,7 +443,7 @@ class Policy(Shared):
 
 def _check_type(name: str, value: Any, kinds: Any, expected: str) -> Any:
     if not isinstance(value, kinds):
-        raise TypeError(f"{name} must be {expected}, not {shown(value)}")
+        raise TypeError(f"{name} must be {expected}, not {short_repr(value)}")
     return value
 
 
@@ -460,10 +460,10 @@ def _check_kinds(bounds: Mapping[str, int] | None) -> dict[str, int]:
     if bounds is None:
         return {}
     if not isinstance(bounds, Mapping):
-        raise TypeError(f"{expected}, not {shown(bounds)}")
+        raise TypeError(f"{expected}, not {short_repr(bounds)}")
     for kind in bounds:
         if kind not in FAILURE_KINDS:
-            raise ValueError(f"{expected}, not of {shown(kind)}")
+            raise ValueError(f"{expected}, not of {short_repr(kind)}")
     return {kind: whole(f"max_attempts_by_kind[{kind!r}]", bound, least=1) for kind, bound in bounds.items()}
 
 

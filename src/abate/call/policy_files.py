@@ -32,7 +32,7 @@ from abate.call import bounded_toml
 from abate.call.named_rules import checked_code, resolve, resolve_function
 from abate.call.policy import SETTINGS, Policy
 from abate.errors import unknown
-from abate.redact import quoted
+from abate.redact import escaped
 from abate.schedule.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -65,15 +65,15 @@ def load_policies(path: str | Path, *, code: Sequence[str] = ()) -> dict[str, Po
 
     code = checked_code(code)
     document = bounded_toml.read(Path(path))
-    file = quoted(str(path))
+    file = escaped(str(path))
     found: dict[str, Policy] = {}
     shelters = parse_shelters(file, document.pop(SHELTERS, {}))
     described = tuple(shelters)
     for place, name, table in _policy_tables(file, document):
-        _check_shelter_name(f"{file}: [{quoted(place)}]", table.get("shelter"), described)
+        _check_shelter_name(f"{file}: [{escaped(place)}]", table.get("shelter"), described)
         if name in found:
-            raise ValueError(f"{file}: [{quoted(place)}] is the second policy called {name!r}")
-        found[name] = parse_policy(f"{file}: [{quoted(place)}]", name, table, shelters, code)
+            raise ValueError(f"{file}: [{escaped(place)}] is the second policy called {name!r}")
+        found[name] = parse_policy(f"{file}: [{escaped(place)}]", name, table, shelters, code)
     return found
 
 
@@ -91,7 +91,7 @@ def parse_shelters(file: str, tables: object) -> dict[str, Shelter]:
         raise ValueError(f"{file}: {SHELTERS} = {tables!r} stands outside a table; expected [{SHELTERS}.NAME]")
     made: dict[str, Shelter] = {}
     for name, table in tables.items():
-        place = f"{file}: [{SHELTERS}.{quoted(name)}]"
+        place = f"{file}: [{SHELTERS}.{escaped(name)}]"
         if not isinstance(table, dict):
             raise ValueError(f"{place} must be a table, not {table!r}")
         _check_keys(place, table, SHELTER_KEYS)
@@ -103,7 +103,7 @@ def _policy_tables(file: str, document: Mapping[str, Any]) -> list[tuple[str, st
     found: list[tuple[str, str, Mapping[str, Any]]] = []
     for name, table in document.items():
         if not isinstance(table, dict):
-            key = quoted(name)
+            key = escaped(name)
             raise ValueError(f"{file}: {key} = {table!r} stands outside a table; expected [{key}]")
         if name in NAMESPACES and table and all(isinstance(inner, dict) for inner in table.values()):
             found += [(f"{name}.{inner}", inner, settings) for inner, settings in table.items()]
@@ -133,10 +133,8 @@ def parse_policy(
             settings[key] = resolve_function(f"{place} {key}", settings[key], code)
     if settings.get("max_attempts") == UNBOUNDED:
         settings["max_attempts"] = None
-    if isinstance(settings.get("backoff"), dict):
-        settings["backoff"] = _construct(f"{place} backoff", Backoff, settings["backoff"], BACKOFF_KEYS)
-    elif "backoff" in settings and not isinstance(settings["backoff"], list):
-        raise ValueError(f"{place} backoff must be a table or a list of seconds, not {settings['backoff']!r}")
+    if "backoff" in settings:
+        settings["backoff"] = _parse_backoff(f"{place} backoff", settings["backoff"])
     if "budget" in settings:
         if not isinstance(settings["budget"], dict):
             raise ValueError(f"{place} budget must be a table, not {settings['budget']!r}")
@@ -148,6 +146,15 @@ def parse_policy(
         settings["shelter"] = shelters.setdefault(named, Shelter(name=named))
     policy: Policy = _construct(place, Policy, {**settings, "name": name}, SETTINGS)
     return policy
+
+
+def _parse_backoff(place: str, given: object) -> object:
+    """Return a Backoff for a table; a list of seconds is returned unchanged."""
+    if isinstance(given, dict):
+        return _construct(place, Backoff, given, BACKOFF_KEYS)
+    if not isinstance(given, list):
+        raise ValueError(f"{place} must be a table or a list of seconds, not {given!r}")
+    return given
 
 
 def _check_keys(place: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:

@@ -29,7 +29,7 @@ from abate.call.machine import NO_RESULT, Call
 from abate.decide.outcome import Outcome
 from abate.errors import AttemptTimeout, IdleTimeout
 from abate.functions import is_coroutine_function, is_generator_function
-from abate.redact import shown
+from abate.redact import short_repr
 from abate.schedule.deadlines import deadline
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ Resume: TypeAlias = "Callable[[Any], Mapping[str, Any]]"
 def check_stream_function(name: str, function: object) -> object:
     """Return the checked ``resume`` or ``content`` of a policy."""
     if function is not None and not callable(function):
-        raise TypeError(f"{name} must be a function of an item, not {shown(function)}")
+        raise TypeError(f"{name} must be a function of an item, not {short_repr(function)}")
     if is_coroutine_function(function) or is_generator_function(function):
         raise TypeError(f"{name} must be a plain function of an item, not {function!r}")
     return function
@@ -148,7 +148,7 @@ class Stream:
         assert self.policy.resume is not None
         changes = self.policy.resume(self.last)
         if not isinstance(changes, Mapping):
-            raise TypeError(f"resume must return a mapping of keyword arguments, not {shown(changes)}")
+            raise TypeError(f"resume must return a mapping of keyword arguments, not {short_repr(changes)}")
         self.args, self.kwargs = by_name(self.function, self.args, {**self.kwargs, **changes})
 
     def leave_gates(self) -> None:

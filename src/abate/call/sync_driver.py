@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from abate import clock as clocks
 from abate.admit.waiting import wait_in_thread
 from abate.call import async_driver
-from abate.call.before_retry import RetryContext, by_name, is_async, refuse_async, run
+from abate.call.before_retry import RetryContext, by_name, refuse_async, run
 from abate.call.layers import retry_serials
 from abate.call.machine import SEND, Call, Send, Stop, Wait, WaitForTurn
 from abate.clock import MACHINE, ever_used
@@ -79,30 +80,21 @@ def drive(
     now = clock.now()
     left = policy.timeout if peek_deadline() is None else cut_to_deadline(policy.timeout)
     machine = make(policy, None if left is None else now + left, since, left is not policy.timeout)
+    attempt = partial(_bounded, machine, clock, function) if policy.bounded else function
     last: Outcome | Exception = Outcome() if failure is None else failure
     action: Send | Wait | WaitForTurn | Stop
     try:
-        if failure is None:
-            if is_async(policy.before_retry):
-                refuse_async(policy.before_retry)
-            action = machine.begin(now, left == 0.0 and is_deadline_aware(function))
-        else:
-            action = machine.failed(failure, now)
+        action = _begin(machine, now, left, function) if failure is None else machine.failed(failure, now)
         while True:
             if action is not SEND:
                 if policy.before_retry is not None and type(action) is Wait:
                     action, args, kwargs = _before_retry(machine, action, last, clock, let_go, function, args, kwargs)
-                    now = min(clock.now(), action.until) if type(action) is Wait else now
+                    now = clock.now()
                 action = _wait(machine, action, clock, now, let_go)
                 if action is not SEND:
                     break
             try:
-                if policy.bounded:
-                    result = _bounded(machine, clock, function, args, kwargs)
-                elif kwargs:
-                    result = function(*args, **kwargs)
-                else:
-                    result = function(*args)
+                result = attempt(*args, **kwargs)
             except Exception as error:
                 if error is last:
                     machine.same_error = True
@@ -128,6 +120,12 @@ def drive(
         raise
     finally:
         failure = last = None  # type: ignore[assignment]  # their tracebacks refer to this frame
+
+
+def _begin(machine: Call, now: float, left: float | None, function: Callable[..., Any]) -> Send | WaitForTurn | Stop:
+    """Begin a call whose first attempt has not been made."""
+    refuse_async(machine.policy.before_retry)
+    return machine.begin(now, left == 0.0 and is_deadline_aware(function))
 
 
 def _wait(
@@ -175,13 +173,7 @@ def _before_retry(
     return machine.still_in_time(wait), *by_name(function, context.args, context.kwargs)
 
 
-def _bounded(
-    machine: Call,
-    clock: clocks.Clock,
-    function: Callable[..., T],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> T:
+def _bounded(machine: Call, clock: clocks.Clock, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     """Make an attempt within its allowance: a deadline, which clients inside keep."""
     bound = deadline(machine.allowance(clock.now()))
     try:

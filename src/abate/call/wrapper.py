@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from abate.call import async_driver, sync_driver
-from abate.call.before_retry import is_async, refuse_async
+from abate.call.before_retry import refuse_async
 from abate.call.counters import acount_call, acount_end, count_call, count_end, wrapper_versions
 from abate.call.layers import retry_serials
 from abate.call.stream import wrap_async_generator, wrap_generator
@@ -29,7 +29,7 @@ from abate.functions import (
     is_coroutine_object,
     is_generator_function,
 )
-from abate.redact import line
+from abate.redact import one_line
 from abate.schedule.deadlines import deadline_passed, peek_deadline
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def wrap(policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
     asynchronous = asynchronous or is_coroutine_function(function)
     if policy.streams_only and not generator:
         raise TypeError(f"resume, idle and content are for generators, and {_name(function)} is none")
-    if not asynchronous and is_async(policy.before_retry):
+    if not asynchronous:
         refuse_async(policy.before_retry)
     if generator:
         made = wrap_async_generator(policy, function) if asynchronous else wrap_generator(policy, function)
@@ -268,8 +268,8 @@ def _fast_wrapper(policy: Policy, function: Callable[..., Any], asynchronous: bo
             probe, check = CHECK, ""
             wrapper_versions.keep(wrapper)
             warnings.warn(
-                f"{line(policy.name)} returns a result in one call and a coroutine in another, which may not have been"
-                " retried until now: decorate a function for each",
+                f"{one_line(policy.name)} returns a result in one call and a coroutine in another, which may not have"
+                " been retried until now: decorate a function for each",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -49,9 +49,9 @@ class _Parser(argparse.ArgumentParser):
     """Redacts arguments in error messages: one may be a URL with a password."""
 
     def error(self, message: str) -> NoReturn:
-        from abate.redact import quoted, redacted
+        from abate.redact import escaped, redacted
 
-        super().error(quoted(redacted(message)))
+        super().error(escaped(redacted(message)))
 
 
 def _open_streams() -> None:

@@ -176,9 +176,9 @@ class _Child:
         self, command: Sequence[str], environment: Mapping[str, str], signals: SignalClock, stdin: int | None
     ) -> None:
         self.signals = signals
-        self.apart = not os.isatty(0)
+        self.own_group = not os.isatty(0)
         files = [] if stdin is None else [(os.POSIX_SPAWN_DUP2, stdin, 0)]
-        group = {"setpgroup": 0} if self.apart else {}
+        group = {"setpgroup": 0} if self.own_group else {}
         try:
             # reset the signals that Python ignores
             self.pid = os.posix_spawnp(
@@ -215,10 +215,10 @@ class _Child:
         until = self.signals.now() + GRACE
         self._ask(signal.SIGTERM)
         status = self.wait(GRACE)
-        while self.apart and status is not None and self._send(0) and self.signals.now() < until:
+        while self.own_group and status is not None and self._send(0) and self.signals.now() < until:
             self.signals.pause(LOOK)  # the leader has ended, others clean up
             _reap_orphans()
-        if self.apart or status is None:
+        if self.own_group or status is None:
             self._send(signal.SIGKILL)
         if status is None:
             status = self.wait(None)
@@ -227,7 +227,7 @@ class _Child:
 
     def _has_had(self, number: int) -> bool:
         """Return whether the terminal has sent this signal to the child: it does so to its foreground group."""
-        return number == signal.SIGINT and not self.apart and os.tcgetpgrp(0) == os.getpgrp()
+        return number == signal.SIGINT and not self.own_group and os.tcgetpgrp(0) == os.getpgrp()
 
     def _ask(self, number: int) -> None:
         """Send a signal that asks for an end, and SIGCONT: a stopped child must continue to handle it."""
@@ -237,7 +237,7 @@ class _Child:
     def _send(self, number: int) -> bool:
         """Send a signal to the child and its group; return whether a process was there."""
         try:
-            (os.killpg if self.apart else os.kill)(self.pid, number)
+            (os.killpg if self.own_group else os.kill)(self.pid, number)
         except ProcessLookupError:
             return False
         except PermissionError:  # it runs as another user: we can only wait

@@ -23,7 +23,7 @@ from abate.cli.store_url import HELP, store_url
 from abate.cli.terminal import REDRAW, StatusLine, say, seconds
 from abate.errors import AbateError
 from abate.logs import Log
-from abate.redact import quoted, redacted
+from abate.redact import escaped, redacted
 from abate.work.controller import Controller
 from abate.work.service import Service, Signals, run_bounded
 from abate.work.thread_pool import DaemonThreadPool
@@ -253,7 +253,7 @@ class RedactingFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        return "\n  ".join(map(quoted, redacted(super().format(record)).split("\n")))
+        return "\n  ".join(map(escaped, redacted(super().format(record)).split("\n")))
 
 
 def _sum(tally: Mapping[str, int], endings: tuple[str, ...]) -> int:

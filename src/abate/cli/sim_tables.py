@@ -106,8 +106,8 @@ def comparison_table(studies: Sequence[Study], measures: Sequence[str]) -> str:
             if other is None:
                 continue
             rows.append([name, other.case.name or "-", *(_cell(other, measure) for measure in measures)])
-            apart = [str(difference(result, other, measure)) for measure in measures]
-            rows.append([f"  {name} {MINUS} {names[0]}", "", *apart])
+            differences = [str(difference(result, other, measure)) for measure in measures]
+            rows.append([f"  {name} {MINUS} {names[0]}", "", *differences])
     for study, name in zip(studies[1:], names[1:], strict=True):
         met = [counterpart(study, result, first) for result in first.results]
         rows += [

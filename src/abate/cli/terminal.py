@@ -16,7 +16,7 @@ from typing import TextIO
 
 from abate.clock import current
 from abate.errors import AbateError
-from abate.redact import quoted, redacted
+from abate.redact import escaped, redacted
 
 REDRAW = 0.25
 """Minimum seconds between two updates of the status line."""
@@ -38,7 +38,7 @@ def escape(text: object) -> str:
     >>> escape("two\nlines\x1b[2J")
     'two\\nlines\\x1b[2J'
     """
-    return quoted(redacted(str(text)))
+    return escaped(redacted(str(text)))
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]], figures_from: int | None = None) -> str:

@@ -61,7 +61,7 @@ from abate.clients.trust import Secret
 from abate.decide import http
 from abate.decide.outcome import BLIP, OVERLOAD, OVERLOAD_UNREACHED, UNREACHED, Ruling
 from abate.errors import AttemptTimeout, RetryExhausted
-from abate.redact import line
+from abate.redact import one_line
 from abate.schedule.deadlines import deadline_aware, deadline_passed, remaining
 
 __all__ = ["middleware"]
@@ -209,7 +209,7 @@ class _RequestInFlight:
     def timed_out(self) -> ServerTimeoutError:
         """Return the error that aiohttp would raise for an attempt that was cut off."""
         if self.request.response is None:  # it exists as soon as anything is sent
-            return ConnectionTimeoutError(f"Connection timeout to host {line(str(self.request.url))}")
+            return ConnectionTimeoutError(f"Connection timeout to host {one_line(str(self.request.url))}")
         return SocketTimeoutError("Timeout on reading data from socket")
 
     async def release(self, left: float | None) -> None:

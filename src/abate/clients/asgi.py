@@ -44,10 +44,10 @@ class Middleware:
     """Wraps an ASGI application.
 
     * `trusted`: the callers whose ``Abate-Deadline`` and ``Abate-Attempt`` count: a function of the scope; networks
-      such as ``"10.0.0.0/8"`` or ``"unix"`` that contain the peer of the connection; an `abate.clients.trust.Secret`
-      that the caller sends; or a list of these, any of which is enough. By default no caller is trusted. The
-      application never sees ``Abate-Secret``, and sees the other headers of trusted callers only. For WebSockets
-      headers are removed in the same way, but there is no deadline.
+      such as ``"10.0.0.0/8"`` or ``"unix"`` that contain the peer of the connection; an
+      `abate.clients.trust.Secret` that the caller sends; or a list of these, any of which is enough. By
+      default no caller is trusted. The application never sees ``Abate-Secret``, and sees the other headers of trusted
+      callers only. For WebSockets headers are removed in the same way, but there is no deadline.
     * The deadline of a trusted caller applies to the request until the response is complete: policies and clients
       inside keep it, and ``abate.remaining()`` returns it. A request that comes too late is answered 504 before any
       work.

@@ -39,7 +39,7 @@ from abate.clients.headers import ATTEMPT, DEADLINE, EXHAUSTED, request_headers,
 from abate.clients.trust import SECRET, Secret
 from abate.decide.outcome import BLIP, FATAL, LAYER, OVERLOAD, Outcome, Ruling
 from abate.decide.rules import Rule
-from abate.redact import shown
+from abate.redact import short_repr
 from abate.schedule.deadlines import call_timeout, carry_deadline, cut_to_deadline, deadline_aware
 from abate.schedule.hints import pushback
 
@@ -159,9 +159,9 @@ def aio_interceptors(
 
 def _grpc_policy(policy: Policy, idempotent: bool) -> Policy:
     if not isinstance(policy, Policy):
-        raise TypeError(f"policy must be a Policy, not {shown(policy)}")
+        raise TypeError(f"policy must be a Policy, not {short_repr(policy)}")
     if not isinstance(idempotent, bool):
-        raise TypeError(f"idempotent must be True or False, not {shown(idempotent)}")
+        raise TypeError(f"idempotent must be True or False, not {short_repr(idempotent)}")
     return policy.also(transient).replace(idempotent=idempotent and policy.idempotent is not False)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, MutableMapping
 from ipaddress import IPv6Address
 
 from abate.clients.trust import SECRET, Secret
-from abate.redact import shown
+from abate.redact import short_repr
 from abate.schedule.deadlines import remaining
 
 ATTEMPT = "Abate-Attempt"
@@ -68,7 +68,7 @@ class Secrets:
             name = _normalized(host) if isinstance(host, str) else ""
             if not HOST.fullmatch(name) and not _is_ipv6(name):
                 raise ValueError(
-                    f'secrets must name hosts such as "orders.internal" or "*.internal", not {shown(host)}'
+                    f'secrets must name hosts such as "orders.internal" or "*.internal", not {short_repr(host)}'
                 )
             if not isinstance(secret, Secret):
                 raise TypeError(f"secrets[{host!r}] must be a Secret, not a {type(secret).__name__}")

@@ -26,7 +26,7 @@ from abate.clients.trust import Secret
 from abate.decide import http
 from abate.decide.outcome import LAYER, Outcome, Ruling
 from abate.decide.rules import Rule
-from abate.redact import shown
+from abate.redact import short_repr
 
 R = TypeVar("R")
 
@@ -122,12 +122,12 @@ class ClientSettings:
         raises: Literal["original", "exhausted"] | None = None,
     ) -> None:
         if not isinstance(policy, Policy):
-            raise TypeError(f"policy must be a Policy, not {shown(policy)}")
+            raise TypeError(f"policy must be a Policy, not {short_repr(policy)}")
         if not isinstance(idempotency_key, bool):
-            raise TypeError(f"idempotency_key must be True or False, not {shown(idempotency_key)}")
+            raise TypeError(f"idempotency_key must be True or False, not {short_repr(idempotency_key)}")
         needed = () if timeouts is None else ("request", "connect", "observe")
         if not all(callable(getattr(timeouts, name, None)) for name in needed):
-            raise TypeError(f"timeouts must have request(), connect() and observe(), not be {shown(timeouts)}")
+            raise TypeError(f"timeouts must have request(), connect() and observe(), not be {short_repr(timeouts)}")
         self.policy = policy if policy.name else policy.replace(name=library.name)
         """The policy as given, with a name. It has the call counters."""
         self.judge_error, self.read_response = library.judge_error, library.read_response

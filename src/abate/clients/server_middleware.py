@@ -17,7 +17,7 @@ from abate.clients.headers import ATTEMPT, DEADLINE
 from abate.clients.trust import SECRET, Caller, Trust, Trusted
 from abate.clock import TimeoutScope
 from abate.errors import number
-from abate.redact import shown
+from abate.redact import short_repr
 from abate.schedule.deadlines import remaining
 
 MAX_DEADLINE = 10.0**6
@@ -67,7 +67,7 @@ class ServerSettings:
         self, trusted: Trusted, min_deadline: float, permits: ConcurrencyLimit | None = None, retry_after: float = 1.0
     ) -> None:
         if permits is not None and not isinstance(permits, ConcurrencyLimit):
-            raise TypeError(f"permits must be ConcurrencyLimit, not {shown(permits)}")
+            raise TypeError(f"permits must be ConcurrencyLimit, not {short_repr(permits)}")
         self.trust = Trust(trusted)
         self.least = number("min_deadline", min_deadline, least=0)
         self.permits = permits

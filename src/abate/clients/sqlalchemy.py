@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from abate.clients.databases import OpenTransaction, Settings, conflict_policy, open_transaction, refuse_generator
 from abate.errors import bare
-from abate.redact import shown
+from abate.redact import short_repr
 
 __all__ = ["transaction"]
 
@@ -83,7 +83,7 @@ class transaction(Generic[Handle]):
         if inspect.isfunction(source):
             raise bare("transaction", "@transaction(engine)")
         if not isinstance(source, (*SYNC, *ASYNC)):
-            raise TypeError(f"source must be an engine, connection, sessionmaker or session, not {shown(source)}")
+            raise TypeError(f"source must be an engine, connection, sessionmaker or session, not {short_repr(source)}")
         self.source: Any = source
         self.policy = conflict_policy(max_attempts, settings)
 
@@ -109,11 +109,11 @@ class transaction(Generic[Handle]):
         """Return the function with its transaction around it: the part that is repeated."""
         asynchronous = isinstance(self.source, ASYNC)
         if not callable(function):
-            raise TypeError(f"a transaction runs functions, not {shown(function)}")
+            raise TypeError(f"a transaction runs functions, not {short_repr(function)}")
         refuse_generator(function)
         if asynchronous is not inspect.iscoroutinefunction(function):
             needed = "a coroutine function" if asynchronous else "a plain function"
-            raise TypeError(f"a transaction of {type(self.source).__name__} runs {needed}, not {shown(function)}")
+            raise TypeError(f"a transaction of {type(self.source).__name__} runs {needed}, not {short_repr(function)}")
         whole: Any = functools.wraps(function)(
             (_ain_transaction if asynchronous else _in_transaction)(self.source, function)
         )

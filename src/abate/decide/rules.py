@@ -9,7 +9,7 @@ from abate.decide.outcome import ANSWERED, BLIP, FATAL, LAYER, OVERLOAD, UNREACH
 from abate.errors import AttemptTimeout, number
 from abate.frozen import Frozen
 from abate.functions import is_coroutine_function, is_coroutine_object, is_generator_function
-from abate.redact import shown
+from abate.redact import short_repr
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -330,14 +330,14 @@ def _check_matcher(name: str, matcher: object) -> None:
     elif isinstance(matcher, BaseException):
         raise TypeError(f"{expected}, not the instance {matcher!r}: give its type {type(matcher).__name__}")
     elif not callable(matcher):
-        raise TypeError(f"{expected}, not {shown(matcher)}")
+        raise TypeError(f"{expected}, not {short_repr(matcher)}")
     else:
         _refuse_async(f"{expected}: a predicate", matcher)
 
 
 def _check_predicate(name: str, predicate: Callable[..., PredicateResult]) -> Callable[..., PredicateResult]:
     if not callable(predicate) or isinstance(predicate, type):
-        raise TypeError(f"{name} needs a function, not {shown(predicate)}")
+        raise TypeError(f"{name} needs a function, not {short_repr(predicate)}")
     _refuse_async(f"{name}: a predicate", predicate)
     return predicate
 

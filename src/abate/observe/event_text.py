@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from abate import events
 from abate.events import Event
-from abate.redact import line, shown
+from abate.redact import one_line, short_repr
 
 Level = Literal["debug", "info", "warning", "error"]
 Fact: TypeAlias = str | float | bool | None
@@ -42,7 +42,7 @@ def error_type(error: BaseException) -> str:
     """
     kind = type(error)
     full = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return line(full, MAX_NAME)
+    return one_line(full, MAX_NAME)
 
 
 def facts(event: Event) -> dict[str, Fact]:
@@ -56,13 +56,13 @@ def facts(event: Event) -> dict[str, Fact]:
         value = getattr(event, field)
         if isinstance(value, BaseException):
             fields["error_type"] = error_type(value)
-            fields[field] = shown(value)
+            fields[field] = short_repr(value)
         elif isinstance(value, str):
-            fields[field] = line(value)
+            fields[field] = one_line(value)
         elif value is None or isinstance(value, (bool, int, float)):
             fields[field] = value
         else:
-            fields[field] = shown(value, MAX_NAME)
+            fields[field] = short_repr(value, MAX_NAME)
     if isinstance(event, events.BudgetRefused):
         fields["attempt"] = event.attempt + 1  # the refused attempt, as in the sentence; the event has the one before
     return fields
@@ -74,53 +74,56 @@ def sentence(event: Event) -> str:
     >>> sentence(events.Recovered("orders", attempts=2, waited=0.5))
     'orders: succeeded on attempt 2 after 0.5 s of waiting'
     """
-    text = TEXTS[type(event)][1](event) if type(event) in TEXTS else shown(event)
-    return f"{line(event.name, MAX_NAME)}: {text}"
+    text = TEXTS[type(event)][1](event) if type(event) in TEXTS else short_repr(event)
+    return f"{one_line(event.name, MAX_NAME)}: {text}"
 
 
 def _key(key: object) -> str:
-    return shown(key, MAX_NAME)
+    return short_repr(key, MAX_NAME)
 
 
 def _retry(event: events.Retry) -> str:
     hint = "" if event.hint is None else f", asked for {event.hint:.3g} s"
-    failed = f"attempt {event.attempt} failed ({line(event.reason)}{hint})"
-    return f"{failed}, next in {event.delay:.3g} s: {shown(event.error)}"
+    failed = f"attempt {event.attempt} failed ({one_line(event.reason)}{hint})"
+    return f"{failed}, next in {event.delay:.3g} s: {short_repr(event.error)}"
 
 
 def _gave_up(event: events.GaveUp) -> str:
     spent = f"{event.attempts} attempts and {event.waited:.3g} s"
-    return f"gave up after {spent} ({line(event.reason)}): {shown(event.error)}"
+    return f"gave up after {spent} ({one_line(event.reason)}): {short_repr(event.error)}"
 
 
 def _shelter_changed(event: events.ShelterChanged) -> str:
     counts = f"with {event.waiters} waiting and at most {event.limit:.3g} in flight"
-    return f"{line(event.shelter, MAX_NAME)} is {line(event.state)}, {counts}"
+    return f"{one_line(event.shelter, MAX_NAME)} is {one_line(event.state)}, {counts}"
 
 
 def _worked(event: events.Worked) -> str:
-    error = "" if event.error is None else f": {shown(event.error)}"
+    error = "" if event.error is None else f": {short_repr(event.error)}"
     spent = f"{event.seconds:.3g} s (handed out {event.receives} times)"
-    return f"{_key(event.key)} is {line(event.ending)} after {spent}{error}"
+    return f"{_key(event.key)} is {one_line(event.ending)} after {spent}{error}"
 
 
 def _source_failed(event: events.SourceFailed) -> str:
-    source = line(event.source, MAX_NAME)
-    return f"{source} could not be read or written, next try in {event.delay:.3g} s: {shown(event.error)}"
+    source = one_line(event.source, MAX_NAME)
+    return f"{source} could not be read or written, next try in {event.delay:.3g} s: {short_repr(event.error)}"
 
 
 def _store_degraded(event: events.StoreDegraded) -> str:
     if event.degraded:
-        return f"does not answer: each process goes by its own limits now ({shown(event.error)})"
+        return f"does not answer: each process goes by its own limits now ({short_repr(event.error)})"
     return "answers again: limits are shared"
 
 
 TEXTS: dict[type[Event], tuple[Level, Callable[[Any], str]]] = {
-    events.FirstFailure: ("debug", lambda event: f"first failure ({line(event.reason)}): {shown(event.error)}"),
+    events.FirstFailure: (
+        "debug",
+        lambda event: f"first failure ({one_line(event.reason)}): {short_repr(event.error)}",
+    ),
     events.Retry: ("info", _retry),
     events.BudgetRefused: (
         "warning",
-        lambda event: f"{line(event.gate, MAX_NAME)} refused attempt {event.attempt + 1}",
+        lambda event: f"{one_line(event.gate, MAX_NAME)} refused attempt {event.attempt + 1}",
     ),
     events.GaveUp: ("warning", _gave_up),
     events.Recovered: (
@@ -129,19 +132,19 @@ TEXTS: dict[type[Event], tuple[Level, Callable[[Any], str]]] = {
     ),
     events.LayeredRetry: (
         "warning",
-        lambda event: f"did not retry what {line(event.inner, MAX_NAME)} had given up on",
+        lambda event: f"did not retry what {one_line(event.inner, MAX_NAME)} had given up on",
     ),
     events.ShelterChanged: ("warning", _shelter_changed),
     events.Waited: ("debug", lambda event: f"waited {event.seconds:.3g} s for its tokens"),
     events.Worked: ("debug", _worked),
     events.Buried: (
         "error",
-        lambda event: f"{_key(event.key)} is buried ({line(event.kind)}): {shown(event.reason)}",
+        lambda event: f"{_key(event.key)} is buried ({one_line(event.kind)}): {short_repr(event.reason)}",
     ),
     events.LeaseLost: ("warning", lambda event: f"the lease of {_key(event.key)} ran out"),
     events.WorkerCrashed: (
         "error",
-        lambda event: f"a worker crashed on {_key(event.key)} and is replaced: {shown(event.error)}",
+        lambda event: f"a worker crashed on {_key(event.key)} and is replaced: {short_repr(event.error)}",
     ),
     events.BreakerOpened: (
         "warning",

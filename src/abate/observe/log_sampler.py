@@ -28,7 +28,7 @@ from abate.events import Event
 from abate.frozen import Frozen
 from abate.observe.event_text import MAX_NAME, Fact, Level, error_type, facts, sentence
 from abate.observe.log_episode import LogEpisode
-from abate.redact import line, shown
+from abate.redact import one_line, short_repr
 from abate.reentrant_locks import Section
 
 MAX_KEYS = 10_000
@@ -98,12 +98,12 @@ class LogLine(Frozen):
         match self.kind, self.event:
             case (("key_failing" | "key_keeps_failing"), events.Worked(_, key, _, _, _, error)):
                 times = "" if self.failures == 1 else f" {self.failures} times in a row"
-                return f"{self.name}: {shown(key, MAX_NAME)} has failed{times}: {shown(error)}"
+                return f"{self.name}: {short_repr(key, MAX_NAME)} has failed{times}: {short_repr(error)}"
             case "key_recovered", events.Worked(_, key):
                 times = "failure" if self.failures == 1 else "failures"
-                return f"{self.name}: {shown(key, MAX_NAME)} is done after {self.failures} {times}"
+                return f"{self.name}: {short_repr(key, MAX_NAME)} is done after {self.failures} {times}"
             case "slowed", events.Worked(_, key):
-                return f"{self.name}: the budget is exhausted: {shown(key, MAX_NAME)} comes back at the slow rate"
+                return f"{self.name}: the budget is exhausted: {short_repr(key, MAX_NAME)} comes back at the slow rate"
             case _:
                 return sentence(self.event)
 
@@ -234,7 +234,7 @@ class LogSampler:
         keys, failures = [] if key is None else [key], 0
         if isinstance(event, events.Worked):
             kinds, failures = self._worked(event)
-            keys = [(kind, line(event.name, MAX_NAME), "") for kind in kinds]
+            keys = [(kind, one_line(event.name, MAX_NAME), "") for kind in kinds]
         for each in keys:
             if self._count_event(each, now):
                 self._ready.append(LogLine(*each, event, failures))
@@ -303,7 +303,7 @@ def _episode_key(event: Event) -> EpisodeKey | None:
     """Return the episode of an event; None if it is no line, or if that depends on its key (`Worked`)."""
     find = EPISODES.get(type(event))
     found = ("other", type(event).__name__) if find is None else find(event)
-    return None if found is None else (found[0], line(event.name, MAX_NAME), line(found[1], MAX_NAME))
+    return None if found is None else (found[0], one_line(event.name, MAX_NAME), one_line(found[1], MAX_NAME))
 
 
 def _first_failure(event: events.FirstFailure) -> tuple[str, str] | None:
@@ -351,4 +351,4 @@ def _key_hash(event: events.Worked) -> int:
     try:
         return hash((event.name, event.key))
     except Exception:
-        return hash((event.name, shown(event.key)))
+        return hash((event.name, short_repr(event.key)))

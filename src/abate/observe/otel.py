@@ -21,10 +21,10 @@ from abate import events, forks
 from abate.events import DEAD_LETTER_REASONS, ENDINGS, FAILURE_KINDS, SHELTER_STATES, Event
 from abate.observe.call_outcomes import CallCountsSince, CallOutcomes
 from abate.observe.event_text import error_type
-from abate.observe.extras import requires_extra
 from abate.observe.lasting_totals import Pair
 from abate.observe.metric_series import BUCKET_BOUNDS, LabelValues, known_or_other
 from abate.observe.snapshot import Snapshot, snapshot
+from abate.optional_dependencies import requires_extra
 from abate.reentrant_locks import Section
 
 with requires_extra(by="abate.observe.OpenTelemetrySink", extra="otel"):

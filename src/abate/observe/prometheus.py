@@ -19,10 +19,10 @@ from weakref import ref
 from abate import events, forks, registry
 from abate.events import DEAD_LETTER_REASONS, ENDINGS, FAILURE_KINDS, SHELTER_STATES, Event
 from abate.observe.call_outcomes import OUTCOMES, CallCountsSince, CallOutcomes
-from abate.observe.extras import requires_extra
 from abate.observe.lasting_totals import LastingTotals, Pair, Reading
 from abate.observe.metric_series import Counters, Gauges, Histograms, Labels, LabelValues, known_or_other
 from abate.observe.snapshot import Snapshot, snapshot
+from abate.optional_dependencies import requires_extra
 from abate.reentrant_locks import Section
 
 with requires_extra(by="abate.observe.PrometheusSink", extra="prometheus"):

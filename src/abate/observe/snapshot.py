@@ -15,7 +15,7 @@ from abate.call.counters import NOTHING, CallCounts, call_totals
 from abate.frozen import Frozen
 from abate.observe.number_checks import check_depth, is_number, show_number
 from abate.observe.queue_depths import DepthReading, read_depths
-from abate.redact import line
+from abate.redact import one_line
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
@@ -120,7 +120,7 @@ def display_name(name: object) -> str:
     >>> display_name("https://me:secret@api.example/")
     'https://***@api.example/'
     """
-    return line(str(name), MAX_NAME + 1)[:MAX_NAME]  # without the ellipsis of a cut text
+    return one_line(str(name), MAX_NAME + 1)[:MAX_NAME]  # without the ellipsis of a cut text
 
 
 def by_name(things: Iterable[Any]) -> list[tuple[str, list[Any]]]:

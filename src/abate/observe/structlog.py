@@ -8,9 +8,9 @@ from typing import Any
 from abate.clock import Clock
 from abate.events import Event
 from abate.observe.event_text import event_type, facts, level
-from abate.observe.extras import requires_extra
 from abate.observe.log_sampler import LogLine
 from abate.observe.log_writer import LogWriter
+from abate.optional_dependencies import requires_extra
 
 with requires_extra(by="abate.observe.StructlogSink", extra="structlog"):
     import structlog

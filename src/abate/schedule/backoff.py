@@ -20,7 +20,7 @@ from typing import Literal, Protocol, cast
 
 from abate.errors import choice, number, whole
 from abate.frozen import Frozen
-from abate.redact import shown
+from abate.redact import short_repr
 
 Jitter = Literal["full", "equal", "decorrelated", "none"]
 JITTERS: tuple[str, ...] = ("full", "equal", "decorrelated", "none")
@@ -186,7 +186,7 @@ def schedule(backoff: Schedule | Callable[[int], float] | Iterable[float]) -> Sc
     """
     expected = "backoff must be a Backoff, a function of the retry's number, or an iterable of seconds"
     if isinstance(backoff, (str, bytes, type)):
-        raise TypeError(f"{expected}, not {shown(backoff)}")
+        raise TypeError(f"{expected}, not {short_repr(backoff)}")
     if callable(getattr(backoff, "delay", None)):
         return cast(Schedule, backoff)
     if callable(backoff):
@@ -194,7 +194,7 @@ def schedule(backoff: Schedule | Callable[[int], float] | Iterable[float]) -> Sc
     if isinstance(backoff, Iterator):
         raise TypeError(f"{expected}; {backoff!r} is an iterator, which only one call could read: give a list")
     if not isinstance(backoff, Iterable):
-        raise TypeError(f"{expected}, not {shown(backoff)}")
+        raise TypeError(f"{expected}, not {short_repr(backoff)}")
     delays = tuple(
         number(f"backoff[{place}]", delay, least=0) for place, delay in enumerate(islice(backoff, MAX_DELAYS))
     )

@@ -11,7 +11,7 @@ from abate.call.named_rules import is_code
 from abate.call.policy import Policy
 from abate.call.policy_files import SHELTERS, load_policies, parse_policy, parse_shelters
 from abate.errors import choice, number, whole
-from abate.redact import quoted
+from abate.redact import escaped
 from abate.sim.aws_jitter import AWS_DECORRELATED, AwsDecorrelated
 from abate.sim.measures import MEASURES, PER_SERVICE
 from abate.sim.model import Clients, Controllers, Duration, Limit, Row, Service
@@ -151,9 +151,9 @@ def load_user_policy(place: str, code: Sequence[str] = ()) -> Policy:
     try:
         policies = load_policies(file, code=code)
     except OSError as error:
-        raise ValueError(quoted(f"{file} can't be read: {error}")) from error
+        raise ValueError(escaped(f"{file} can't be read: {error}")) from error
     if name not in policies:
-        raise ValueError(quoted(f"{file} has no policy {name!r}; it has {', '.join(policies) or 'none'}"))
+        raise ValueError(escaped(f"{file} has no policy {name!r}; it has {', '.join(policies) or 'none'}"))
     return policies[name]
 
 

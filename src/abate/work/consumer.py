@@ -9,7 +9,7 @@ from abate import registry
 from abate.admit.breaker import CircuitBreaker
 from abate.decide.rules import Matcher, build_rules
 from abate.errors import by_keyword, whole
-from abate.redact import shown
+from abate.redact import short_repr
 from abate.schedule.backoff import Backoff, RandomSource, Schedule, schedule
 from abate.work.add_counts import AddCounts
 from abate.work.leader import check_queue_name
@@ -57,7 +57,7 @@ class Consumer(Service[P, T]):
         for method in ("receive", "extend", "settle"):
             if not callable(getattr(source, method, None)):
                 raise TypeError(
-                    f"a source must have receive, extend and settle (see abate.work.Source), not {shown(given)}"
+                    f"a source must have receive, extend and settle (see abate.work.Source), not {short_repr(given)}"
                 )
         for name in ("name", "lease", "durable"):
             if not hasattr(source, name):
@@ -151,7 +151,7 @@ def consumer(
     ['no address']
     """
     if breaker is not None and breaker is not False and not isinstance(breaker, CircuitBreaker):
-        raise TypeError(f"breaker must be a CircuitBreaker, or False for none, not {shown(breaker)}")
+        raise TypeError(f"breaker must be a CircuitBreaker, or False for none, not {short_repr(breaker)}")
     verdict_rules = VerdictRules(
         Backoff(1.0, 900.0) if backoff is None else schedule(backoff),
         None if on is None else build_rules(on),

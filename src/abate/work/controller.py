@@ -16,7 +16,7 @@ from abate.admit.budget import Budget
 from abate.decide.rules import Matcher, build_rules
 from abate.errors import by_keyword, number, whole
 from abate.logs import Log
-from abate.redact import shown
+from abate.redact import short_repr
 from abate.schedule.backoff import Backoff, RandomSource, Schedule, schedule
 from abate.work import feeds
 from abate.work.add_counts import AddCounts
@@ -85,7 +85,7 @@ class Controller(Service[P, T]):
             if keys is None:
                 self._known = KnownKeys(self.name)
             elif not callable(keys):
-                raise TypeError(f"keys must be a function that lists them, not {shown(keys)}")
+                raise TypeError(f"keys must be a function that lists them, not {short_repr(keys)}")
             produce = partial(feeds.resync_feed, keys or self._known_keys, number("resync", resync, least=MIN_RESYNC))
             # a resync does not unpark keys
             self._feeds.append(feeds.Feed("resync", self._while_leading(produce) if leader else produce, unparks=False))
@@ -221,7 +221,9 @@ class Controller(Service[P, T]):
 
         def decorate(feed: Any) -> Any:
             if iscoroutinefunction(feed) or not (callable(feed) or isinstance(feed, AsyncIterable)):
-                raise TypeError(f"a source must be an async generator function or an async iterable, not {shown(feed)}")
+                raise TypeError(
+                    f"a source must be an async generator function or an async iterable, not {short_repr(feed)}"
+                )
             produce = partial(feeds.watch_feed, feed, _mapping(keys))
             self._declare(feeds.Feed(self._unique_name(feed), produce, restartable=not isasyncgen(feed)))
             return feed
@@ -242,7 +244,7 @@ class Controller(Service[P, T]):
 
         def decorate(look: L) -> L:
             if not callable(look):
-                raise TypeError(f"a poller must be a function that returns keys, not {shown(look)}")
+                raise TypeError(f"a poller must be a function that returns keys, not {short_repr(look)}")
             self._declare(feeds.Feed(self._unique_name(look), partial(feeds.poll_feed, look, seconds, _mapping(keys))))
             return look
 
@@ -298,7 +300,7 @@ class Controller(Service[P, T]):
 
     def _open_queue(self, store: Any) -> Any:
         if not hasattr(store, "queue"):
-            raise TypeError(f"store must be a store or the URL of one, not {shown(store)}")
+            raise TypeError(f"store must be a store or the URL of one, not {short_repr(store)}")
         queue = store.queue(self.name, capacity=self._capacity)
         check_queue_name(queue.name)
         return queue
@@ -370,7 +372,7 @@ class Controller(Service[P, T]):
 
 def _mapping(keys: feeds.KeysOf | None) -> feeds.KeysOf | None:
     if keys is not None and (not callable(keys) or iscoroutinefunction(keys)):
-        raise TypeError(f"keys must be a plain function from an event to its keys, not {shown(keys)}")
+        raise TypeError(f"keys must be a plain function from an event to its keys, not {short_repr(keys)}")
     return keys
 
 
@@ -425,7 +427,7 @@ def controller(
     Counter({'done': 1})
     """
     if budget is not None and not isinstance(budget, Budget):
-        raise TypeError(f"budget must be a Budget, not {shown(budget)}")
+        raise TypeError(f"budget must be a Budget, not {short_repr(budget)}")
     pays = Budget() if budget is None else budget
     verdict_rules = VerdictRules(
         Backoff(0.2, 60.0) if backoff is None else schedule(backoff),

@@ -26,7 +26,7 @@ from abate import clock as clocks
 from abate import events
 from abate.errors import AttemptTimeout
 from abate.logs import ERROR, INFO, WARNING, Log
-from abate.redact import described, shown
+from abate.redact import described, short_repr
 from abate.schedule.backoff import Backoff, RandomSource
 from abate.schedule.periodic import (
     CLOCK_CHECK_SECONDS,
@@ -148,7 +148,7 @@ class FeedRunner:
         try:
             hash(key)
         except Exception:
-            self.skip(f"what is no key: a key must be hashable, not {shown(key)}")
+            self.skip(f"what is no key: a key must be hashable, not {short_repr(key)}")
             return
         failures = 0
         try:
@@ -162,10 +162,10 @@ class FeedRunner:
                 except Exception as error:
                     failures += 1
                     self._adding = True
-                    await self._pause(f"{shown(key)} could not be added", error, failures)
+                    await self._report_and_wait(f"{short_repr(key)} could not be added", error, failures)
         except asyncio.CancelledError:
             text = "%s: stopped before %s was added, which %s brought"
-            log.warning(text, self._policy, shown(key), self.feed.name)
+            log.warning(text, self._policy, short_repr(key), self.feed.name)
             raise
         finally:
             self._adding = False
@@ -195,7 +195,7 @@ class FeedRunner:
             if got_further or lasted >= HEALTHY_AFTER or (lasted >= pause and (self._steps or error is None)):
                 failures, furthest = 0, self._steps
             failures += 1
-            pause = await self._pause(None, error, failures)
+            pause = await self._report_and_wait(None, error, failures)
 
     async def _run_once(self) -> Exception | None:
         """Run the feed until it ends. Return its error, if it raised one."""
@@ -209,7 +209,7 @@ class FeedRunner:
             return error
         return None
 
-    async def _pause(self, what: str | None, error: Exception | None, failures: int) -> float:
+    async def _report_and_wait(self, what: str | None, error: Exception | None, failures: int) -> float:
         """Report what has happened, and wait. Return the delay."""
         delay = RESTART_BACKOFF.delay(failures, self._rng)
         name = self.feed.name

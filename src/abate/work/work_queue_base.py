@@ -46,7 +46,7 @@ class BaseWorkQueue(QueueWaiters[K]):
     # -- in
 
     @takes_lock
-    def add(self, key: K, priority: int = 0) -> None:
+    def add(self, key: K, priority: int = 0) -> None:  # noqa: C901 - the hottest call: `Section.call` is written out
         """Add a key. If it waits already, keep it once, with the higher of the two priorities.
 
         >>> import abate

@@ -14,7 +14,7 @@
 It needs `abate[page]`: starlette.
 """
 
-from abate.observe.extras import requires_extra
+from abate.optional_dependencies import requires_extra
 
 with requires_extra(by="abate.observe.page", extra="page"):
     from abate.observe.page.asgi_app import app

@@ -18,7 +18,7 @@ from abate.observe.page.hot_keys import FailingKeys, HottestKeys
 from abate.observe.page.severity import FAILED
 from abate.observe.page.sliding_counts import SlidingCounts
 from abate.observe.snapshot import MAX_NAME, MAX_NAMES, display_name
-from abate.redact import described, line
+from abate.redact import described, one_line
 from abate.reentrant_locks import Section
 
 MAX_TEXT = 200
@@ -250,4 +250,4 @@ def text(thing: object, longest: int = MAX_TEXT) -> str:
         whole = str(thing)
     except Exception:
         whole = f"<{type(thing).__name__}>"
-    return line(whole, longest)
+    return one_line(whole, longest)

@@ -94,7 +94,7 @@ class PeriodicArrivals:
     def __init__(self, world: World, clients: Clients, rng: np.random.Generator) -> None:
         self._clients = clients
         self._rng = rng
-        self._periods = _periods(world, clients)
+        self._periods = _period_bounds(world, clients)
         self._start, self._end = next(self._periods)
         self._waiting: NDArray[np.int32] | None = None
         """Clients that have not called in the current period."""
@@ -162,7 +162,7 @@ def _pace(world: World, rate: float) -> VaryingRate:
     return VaryingRate(rate, spikes)
 
 
-def _periods(world: World, clients: Clients) -> Iterator[tuple[float, float]]:
+def _period_bounds(world: World, clients: Clients) -> Iterator[tuple[float, float]]:
     """Yield start and end of each period; after the last, one that never begins."""
     start = float(clients.start)
     if clients.arrivals == "once":

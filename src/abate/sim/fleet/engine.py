@@ -148,7 +148,9 @@ class Fleet:
                 self._calls.due[calls] = np.inf
             failed.append(self._expired(bucket, sent[0]))
         self._budget.deposit(int(self._earned[bucket]), bucket * WIDTH)
-        self._retry(bucket, [self._decide(kind, *self._by_now(bucket, calls, at)) for kind, calls, at in failed])
+        self._schedule_retries(
+            bucket, [self._decide(kind, *self._by_now(bucket, calls, at)) for kind, calls, at in failed]
+        )
 
     # -- sending
 
@@ -285,7 +287,7 @@ class Fleet:
             delay = plan.delay(retries, uniforms)
         return delay if ruling.hint is None else plan.delay_after_hint(ruling.hint, retries, delay)
 
-    def _retry(self, bucket: int, groups: list[Retries]) -> None:
+    def _schedule_retries(self, bucket: int, groups: list[Retries]) -> None:
         """Schedule the retries that the budget admits, in the order of the failures."""
         if not groups:
             return

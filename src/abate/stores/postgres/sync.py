@@ -8,7 +8,7 @@ from typing import Any, assert_never
 
 from abate.admit.budget import Units
 from abate.stores.budget import BudgetTerms
-from abate.stores.fleet import grant_rules, outage
+from abate.stores.fleet import grant_rules, shelter_rules
 from abate.stores.fleet.messages import (
     MEMBER_TIMEOUT,
     BucketGrant,
@@ -28,17 +28,17 @@ CONSTANTS = json.dumps(
         "gone": MEMBER_TIMEOUT,
         "idle": grant_rules.IDLE_DEMAND,
         "kept": grant_rules.NEWCOMERS_RESERVE,
-        "lately": outage.REPORT_VALID,
-        "turn": outage.PROBE_TURN,
-        "first": outage.FIRST_LIMIT,
-        "eighth": outage.FIRST_LIMIT_SHARE,
-        "growth": outage.LIMIT_GROWTH,
-        "gently": outage.SLOW_GROWTH,
-        "every": outage.GROWTH_INTERVAL,
-        "shed": outage.MAX_FAILURE_RATIO,
-        "plenty": outage.CALM_LIMIT,
-        "stale": outage.OUTAGE_TIMEOUT,
-        "longest": outage.MAX_CLOSED,
+        "lately": shelter_rules.REPORT_VALID,
+        "turn": shelter_rules.PROBE_TURN,
+        "first": shelter_rules.FIRST_LIMIT,
+        "eighth": shelter_rules.FIRST_LIMIT_SHARE,
+        "growth": shelter_rules.LIMIT_GROWTH,
+        "gently": shelter_rules.SLOW_GROWTH,
+        "every": shelter_rules.GROWTH_INTERVAL,
+        "shed": shelter_rules.MAX_FAILURE_RATIO,
+        "plenty": shelter_rules.CALM_LIMIT,
+        "stale": shelter_rules.OUTAGE_TIMEOUT,
+        "longest": shelter_rules.MAX_CLOSED,
     }
 )
 """The constants of the rules, passed with every sync."""
@@ -68,7 +68,7 @@ def encode_request(request: SyncRequest) -> dict[str, Any]:
                 "answered": request.answered,
                 "failed": request.failed,
                 "closed": repr(request.closed),
-                "sees": outage.classify(request),
+                "sees": shelter_rules.classify(request),
             }
         case other:
             assert_never(other)

@@ -1,4 +1,4 @@
-"""PL/pgSQL functions of a fleet's shared limits: the rules of `stores.budget`, `fleet.grant_rules`, `fleet.outage`.
+"""PL/pgSQL functions of a fleet's shared limits, by the rules in `stores.budget` and `stores.fleet`.
 
 The conformance suite checks that both implementations give the same answers.
 

@@ -89,27 +89,27 @@ class RedisConnection:
         calls: Sequence[tuple[Script, Keys, Sequence[Any]]],
         use: Use = "work",
         repeatable: bool = False,
-        apart: bool = False,
+        skip_wrong_type: bool = False,
     ) -> list[Any]:
         """Call several scripts in one round trip and return their replies.
 
-        With `apart`, the reply to a call that finds a key of another type is a `StoreError`, and the other calls
-        succeed.
+        With `skip_wrong_type`, the reply to a call that finds a key of another type is a `StoreError`, and the other
+        calls succeed.
         """
         if not calls:
             return []
-        answers = self._run_retrying(use, lambda client: _eval_pipeline(client, calls, apart), repeatable)
+        answers = self._run_retrying(use, lambda client: _eval_pipeline(client, calls, skip_wrong_type), repeatable)
         return [self._translated(answer, use) if isinstance(answer, Exception) else answer for answer in answers]
 
     def command(self, *words: Any) -> Any:
         """Send an idempotent command and return its reply."""
         return self._run_retrying("work", lambda client: client.execute_command(*words), repeatable=True)
 
-    def listen(self, bell: str, seconds: float) -> None:
-        """Block on the list `bell` for at most `seconds`."""
+    def listen(self, wakeup_list: str, seconds: float) -> None:
+        """Block on a wake-up list for at most `seconds`."""
         try:
             self._run_retrying(
-                "wait", lambda client: client.blpop([bell], max(SHORTEST_WAIT, seconds)), repeatable=False
+                "wait", lambda client: client.blpop([wakeup_list], max(SHORTEST_WAIT, seconds)), repeatable=False
             )
         except ConnectionBroken:
             pass  # the next read reports an unreachable server
@@ -259,12 +259,14 @@ def _send(client: Any, *words: Any) -> Any:
         pool.release(connection)
 
 
-def _eval_pipeline(client: Any, calls: Sequence[tuple[Script, Keys, Sequence[Any]]], apart: bool = False) -> list[Any]:
+def _eval_pipeline(
+    client: Any, calls: Sequence[tuple[Script, Keys, Sequence[Any]]], skip_wrong_type: bool = False
+) -> list[Any]:
     if len(calls) == 1:
         try:
             return [_eval(client, *calls[0])]
         except exceptions.ResponseError as error:
-            if apart and is_wrong_type(error):
+            if skip_wrong_type and is_wrong_type(error):
                 return [error]
             raise
     with client.pipeline(transaction=False) as pipeline:
@@ -274,7 +276,7 @@ def _eval_pipeline(client: Any, calls: Sequence[tuple[Script, Keys, Sequence[Any
     for place, answer in enumerate(answers):
         if isinstance(answer, exceptions.NoScriptError):
             answers[place] = _eval(client, *calls[place])
-        elif isinstance(answer, Exception) and not (apart and is_wrong_type(answer)):
+        elif isinstance(answer, Exception) and not (skip_wrong_type and is_wrong_type(answer)):
             raise answer
     return answers
 

@@ -15,7 +15,7 @@ QUEUE_PARTS = ("item", "line", "lane", "leased", "dead", "meta", "bell")
 class KeyNames:
     """The keys of one store.
 
-    >>> KeyNames("abate", cluster=False).bell("orders{1}")
+    >>> KeyNames("abate", cluster=False).wakeup_list("orders{1}")
     'abate:{queue:orders%7B1%7D}:bell'
     """
 
@@ -31,7 +31,7 @@ class KeyNames:
         parts = tuple(f"{base}:{part}" for part in QUEUE_PARTS)
         return (*parts, f"{base}:token") if self._cluster else (*parts, f"{self._prefix}:token", self.queues)
 
-    def bell(self, name: str) -> str:
+    def wakeup_list(self, name: str) -> str:
         """Return the key of the list on which waiting clients block."""
         return f"{self._base('queue', name)}:bell"
 

@@ -61,7 +61,7 @@ FULL = -1
 
 
 class BlockingWaiter:
-    """One call that waits for a message, blocking on the list `bell`."""
+    """One call that waits for a message, blocking on the wake-up list."""
 
     __slots__ = ("_queue", "id", "left")
 
@@ -95,7 +95,7 @@ class RedisQueue(Queue):
         super().__init__(store, name, lease, capacity, max_body)
         self._store = store
         self._keys = [key.encode() for key in store.names.queue_keys(name)]
-        self._bell = store.names.bell(name)
+        self._wakeup_list = store.names.wakeup_list(name)
         self._rng = rng
 
     def _call(self, script: Script, *args: Any, repeatable: bool = False) -> Any:
@@ -124,8 +124,8 @@ class RedisQueue(Queue):
         yield BlockingWaiter(self)
 
     def block(self, seconds: float) -> None:
-        """Block on the list `bell` for at most `seconds`."""
-        self._store.server.listen(self._bell, min(seconds, MAX_BLOCK * (0.5 + 0.5 * self._rng.random())))
+        """Block on the wake-up list for at most `seconds`."""
+        self._store.server.listen(self._wakeup_list, min(seconds, MAX_BLOCK * (0.5 + 0.5 * self._rng.random())))
 
     def _take(self, max_messages: int, waiter: BlockingWaiter | None) -> tuple[list[Message], float | None]:
         messages: list[Message] = []

@@ -13,12 +13,12 @@ from typing import Final
 
 from abate.admit.sliding_window import MAX_PER_SLOT, SLOTS
 from abate.stores.encoding import MAX_ATTRIBUTES_BYTES, MAX_PRIORITY, MAX_SHOWN_BYTES
-from abate.stores.fleet import grant_rules, messages, outage
+from abate.stores.fleet import grant_rules, messages, shelter_rules
 from abate.work.key_queue import FAIRNESS_TURNS
 
 BATCH: Final = 100
 """Maximum number of messages in one call of a script."""
-LANES: Final = 100
+MAX_PRIORITIES: Final = 100
 """Maximum number of priorities that one call reads; messages of lower priorities are taken by age."""
 WATCHER_LATE: Final = 0.5
 """Seconds that the watcher (see `queue`) may be late before another waiting client replaces it."""
@@ -52,7 +52,7 @@ def _of_queue(name: str, **numbers: float) -> Script:
 
 ADD = _of_queue("add")
 CANCEL = _of_queue("cancel")
-RECEIVE = _of_queue("receive", FAIRNESS_TURNS=FAIRNESS_TURNS, LANES=LANES)
+RECEIVE = _of_queue("receive", FAIRNESS_TURNS=FAIRNESS_TURNS, MAX_PRIORITIES=MAX_PRIORITIES)
 EXTEND = _of_queue("extend")
 SETTLE = _of_queue("settle")
 DEAD_LETTERS = _of_queue("dead_letters", MAX_LETTER_BYTES=MAX_ATTRIBUTES_BYTES + MAX_SHOWN_BYTES + 2)
@@ -74,19 +74,19 @@ SHARE = Script(
 FORECAST = Script(
     "clock",
     "members",
-    "outage",
+    "shelter_rules",
     "shelter_advice",
     MEMBER_TIMEOUT=messages.MEMBER_TIMEOUT,
     KEPT_FOR=KEPT_FOR,
-    REPORT_VALID=outage.REPORT_VALID,
-    PROBE_TURN=outage.PROBE_TURN,
-    FIRST_LIMIT=outage.FIRST_LIMIT,
-    FIRST_LIMIT_SHARE=outage.FIRST_LIMIT_SHARE,
-    LIMIT_GROWTH=outage.LIMIT_GROWTH,
-    GROWTH_INTERVAL=outage.GROWTH_INTERVAL,
-    SLOW_GROWTH=outage.SLOW_GROWTH,
-    MAX_FAILURE_RATIO=outage.MAX_FAILURE_RATIO,
-    CALM_LIMIT=outage.CALM_LIMIT,
-    OUTAGE_TIMEOUT=outage.OUTAGE_TIMEOUT,
-    MAX_CLOSED=outage.MAX_CLOSED,
+    REPORT_VALID=shelter_rules.REPORT_VALID,
+    PROBE_TURN=shelter_rules.PROBE_TURN,
+    FIRST_LIMIT=shelter_rules.FIRST_LIMIT,
+    FIRST_LIMIT_SHARE=shelter_rules.FIRST_LIMIT_SHARE,
+    LIMIT_GROWTH=shelter_rules.LIMIT_GROWTH,
+    GROWTH_INTERVAL=shelter_rules.GROWTH_INTERVAL,
+    SLOW_GROWTH=shelter_rules.SLOW_GROWTH,
+    MAX_FAILURE_RATIO=shelter_rules.MAX_FAILURE_RATIO,
+    CALM_LIMIT=shelter_rules.CALM_LIMIT,
+    OUTAGE_TIMEOUT=shelter_rules.OUTAGE_TIMEOUT,
+    MAX_CLOSED=shelter_rules.MAX_CLOSED,
 )

@@ -73,7 +73,7 @@ class RedisStore(Store):
 
     def sync_members(self, member: str, requests: Sequence[SyncRequest]) -> list[SyncReply | StoreError]:
         calls = [sync.encode_request(self.names, self.now(), member, request) for request in requests]
-        replies = self.server.calls(calls, "sync", apart=True)
+        replies = self.server.calls(calls, "sync", skip_wrong_type=True)
         return [
             reply if isinstance(reply, StoreError) else sync.decode_reply(request, reply)
             for request, reply in zip(requests, replies, strict=True)

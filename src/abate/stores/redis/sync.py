@@ -21,7 +21,7 @@ from abate.stores.fleet.messages import (
     SyncReply,
     SyncRequest,
 )
-from abate.stores.fleet.outage import classify
+from abate.stores.fleet.shelter_rules import classify
 from abate.stores.redis import scripts
 from abate.stores.redis.key_names import KeyNames
 from abate.stores.redis.scripts import Script

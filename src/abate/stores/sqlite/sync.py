@@ -7,7 +7,7 @@ from typing import Any, assert_never
 
 from abate.admit.sliding_window import MAX_PER_SLOT
 from abate.stores.budget import BudgetTerms
-from abate.stores.fleet import grant_rules, outage
+from abate.stores.fleet import grant_rules, shelter_rules
 from abate.stores.fleet.messages import (
     MEMBER_TIMEOUT,
     BucketGrant,
@@ -150,13 +150,13 @@ def _is_valid_row(row: tuple[Any, ...]) -> bool:
     )
 
 
-def _known(row: tuple[Any, ...]) -> outage.OutageState:
-    return outage.OutageState(row[0].decode(), row[1], row[2].decode(errors="replace"), *row[3:])
+def _known(row: tuple[Any, ...]) -> shelter_rules.OutageState:
+    return shelter_rules.OutageState(row[0].decode(), row[1], row[2].decode(errors="replace"), *row[3:])
 
 
 def _shelter_advice(db: Connection, now: float, member: str, request: ShelterReport) -> ShelterAdvice:
     scope = f"shelter:{request.name}"
-    members = _touch_member(db, now, scope, member, sees=outage.classify(request))
+    members = _touch_member(db, now, scope, member, sees=shelter_rules.classify(request))
     good, bad, place = db.execute(
         """
         SELECT
@@ -165,13 +165,15 @@ def _shelter_advice(db: Connection, now: float, member: str, request: ShelterRep
             count(CASE WHEN member < :member THEN 1 END)
         FROM member WHERE scope = :scope
         """,
-        {"scope": scope, "lately": now - outage.REPORT_VALID, "member": member},
+        {"scope": scope, "lately": now - shelter_rules.REPORT_VALID, "member": member},
     ).fetchone()
     row = db.execute(
         "SELECT state, until, prober, turn, highest, base, grown FROM weather WHERE name = ?", (request.name,)
     ).fetchone()
-    known = outage.OutageState() if row is None or not _is_valid_row(row) else _known(row)
-    known, advice = outage.update(known, request, member, outage.MemberCounts(members, good, bad, place), now)
+    known = shelter_rules.OutageState() if row is None or not _is_valid_row(row) else _known(row)
+    known, advice = shelter_rules.update(
+        known, request, member, shelter_rules.MemberCounts(members, good, bad, place), now
+    )
     db.execute("DELETE FROM weather WHERE name = ?", (request.name,))
     if known.state != "calm":
         db.execute("INSERT INTO weather VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (request.name, *known))

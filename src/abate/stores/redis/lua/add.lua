@@ -5,7 +5,7 @@ local revive, capacity = ARGV[6] == '1', tonumber(ARGV[7])
 local item = look_up(key)
 
 local function full()
-  return capacity and redis.call('ZCARD', LINE) - redis.call('ZCOUNT', LEASED, '(' .. exact(now), '+inf') >= capacity
+  return capacity and redis.call('ZCARD', BY_DUE) - redis.call('ZCOUNT', LEASED, '(' .. exact(now), '+inf') >= capacity
 end
 
 local new = 0
@@ -28,7 +28,7 @@ elseif item.state == 'd' then
 elseif held(item) then
   -- leased: keep the new content in AGAIN. If the item returns without being done, it has the higher priority of both.
   local again = item.state == 'a' and read_again(key)
-  leave_lane(key, item)
+  remove_priority(key, item)
   item.state, item.priority = 'a', math.max(item.priority, priority)
   enter(key, item)
   if again then
@@ -38,7 +38,7 @@ elseif held(item) then
   return again and 0 or 1
 else
   -- waiting, or its lease has run out and ends here
-  leave_lane(key, item)
+  remove_priority(key, item)
   if item.state ~= 'w' then
     redis.call('ZREM', LEASED, item.sequence .. key)
     redis.call('HDEL', ITEM, AGAIN .. key)
@@ -49,5 +49,5 @@ else
 end
 enter(key, item, content)
 remember()
-ring(item.due, 1, item.due > now and watched())
+wake(item.due, 1, item.due > now and watched())
 return new

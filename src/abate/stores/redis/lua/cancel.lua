@@ -3,8 +3,8 @@ local key = ARGV[2]
 local item = look_up(key)
 if not item or item.due <= now then return 0 end
 if item.state == 'w' then
-  leave_lane(key, item)
-  redis.call('ZREM', LINE, item.sequence .. key)
+  remove_priority(key, item)
+  redis.call('ZREM', BY_DUE, item.sequence .. key)
   redis.call('HDEL', ITEM, RECORD .. key, CONTENT .. key, UNANSWERED .. key)
   return 1
 end

@@ -4,7 +4,7 @@ local lost = {}
 for n = 3, #ARGV, 2 do
   local key, item = ARGV[n], look_up(ARGV[n])
   if item and held(item) and item.token == ARGV[n + 1] then
-    leave_lane(key, item)
+    remove_priority(key, item)
     item.due = now + lease
     redis.call('ZADD', LEASED, exact(item.due), item.sequence .. key)
     enter(key, item)

@@ -1,5 +1,5 @@
 -- The keys of one queue, and functions shared by its scripts; the layout is described in queue.py.
-local ITEM, LINE, LANE, LEASED, DEAD, META, BELL, TOKEN, LISTED = unpack(KEYS)
+local ITEM, BY_DUE, BY_PRIORITY, LEASED, DEAD, META, WAKEUPS, TOKEN, LISTED = unpack(KEYS)
 
 -- The time of a queue never goes back, even if the server's clock is set back or a failover leads to a clock that is
 -- behind: while the clock is before the recorded mark, time continues from the mark at the clock's pace.
@@ -74,13 +74,13 @@ local function held(item)
   return (item.state == 'l' or item.state == 'a') and item.due > now
 end
 
--- Return the member of LANE: priority, due and sequence, encoded so that the bytes sort like the numbers.
+-- Return the member of BY_PRIORITY: priority, due and sequence, encoded so that the bytes sort like the numbers.
 local function place(key, item)
   return string.format('%010.0f', MAX_PRIORITY - item.priority) .. struct.pack('>d', item.due) .. item.sequence .. key
 end
 
-local function leave_lane(key, item)
-  if item.priority > 0 then redis.call('ZREM', LANE, place(key, item)) end
+local function remove_priority(key, item)
+  if item.priority > 0 then redis.call('ZREM', BY_PRIORITY, place(key, item)) end
 end
 
 local function look_up(key)
@@ -93,10 +93,10 @@ local function write_down(key, item, content)
   redis.call('HSET', ITEM, unpack(fields))
 end
 
--- Store an item that was removed from its lane, at its new due; also the content if it has changed.
+-- Store an item that was removed from BY_PRIORITY, at its new due; also the content if it has changed.
 local function enter(key, item, content)
-  redis.call('ZADD', LINE, exact(item.due), item.sequence .. key)
-  if item.priority > 0 then redis.call('ZADD', LANE, 0, place(key, item)) end
+  redis.call('ZADD', BY_DUE, exact(item.due), item.sequence .. key)
+  if item.priority > 0 then redis.call('ZADD', BY_PRIORITY, 0, place(key, item)) end
   write_down(key, item, content)
 end
 
@@ -118,9 +118,9 @@ end
 
 -- Wake up to `times` waiting clients for messages that are ready, or will be at `due`; skip this if the watcher wakes
 -- by then. If the list is not empty, no client is blocked on it.
-local function ring(due, times, watch)
+local function wake(due, times, watch)
   if due > now and watch and watch <= due and watch + WATCHER_LATE >= now then return end
-  if redis.call('LLEN', BELL) == 0 then
-    for _ = 1, math.min(times, BATCH) do redis.call('RPUSH', BELL, '') end
+  if redis.call('LLEN', WAKEUPS) == 0 then
+    for _ = 1, math.min(times, BATCH) do redis.call('RPUSH', WAKEUPS, '') end
   end
 end

@@ -9,26 +9,26 @@ if not (turns and turns >= 0 and turns < FAIRNESS_TURNS) then turns = 0 end  -- 
 turns = math.floor(turns)
 local SEQUENCE = 15
 if stepped then remember() end  -- otherwise time would stand still while no message is found
-local PLACE = 18  -- bytes before the sequence in LANE
+local PLACE = 18  -- bytes before the sequence in BY_PRIORITY
 
 local function oldest_first(count)
-  return redis.call('ZRANGE', LINE, '-inf', exact(now), 'BYSCORE', 'LIMIT', 0, count)
+  return redis.call('ZRANGE', BY_DUE, '-inf', exact(now), 'BYSCORE', 'LIMIT', 0, count)
 end
 
--- Pick ready messages by priority, highest first; then those without a priority, from LINE.
-local function highest_first(lane)
+-- Pick ready messages by priority, highest first; then those without a priority, from BY_DUE.
+local function highest_first(first)
   local picked, taken, until_now = {}, {}, struct.pack('>d', now) .. '\255'
-  for _ = 1, LANES do
-    local priority = string.sub(lane, 1, 10)
+  for _ = 1, MAX_PRIORITIES do
+    local priority = string.sub(first, 1, 10)
     local ready = redis.call(
-      'ZRANGE', LANE, '[' .. priority, '[' .. priority .. until_now, 'BYLEX', 'LIMIT', 0, most - #picked)
+      'ZRANGE', BY_PRIORITY, '[' .. priority, '[' .. priority .. until_now, 'BYLEX', 'LIMIT', 0, most - #picked)
     for _, stands in ipairs(ready) do
       local member = string.sub(stands, PLACE + 1)
       picked[#picked + 1] = member
       taken[member] = stands
     end
-    lane = redis.call('ZRANGE', LANE, '(' .. priority .. '\255', '+', 'BYLEX', 'LIMIT', 0, 1)[1]
-    if #picked >= most or not lane then break end
+    first = redis.call('ZRANGE', BY_PRIORITY, '(' .. priority .. '\255', '+', 'BYLEX', 'LIMIT', 0, 1)[1]
+    if #picked >= most or not first then break end
   end
   if #picked < most then
     for _, member in ipairs(oldest_first(most)) do
@@ -41,26 +41,26 @@ end
 -- One of eight turns goes to the oldest message. Turns count only if there are priorities: otherwise the first is the
 -- oldest.
 local function pick()
-  local lane = redis.call('ZRANGE', LANE, '-', '+', 'BYLEX', 'LIMIT', 0, 1)[1]
-  if not lane then return oldest_first(most), {} end
-  local highest, places = highest_first(lane)
+  local first = redis.call('ZRANGE', BY_PRIORITY, '-', '+', 'BYLEX', 'LIMIT', 0, 1)[1]
+  if not first then return oldest_first(most), {} end
+  local highest, places = highest_first(first)
   if #highest == 0 then return highest, places end
   redis.call('HSET', META, 'turns', (turns + #highest) % FAIRNESS_TURNS)
   if turns + #highest < FAIRNESS_TURNS then return highest, places end
   local oldest, picked, taken = oldest_first(most), {}, {}
   local at = {[highest] = 1, [oldest] = 1}
   for turn = turns + 1, turns + #highest do
-    local line = turn % FAIRNESS_TURNS == 0 and oldest or highest
-    while taken[line[at[line]]] do at[line] = at[line] + 1 end
-    picked[#picked + 1] = line[at[line]]
-    taken[line[at[line]]] = true
+    local source = turn % FAIRNESS_TURNS == 0 and oldest or highest
+    while taken[source[at[source]]] do at[source] = at[source] + 1 end
+    picked[#picked + 1] = source[at[source]]
+    taken[source[at[source]]] = true
   end
   return picked, places
 end
 
 -- Bury a message whose record is invalid.
 local function bury_unreadable(key, member)
-  redis.call('ZREM', LINE, member)
+  redis.call('ZREM', BY_DUE, member)
   redis.call('ZREM', LEASED, member)
   local sequence = string.format('%015.0f', redis.call('HINCRBY', META, 'sequence', 1))
   redis.call('ZADD', DEAD, exact(now), sequence .. key)
@@ -92,12 +92,12 @@ if #members > 0 then
       -- the message has content, but its record is invalid: bury it unchanged
       strays = strays + 1
       bury_unreadable(key, members[n])
-      if places[members[n]] then redis.call('ZREM', LANE, places[members[n]]) end
+      if places[members[n]] then redis.call('ZREM', BY_PRIORITY, places[members[n]]) end
     elseif not item or item.sequence .. key ~= members[n] or item.state == 'd' then
       strays = strays + 1  -- the item is missing: evicted, or deleted by another program
-      redis.call('ZREM', LINE, members[n])
+      redis.call('ZREM', BY_DUE, members[n])
       redis.call('ZREM', LEASED, members[n])
-      if places[members[n]] then redis.call('ZREM', LANE, places[members[n]]) end
+      if places[members[n]] then redis.call('ZREM', BY_PRIORITY, places[members[n]]) end
     else
       local again = item.state == 'a' and read_again(key)
       if again then  -- it was added during its last lease, which ran out
@@ -105,18 +105,18 @@ if #members > 0 then
         redis.call('HSET', ITEM, CONTENT .. key, content)
         redis.call('HDEL', ITEM, AGAIN .. key)
       end
-      leave_lane(key, item)
+      remove_priority(key, item)
       if item.state ~= 'w' then item.unanswered = item.unanswered + 1 end  -- its lease ran out
       token = token + 1
       item.state, item.due, item.receives, item.token = 'l', now + lease, item.receives + 1, string.format('%.0f', token)
-      if item.priority > 0 then redis.call('ZADD', LANE, 0, place(key, item)) end
+      if item.priority > 0 then redis.call('ZADD', BY_PRIORITY, 0, place(key, item)) end
       dues[#dues + 1], dues[#dues + 2] = due, members[n]
       append(written_down, key, item)
       for _, part in ipairs({key, content, item.receives, item.token, item.unanswered}) do answer[#answer + 1] = part end
     end
   end
   if #dues > 0 then
-    redis.call('ZADD', LINE, unpack(dues))
+    redis.call('ZADD', BY_DUE, unpack(dues))
     redis.call('ZADD', LEASED, unpack(dues))
     redis.call('HSET', ITEM, unpack(written_down))
     redis.call('SET', TOKEN, string.format('%.0f', token))
@@ -125,14 +125,14 @@ if #members > 0 then
 end
 
 local pause = ''
-local head = tonumber(redis.call('ZRANGE', LINE, 0, 0, 'WITHSCORES')[2])
+local head = tonumber(redis.call('ZRANGE', BY_DUE, 0, 0, 'WITHSCORES')[2])
 if #answer > 0 or (watching and left <= 0) then
   -- this client stops waiting: release the role of watcher, and wake another client for the next message
   if watching then
     redis.call('HDEL', META, 'watch', 'watcher')
     watch = nil
   end
-  if head then ring(head, 1, watch) end
+  if head then wake(head, 1, watch) end
 elseif left > 0 and strays == 0 then
   if head and (watching or not watch or head < watch or watch + WATCHER_LATE < now) then
     redis.call('HSET', META, 'watch', exact(head), 'watcher', waiter)
@@ -141,6 +141,6 @@ elseif left > 0 and strays == 0 then
   elseif head then  -- another client is the watcher; if it is late, the others wake at random times to replace it
     pause = exact(head - now + WATCHER_LATE * (1 + tonumber(ARGV[6])))
   end
-  redis.call('DEL', BELL)  -- nothing is ready: discard pending wake-ups, which would be spurious
+  redis.call('DEL', WAKEUPS)  -- nothing is ready: discard pending wake-ups, which would be spurious
 end
 return {pause, strays, unpack(answer)}

@@ -29,5 +29,5 @@ for _, key in ipairs(keys) do
     end
   end
 end
-if many > 0 and not purge then ring(now, many) end
+if many > 0 and not purge then wake(now, many) end
 return {many, #keys, exact(died_by)}

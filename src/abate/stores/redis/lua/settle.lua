@@ -21,12 +21,12 @@ for n = 2, #ARGV, 4 do
   if not item or not held(item) or item.token ~= token then
     lost[#lost + 1] = (n - 2) / 4
   elseif word == 'done' and item.state == 'l' then
-    leave_lane(key, item)
+    remove_priority(key, item)
     for _, field in ipairs({RECORD, CONTENT, UNANSWERED}) do gone_fields[#gone_fields + 1] = field .. key end
     gone_members[#gone_members + 1] = item.sequence .. key
     records[key] = nil
   else
-    leave_lane(key, item)
+    remove_priority(key, item)
     local again = item.state == 'a' and read_again(key)
     local added, content = math.huge, again and again.content
     if again then  -- the added content replaces the old one, and can't be ready before now
@@ -34,7 +34,7 @@ for n = 2, #ARGV, 4 do
       redis.call('HDEL', ITEM, AGAIN .. key)
     end
     if word == 'bury' and not again then
-      redis.call('ZREM', LINE, item.sequence .. key)
+      redis.call('ZREM', BY_DUE, item.sequence .. key)
       redis.call('ZREM', LEASED, item.sequence .. key)
       redis.call('ZADD', DEAD, exact(now), item.sequence .. key)
       item.state, item.token, item.due, item.unanswered = 'd', '0', now, 0
@@ -57,9 +57,9 @@ for n = 2, #ARGV, 4 do
   end
 end
 if #gone_members > 0 then
-  redis.call('ZREM', LINE, unpack(gone_members))
+  redis.call('ZREM', BY_DUE, unpack(gone_members))
   redis.call('ZREM', LEASED, unpack(gone_members))
   redis.call('HDEL', ITEM, unpack(gone_fields))
 end
-if waiting > 0 then ring(earliest, waiting, watched()) end
+if waiting > 0 then wake(earliest, waiting, watched()) end
 return lost

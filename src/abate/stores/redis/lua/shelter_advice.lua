@@ -1,16 +1,16 @@
 -- Answer a ShelterReport. Reply: state, seconds closed, probe, limit, number of members.
 local MEMBERS, GOOD, BAD, WEATHER = unpack(KEYS)
 local member = ARGV[2]
-local sight = {
+local report = {
   state = ARGV[3], seen = ARGV[4],
   answered = tonumber(ARGV[5]), failed = tonumber(ARGV[6]), closed = tonumber(ARGV[7]),
 }
 
 local members = came(MEMBERS, member)
-local function sights(seen, key)
+local function reports(seen, key)
   redis.call('ZREMRANGEBYSCORE', key, '-inf', exact(now - MEMBER_TIMEOUT))
   redis.call('ZREMRANGEBYSCORE', key, '(' .. exact(now + MEMBER_TIMEOUT), '+inf')
-  if sight.seen == seen then
+  if report.seen == seen then
     redis.call('ZADD', key, exact(now), member)
     redis.call('EXPIRE', key, KEPT_FOR)
   else
@@ -18,10 +18,10 @@ local function sights(seen, key)
   end
   return redis.call('ZCOUNT', key, '(' .. exact(now - REPORT_VALID), '+inf')
 end
-local line = {members = members, good = sights('good', GOOD), bad = sights('bad', BAD)}
+local counts = {members = members, good = reports('good', GOOD), bad = reports('bad', BAD)}
 
 -- Return the number of members before this one; needed only if the limit is below one per member.
-function line.place()
+function counts.place()
   local before = 0
   for _, other in ipairs(redis.call('ZRANGE', MEMBERS, 0, -1)) do
     if other < member then before = before + 1 end
@@ -39,7 +39,7 @@ local known = {
   limit = noted(5, 0), base = noted(6, 0), grown = noted(7, NEVER),
 }
 
-heard(known, sight, member, line)
+update(known, report, member, counts)
 
 redis.call('DEL', WEATHER)
 if known.state ~= 'calm' then
@@ -51,5 +51,5 @@ if known.state ~= 'calm' then
   redis.call('EXPIRE', WEATHER, math.ceil(math.max(0, known.closed_until - now)) + KEPT_FOR)
 end
 
-local state, closed, probe, limit = told(known, member, line)
+local state, closed, probe, limit = advice(known, member, counts)
 return {state, closed, probe, limit, members}

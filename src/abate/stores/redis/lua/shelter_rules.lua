@@ -1,30 +1,30 @@
--- The rules of abate.stores.fleet.outage, function by function.
+-- The rules of abate.stores.fleet.shelter_rules, function by function.
 local NEVER = -math.huge
 
 local function storm(known, member)
   known.state, known.prober, known.turn = 'storm', member, now + PROBE_TURN
 end
 
-local function in_storm(known, sight, member, line)
-  if sight.answered > sight.failed then
-    local first = math.max(FIRST_LIMIT, line.members * FIRST_LIMIT_SHARE)
+local function in_storm(known, report, member, counts)
+  if report.answered > report.failed then
+    local first = math.max(FIRST_LIMIT, counts.members * FIRST_LIMIT_SHARE)
     known.state, known.limit, known.base, known.grown = 'recovering', first, first, now
     known.closed_until = NEVER
-  elseif now >= known.turn and sight.state ~= 'calm' then
+  elseif now >= known.turn and report.state ~= 'calm' then
     storm(known, member)
   end
 end
 
-local function recovering(known, sight, member, line)
-  if sight.seen == 'bad' and line.bad > line.good then return storm(known, member) end
-  local turned_away = sight.failed > MAX_FAILURE_RATIO * (sight.answered + sight.failed)
+local function recovering(known, report, member, counts)
+  if report.seen == 'bad' and counts.bad > counts.good then return storm(known, member) end
+  local turned_away = report.failed > MAX_FAILURE_RATIO * (report.answered + report.failed)
   if now >= known.grown + GROWTH_INTERVAL then
     local base = turned_away and math.max(FIRST_LIMIT, known.limit / 2) or known.limit
     known.limit, known.base, known.grown = base, base, now
   end
-  local growth = known.base < line.members and LIMIT_GROWTH or SLOW_GROWTH
-  if not turned_away then known.limit = math.min(known.limit + sight.answered, known.base * growth) end
-  if known.limit >= CALM_LIMIT * line.members then
+  local growth = known.base < counts.members and LIMIT_GROWTH or SLOW_GROWTH
+  if not turned_away then known.limit = math.min(known.limit + report.answered, known.base * growth) end
+  if known.limit >= CALM_LIMIT * counts.members then
     known.state, known.prober, known.turn, known.limit, known.base, known.grown = 'calm', '', NEVER, 0, 0, NEVER
   end
 end
@@ -41,28 +41,28 @@ local function current(known)
   known.turn, known.grown = math.min(known.turn, now + PROBE_TURN), math.min(known.grown, now)
 end
 
-local function heard(known, sight, member, line)
+local function update(known, report, member, counts)
   current(known)
   if known.state == 'calm' then
-    if line.bad > line.good and sight.seen == 'bad' then storm(known, member) end
+    if counts.bad > counts.good and report.seen == 'bad' then storm(known, member) end
   elseif known.state == 'storm' then
-    in_storm(known, sight, member, line)
+    in_storm(known, report, member, counts)
   else
-    recovering(known, sight, member, line)
+    recovering(known, report, member, counts)
   end
-  if known.state == 'storm' and sight.closed > 0 then
-    known.closed_until = math.max(known.closed_until, now + math.min(sight.closed, MAX_CLOSED))
+  if known.state == 'storm' and report.closed > 0 then
+    known.closed_until = math.max(known.closed_until, now + math.min(report.closed, MAX_CLOSED))
   end
 end
 
 -- Return the state, the seconds that the dependency stays closed, whether this member probes, and its limit.
-local function told(known, member, line)
+local function advice(known, member, counts)
   local closed = exact(math.max(0, known.closed_until - now))
   if known.state == 'calm' then return known.state, closed, 0, exact(math.huge) end
   if known.state == 'storm' then return known.state, closed, known.prober == member and 1 or 0, '0' end
-  local each = known.limit / line.members
+  local each = known.limit / counts.members
   if each < 1 then
-    each = (line.place() + math.floor(now / GROWTH_INTERVAL)) % line.members < known.limit and 1 or 0
+    each = (counts.place() + math.floor(now / GROWTH_INTERVAL)) % counts.members < known.limit and 1 or 0
   end
   return known.state, closed, 0, exact(each)
 end

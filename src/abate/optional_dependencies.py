@@ -1,4 +1,4 @@
-"""What to install, said by whatever needs a library that isn't there."""
+"""The error for a missing optional library: it names the extra to install."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def requires_extra(by: str, extra: str) -> Iterator[None]:
-    """Around the imports of what comes with an extra of abate: a module that is missing is the extra that is missing.
+    """Wrap the imports of an optional library: if it is missing, the error names the extra of abate to install.
 
     >>> with requires_extra(by="abate.observe.PrometheusSink", extra="prometheus"):
     ...     import no_such_library

@@ -12,7 +12,7 @@ import abate
 from abate.stores import open_store
 from abate.stores.fleet import FleetShelter
 from abate.stores.fleet.messages import ShelterReport
-from abate.stores.fleet.outage import (
+from abate.stores.fleet.shelter_rules import (
     CALM_LIMIT,
     FIRST_LIMIT,
     FIRST_LIMIT_SHARE,
