@@ -1,9 +1,9 @@
-"""ASGI middleware: keeps the deadlines of a service's callers, and tells them when retrying is of no use."""
+"""ASGI middleware: keeps the deadlines of a service's callers, and sends `Abate-Exhausted` when a policy has given up."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from abate import clock, proxy_headers
@@ -23,6 +23,7 @@ from abate.clients.server_middleware import (
 from abate.clients.trust import UNIX, Trusted
 from abate.clock import TimeoutScope
 from abate.errors import AttemptTimeout
+from abate.logs import Log
 from abate.schedule.deadlines import deadline
 
 __all__ = ["Middleware"]
@@ -34,10 +35,12 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 EXHAUSTED_HEADER = (EXHAUSTED.lower().encode(), b"1")
+PLAIN_TEXT = (b"content-type", b"text/plain; charset=utf-8")
 OURS = b"abate-"
 """The prefix of abate's header names."""
 WHOLE = frozenset({"http.response.pathsend"})
 """Messages that contain the rest of a response, besides the last part of a body."""
+log = Log("abate.asgi")
 
 
 class Middleware:
@@ -56,12 +59,17 @@ class Middleware:
       504. By default it finishes: cancelled between two awaits, it would leave half of its work done. Use True if all
       handlers can be cancelled at any await. Once a response has begun, nothing is cancelled.
     * `permits`: a request beyond this limit is answered 503 with ``Retry-After``.
-    * A failure that a policy inside gave up on is answered with ``Abate-Exhausted``, so that callers do not retry it.
+    * A failure that a policy inside retried and gave up on is answered with ``Abate-Exhausted``, so that callers do not
+      retry it. If the application raises instead of answering, the answer is 500, and the exception is raised on.
     * ``scope["abate.attempt"]`` is the attempt's number; 1 for callers that are not trusted.
 
     >>> import abate
     >>> async def app(scope, receive, send): ...
     >>> app = Middleware(app, trusted="10.0.0.0/8", permits=abate.ConcurrencyLimit(100), retry_after=2.0)
+
+    In FastAPI and Starlette, ``app.add_middleware(Middleware, trusted="10.0.0.0/8")`` works too. That places it inside
+    the framework's handler for `Exception` (and its debug page), whose answer is then replaced by the plain 500 above.
+    Wrap the whole app instead if its answer matters to callers.
     """
 
     def __init__(
@@ -80,6 +88,7 @@ class Middleware:
             raise TypeError(f"cancel must be True or False, not {cancel!r}")
         self._app = app
         self._cancel = cancel
+        self._warned = False
         self._settings = ServerSettings(trusted, min_deadline, permits, retry_after)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,25 +115,45 @@ class Middleware:
     async def _serve(self, scope: Scope, receive: Receive, send: Send, left: float | None) -> None:
         with watch_for_exhausted() as watch, ExitStack() as bounds:
             response = _Response(send, watch, bounds)
-            if left is None:
-                await self._app(scope, receive, response.send)
-                return
-            bounds.enter_context(deadline(left))
             try:
-                if self._cancel:
-                    cut = clock.current().within(left)
-                    async with cut as response.cut:
-                        await self._app(scope, receive, response.send)
-                        response.late = not response.begun and not response.cut.lift()
-                else:
-                    await self._app(scope, receive, response.send)
-            except AttemptTimeout:
-                # the application's own timeout, unless the caller's time is over
-                if response.begun or not caller_timed_out(response.cut):
-                    raise
-                response.late = True
+                await self._run(scope, receive, response, left)
+            except Exception:
+                if watch.exhausted and not response.begun:
+                    await self._answer_error(scope, send)
+                raise  # for error trackers and the server, which send nothing as the response has begun
             if response.late:
                 await _answer(send, 504)
+
+    async def _run(self, scope: Scope, receive: Receive, response: _Response, left: float | None) -> None:
+        if left is None:
+            await self._app(scope, receive, response.send)
+            return
+        response.bounds.enter_context(deadline(left))
+        try:
+            if self._cancel:
+                cut = clock.current().within(left)
+                async with cut as response.cut:
+                    await self._app(scope, receive, response.send)
+                    response.late = not response.begun and not response.cut.lift()
+            else:
+                await self._app(scope, receive, response.send)
+        except AttemptTimeout:
+            # the application's own timeout, unless the caller's time is over
+            if response.begun or not caller_timed_out(response.cut):
+                raise
+            response.late = True
+
+    async def _answer_error(self, scope: Scope, send: Send) -> None:
+        """Answer in place of the server, or of a handler outside of this middleware, which would not send the header."""
+        handlers = getattr(scope.get("app"), "exception_handlers", None)
+        if not self._warned and isinstance(handlers, dict) and (500 in handlers or Exception in handlers):
+            self._warned = True
+            log.warning(
+                "the answer of this app's handler for Exception was replaced by a plain 500 with Abate-Exhausted, as "
+                "the middleware is inside of the handler: wrap the whole app instead, app = Middleware(app)"
+            )
+        with suppress(OSError):  # the client is gone
+            await _answer(send, 500, EXHAUSTED_HEADER, PLAIN_TEXT, body=b"Internal Server Error")
 
     def _caller_limits(self, scope: Scope) -> CallerLimits:
         """Return what the caller says, and remove the headers that the application must not see."""
@@ -141,12 +170,12 @@ class Middleware:
 class _Response:
     """Passes the application's response on, and ends its bounds: see `send`."""
 
-    __slots__ = ("_bounds", "_exhausted_flag", "_send", "begun", "cut", "late")
+    __slots__ = ("_exhausted_flag", "_send", "begun", "bounds", "cut", "late")
 
     def __init__(self, send: Send, watch: ExhaustedFlag, bounds: ExitStack) -> None:
         self._send = send
         self._exhausted_flag = watch
-        self._bounds = bounds
+        self.bounds = bounds
         self.cut: TimeoutScope | None = None
         self.begun = False
         self.late = False
@@ -171,7 +200,7 @@ class _Response:
         if message["type"] in WHOLE or (
             message["type"] == "http.response.body" and not message.get("more_body", False)
         ):
-            self._bounds.close()
+            self.bounds.close()
 
 
 def _peer(scope: Scope, headers: set[str]) -> str | None:
@@ -184,6 +213,7 @@ def _peer(scope: Scope, headers: set[str]) -> str | None:
     return client[0] if client[1] else None
 
 
-async def _answer(send: Send, status: int, *headers: tuple[bytes, bytes]) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
+async def _answer(send: Send, status: int, *headers: tuple[bytes, bytes], body: bytes = b"") -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})
