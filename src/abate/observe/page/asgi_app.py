@@ -54,9 +54,8 @@ def app(
     * `max_visitors`: browsers served at once; further ones are answered 503.
     * `patience`: seconds after which a browser that does not read is dropped.
 
-    Calls are counted while the app exists. Charts begin when it starts; mounted in another app, at the first visit. A
-    server waits for open streams when it ends, unless configured otherwise: uvicorn by
-    ``--timeout-graceful-shutdown 1``.
+    Calls are counted while the app exists. Charts begin when it starts; mounted in another app, at the first visit.
+    Open pages do not delay the shutdown of a server: their streams end when it stops listening.
 
     >>> from starlette.applications import Starlette
     >>> from starlette.routing import Mount
@@ -73,11 +72,11 @@ def app(
             "proxy on this machine passes requests on to it"
         )
     _check(token)
-    ruling = clocks.as_clock(clock) or clocks.current()
-    recent = RecentActivity(ruling)
+    page_clock = clocks.as_clock(clock) or clocks.current()
+    recent = RecentActivity(page_clock)
     stream = Stream(
-        PageState(recent, ruling),
-        ruling,
+        PageState(recent, page_clock),
+        page_clock,
         number("every", every, least=0.1),
         whole("max_visitors", max_visitors, least=1),
         number("patience", patience, above=0),
@@ -93,7 +92,7 @@ def app(
 
     site = Starlette(
         routes=[*map(_asset, ASSETS), Route("/events", stream)],
-        middleware=[Middleware(Auth, token=token, local_only=local_only, clock=ruling)],
+        middleware=[Middleware(Auth, token=token, local_only=local_only, clock=page_clock)],
         lifespan=alive,
     )
     site.state.stream = stream

@@ -314,6 +314,7 @@ function draw() {
 
 let source = null;
 let heard = 0;
+let renewing = false;
 
 function connection(state, text) {
   mark(by("connection"), "data-state", state);
@@ -337,7 +338,12 @@ function connect() {
     show(frame);
     if (!document.hidden) draw();
   });
-  source.addEventListener("error", () => connection("lost", "connection lost, trying again"));
+  // the server ends a stream now and then; the browser opens the next one at once
+  source.addEventListener("renew", () => { renewing = true; });
+  source.addEventListener("error", () => {
+    if (!renewing) connection("lost", "connection lost, trying again");
+    renewing = false;
+  });
 }
 
 setInterval(() => {
