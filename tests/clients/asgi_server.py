@@ -12,9 +12,15 @@ import uvicorn
 
 
 @contextmanager
-def serving(app: object) -> Iterator[str]:
-    """Serve an ASGI application; the value is its address."""
-    config = uvicorn.Config(app, port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
+def serving(app: object, port: int = 0, timeout_graceful_shutdown: int | None = 1) -> Iterator[str]:
+    """Serve an ASGI application; the value is its address. Fail if the server does not end."""
+    config = uvicorn.Config(
+        app,
+        port=port,
+        log_level="critical",
+        lifespan="off",
+        timeout_graceful_shutdown=timeout_graceful_shutdown,
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=asyncio.run, args=(_serve(server),), daemon=True)
     thread.start()
@@ -28,6 +34,7 @@ def serving(app: object) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(10)
+        assert not thread.is_alive()
 
 
 async def _serve(server: uvicorn.Server) -> None:

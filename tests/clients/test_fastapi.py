@@ -1,4 +1,4 @@
-"""FastAPI under uvicorn with the middleware added as its users add it: retries, deadlines, streams, background tasks."""
+"""FastAPI under uvicorn with the middleware added as its users add it: retries, deadlines, streams, background work."""
 
 import asyncio
 import socket

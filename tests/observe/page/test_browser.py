@@ -14,47 +14,11 @@ import abate
 from abate import events
 from abate.observe import page
 from tests.clients import asgi_server
-from tests.greenlets import REASON, crashes
+from tests.observe.page.browser import playwright, row
 
-if crashes():
-    pytest.skip(f"{REASON}, and playwright needs it", allow_module_level=True)
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = Path("/usr/bin/chromium")
-if not CHROMIUM.exists():
-    pytest.skip(f"there is no Chromium at {CHROMIUM}", allow_module_level=True)
-
-ARGUMENTS = [
-    *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
-    *("--disable-sync", "--no-first-run"),
-]
-GUARD = 30_000
-"""Milliseconds after which a test fails because something hangs."""
 AXE = Path(__file__).parents[1] / "axe" / "axe.min.js"
 SCRIPT = "<img src=x onerror=\"document.title='owned'\">"
 """Markup that a peer may send as a key, a name or the text of an error."""
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    """Launch the browser."""
-    with playwright.sync_playwright() as control:
-        browser = control.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def tab(chromium):
-    """Open a tab; the test fails if its console has warnings or errors that the test did not clear."""
-    context = chromium.new_context(viewport={"width": 1280, "height": 900})
-    tab = context.new_page()
-    tab.set_default_timeout(GUARD)
-    tab.console = []
-    tab.on("console", lambda message: message.type in ("error", "warning") and tab.console.append(message.text))
-    tab.on("pageerror", lambda error: tab.console.append(str(error)))
-    yield tab
-    context.close()
-    assert tab.console == []
 
 
 @pytest.fixture
@@ -103,11 +67,6 @@ def retrying(policy):
     finally:
         over.set()
         thread.join()
-
-
-def row(tab, name):
-    """Return the row of a policy or a queue."""
-    return tab.locator("details.row").filter(has=tab.locator("summary b", has_text=name)).first
 
 
 def violations(tab):
