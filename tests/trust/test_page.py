@@ -158,7 +158,7 @@ def test_however_they_come_one_peer_is_judged_no_faster_than_the_rule(tried):
     kept, now, judged = sign_in_limit.SignInLimit(), 0.0, {}
     for pause, peer in tried:
         now += pause
-        wait = kept.delay(peer, now)
+        wait = kept.count_try(peer, now)
         if wait is not None:
             assert 0 <= wait <= sign_in_limit.MAX_WAIT
             judged.setdefault(peer.partition("::")[0], []).append(now + wait)
@@ -172,19 +172,19 @@ def test_however_they_come_one_peer_is_judged_no_faster_than_the_rule(tried):
 def test_a_host_gets_no_more_tries_by_choosing_among_its_addresses():
     """Of IPv6 a host has a whole network; an IPv4 address is one peer, also where it is written as IPv6."""
     kept = sign_in_limit.SignInLimit()
-    assert [kept.delay(f"2001:db8::{n:x}", 0.0) for n in range(6)] == [0.0] * 5 + [1.0]
-    assert kept.delay("2001:db8:0:1::1", 0.0) == 0.0
-    assert [kept.delay(f"::ffff:192.0.2.{n}", 0.0) for n in range(6)] == [0.0] * 6
+    assert [kept.count_try(f"2001:db8::{n:x}", 0.0) for n in range(6)] == [0.0] * 5 + [1.0]
+    assert kept.count_try("2001:db8:0:1::1", 0.0) == 0.0
+    assert [kept.count_try(f"::ffff:192.0.2.{n}", 0.0) for n in range(6)] == [0.0] * 6
 
 
 def test_any_number_of_peers_takes_bounded_room():
     """The one heard of longest ago is forgotten; tries that wait are bounded over all peers."""
     kept = sign_in_limit.SignInLimit()
     for n in range(3 * sign_in_limit.MAX_PEERS):
-        assert kept.delay(f"10.0.{n // 256}.{n % 256}", 0.0) == 0.0
+        assert kept.count_try(f"10.0.{n // 256}.{n % 256}", 0.0) == 0.0
     assert len(kept) == sign_in_limit.MAX_PEERS
     kept.waiting = sign_in_limit.MAX_WAITING
-    assert [kept.delay("192.0.2.1", 0.0) for _ in range(6)] == [0.0] * 5 + [None]
+    assert [kept.count_try("192.0.2.1", 0.0) for _ in range(6)] == [0.0] * 5 + [None]
 
 
 # -- the cookie

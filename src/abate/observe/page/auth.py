@@ -124,7 +124,7 @@ class Auth:
         """Check a token after its delay."""
         assert self._token_hash is not None
         peer = (scope.get("client") or ("",))[0]
-        wait = self._sign_in_limit.delay(peer, self._clock.now())
+        wait = self._sign_in_limit.count_try(peer, self._clock.now())
         if wait is None:
             return Refusal(429, "too many wrong tokens came from there: try again in a few seconds")
         if wait:

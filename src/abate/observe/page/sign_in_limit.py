@@ -25,9 +25,9 @@ class SignInLimit:
     """Counts tries by peer. The caller passes the time.
 
     >>> tries = SignInLimit()
-    >>> [tries.delay("192.0.2.7", now=0.0) for _ in range(11)]
+    >>> [tries.count_try("192.0.2.7", now=0.0) for _ in range(11)]
     [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, None]
-    >>> tries.delay("192.0.2.8", now=0.0), tries.delay("192.0.2.7", now=100.0)
+    >>> tries.count_try("192.0.2.8", now=0.0), tries.count_try("192.0.2.7", now=100.0)
     (0.0, 0.0)
     """
 
@@ -38,7 +38,7 @@ class SignInLimit:
         """For each peer the instant until which its tries so far delay the next."""
         self.waiting = 0
 
-    def delay(self, peer: str, now: float) -> float | None:
+    def count_try(self, peer: str, now: float) -> float | None:
         """Count a try, and return the seconds until it may be checked; None if it is refused."""
         peer = _network(peer)
         paid = max(now, self._paid.get(peer, now))
