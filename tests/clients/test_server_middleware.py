@@ -227,6 +227,20 @@ def test_a_policy_that_never_retried_tells_callers_nothing():
     assert (response.status_code, "Abate-Exhausted" in response.headers) == (503, False)
 
 
+def test_the_error_of_an_application_is_raised_though_its_client_is_gone():
+    """The answer in its place can't be sent then."""
+
+    async def app(scope, receive, send):
+        gives_up()
+        raise RuntimeError("not mapped")
+
+    async def send(message):
+        raise OSError("gone")
+
+    with pytest.raises(RuntimeError, match="not mapped"):
+        asyncio.run(Middleware(app)({"type": "http", "headers": []}, None, send))
+
+
 def test_a_wsgi_service_does_the_same():
     """Deadline, attempt, permits and the word that retrying is of no use."""
     seen = []

@@ -1,4 +1,4 @@
-"""ASGI middleware: keeps the deadlines of a service's callers, and sends `Abate-Exhausted` when a policy has given up."""
+"""ASGI middleware: keeps the deadlines of callers, and sends `Abate-Exhausted` when a policy inside has given up."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Middleware:
             response.late = True
 
     async def _answer_error(self, scope: Scope, send: Send) -> None:
-        """Answer in place of the server, or of a handler outside of this middleware, which would not send the header."""
+        """Answer in place of the server, or of a handler around this middleware, which would not send the header."""
         handlers = getattr(scope.get("app"), "exception_handlers", None)
         if not self._warned and isinstance(handlers, dict) and (500 in handlers or Exception in handlers):
             self._warned = True

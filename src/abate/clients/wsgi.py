@@ -1,4 +1,4 @@
-"""WSGI middleware: keeps the deadlines of a service's callers, and sends `Abate-Exhausted` when a policy has given up."""
+"""WSGI middleware: keeps the deadlines of callers, and sends `Abate-Exhausted` when a policy inside has given up."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import threading
+import time
 from contextlib import contextmanager
 
 import httpx
@@ -105,7 +106,9 @@ def ends(server, mount, kind, directory):
             while not next(lines).startswith('data: {"at"'):
                 pass
             running.stop()
-            list(lines)  # raises if the stream is broken off
+            end = time.monotonic() + ENDS
+            for _ in lines:  # raises if the stream is broken off
+                assert time.monotonic() < end
             running.thread.join(ENDS)
             assert not running.thread.is_alive()
     assert app.state.stream.visitors == 0
