@@ -1,4 +1,4 @@
-"""FastAPI under uvicorn with the middleware added by `add_middleware`: chains of services, errors that are not handled."""
+"""FastAPI under uvicorn with the middleware added by `add_middleware`: chains of services, unhandled errors."""
 
 import asyncio
 from contextlib import ExitStack
