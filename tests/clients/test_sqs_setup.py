@@ -168,5 +168,5 @@ def test_without_boto3_it_says_what_to_install():
         "Queue('http://127.0.0.1:1/123456789012/orders')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "SQS needs boto3: install abate[sqs]" in done.stderr
+    assert "abate.clients.sqs needs boto3: install abate[sqs]" in done.stderr
     assert done.returncode == 1

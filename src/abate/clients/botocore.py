@@ -13,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from botocore import exceptions  # type: ignore[import-untyped]
-from botocore.config import Config  # type: ignore[import-untyped]
-
 from abate.decide import http
 from abate.decide.outcome import ANSWERED, BLIP, FATAL, OVERLOAD, OVERLOAD_UNREACHED, UNREACHED, Outcome, Ruling
 from abate.decide.rules import Rule
+from abate.optional_dependencies import requires_extra
 from abate.schedule.hints import MAX_HINT
+
+with requires_extra(by="abate.clients.botocore", extra="botocore"):
+    from botocore import exceptions  # type: ignore[import-untyped]
+    from botocore.config import Config  # type: ignore[import-untyped]
 
 __all__ = ["config", "transient"]
 

@@ -20,15 +20,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import redis
-import redis.asyncio
-from redis import exceptions
-from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
 from abate.decide.outcome import BLIP, FATAL, OVERLOAD, OVERLOAD_UNREACHED, UNREACHED, Outcome, Ruling
 from abate.decide.rules import Rule
+from abate.optional_dependencies import requires_extra
+
+with requires_extra(by="abate.clients.redis", extra="redis"):
+    import redis
+    import redis.asyncio
+    from redis import exceptions
+    from redis.asyncio.retry import Retry as AsyncRetry
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
 
 __all__ = ["aclient", "aquiet", "client", "quiet", "transient"]
 
