@@ -1,43 +1,17 @@
 """TLS between gRPC channels and servers on real sockets: a handshake that fails is fatal, and closes no shelter."""
 
 import asyncio
-import datetime
 import socket
 import threading
 from concurrent import futures
 
 import grpc
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 import abate
 import abate.clients.grpc as client
+from tests.clients.certificates import certificate
 from tests.clients.grpc_server import CODES, LIMIT, UNAVAILABLE, WAYS, Service, closed_port, failed, orders
-
-
-def certificate(host="localhost", days=2):
-    """Return a key and a certificate signed by itself, valid until `days` from now."""
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=10))
-        .not_valid_after(now + datetime.timedelta(days=days))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return private, signed.public_bytes(serialization.Encoding.PEM)
-
 
 OURS, OTHERS, EXPIRED = certificate(), certificate("other.example"), certificate(days=-1)
 
