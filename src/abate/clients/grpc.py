@@ -84,8 +84,8 @@ def interceptors(
 
     >>> import abate
     >>> orders = abate.Policy(name="orders", on=transient, max_attempts=2, backoff=[0.0])
-    >>> nobody = grpc.insecure_channel("127.0.0.1:1", options=channel_options())
-    >>> with grpc.intercept_channel(nobody, *interceptors(orders)) as channel:
+    >>> down = grpc.insecure_channel("127.0.0.1:1", options=channel_options())
+    >>> with grpc.intercept_channel(down, *interceptors(orders)) as channel:
     ...     try:
     ...         channel.unary_unary("/shop.Orders/Get")(b"42")
     ...     except grpc.RpcError as error:

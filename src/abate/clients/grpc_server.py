@@ -1,4 +1,4 @@
-"""gRPC servers: interceptors that keep the deadlines of trusted callers, and tell them when retrying is of no use.
+"""gRPC servers: interceptors that keep the deadlines of trusted callers, and say when a policy inside has given up.
 
 They do for a server of grpcio or `grpc.aio` what the ASGI and WSGI middleware do for HTTP, with the same settings:
 

@@ -114,9 +114,9 @@ def client(url: str, **settings: Any) -> redis.Redis:
 
     >>> import abate
     >>> cache = abate.Policy(name="cache", on=transient, max_attempts=2, backoff=[0.0])
-    >>> with client("redis://127.0.0.1:1", socket_timeout=1.0) as nobody:
+    >>> with client("redis://127.0.0.1:1", socket_timeout=1.0) as down:
     ...     try:
-    ...         cache.call(nobody.ping)
+    ...         cache.call(down.ping)
     ...     except redis.ConnectionError as error:
     ...         print(abate.report(error))
     cache gave up after 2 attempts: attempts
@@ -130,9 +130,9 @@ def aclient(url: str, **settings: Any) -> redis.asyncio.Redis:
     >>> import abate, asyncio
     >>> cache = abate.Policy(name="cache", on=transient, max_attempts=2, backoff=[0.0])
     >>> async def ping():
-    ...     async with aclient("redis://127.0.0.1:1", socket_timeout=1.0) as nobody:
+    ...     async with aclient("redis://127.0.0.1:1", socket_timeout=1.0) as down:
     ...         try:
-    ...             await cache.acall(nobody.ping)
+    ...             await cache.acall(down.ping)
     ...         except redis.ConnectionError as error:
     ...             print(abate.report(error))
     >>> asyncio.run(ping())

@@ -1,4 +1,4 @@
-"""Requests to SQS, with boto3: botocore makes each once, and a policy repeats it; of a batch only what has failed.
+"""Requests to SQS, with boto3: botocore sends each once, and a policy retries it; of a batch only the failed entries.
 
 A response that does not say what became of a request leaves it open, and it is made again. The only permanent error of
 one message in a batch is its receipt: it has expired, or the message's twelve hours have.
