@@ -47,3 +47,43 @@ except ModuleNotFoundError as error:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     name, _, text = done.stdout.strip().partition(" | ")
     assert (name.partition(".")[0], text) == (library, said), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("library", "module", "said"),
+    [
+        ("sqlalchemy", "sqlalchemy", "abate.clients.sqlalchemy needs sqlalchemy: install abate[sqlalchemy]"),
+        ("redis", "redis", "abate.clients.redis needs redis: install abate[redis]"),
+        ("botocore", "botocore", "abate.clients.botocore needs botocore: install abate[botocore]"),
+        ("grpc", "grpc", "abate.clients.grpc needs grpcio: install abate[grpc]"),
+        ("google.rpc", "grpc", "abate.clients.grpc needs googleapis-common-protos: install abate[grpc]"),
+        ("grpc", "grpc_server", "abate.clients.grpc_server needs grpcio: install abate[grpc]"),
+    ],
+)
+def test_a_client_without_its_library_names_the_extra(library, module, said):
+    """When the module is imported, and with the name that is installed."""
+    assert import_error(library, f"import abate.clients.{module}") == f"{library} | {said}"
+
+
+def test_sqs_and_lambda_need_boto3_only_when_they_talk_to_sqs():
+    """A Lambda function without delays and dead letters runs without it."""
+    queue = "from abate.clients import aws_lambda, sqs; sqs.Queue('https://sqs.eu-west-1.amazonaws.com/123456789012/a')"
+    assert import_error("boto3", queue) == "boto3 | abate.clients.sqs needs boto3: install abate[sqs]"
+    delays = """
+handler = aws_lambda.consumer(delays=True, dead_letters=None)(lambda message: 1 / 0)
+assert handler({"Records": []}) == {"batchItemFailures": []}
+handler._queues._queue("arn:aws:sqs:eu-west-1:123456789012:orders")
+"""
+    said = import_error("boto3", f"from abate.clients import aws_lambda{delays}")
+    assert said == "boto3 | abate.clients.sqs needs boto3: install abate[sqs]"
+
+
+def import_error(library, code):
+    """Return the name and the text of the ImportError that code raises without a library."""
+    program = f"import sys\nsys.modules[{library!r}] = None\ntry:\n" + "".join(
+        f"    {line}\n" for line in code.strip().splitlines()
+    )
+    program += "except ImportError as error:\n    print(error.name, '|', error)\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()

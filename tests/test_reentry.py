@@ -48,7 +48,7 @@ LOCKS = {
     ("call/counters.py", "TotalsByName"): TESTED,
     ("call/counters.py", "WrapperVersions"): TESTED,
     ("cli/page.py", "_run"): PRIVATE,
-    ("clients/grpc.py", "_Stream"): ELSEWHERE,
+    ("clients/grpc_stream.py", "Stream"): ELSEWHERE,
     ("clients/warm.py", "_open_all"): PRIVATE,
     ("events.py", "_Changes"): TESTED,
     ("reentrant_locks.py", "Section"): ELSEWHERE,

@@ -17,7 +17,7 @@ import abate
 from abate import events
 from abate.admit.limiter import Permit
 from abate.admit.shelter_queue import Waiter
-from abate.clients.grpc import _Stream
+from abate.clients.grpc_stream import Stream
 from abate.schedule.deadlines import remaining
 from abate.stores.fleet.sync import FleetSync
 from abate.stores.postgres import listener as postgres_bells
@@ -440,8 +440,7 @@ class OfStream(cases.Case):
     where = str(cases.SOURCE)
 
     def make(self):
-        sender = SimpleNamespace(send=lambda: iter(["one", "two"]))
-        self.stream = _Stream(abate.Policy(on=Down, timeout=60.0), sender)
+        self.stream = Stream(abate.Policy(on=Down, timeout=60.0), lambda: iter(["one", "two"]))
 
     def do_read(self):
         return next(self.stream)

@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+DISTRIBUTIONS = {
+    "google": "protobuf",
+    "google.protobuf": "protobuf",
+    "google.rpc": "googleapis-common-protos",
+    "grpc": "grpcio",
+}
+"""The names to install, by the names to import, where they differ. The longest match counts."""
+
 
 @contextmanager
 def requires_extra(by: str, extra: str) -> Iterator[None]:
@@ -18,7 +26,18 @@ def requires_extra(by: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        library = str(error.name).partition(".")[0]
+        library = _distribution(str(error.name))
         raise ModuleNotFoundError(
             f"{by} needs {library}: install abate[{extra}]", name=error.name, path=error.path
         ) from error
+
+
+def _distribution(module: str) -> str:
+    """Return the name by which the library of a module is installed.
+
+    >>> _distribution("grpc.aio"), _distribution("google.rpc.status_pb2"), _distribution("redis.asyncio")
+    ('grpcio', 'googleapis-common-protos', 'redis')
+    """
+    parts = module.split(".")
+    prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    return next((DISTRIBUTIONS[prefix] for prefix in prefixes if prefix in DISTRIBUTIONS), parts[0])

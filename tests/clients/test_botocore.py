@@ -9,17 +9,25 @@ import boto3
 import botocore.session
 import pytest
 from botocore import exceptions
+from botocore.config import Config
 
 import abate
+from abate.clients import botocore as client_module
 from abate.clients.botocore import config, transient
+from tests.clients.certificates import certificate, server_context
 from tests.clients.server import Server, close, close_in_body, reset, respond, say
 
 BLIP = abate.Ruling.blip()
 OVERLOAD = abate.Ruling.overload()
 UNREACHED = abate.Ruling.blip(reached=False)
 FATAL = abate.Ruling.fatal()
+UNUSABLE = abate.Ruling.fatal(reached=False)
 SAID_NO = abate.Ruling.overload(answered=True)
 BROKE = abate.Ruling.blip(answered=True)
+
+
+MODES = pytest.mark.parametrize("mode", ["legacy", "standard", "adaptive"])
+"""Of botocore's own retries, which are off."""
 
 
 def error(code, status=400, *headers):
@@ -148,6 +156,17 @@ def test_hints_of_the_service(headers, hint):
         assert ruling(list_tables, server.url) == abate.Ruling.overload(hint, answered=True)
 
 
+@MODES
+def test_the_policy_waits_as_long_as_the_service_asks(mode, monkeypatch):
+    """Not less, as botocore's own retries may."""
+    monkeypatch.setenv("AWS_RETRY_MODE", mode)
+    policy = abate.Policy(name="tables", on=transient, backoff=[0.0])
+    busy = error("ThrottlingException", 400, ("x-amz-retry-after", "7500"))
+    with Server(busy, FINE) as server, abate.testing.VirtualClock() as clock:
+        assert policy.call(list_tables, server.url) == ["orders"]
+    assert [wait >= 7.5 for wait in clock.waits] == [True]
+
+
 def test_a_fatal_error_has_no_hint():
     """Headers make nothing retryable."""
     with Server(error("ValidationException", 400, ("x-amz-retry-after", "10"))) as server:
@@ -213,20 +232,102 @@ def test_a_body_that_breaks_off_is_a_blip():
         assert ruling(get_object, server.url) == BLIP
 
 
-def test_tls_that_fails_is_fatal():
-    """A server that speaks no TLS speaks none the next time."""
+class HandshakeServer:
+    """A server on loopback that meets each connection with a function, and counts them."""
 
-    def answer_plainly():
-        connection, _ = listener.accept()
-        with connection:
-            connection.recv(1)
-            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    def __init__(self, meet):
+        self.connections = 0
+        self._meet = meet
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._accepting = threading.Thread(target=self._accept)
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        answering = threading.Thread(target=answer_plainly)
-        answering.start()
-        assert ruling(list_tables, f"https://127.0.0.1:{listener.getsockname()[1]}") == FATAL
-        answering.join(30.0)
+    def __enter__(self):
+        self._accepting.start()
+        return self
+
+    def __exit__(self, *_):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._accepting.join(30.0)
+
+    def _accept(self):
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            with contextlib.suppress(OSError), connection:
+                connection.settimeout(30.0)
+                self._meet(connection)
+
+
+def shake_hands_as(directory, pair):
+    """Return how a server with this certificate meets a connection."""
+    context = server_context(directory, pair)
+
+    def meet(connection):
+        with context.wrap_socket(connection, server_side=True) as secure:
+            secure.recv(1000)
+
+    return meet
+
+
+def answer_plainly(connection):
+    """Answer a handshake in plain HTTP."""
+    connection.recv(1)
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def close_in_handshake(connection):
+    """Close without a word when the handshake has begun."""
+    connection.recv(1000)
+
+
+@MODES
+@pytest.mark.parametrize("case", ["not trusted", "for another host", "plain HTTP", "proxy not trusted"])
+def test_tls_that_fails_is_fatal_and_says_nothing_about_the_server(mode, case, tmp_path, monkeypatch):
+    """The next attempt would fail the same way; no shelter closes."""
+    monkeypatch.setenv("AWS_RETRY_MODE", mode)
+    pair = certificate("other.example" if case == "for another host" else "localhost")
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(pair[1] if case == "for another host" else certificate()[1])
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(trusted))
+    meet = answer_plainly if case == "plain HTTP" else shake_hands_as(tmp_path, pair)
+    policy = abate.Policy(name="tables", on=transient, backoff=[0.0], shelter=abate.Shelter(name="tables"))
+    with HandshakeServer(meet) as server, pytest.raises(exceptions.BotoCoreError) as caught:
+        settings = {}
+        url = own = f"https://localhost:{server.port}"
+        if case.startswith("proxy"):
+            url, settings = "https://dynamodb.invalid", {"proxies": {"https": own}}
+        policy.call(list_tables, url, **settings)
+    assert transient.judge(abate.Outcome(error=caught.value)) == UNUSABLE
+    assert abate.report(caught.value).reason == "fatal"
+    assert server.connections == 1
+    assert policy.shelter.state == "calm"
+
+
+def test_a_handshake_that_breaks_off_is_a_blip():
+    """A load balancer that restarts does that."""
+    with HandshakeServer(close_in_handshake) as server:
+        assert ruling(list_tables, f"https://localhost:{server.port}") == BLIP
+
+
+@MODES
+def test_a_scheme_that_is_not_supported_is_fatal(mode, monkeypatch):
+    """botocore takes it, and urllib3 refuses it."""
+    monkeypatch.setenv("AWS_RETRY_MODE", mode)
+    assert ruling(list_tables, "ftp://127.0.0.1:1") == UNUSABLE
+
+
+@pytest.mark.parametrize("url", ["http://[bad", "http://127.0.0.1:99999", "https://", "nonsense"])
+def test_a_url_that_is_invalid_is_fatal(url):
+    """It is Python's or botocore's ValueError, which no rule retries."""
+    policy = abate.Policy(name="tables", on=transient, backoff=[0.0])
+    with pytest.raises(ValueError) as caught:
+        policy.call(list_tables, url)
+    assert abate.report(caught.value).reason == "fatal"
 
 
 def test_mistakes_are_fatal():
@@ -276,6 +377,63 @@ def test_boto3_makes_one_request_as_well():
         assert ruling(store.Object("orders", "42").get) == BROKE
         store.meta.client.close()
         assert len(server.requests) == 1
+
+
+@pytest.fixture
+def own_retries(monkeypatch):
+    """Clients that retry by themselves, as botocore's do by default: three attempts, but without waiting for long."""
+    monkeypatch.setattr(client_module, "_warned", False)
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.0)
+    monkeypatch.setattr("botocore.retryhandler.delay_exponential", lambda *args, **kwargs: 0.0)
+
+    def ask(url, mode):
+        session = botocore.session.Session()
+        session.register_component("data_loader", LOADER)
+        retries = {"mode": mode, "total_max_attempts": 3}
+        client = session.create_client("dynamodb", endpoint_url=url, config=Config(retries=retries), **KEYS)
+        with contextlib.closing(client):
+            return client.list_tables()["TableNames"]
+
+    return ask
+
+
+@MODES
+def test_what_botocore_has_retried_is_not_retried_again(mode, own_retries):
+    """Three requests, not nine, and one warning that names the remedy."""
+    policy = abate.Policy(name="tables", on=transient, backoff=[0.0])
+    with Server(*[error("InternalServerError", 500)] * 9) as server:
+        with (
+            pytest.warns(abate.LayeredRetryWarning, match=r"botocore\.config\(\)") as warned,
+            pytest.raises(exceptions.ClientError) as caught,
+        ):
+            policy.call(own_retries, server.url, mode)
+        assert len(server.requests) == 3
+        assert (abate.report(caught.value).attempts, abate.report(caught.value).reason) == (1, "layer")
+        with pytest.raises(exceptions.ClientError):
+            policy.call(own_retries, server.url, mode)
+    assert len(warned) == 1
+
+
+@MODES
+@pytest.mark.filterwarnings("ignore::abate.LayeredRetryWarning")
+def test_what_botocore_has_retried_without_a_response_is_not_retried_again(mode, own_retries):
+    """Its errors do not say so, but the frame that raised them does."""
+    policy = abate.Policy(name="tables", on=transient, backoff=[0.0])
+    with Server(*[reset] * 9) as server:
+        with pytest.raises(exceptions.BotoCoreError) as caught:
+            policy.call(own_retries, server.url, mode)
+        assert (server.connections, abate.report(caught.value).reason) == (3, "layer")
+
+
+@MODES
+def test_what_botocore_has_tried_once_is_retried(mode, own_retries):
+    """A failure that botocore does not repeat is the policy's; a fatal one is nobody's."""
+    policy = abate.Policy(name="tables", on=transient, backoff=[0.0])
+    with Server(error("TransactionConflictException"), FINE) as server:
+        assert policy.call(own_retries, server.url, mode) == ["orders"]
+    with Server(error("ValidationException")) as server, pytest.raises(exceptions.ClientError) as caught:
+        policy.call(own_retries, server.url, mode)
+    assert abate.report(caught.value).reason == "fatal"
 
 
 def test_the_settings_of_a_configuration_are_kept():

@@ -313,7 +313,7 @@ def test_bad_arguments_are_refused(make):
 
 def test_who_interrupts_the_wait_for_a_stream_does_not_wait_for_it_too():
     """A signal handler that asks the stream which its own thread is waiting for is told so, and the stream goes on."""
-    from abate.clients.grpc import _Stream
+    from abate.clients.grpc_stream import Stream
 
     class Sender:
         def send(self):
@@ -322,5 +322,5 @@ def test_who_interrupts_the_wait_for_a_stream_does_not_wait_for_it_too():
             assert stream.is_active()
             return iter(["one"])
 
-    stream = _Stream(abate.Policy(on=grpc.RpcError, timeout=5.0), Sender())
+    stream = Stream(abate.Policy(on=grpc.RpcError, timeout=5.0), Sender().send)
     assert list(stream) == ["one"]

@@ -68,9 +68,9 @@ def test_what_sqs_would_refuse_is_refused_before(sqs, body, more, error, said):
 def test_a_fifo_queue_needs_a_group_and_takes_no_delay(sqs):
     """SQS would refuse both."""
     queue = opened(sqs, fifo=True)
-    with pytest.raises(ValueError, match="needs a group"):
+    with pytest.raises(ValueError, match="is a FIFO queue: pass group="):
         queue.send("x")
-    with pytest.raises(ValueError, match=r"can't have a delay, as 5"):
+    with pytest.raises(ValueError, match=r"does not support a delay of one message, as 5"):
         queue.send("x", group="a", delay=5)
 
 
@@ -168,5 +168,5 @@ def test_without_boto3_it_says_what_to_install():
         "Queue('http://127.0.0.1:1/123456789012/orders')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "SQS needs boto3: install abate[sqs]" in done.stderr
+    assert "abate.clients.sqs needs boto3: install abate[sqs]" in done.stderr
     assert done.returncode == 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import abate
 from abate import clock
 from abate.clients.asgi import Middleware
-from abate.clients.grpc import _hint, _retry_delay
+from abate.clients.grpc_rules import _hint, _retry_delay
 from abate.clients.grpc_server import _caller_limits, peer_address
 from abate.clients.headers import upstream_gave_up
 from abate.clients.http_client import OnResponses

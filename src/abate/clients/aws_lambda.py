@@ -12,11 +12,11 @@ deletes the others. The rules:
   open (it belongs to the container), and after a failure in a **FIFO** queue: all that follow, as AWS requires, or with
   ``hold="group"`` all that follow in its group. SQS counts that as a receive; the container remembers that it was no
   attempt, so that it does not bring the message nearer to `max_receives`.
-* A message that was received more often than `max_receives` may have killed the function in the middle of its batches:
-  it is handled alone, and the others of the batch are reported. The next such message is handled with the next batch.
-  None is buried unless it was handled and failed: a container can't know what other containers returned untouched, or
-  what died beside another message. So a message that kills is left to the queue's own ``maxReceiveCount``, which must
-  be above twice `max_receives`.
+* A message that was received more often than `max_receives` is a **crash suspect**: it may have killed the function in
+  the middle of its batches. It is handled alone, and the others of the batch are reported; of several, the others have
+  their turn in later batches. It is buried only if it was handled and failed: a container can't know how often other
+  containers returned a message unhandled, or whether another message caused the crash. So the queue's own
+  ``maxReceiveCount``, which must be above twice `max_receives`, removes a message that crashes the function.
 
 boto3 is needed for `delays` and `dead_letters` only. Any failure besides the handler's (setting a delay, sending a dead
 letter) is logged, and the message reported: a batch fails as a whole only if the event can't be read.
@@ -229,8 +229,8 @@ class Handler:
     def _batch(self, arn: str, messages: Sequence[Message], ends: float) -> Response:
         """Handle messages until the instant `ends`."""
         batch, breaker, clock = BatchReport(arn.endswith(".fifo"), self._hold), self.consumer.breaker, clocks.current()
-        suspects = {message for message in messages if self._is_suspect(message)}
-        alone = _first_suspect(messages, suspects)
+        suspects = {message for message in messages if self._is_crash_suspect(message)}
+        alone = _suspect_to_run(messages, suspects)
         for message in messages:
             now = clock.now()
             if breaker is not None and breaker.allowed() < 1:
@@ -247,7 +247,7 @@ class Handler:
         self._queues.delay(arn, batch.back)
         return batch.response()
 
-    def _is_suspect(self, message: Message) -> bool:
+    def _is_crash_suspect(self, message: Message) -> bool:
         return self.consumer.verdict_rules.received_too_often(message.receives)
 
     def _count_returned(self, message: Message) -> None:
@@ -255,17 +255,17 @@ class Handler:
         self._receive_counts.settled(message, Back(0.0, touched=False))
 
     def _work(self, arn: str, batch: BatchReport, message: Message, left: float) -> None:
-        judge, name, clock = self.consumer.verdict_rules, self.name, clocks.current()
+        rules, name, clock = self.consumer.verdict_rules, self.name, clocks.current()
         began = clock.now()
         error: BaseException | None = None
         try:
             answer = self._run_handler(message, left)
-            decision = judge.returned(answer)
-            if judge.first_ignored_value(answer):
+            decision = rules.returned(answer)
+            if rules.first_ignored_value(answer):
                 warn_ignored_value(name, answer)
         except BaseException as failure:  # also for an exit: what is done must not come again
             error = failure
-            decision = judge.decide_raised(failure, message.receives)
+            decision = rules.decide_raised(failure, message.receives)
         self.tally[decision.ending] += 1
         settled = self._settle(arn, batch, message, decision.verdict)
         breaker = self.consumer.breaker
@@ -319,8 +319,8 @@ async def _within(answer: Any, limit: float | None) -> object:
         return await answer
 
 
-def _first_suspect(messages: Sequence[Message], suspects: Collection[Message]) -> Message | None:
-    """Return the first suspect of a batch that is not behind another of its group."""
+def _suspect_to_run(messages: Sequence[Message], suspects: Collection[Message]) -> Message | None:
+    """Return the crash suspect to run alone: the first that is not behind another message of its group."""
     groups: set[str] = set()
     for message in messages:
         if message in suspects and message.group not in groups:

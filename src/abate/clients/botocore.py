@@ -5,21 +5,32 @@ request counts as 429 whatever its status (most services answer 400, S3 503). Th
 and ``x-amz-retry-after`` (milliseconds).
 
 Without a response: an endpoint or proxy that could not be connected to has seen nothing, so any operation may be
-repeated; a read timeout means overload; a broken connection is a blip. TLS errors are fatal.
+repeated; a read timeout means overload; a broken connection is a blip, also if it breaks in the TLS handshake. Other
+TLS errors, and URLs and schemes that cannot be used, are fatal, and say nothing about the server.
+
+botocore retries by itself, unless a client has the configuration of `config`. An error that it has retried is not
+retried again: the reason is ``layer``, and abate warns once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ssl
+import warnings
+from collections.abc import Iterator, Mapping
+from traceback import walk_tb
 from typing import Any
 
-from botocore import exceptions  # type: ignore[import-untyped]
-from botocore.config import Config  # type: ignore[import-untyped]
-
 from abate.decide import http
-from abate.decide.outcome import ANSWERED, BLIP, FATAL, OVERLOAD, OVERLOAD_UNREACHED, UNREACHED, Outcome, Ruling
+from abate.decide.outcome import ANSWERED, BLIP, FATAL, LAYER, OVERLOAD, OVERLOAD_UNREACHED, UNREACHED, Outcome, Ruling
 from abate.decide.rules import Rule
+from abate.errors import LayeredRetryWarning
+from abate.optional_dependencies import requires_extra
 from abate.schedule.hints import MAX_HINT
+
+with requires_extra(by="abate.clients.botocore", extra="botocore"):
+    from botocore import exceptions  # type: ignore[import-untyped]
+    from botocore.config import Config  # type: ignore[import-untyped]
+    from urllib3.exceptions import LocationValueError  # of which botocore is made
 
 __all__ = ["config", "transient"]
 
@@ -73,6 +84,12 @@ ERRORS = (
 )
 """Rulings on errors without a response; the first match decides."""
 
+UNUSABLE = Ruling.fatal(reached=False)
+"""The ruling on TLS and URLs that fail every time."""
+
+MAX_INNER = 5
+"""Errors of one chain that are checked."""
+
 
 class OnAwsError(Rule):
     """Judges errors of botocore.
@@ -85,8 +102,15 @@ class OnAwsError(Rule):
     def judge(self, outcome: Outcome) -> Ruling | None:
         error = outcome.error
         if isinstance(error, exceptions.ClientError):
-            return _answered(error.response)
-        return next((ruling for kind, ruling in ERRORS if isinstance(error, kind)), None)
+            ruling, retries = _answered(error.response), error.response.get("ResponseMetadata", {}).get("RetryAttempts")
+        elif isinstance(error, exceptions.BotoCoreError):
+            ruling, retries = _unanswered(error), _retries_before(error)
+        else:
+            return None
+        if not ruling.retry or not isinstance(retries, int) or retries < 1:
+            return ruling
+        _warn_layered()
+        return LAYER
 
 
 transient = OnAwsError()
@@ -118,6 +142,51 @@ def _answered(response: Mapping[str, Any]) -> Ruling:
     if not ruling.retry or own is None:
         return ruling
     return Ruling(True, ruling.reason, max(own, ruling.hint or 0.0), answered=True)
+
+
+def _unanswered(error: Exception) -> Ruling:
+    """Judge an error without a response."""
+    inner = list(_inner_errors(error))
+    if isinstance(error, exceptions.SSLError) or any(isinstance(each, ssl.SSLError) for each in inner):
+        closed = any(isinstance(each, (ssl.SSLEOFError, ssl.SSLZeroReturnError)) for each in inner)
+        return BLIP if closed else UNUSABLE
+    if any(isinstance(each, LocationValueError) for each in inner):
+        return UNUSABLE
+    return next(ruling for kind, ruling in ERRORS if isinstance(error, kind))
+
+
+def _inner_errors(error: Exception) -> Iterator[BaseException]:
+    """Yield the errors of urllib3 and ssl that an error of botocore was made from."""
+    inner = getattr(error, "kwargs", {}).get("error")
+    for _ in range(MAX_INNER):
+        if not isinstance(inner, BaseException):
+            return
+        yield inner
+        inner = getattr(inner, "original_error", None) or (inner.args[0] if inner.args else None)
+
+
+def _retries_before(error: Exception) -> object:
+    """Return how often botocore has repeated a request without a response: only its own frame knows."""
+    for frame, _ in walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "_send_request" and frame.f_globals.get("__name__") == "botocore.endpoint":
+            attempts = frame.f_locals.get("attempts")
+            return attempts - 1 if isinstance(attempts, int) else None
+    return None
+
+
+_warned = False
+
+
+def _warn_layered() -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            "botocore has retried an error that a policy of abate retries as well; only botocore's retries count, so"
+            " that retries don't multiply: make the client with config=abate.clients.botocore.config()",
+            LayeredRetryWarning,
+            stacklevel=2,
+        )
 
 
 def _milliseconds(value: str | None) -> float | None:

@@ -112,8 +112,8 @@ policy with ``idempotent=False`` retries them as well.
 """
 
 connection_lost = OnConnectionLost()
-"""Retry refused and broken connections. What was sent on a connection that broke may have been committed: a policy with
-``idempotent=False`` retries the refused ones only.
+"""Retry refused and broken connections. Statements sent on a connection that broke may have been committed, so a policy
+with ``idempotent=False`` retries refused connections only.
 """
 
 

@@ -1,99 +1,60 @@
 """Provides gRPC interceptors that retry calls, for channels of `grpc` and of `grpc.aio`.
 
-Every call is classified by its status code:
-
-* UNAVAILABLE is worth another attempt, and so is ABORTED, a conflict;
-* RESOURCE_EXHAUSTED and DEADLINE_EXCEEDED mean overload, except for a message over a size limit, which is fatal;
-* all other codes are fatal, including UNKNOWN, INTERNAL and CANCELLED.
+UNAVAILABLE, ABORTED, RESOURCE_EXHAUSTED and DEADLINE_EXCEEDED are worth another attempt; all other codes are fatal, and
+so are a TLS handshake that fails and a message over a size limit (`abate.clients.grpc_rules`).
 
 The server's hint is read from ``grpc-retry-pushback-ms`` (negative or unreadable: stop) and from ``RetryInfo`` in the
 status details. The ``timeout`` of a call is the deadline of all its attempts and waits together, as in gRPC. Each
 attempt has ``abate-attempt`` and ``abate-deadline`` as metadata, and a repeated one ``grpc-previous-rpc-attempts``. An
 error whose trailing metadata has ``abate-exhausted`` is not retried: a service behind the server has retried already.
+Attempts that an outer layer made, by ``grpc-previous-rpc-attempts`` in the metadata of the call, count as the policy's.
 
 Unary calls and server streams are retried. A stream is retried until its first message has come; its later errors are
 raised unchanged. The requests of client streams cannot be sent twice: such calls pass unchanged.
 
-With ``idempotent=False`` a failure is retried only if it shows that no connection was made. gRPC says this only in the
-details of the status. So a server that copies the details of its own failed calls can be mistaken for one that was
-never reached, unless it also sends metadata, such as ``abate-exhausted``.
+gRPC does not say whether a call is safe to repeat; by default all are. With ``idempotent=False`` a failure is retried
+only if it shows that no connection was made. gRPC says this only in the details of the status. So a server that copies
+the details of its own failed calls can be mistaken for one that was never reached, unless it also sends metadata, such
+as ``abate-exhausted``.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+import re
+import warnings
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import copy_context
-from itertools import count, islice
-from threading import RLock
+from itertools import count
 from typing import Any
 
-import grpc  # type: ignore[import-untyped]
-import grpc.aio  # type: ignore[import-untyped]
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
-
 from abate.call.policy import Policy
-from abate.clients.headers import ATTEMPT, DEADLINE, EXHAUSTED, request_headers, upstream_gave_up
+from abate.clients.grpc_rules import Metadata, pairs, transient
+from abate.clients.grpc_stream import Messages, Stream
+from abate.clients.headers import ATTEMPT, DEADLINE, request_headers
 from abate.clients.trust import SECRET, Secret
-from abate.decide.outcome import BLIP, FATAL, LAYER, OVERLOAD, Outcome, Ruling
-from abate.decide.rules import Rule
-from abate.redact import short_repr
-from abate.schedule.deadlines import call_timeout, carry_deadline, cut_to_deadline, deadline_aware
-from abate.schedule.hints import pushback
+from abate.errors import LayeredRetryWarning
+from abate.optional_dependencies import requires_extra
+from abate.redact import one_line, short_repr
+from abate.schedule.deadlines import call_timeout, cut_to_deadline, deadline_aware
+
+with requires_extra(by="abate.clients.grpc", extra="grpc"):
+    import grpc  # type: ignore[import-untyped]
+    import grpc.aio  # type: ignore[import-untyped]
 
 __all__ = ["aio_interceptors", "channel_options", "interceptors", "transient"]
-
-Metadata = tuple[tuple[str, str | bytes], ...]
-
-RULINGS = {
-    grpc.StatusCode.UNAVAILABLE: BLIP,
-    grpc.StatusCode.ABORTED: BLIP,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: OVERLOAD,
-    grpc.StatusCode.DEADLINE_EXCEEDED: OVERLOAD,
-}
-
-UNREACHED_DETAILS = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
-"""The details begin with one of these if grpcio has not reached a server."""
-
-TOO_LARGE = "message larger than max"
 
 PREVIOUS_ATTEMPTS = "grpc-previous-rpc-attempts"
 """The metadata in which gRPC's own retries say how many attempts of a call came before; absent in the first."""
 
 OWN_METADATA = frozenset({ATTEMPT.lower(), DEADLINE.lower(), SECRET.lower(), PREVIOUS_ATTEMPTS})
 
+COUNT = re.compile(r"[0-9]{1,4}")
+"""The values of that metadata that are read."""
+
+MAX_WARNINGS = 100
+
 EXPIRED_TIMEOUT = -1.0
 """The timeout of an attempt after its deadline: with 0, grpcio may still send it."""
-
-
-class OnGrpcStatus(Rule):
-    """Classifies errors of grpcio, sync and async, by their status.
-
-    >>> transient.judge(Outcome(error=grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED))).reason
-    'overload'
-    """
-
-    def judge(self, outcome: Outcome) -> Ruling | None:
-        error = outcome.error
-        if not isinstance(error, (grpc.Call, grpc.aio.AioRpcError)) or not isinstance(error, grpc.RpcError):
-            return None
-        trailing = _pairs(error.trailing_metadata())
-        if any(
-            key == EXHAUSTED.lower() and isinstance(value, str) and upstream_gave_up(value) for key, value in trailing
-        ):
-            return LAYER
-        ruling = RULINGS.get(error.code())
-        details = error.details() or ""
-        if ruling is None or (ruling is OVERLOAD and TOO_LARGE in details):
-            return FATAL
-        reached = bool(trailing or error.initial_metadata()) or not details.startswith(UNREACHED_DETAILS)
-        return Ruling(True, ruling.reason, _hint(trailing), reached, None, _answered(error, trailing))
-
-
-transient = OnGrpcStatus()
-"""The rule for `on` of a policy whose calls go through gRPC; the interceptors always use it."""
 
 
 def channel_options() -> list[tuple[str, int]]:
@@ -101,7 +62,7 @@ def channel_options() -> list[tuple[str, int]]:
 
     grpcio retries by itself if a service config says so, even one from DNS, and two layers of retries multiply. Pass
     these options to every channel that has interceptors. Interceptors see neither the options nor the service config of
-    their channel, so abate can't warn if they are missing.
+    their channel, nor how often grpcio has repeated an attempt, so abate can't warn if they are missing.
 
     >>> channel_options()
     [('grpc.enable_retries', 0)]
@@ -123,8 +84,8 @@ def interceptors(
 
     >>> import abate
     >>> orders = abate.Policy(name="orders", on=transient, max_attempts=2, backoff=[0.0])
-    >>> nobody = grpc.insecure_channel("127.0.0.1:1", options=channel_options())
-    >>> with grpc.intercept_channel(nobody, *interceptors(orders)) as channel:
+    >>> down = grpc.insecure_channel("127.0.0.1:1", options=channel_options())
+    >>> with grpc.intercept_channel(down, *interceptors(orders)) as channel:
     ...     try:
     ...         channel.unary_unary("/shop.Orders/Get")(b"42")
     ...     except grpc.RpcError as error:
@@ -171,47 +132,6 @@ def _checked_secret(secret: Secret | None) -> Secret | None:
     return secret
 
 
-# -- reading the server's answer
-
-
-def _answered(error: Any, trailing: Metadata) -> bool:
-    """Return whether the status came from the server.
-
-    DEADLINE_EXCEEDED may come from either side. UNAVAILABLE without metadata comes from grpcio itself.
-    """
-    code = error.code()
-    if code is grpc.StatusCode.UNAVAILABLE:
-        return bool(trailing or error.initial_metadata())
-    return code is not grpc.StatusCode.DEADLINE_EXCEEDED
-
-
-def _hint(trailing: Metadata) -> float | None:
-    """Return the longest requested wait in seconds; infinite if the server asked not to come back."""
-    said = dict(trailing)
-    asked, details = said.get("grpc-retry-pushback-ms"), said.get("grpc-status-details-bin")
-    hints = (
-        pushback(asked if isinstance(asked, str) else None),
-        _retry_delay(details) if isinstance(details, bytes) else None,
-    )
-    return max((hint for hint in hints if hint is not None), default=None)
-
-
-def _retry_delay(status: bytes) -> float | None:
-    """Return the seconds of `RetryInfo` in a serialized `google.rpc.Status`; None if it is missing or broken."""
-    info = error_details_pb2.RetryInfo()
-    try:
-        for detail in status_pb2.Status.FromString(status).details:
-            if detail.Unpack(info) and info.HasField("retry_delay"):
-                return float(max(0.0, info.retry_delay.seconds + info.retry_delay.nanos / 1e9))
-    except DecodeError:
-        pass  # broken details are no hint
-    return None
-
-
-def _pairs(metadata: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
-    return tuple((key, value) for key, value in metadata or ())
-
-
 # -- sending
 
 
@@ -235,7 +155,7 @@ def _aio_details(method: str, timeout: float | None, metadata: Metadata, given: 
 class _AttemptSender:
     """Sends the attempts of one call, each with its number and a timeout of at most the time until the deadline."""
 
-    __slots__ = ("_continuation", "_given", "_make", "_metadata", "_numbers", "_request", "_secret")
+    __slots__ = ("_continuation", "_given", "_make", "_metadata", "_numbers", "_request", "_secret", "previous")
 
     def __init__(
         self,
@@ -250,21 +170,73 @@ class _AttemptSender:
         self._continuation = continuation
         self._given = given
         self._request = request
-        # read once: it may be an iterator
-        self._metadata = tuple(pair for pair in _pairs(given.metadata) if pair[0] not in OWN_METADATA)
+        metadata = pairs(given.metadata)  # read once: it may be an iterator
+        self._metadata = tuple(pair for pair in metadata if pair[0] not in OWN_METADATA)
+        self.previous = _previous_attempts(metadata)
+        """Attempts of this call that an outer layer has made."""
         self._numbers = count(1)
 
     def send(self) -> Any:
         """Send the next attempt. Return its call, or a coroutine that returns it."""
         number = next(self._numbers)
         own = [(name.lower(), value) for name, value in request_headers(number, self._secret).items()]
-        if number > 1:
-            own.append((PREVIOUS_ATTEMPTS, str(number - 1)))
+        previous = self.previous + number - 1
+        if previous > 0:
+            own.append((PREVIOUS_ATTEMPTS, str(previous)))
         timeout = cut_to_deadline(self._given.timeout)
         if timeout is not None and timeout <= 0:
             timeout = EXPIRED_TIMEOUT
         details = self._make(self._given.method, timeout, (*self._metadata, *own), self._given)
         return self._continuation(details, self._request)
+
+
+def _previous_attempts(metadata: Metadata) -> int:
+    """Return how many attempts of a call an outer layer has made before this one, as its metadata says."""
+    values = [value for key, value in metadata if key == PREVIOUS_ATTEMPTS and isinstance(value, str)]
+    return max((int(value) for value in values if COUNT.fullmatch(value)), default=0)
+
+
+class _ChannelPolicy:
+    """The policy of a channel. A call that an outer layer repeats has fewer attempts, but at least one."""
+
+    __slots__ = ("_policy", "_reduced")
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._reduced: dict[int, Policy] = {}
+
+    def for_call(self, sender: _AttemptSender) -> Policy:
+        """Return the policy for a call; all of them share budget, gate and shelter."""
+        if not sender.previous:
+            return self._policy
+        policy = self._policy
+        _warn_layered(policy.name)
+        bounds = [policy.max_attempts or 1, *policy.max_attempts_by_kind.values()]  # without a bound, time bounds it
+        fewer = min(sender.previous, max(bounds) - 1)
+        if fewer not in self._reduced:
+            self._reduced[fewer] = policy.replace(
+                max_attempts=None if policy.max_attempts is None else max(1, policy.max_attempts - fewer),
+                max_attempts_by_kind={
+                    kind: max(1, bound - fewer) for kind, bound in policy.max_attempts_by_kind.items()
+                },
+            )
+        return self._reduced[fewer]
+
+
+_warned: set[str] = set()
+
+
+def _warn_layered(name: str) -> None:
+    """Warn once for each policy that a layer around it retries."""
+    if name not in _warned and len(_warned) < MAX_WARNINGS:
+        _warned.add(name)
+        warnings.warn(
+            f"{one_line(name) or 'a policy'} retries gRPC calls that a layer around it retries as well"
+            f" ({PREVIOUS_ATTEMPTS} is in their metadata): that layer's attempts are subtracted, so that retries don't"
+            " multiply; switch its retries off",
+            LayeredRetryWarning,
+            stacklevel=2,
+        )
 
 
 def _call_deadline(given: Any) -> AbstractContextManager[object]:
@@ -279,14 +251,14 @@ class _Interceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInter
     """Retries the unary calls and server streams of a channel."""
 
     def __init__(self, policy: Policy, secret: Secret | None) -> None:
-        self._policy = policy
+        self._policy = _ChannelPolicy(policy)
         self._secret = secret
 
     def intercept_unary_unary(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
         sender = _AttemptSender(_Details, continuation, client_call_details, request, self._secret)
         try:
             with _call_deadline(client_call_details):
-                return self._policy.call(deadline_aware(lambda: _raise_if_failed(sender.send())))
+                return self._policy.for_call(sender).call(deadline_aware(lambda: _raise_if_failed(sender.send())))
         except grpc.RpcError as error:
             if not isinstance(error, grpc.Future):
                 raise
@@ -295,7 +267,7 @@ class _Interceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInter
     def intercept_unary_stream(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
         sender = _AttemptSender(_Details, continuation, client_call_details, request, self._secret)
         with _call_deadline(client_call_details):
-            return _Stream(self._policy, sender)
+            return Stream(self._policy.for_call(sender), sender.send)
 
 
 def _raise_if_failed(call: Any) -> Any:
@@ -306,99 +278,6 @@ def _raise_if_failed(call: Any) -> Any:
     return call
 
 
-class _Stream(grpc.Call):  # type: ignore[misc]
-    """A server stream. Its status and metadata are those of the attempt that brought the first message."""
-
-    def __init__(self, policy: Policy, sender: _AttemptSender) -> None:
-        self._sender = sender
-        # any thread may read the stream, with the context and the deadline of the thread that made the call
-        self._context = copy_context()
-        self._make = carry_deadline(policy.call)
-        self._lock = RLock()
-        self._opening = self._open = self._cancelled = False
-        self._failure: Exception | None = None
-        self._first: deque[Any] = deque()
-        self._call: Any = None
-        self._sent_early: Any = None
-        if policy.gate is None and not policy.bounded:
-            self._sent_early = self._send()
-
-    def __iter__(self) -> _Stream:
-        return self
-
-    def __next__(self) -> Any:
-        self._wait()
-        if self._failure is not None:
-            raise self._failure
-        try:
-            return self._first.popleft()
-        except IndexError:
-            return next(self._call)
-
-    def _wait(self) -> None:
-        """Wait for the first message, the end or the error of the stream."""
-        for _ in iter(self._lock.acquire, None):  # a signal handler may interrupt a `with` statement before its body
-            try:
-                if self._opening:
-                    raise RuntimeError("a signal handler can't wait for a stream that its own thread is waiting for")
-                if not self._open:
-                    try:
-                        self._opening = True
-                        self._context.run(self._make, self._attempt)
-                    except Exception as error:
-                        self._failure = error
-                    finally:
-                        self._opening = False
-                    self._open = True
-            finally:
-                self._lock.release()
-            break
-
-    @deadline_aware
-    def _attempt(self) -> None:
-        call, self._sent_early = self._sent_early or self._send(), None
-        self._first = deque(islice(call, 1))  # replaces the message of an attempt that a signal handler interrupted
-
-    def _send(self) -> Any:
-        self._call = self._sender.send()
-        if self._cancelled:
-            self._call.cancel()
-        return self._call
-
-    def _final_call(self) -> Any:
-        """Return the call of the last attempt; raise the error if no attempt was sent."""
-        self._wait()
-        if self._call is None:  # nothing was sent
-            assert self._failure is not None
-            raise self._failure
-        return self._call
-
-    def cancel(self) -> bool:
-        self._cancelled = True  # before the attempt is read: the next attempt checks this
-        return True if self._call is None else bool(self._call.cancel())
-
-    def is_active(self) -> bool:
-        return not self._open or bool(self._final_call().is_active())
-
-    def time_remaining(self) -> Any:
-        return self._final_call().time_remaining()
-
-    def add_callback(self, callback: Callable[[], None]) -> bool:
-        return bool(self._final_call().add_callback(callback))
-
-    def initial_metadata(self) -> Any:
-        return self._final_call().initial_metadata()
-
-    def trailing_metadata(self) -> Any:
-        return self._final_call().trailing_metadata()
-
-    def code(self) -> Any:
-        return self._final_call().code()
-
-    def details(self) -> Any:
-        return self._final_call().details()
-
-
 # -- asyncio
 
 
@@ -406,7 +285,7 @@ class _AioUnary(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
     """Retries the unary calls of a channel."""
 
     def __init__(self, policy: Policy, secret: Secret | None) -> None:
-        self._policy = policy
+        self._policy = _ChannelPolicy(policy)
         self._secret = secret
 
     async def intercept_unary_unary(
@@ -421,14 +300,14 @@ class _AioUnary(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
             return call
 
         with _call_deadline(client_call_details):
-            return await self._policy.acall(attempt)
+            return await self._policy.for_call(sender).acall(attempt)
 
 
 class _AioStream(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
     """Retries the server streams of a channel."""
 
     def __init__(self, policy: Policy, secret: Secret | None) -> None:
-        self._policy = policy
+        self._policy = _ChannelPolicy(policy)
         self._secret = secret
 
     async def intercept_unary_stream(
@@ -440,23 +319,9 @@ class _AioStream(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
         async def attempt() -> AsyncIterator[Any]:
             messages = aiter(await sender.send())
             try:
-                return _Messages([await anext(messages)], messages)
+                return Messages([await anext(messages)], messages)
             except StopAsyncIteration:
-                return _Messages([], messages)
+                return Messages([], messages)
 
         with _call_deadline(client_call_details):
-            return await self._policy.acall(attempt)
-
-
-class _Messages:
-    """The messages of a stream whose first message was read already."""
-
-    def __init__(self, first: list[Any], rest: AsyncIterator[Any]) -> None:
-        self._first = first
-        self._rest = rest
-
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self
-
-    async def __anext__(self) -> Any:
-        return self._first.pop() if self._first else await anext(self._rest)
+            return await self._policy.for_call(sender).acall(attempt)

@@ -1,4 +1,4 @@
-"""gRPC servers: interceptors that keep the deadlines of trusted callers, and tell them when retrying is of no use.
+"""gRPC servers: interceptors that keep the deadlines of trusted callers, and say when a policy inside has given up.
 
 They do for a server of grpcio or `grpc.aio` what the ASGI and WSGI middleware do for HTTP, with the same settings:
 
@@ -18,9 +18,6 @@ from inspect import isasyncgenfunction
 from typing import Any
 from urllib.parse import unquote
 
-import grpc  # type: ignore[import-untyped]
-import grpc.aio  # type: ignore[import-untyped]
-
 from abate import clock, proxy_headers
 from abate.call.layers import ExhaustedFlag, watch_for_exhausted
 from abate.clients.headers import EXHAUSTED
@@ -38,8 +35,13 @@ from abate.clients.trust import UNIX, Trusted
 from abate.clock import TimeoutScope
 from abate.errors import AttemptTimeout
 from abate.functions import is_coroutine_function
+from abate.optional_dependencies import requires_extra
 from abate.schedule.deadlines import deadline
 from abate.scopes import Scope, Scopes
+
+with requires_extra(by="abate.clients.grpc_server", extra="grpc"):
+    import grpc  # type: ignore[import-untyped]
+    import grpc.aio  # type: ignore[import-untyped]
 
 __all__ = ["aio_interceptors", "attempt", "interceptors"]
 

@@ -20,15 +20,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import redis
-import redis.asyncio
-from redis import exceptions
-from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
 from abate.decide.outcome import BLIP, FATAL, OVERLOAD, OVERLOAD_UNREACHED, UNREACHED, Outcome, Ruling
 from abate.decide.rules import Rule
+from abate.optional_dependencies import requires_extra
+
+with requires_extra(by="abate.clients.redis", extra="redis"):
+    import redis
+    import redis.asyncio
+    from redis import exceptions
+    from redis.asyncio.retry import Retry as AsyncRetry
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
 
 __all__ = ["aclient", "aquiet", "client", "quiet", "transient"]
 
@@ -112,9 +114,9 @@ def client(url: str, **settings: Any) -> redis.Redis:
 
     >>> import abate
     >>> cache = abate.Policy(name="cache", on=transient, max_attempts=2, backoff=[0.0])
-    >>> with client("redis://127.0.0.1:1", socket_timeout=1.0) as nobody:
+    >>> with client("redis://127.0.0.1:1", socket_timeout=1.0) as down:
     ...     try:
-    ...         cache.call(nobody.ping)
+    ...         cache.call(down.ping)
     ...     except redis.ConnectionError as error:
     ...         print(abate.report(error))
     cache gave up after 2 attempts: attempts
@@ -128,9 +130,9 @@ def aclient(url: str, **settings: Any) -> redis.asyncio.Redis:
     >>> import abate, asyncio
     >>> cache = abate.Policy(name="cache", on=transient, max_attempts=2, backoff=[0.0])
     >>> async def ping():
-    ...     async with aclient("redis://127.0.0.1:1", socket_timeout=1.0) as nobody:
+    ...     async with aclient("redis://127.0.0.1:1", socket_timeout=1.0) as down:
     ...         try:
-    ...             await cache.acall(nobody.ping)
+    ...             await cache.acall(down.ping)
     ...         except redis.ConnectionError as error:
     ...             print(abate.report(error))
     >>> asyncio.run(ping())

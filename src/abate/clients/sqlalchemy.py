@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
-
-from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import UnboundExecutionError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from abate.clients.databases import OpenTransaction, Settings, conflict_policy, open_transaction, refuse_generator
 from abate.errors import bare
+from abate.optional_dependencies import requires_extra
 from abate.redact import short_repr
+
+with requires_extra(by="abate.clients.sqlalchemy", extra="sqlalchemy"):
+    from sqlalchemy import Connection, Engine
+    from sqlalchemy.exc import UnboundExecutionError
+    from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from abate.clients.sqlalchemy_reads import end_reads, watch
+
+if TYPE_CHECKING:  # at runtime it needs greenlet, which programs without asyncio may lack
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 
 __all__ = ["transaction"]
 
@@ -23,10 +30,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Handle = TypeVar("Handle")
 SyncHandle = TypeVar("SyncHandle", bound=Session)
-AsyncHandle = TypeVar("AsyncHandle", bound=AsyncSession)
+AsyncHandle = TypeVar("AsyncHandle", bound="AsyncSession")
 
-SYNC = (Engine, Connection, sessionmaker, Session, scoped_session)
-ASYNC = (AsyncEngine, AsyncConnection, async_sessionmaker, AsyncSession)
+SOURCES = (Engine, Connection, sessionmaker, Session, scoped_session)
 
 
 class transaction(Generic[Handle]):
@@ -39,8 +45,10 @@ class transaction(Generic[Handle]):
     of the first four, for coroutine functions. The settings are those of `abate.retry_on_db_conflict`. A function with
     that decorator inside does not retry: this is the transaction, so this retries.
 
-    Half of a transaction is never repeated: a connection or session that is already in a transaction is refused, and so
-    is a transaction inside another one of the same engine, which would commit before the outer one.
+    Half of a transaction is never repeated. A session or connection that is already in a transaction is refused, unless
+    SQLAlchemy began it by itself after `transaction(source)` was made, and it certainly has only read
+    (`abate.clients.sqlalchemy_reads`): then it is rolled back first, and the function reads anew. A transaction inside
+    another one of the same engine is refused as well: it would commit before the outer one.
 
     >>> import sqlalchemy as sa
     >>> engine = sa.create_engine("sqlite://")
@@ -82,9 +90,10 @@ class transaction(Generic[Handle]):
     def __init__(self, source: Any, max_attempts: int = 3, **settings: Unpack[Settings]) -> None:
         if inspect.isfunction(source):
             raise bare("transaction", "@transaction(engine)")
-        if not isinstance(source, (*SYNC, *ASYNC)):
+        if not (_is_async(source) or isinstance(source, SOURCES)):
             raise TypeError(f"source must be an engine, connection, sessionmaker or session, not {short_repr(source)}")
         self.source: Any = source
+        watch(_sync_form(source))
         self.policy = conflict_policy(max_attempts, settings)
 
     def __call__(self, function: Callable[Concatenate[Handle, P], T]) -> Callable[P, T]:
@@ -101,13 +110,13 @@ class transaction(Generic[Handle]):
         >>> engine.dispose()
         """
         whole: Callable[..., Any] = self._in_transaction(function)
-        if isinstance(self.source, ASYNC):
+        if _is_async(self.source):
             return self.policy.acall(whole, *args, **kwargs)  # type: ignore[return-value]
         return self.policy.call(whole, *args, **kwargs)  # type: ignore[no-any-return]
 
     def _in_transaction(self, function: Callable[Concatenate[Handle, P], T]) -> Callable[P, T]:
         """Return the function with its transaction around it: the part that is repeated."""
-        asynchronous = isinstance(self.source, ASYNC)
+        asynchronous = _is_async(self.source)
         if not callable(function):
             raise TypeError(f"a transaction runs functions, not {short_repr(function)}")
         refuse_generator(function)
@@ -121,11 +130,33 @@ class transaction(Generic[Handle]):
         return whole  # type: ignore[no-any-return]
 
 
+def _is_async(source: object) -> bool:
+    """Return whether a source is one of SQLAlchemy's for asyncio; their module is not imported to find that out."""
+    if "sqlalchemy.ext.asyncio" not in sys.modules:
+        return False
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
+
+    return isinstance(source, (AsyncEngine, AsyncConnection, async_sessionmaker, AsyncSession))
+
+
+def _is_maker(source: Any) -> bool:
+    """Return whether a source makes a new connection or session for each transaction."""
+    return not hasattr(source, "in_transaction")
+
+
+def _sync_form(source: Any) -> Any:
+    """Return the session or connection that one for asyncio stands for; anything else as it is."""
+    return getattr(source, "sync_session", None) or getattr(source, "sync_connection", None) or source
+
+
 def _in_transaction(source: Any, function: Callable[..., Any]) -> Any:
     def whole(*args: Any, **kwargs: Any) -> Any:
         here = source() if isinstance(source, scoped_session) else source  # the session of this scope
-        with _check_not_nested(here), _begin(here) as handle:
-            return function(handle, *args, **kwargs)
+        with _check_not_nested(here):
+            if isinstance(here, (Connection, Session)):
+                end_reads(here)
+            with _begin(here) as handle:
+                return function(handle, *args, **kwargs)
 
     return whole
 
@@ -133,6 +164,8 @@ def _in_transaction(source: Any, function: Callable[..., Any]) -> Any:
 def _ain_transaction(source: Any, function: Callable[..., Any]) -> Any:
     async def whole(*args: Any, **kwargs: Any) -> Any:
         with _check_not_nested(source):
+            if not _is_maker(source) and source.in_transaction():
+                await source.run_sync(end_reads)
             async with _abegin(source) as handle:
                 return await function(handle, *args, **kwargs)
 
@@ -142,7 +175,7 @@ def _ain_transaction(source: Any, function: Callable[..., Any]) -> Any:
 @contextmanager
 def _begin(source: Any) -> Iterator[Any]:
     """Yield a connection or session in a transaction: committed at the end, rolled back on an error."""
-    if isinstance(source, (Engine, sessionmaker)):
+    if _is_maker(source):
         with source.begin() as handle:
             _refuse_autocommit(_connection(handle))
             yield handle
@@ -155,7 +188,7 @@ def _begin(source: Any) -> Iterator[Any]:
 @asynccontextmanager
 async def _abegin(source: Any) -> AsyncIterator[Any]:
     """The same for asyncio."""
-    if isinstance(source, (AsyncEngine, async_sessionmaker)):
+    if _is_maker(source):
         async with source.begin() as handle:
             _refuse_autocommit(await _aconnection(handle))
             yield handle
@@ -174,13 +207,14 @@ def _connection(handle: Connection | Session) -> Connection | None:
         return None
 
 
-async def _aconnection(handle: AsyncConnection | AsyncSession) -> Connection | None:
-    if isinstance(handle, AsyncConnection):
-        return handle.sync_connection
-    try:
-        return (await handle.connection()).sync_connection
-    except UnboundExecutionError:
-        return None
+async def _aconnection(handle: Any) -> Connection | None:
+    if not hasattr(handle, "sync_connection"):  # a session
+        try:
+            handle = await handle.connection()
+        except UnboundExecutionError:
+            return None
+    connection: Connection | None = handle.sync_connection
+    return connection
 
 
 def _refuse_autocommit(connection: Connection | None) -> None:
@@ -196,18 +230,13 @@ def _refuse_autocommit(connection: Connection | None) -> None:
 
 
 def _check_not_nested(source: Any) -> OpenTransaction:
-    """The transaction about to be begun, if it is not part of another one."""
-    if not isinstance(source, (Engine, AsyncEngine, sessionmaker, async_sessionmaker)) and source.in_transaction():
-        raise RuntimeError(
-            f"{source!r} is in a transaction already, and half of one must not be repeated: begin it here, or retry"
-            " where it was begun"
-        )
+    """Return the transaction about to be begun, if it is not part of another one of `transaction`."""
     pool_id, around = _pool_id(source), open_transaction()
     while around is not None:
         if around.pool_id is pool_id:
             raise RuntimeError(
-                "a transaction of this engine is open around this one, and would be repeated without it: call the"
-                " function with the outer transaction's connection, undecorated"
+                "a transaction of this engine is open around this one, and a retry would repeat the inner one only:"
+                " call the undecorated function with the outer transaction's connection or session"
             )
         around = around.outer
     return OpenTransaction(pool_id)
@@ -215,12 +244,10 @@ def _check_not_nested(source: Any) -> OpenTransaction:
 
 def _pool_id(source: Any) -> object:
     """Return the identity of a source's engine: its pool, which engines with other options share."""
-    if isinstance(source, (sessionmaker, async_sessionmaker)):
+    if hasattr(source, "kw"):  # a sessionmaker
         bind = source.kw.get("bind")
-    elif isinstance(source, (Session, AsyncSession)):
-        bind = source.bind
     else:
-        bind = source.engine
+        bind = source.bind if hasattr(source, "bind") else getattr(source, "engine", source)
     if bind is None:
         return source
     engine = bind.engine

@@ -147,7 +147,7 @@ class Queue:
         except BaseException:
             self.close()
             raise
-        # after the lease the result is of no use
+        # a result that comes after the lease is useless
         self._api_within_lease = self._api.within(self._lease)
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class Queue:
         group: str | None = None,
         deduplication: str | None = None,
     ) -> str:
-        """Send a message, and return its id. What SQS would refuse is refused before.
+        """Send a message, and return its id. Raise an error, and send nothing, if SQS would refuse it.
 
         After a broken connection a standard queue may have it twice. A FIFO queue needs a `group`, and has it once: by
         the given `deduplication` id, by its content if the queue does that, or by an id made here.
@@ -175,13 +175,13 @@ class Queue:
         request: dict[str, Any] = {"MessageBody": body, "MessageAttributes": written}
         if not self.fifo:
             if group is not None or deduplication is not None:
-                raise ValueError(f"{self.name} is a standard queue: group and deduplication say nothing to it")
+                raise ValueError(f"{self.name} is a standard queue: it does not support group and deduplication")
             request["DelaySeconds"] = seconds
             return self._api.send(self.url, **request)
         if group is None:
-            raise ValueError(f"{self.name} is a FIFO queue: a message to it needs a group")
+            raise ValueError(f"{self.name} is a FIFO queue: pass group=")
         if seconds:
-            raise ValueError(f"{self.name} is a FIFO queue: a message to it can't have a delay, as {delay!r}")
+            raise ValueError(f"{self.name} is a FIFO queue: it does not support a delay of one message, as {delay!r}")
         request["MessageGroupId"] = group
         if deduplication is not None or not self._deduplicates_by_content:
             request["MessageDeduplicationId"] = deduplication or uuid4().hex
@@ -268,14 +268,14 @@ class Queue:
         about = self._api.attributes(self.url)
         self._lease = int(about["VisibilityTimeout"] if self.lease is None else self.lease)
         if not self._lease:
-            raise ValueError(f"{self.name} has a visibility timeout of 0: say by lease how long a message is held")
+            raise ValueError(f"{self.name} has a visibility timeout of 0: pass lease= (seconds)")
         self.lease = float(self._lease)
         self._max_bytes = min(self._max_bytes, int(about["MaximumMessageSize"]))
         self._deduplicates_by_content = about.get("ContentBasedDeduplication") == "true"
         self._dead_letters = self._dead_letter_url(dead_letters, about.get("RedrivePolicy"))
         self.redrives = "RedrivePolicy" in about
-        """Does SQS itself move messages that were received too often? Messages that kill their process are left to
-        that: receives that other processes returned untouched count too, and must not be taken for crashes."""
+        """Whether SQS's redrive policy buries messages that were received too often. Messages that crash their process
+        are left to it: SQS also counts receives that other processes returned untouched."""
         if self._dead_letters is not None:
             self._max_dead_letter_bytes = int(self._api.attributes(self._dead_letters)["MaximumMessageSize"])
 

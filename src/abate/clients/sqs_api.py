@@ -1,4 +1,4 @@
-"""Requests to SQS, with boto3: botocore makes each once, and a policy repeats it; of a batch only what has failed.
+"""Requests to SQS, with boto3: botocore sends each once, and a policy retries it; of a batch only the failed entries.
 
 A response that does not say what became of a request leaves it open, and it is made again. The only permanent error of
 one message in a batch is its receipt: it has expired, or the message's twelve hours have.
@@ -17,6 +17,7 @@ from abate.call.policy import Policy
 from abate.clock import Clock
 from abate.decide.outcome import Outcome
 from abate.errors import AbateError, LayeredRetryWarning
+from abate.optional_dependencies import requires_extra
 from abate.schedule.backoff import Backoff
 from abate.work.source import Message
 
@@ -69,12 +70,10 @@ def client_for(url: str | None = None, **settings: Any) -> Any:
 
 def import_boto3() -> tuple[Any, Any]:
     """Return boto3, and abate's module for botocore."""
-    try:
+    with requires_extra(by="abate.clients.sqs", extra="sqs"):
         import boto3  # type: ignore[import-untyped]
+    from abate.clients import botocore
 
-        from abate.clients import botocore
-    except ImportError as error:
-        raise ImportError("SQS needs boto3: install abate[sqs]") from error
     return boto3, botocore
 
 
