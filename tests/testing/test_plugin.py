@@ -34,6 +34,9 @@ async def is_off():
     with pytest.raises(OSError):
         await policy.acall(script.acall)
     assert len(script.calls) == 1
+    with pytest.raises(OSError):
+        await anyio.to_thread.run_sync(policy.call, script)
+    assert len(script.calls) == 2
 """
 """What the generated tests share. If a clock has no effect, they fail rather than wait."""
 

@@ -159,14 +159,14 @@ class VirtualClock:
         if not waiting.jumping:
             waiting.jumping = True
             if clocks.in_trio():
-                sys.modules["trio"].lowlevel.spawn_system_task(self._jump_in_trio, loop, waiting)
+                sys.modules["trio"].lowlevel.spawn_system_task(self._jump_in_trio, waiting)
             else:
                 loop.call_soon(self._jump_in_asyncio, loop, waiting, SETTLE)
         return timer
 
     def _add_loop(self, loop: Any) -> LoopTimers:
         for ended in [known for known in self._loops if getattr(known, "is_closed", bool)()]:
-            del self._loops[ended]  # its timers refer to it, so it would not be collected
+            del self._loops[ended]  # sleepers that were left there would keep it alive
         waiting = self._loops[loop] = LoopTimers()
         return waiting
 
@@ -181,17 +181,13 @@ class VirtualClock:
         else:
             waiting.jumping = False
 
-    async def _jump_in_trio(self, loop: Any, waiting: LoopTimers) -> None:
+    async def _jump_in_trio(self, waiting: LoopTimers) -> None:
         from trio.testing import wait_all_tasks_blocked
 
-        try:
-            while waiting.timers:
-                await wait_all_tasks_blocked()
-                self._jump(waiting.timers)
-            waiting.jumping = False
-        except BaseException:  # the loop ends
-            self._loops.pop(loop, None)
-            raise
+        while waiting.timers:
+            await wait_all_tasks_blocked()
+            self._jump(waiting.timers)
+        waiting.jumping = False
 
     def _jump(self, timers: list[Timer]) -> None:
         timer = heapq.heappop(timers)
