@@ -120,6 +120,36 @@ class TestMethods:
     )
 
 
+def test_controllers_are_reset_between_tests(run_pytest):
+    """Before the test, for what another test has left, and after it, for tests without the fixture."""
+    run_pytest(
+        """
+@abate.controller(backoff=[50.0])
+async def reconcile(key):
+    raise ConnectionError("no answer")
+
+reconcile.add("added when it was imported")
+
+@pytest.fixture(autouse=True)
+def in_virtual_time(abate_reset, abate_clock):
+    pass
+
+@pytest.mark.parametrize("time", [1, 2])
+def test_keys(time):
+    assert reconcile.waiting() == 0
+    reconcile.add("a")
+    assert reconcile.run(drain=True) == {"retry": 1}
+    assert reconcile.delayed() == {"a": 50.0}
+
+@pytest.fixture(scope="module", autouse=True)
+def after_all():
+    yield
+    assert reconcile.waiting() == 0
+""",
+        passed=2,
+    )
+
+
 def test_a_clock_of_the_tests_own_wins(run_pytest):
     """A test that enters a clock uses that one; a thread that is started without a context has the machine's."""
     run_pytest(

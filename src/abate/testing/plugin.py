@@ -3,6 +3,7 @@
 * `abate_clock`: the test runs in virtual time; the clock is its value.
 * `abate_events`: a record of the events during the test.
 * `abate_off`: calls make one attempt during the test.
+* `abate_reset`: controllers and consumers are reset before the test and after it.
 
 Clock and off switch are bound to a context, but a runner of async tests may run the test in a context that was copied
 before the fixture was set up: anyio and pytest-asyncio have one task or one event loop for all tests and fixtures of a
@@ -55,6 +56,18 @@ def abate_off() -> Iterator[None]:
 
     with off(), off_shared_in_thread():
         yield
+
+
+@pytest.fixture
+def abate_reset() -> Iterator[None]:
+    """All controllers and consumers are reset before this test and after it. None of them may be running."""
+    from abate import registry
+
+    for service in registry.services.alive():
+        service.reset()
+    yield
+    for service in registry.services.alive():
+        service.reset()
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)  # before a plugin wraps the coroutine function in a plain one

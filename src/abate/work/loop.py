@@ -38,13 +38,13 @@ from abate.errors import AttemptTimeout
 from abate.logs import Log
 from abate.work.backoff_guard import BackoffGuard
 from abate.work.breaker_trials import BreakerTrials
-from abate.work.message_handler import Handler, Worker
+from abate.work.message_handler import Handler, MessageHandler
 from abate.work.run_state import Delivery, RunState
 from abate.work.source import Back, Bury, Done, Message, Source, Verdict
 from abate.work.source_client import MIN_POLL, Settler, SourceClient
 from abate.work.suspects import Suspects
 from abate.work.thread_pool import DaemonThreadPool
-from abate.work.verdicts import VerdictRules
+from abate.work.verdict_rules import VerdictRules
 
 log = Log("abate.work")
 
@@ -86,12 +86,12 @@ class Loop:
         self.client = SourceClient(state)
         self.handler_threads = DaemonThreadPool(workers)  # separate from the source's: no handler may delay an extend
         redrives = getattr(source, "redrives", False)
-        self.worker = Worker(
+        self.message_handler = MessageHandler(
             name, handle, verdict_rules, asynchronous, timeout, self.handler_threads, self.tally, redrives
         )
         self.trials = BreakerTrials(state, breaker)
         self.settler = Settler(state, self.client, self._on_lease_lost, self._release, self._drop)
-        self.suspects = Suspects(state, timeout, self.worker.must_run_alone, self._begin)
+        self.suspects = Suspects(state, timeout, self.message_handler.must_run_alone, self._begin)
         self.ends_at = inf
         """The instant at which the run ends in any case."""
         self._replacements = 0
@@ -201,7 +201,7 @@ class Loop:
         return any(not delivery.stuck for delivery in self.in_flight)
 
     async def _receive(self, max_messages: int, wait: float) -> Sequence[Message]:
-        if not self.worker.asynchronous:
+        if not self.message_handler.asynchronous:
             max_messages = self.handler_threads.ensure_idle(max_messages)
         return await self.client.receive(max_messages, wait)
 
@@ -276,7 +276,7 @@ class Loop:
         for delivery in self.in_flight:
             if delivery.is_waiting:
                 self._return_untouched(delivery, 0.0)
-            elif delivery.is_running and self.worker.asynchronous and delivery.task is not None:
+            elif delivery.is_running and self.message_handler.asynchronous and delivery.task is not None:
                 delivery.cancelled_by_grace = True
                 delivery.task.cancel()
             elif delivery.is_running:  # a thread can't be stopped; its result is ignored
@@ -324,11 +324,11 @@ class Loop:
         delivery.task = asyncio.create_task(self._run_handler(delivery))
 
     async def _run_handler(self, delivery: Delivery) -> None:
-        result = await self.worker.handle(delivery, self.state.clock)
+        result = await self.message_handler.handle(delivery, self.state.clock)
         if delivery.replaced:
             delivery.replaced = False
             self._replacements -= 1
-            if not self.worker.asynchronous:
+            if not self.message_handler.asynchronous:
                 self.handler_threads.shrink()
         if self.in_flight.get(delivery.message) is not delivery:
             return  # the run has ended already
@@ -342,7 +342,7 @@ class Loop:
                 self.backoff_guard.record(delivery.message, verdict, self.state.clock.now())
             self._queue_verdict(delivery, verdict)
             pause = self.trials.record(delivery, result.decision.failed)
-            self.worker.report(delivery.message, result)
+            self.message_handler.report(delivery.message, result)
             self.trials.report_open(pause)
 
     def _mark_stuck(self, delivery: Delivery) -> None:
@@ -354,7 +354,7 @@ class Loop:
         if stuck <= self.workers:
             delivery.replaced = True
             self._replacements += 1
-            if not self.worker.asynchronous:
+            if not self.message_handler.asynchronous:
                 self.handler_threads.grow()
         self._return_group_behind(delivery, 0.0)
         self.state.changed.set()
@@ -408,7 +408,7 @@ class Loop:
         self.tally["lost"] += 1
         if delivery.task is None or delivery.verdict is not None:
             self._drop(delivery)
-        elif self.worker.asynchronous:
+        elif self.message_handler.asynchronous:
             delivery.task.cancel()
         log.warning("%s: the lease of %r ran out", self.name, message.key)
         events.emit(events.LeaseLost(self.name, message.key))
