@@ -19,8 +19,8 @@ def run_for(service: Service[..., Any], seconds: float, source: Source | Store |
     """Run a controller or consumer for `seconds` of virtual time; return the tally, as `run` does.
 
     It runs as in production: with its sources, pollers and resync, and keys that failed come back after their backoff.
-    Its handlers must wait in virtual time only: for a real server no virtual time would be left. In an async test, await
-    `arun_for`.
+    A coroutine handler must not wait for a real server: virtual time passes meanwhile, so the run would end before it.
+    In an async test, await `arun_for`.
 
     >>> import abate
     >>> charge = abate.testing.Script(ConnectionError("no answer"), ConnectionError("no answer"), None)

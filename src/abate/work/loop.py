@@ -15,8 +15,7 @@
   There are at most as many replacements as workers; with more stuck handlers the loop is not ready.
 * Stopping: no more messages are received, except from a source that does not outlive the process, which is drained.
   When the grace is over, coroutines are cancelled and their messages go back untouched; leases of plain functions run
-  out.
-  `FINAL_SETTLE_TIMEOUT` seconds later the run ends in any case.
+  out. `FINAL_SETTLE_TIMEOUT` seconds later the run ends in any case.
 * State changes come first, logs and events after them.
 
 `source_client` receives from the source and sends verdicts, `suspects` runs messages alone that may kill the process,
@@ -295,7 +294,16 @@ class Loop:
                 self._start_or_return(delivery)
 
     def _start_or_return(self, delivery: Delivery) -> None:
-        """Start the handler of a message, or return the message if it can't start now."""
+        """Start the handler of a message, or return the message if it can't start now. The first rule that applies:
+
+        * It is the suspect that waits to be alone: leave it to `Suspects.run_alone`.
+        * The run takes no more messages: return it at once.
+        * The circuit breaker is open: return it until the breaker half-opens.
+        * It is a suspect, and another one waits: return it for a moment.
+        * It came before its backoff is over, and the retry budget refuses it: return it for the rest of its backoff.
+        * It is a suspect: let it wait to be alone.
+        * Start its handler.
+        """
         suspects, message = self.suspects, delivery.message
         if delivery is suspects.current:
             return  # it waits to be alone
