@@ -65,7 +65,7 @@ class BaseWorkQueue(QueueWaiters[K]):
             _check(key, priority)
         woken: list[Wakeup] | None = None
         section = self._section
-        # `woken = section.call(add, otherwise=defer)`, written out for speed: `add` adds the key and finds what to wake;
+        # `woken = section.call(add, otherwise=defer)`, written out for speed: `add` adds it and finds what to wake;
         # `defer`, for a call that interrupted this section, checks the room and leaves the add to the interrupted call.
         for entered in section.entering_with_timeout() if section.busy else section.entering:
             if not entered and may_wait():
