@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 import trio
 import trio.testing
 
+import abate
 from abate import clock as clocks
 from abate.clock import MACHINE, MachineClock, as_clock
 from abate.errors import AttemptTimeout
@@ -161,6 +163,31 @@ def test_which_loop_runs_is_known():
         return clocks.in_trio()
 
     assert (clocks.in_trio(), asyncio.run(inside()), trio.run(inside)) == (False, False, True)
+
+
+@pytest.mark.parametrize("half", [{}, {"lowlevel": types.ModuleType("trio.lowlevel")}], ids=["empty", "no function"])
+def test_a_trio_that_another_thread_is_importing_runs_nothing_yet(monkeypatch, half):
+    """A module is in `sys.modules` before it has its attributes."""
+    module = types.ModuleType("trio")
+    vars(module).update(half)
+    monkeypatch.setitem(sys.modules, "trio", module)
+
+    async def inside():
+        await MACHINE.asleep(0.0)
+        async with MACHINE.within(60.0):
+            return clocks.in_trio(), clocks.in_loop()
+
+    assert (clocks.in_trio(), clocks.in_loop()) == (False, False)
+    assert asyncio.run(inside()) == (False, True)
+    flaky = abate.testing.Script(OSError(), "fine")
+    assert asyncio.run(abate.Policy(on=OSError, backoff=[0.0]).acall(flaky.acall)) == "fine"
+
+
+def test_an_asyncio_that_another_thread_is_importing_runs_nothing_yet(monkeypatch):
+    """The same for asyncio, which plain programs import late."""
+    monkeypatch.setitem(sys.modules, "asyncio", types.ModuleType("asyncio"))
+    assert not clocks.in_loop()
+    assert abate.Policy(on=OSError, backoff=[0.0]).call(abate.testing.Script(OSError(), "fine")) == "fine"
 
 
 def test_trio_is_not_needed():

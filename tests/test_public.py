@@ -55,7 +55,7 @@ NAMES = {
         load_scenario run_study simulated
     """,
     "abate.sim.report": "Hysteresis RecoveryMap hysteresis recovery_map write_picture write_report",
-    "abate.testing": "Recorder Script VirtualClock after off",
+    "abate.testing": "Recorder Script VirtualClock after arun_for off run_for",
     "abate.clients": """
         aiohttp asgi aws_lambda botocore databases grpc grpc_server httpx redis requests sqlalchemy sqs trust urllib3
         warm wsgi

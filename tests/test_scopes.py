@@ -80,6 +80,57 @@ def test_a_copied_context_is_bound_wherever_it_runs_and_as_long(block, holds):
         assert not pool.submit(carried.run, holds).result()
 
 
+SHARING = {
+    "clock": (VirtualClock, clocks.shared_in_thread, clocks.adopt_shared, clocks.entered_clock),
+    "off": (off, machine.off_shared_in_thread, machine.adopt_shared_off, lambda: machine.is_off() or None),
+}
+each_shared_block = pytest.mark.parametrize(("block", "share", "adopt", "seen"), SHARING.values(), ids=SHARING)
+
+
+@each_shared_block
+def test_a_shared_block_holds_in_contexts_that_were_copied_before(block, share, adopt, seen):
+    """Until it ends, and in this thread only: other threads are other programs' work."""
+    before = contextvars.copy_context()
+    with ThreadPoolExecutor(1) as pool:
+        with block():
+            assert before.run(seen) is None
+            with share():
+                assert before.run(seen) is not None
+                assert before.run(seen) == seen()
+                assert pool.submit(before.copy().run, seen).result() is None
+            assert before.run(seen) is None
+        assert seen() is None
+
+
+@each_shared_block
+def test_a_context_can_adopt_a_shared_block_and_carry_it(block, share, adopt, seen):
+    """A copy of it holds in other threads as well, until the block ends."""
+    before = contextvars.copy_context()
+    with ThreadPoolExecutor(1) as pool:
+        with block(), share():
+            before.run(adopt)
+            assert pool.submit(before.copy().run, seen).result() == seen()
+        assert before.run(seen) is None
+        before.run(adopt)
+        assert before.run(seen) is None
+
+
+def test_a_block_of_ones_own_wins_over_the_shared_one():
+    """Sharing fills a gap; it takes nothing away, and what was shared before is shared again afterwards."""
+    before = contextvars.copy_context()
+
+    def inside(clock):
+        with VirtualClock() as own:
+            clocks.adopt_shared()
+            assert clocks.entered_clock() is own
+        assert clocks.entered_clock() is clock
+
+    with VirtualClock() as outer, clocks.shared_in_thread():
+        with VirtualClock() as inner, clocks.shared_in_thread():
+            before.run(inside, inner)
+        before.run(inside, outer)
+
+
 @each_block
 def test_a_thread_that_is_started_inside_is_not_bound(block, holds):
     """Where Python starts threads with a copy of the context as well."""

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         WorkQueue,
     )
     from abate.work.consumer import consumer
-    from abate.work.controller import controller
+    from abate.work.controller_decorator import controller
 
 __version__ = "0.2.0"
 
@@ -132,7 +132,7 @@ _ELSEWHERE = {
     "Timeouts": "abate.schedule.timeouts",
     "WorkQueue": "abate.work",
     "consumer": "abate.work.consumer",
-    "controller": "abate.work.controller",
+    "controller": "abate.work.controller_decorator",
     "open_store": "abate.stores",
     "retry_on_db_conflict": "abate.clients.databases",
 }

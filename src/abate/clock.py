@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol, cast
 
@@ -239,6 +239,16 @@ def entered_by(clock: ContextClock) -> ClockScope | None:
     return _scopes.entered_by(clock)
 
 
+def shared_in_thread() -> AbstractContextManager[None]:
+    """Share the clock of this context with all contexts of this thread that have entered none, for a block."""
+    return _scopes.shared_in_thread()
+
+
+def adopt_shared() -> None:
+    """Enter the clock that is shared in this thread, if this context has entered none."""
+    _scopes.adopt()
+
+
 def as_clock(clock: Clock | Callable[[], float] | None) -> Clock | None:
     """Return the clock that a ``clock=`` argument means: a clock, a function that returns the time, or None."""
     if clock is None or (hasattr(clock, "now") and hasattr(clock, "sleep") and not isinstance(clock, type)):
@@ -253,10 +263,18 @@ def as_clock(clock: Clock | Callable[[], float] | None) -> Clock | None:
 def in_trio() -> bool:
     """Return whether this code runs under trio (and not under asyncio)."""
     trio = sys.modules.get("trio")
-    return trio is not None and trio.lowlevel.in_trio_run()
+    try:
+        return trio is not None and trio.lowlevel.in_trio_run()
+    except AttributeError:  # another thread is importing trio just now: it runs nothing yet
+        return False
 
 
 def in_loop() -> bool:
     """Return whether this code runs in an event loop, trio's or asyncio's."""
+    if in_trio():
+        return True
     asyncio = sys.modules.get("asyncio")
-    return in_trio() or (asyncio is not None and asyncio._get_running_loop() is not None)
+    try:
+        return asyncio is not None and asyncio._get_running_loop() is not None
+    except AttributeError:  # another thread is importing asyncio just now
+        return False

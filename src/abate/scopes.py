@@ -9,6 +9,9 @@ A thread does not inherit scopes by being started, on any build: where Python st
 started them, and so would the tasks of an event loop in such a thread. A copy does not tell how it was made, so the
 scopes are taken out when the thread is started (`without_scopes`). A context that is carried there on purpose counts,
 as `asyncio.to_thread` and ``Thread(context=...)`` do.
+
+A fixture of a test enters the context of the test runner, but the test may run in a task that was started before, and
+so in a copy of the context without the scope. For these a scope can be `shared_in_thread`.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import Any, Generic, TypeVar
 
@@ -84,13 +88,15 @@ S = TypeVar("S", bound=Scope)
 class Scopes(Generic[S]):
     """The open scopes of one kind around the calling code."""
 
-    __slots__ = ("_here", "peek")
+    __slots__ = ("_here", "_shared", "peek")
 
     def __init__(self, name: str) -> None:
         self._here: ContextVar[S | None] = ContextVar(name, default=None)
+        self._shared: tuple[int, S | None] | None = None
+        """A thread, and the scope for those of its contexts that have none."""
         _variables.append(self._here)
         self.peek = self._here.get
-        """Return None if no scope can be open: the cheapest check."""
+        """Return None if no scope can be open, apart from a shared one: the cheapest check."""
 
     def enter(self, scope: S) -> S:
         """Open a scope here."""
@@ -121,7 +127,32 @@ class Scopes(Generic[S]):
 
     def nearest(self) -> S | None:
         """Return the innermost open scope."""
-        return self._open(self._here.get())
+        scope = self._open(self._here.get())
+        if scope is None and self._shared is not None:
+            return self._shared_scope()
+        return scope
+
+    @contextmanager
+    def shared_in_thread(self) -> Iterator[None]:
+        """Share the innermost open scope with all contexts of this thread that have none, until the block ends."""
+        before = self._shared
+        self._shared = threading.get_ident(), self.nearest()
+        try:
+            yield
+        finally:
+            self._shared = before
+
+    def adopt(self) -> None:
+        """Enter the shared scope, if it counts here, so that copies of this context have it in other threads too."""
+        scope = self.nearest()
+        if scope is not None and self._here.get() is not scope:
+            self._here.set(scope)
+
+    def _shared_scope(self) -> S | None:
+        shared = self._shared
+        if shared is None or shared[0] != threading.get_ident():
+            return None
+        return self._open(shared[1])
 
     def open_parent(self, scope: S) -> S | None:
         """Return the next open scope around `scope`."""

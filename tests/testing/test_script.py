@@ -1,4 +1,4 @@
-"""Scripted functions, records and the off switch, and the fixtures that give them."""
+"""Scripted functions, records and the off switch."""
 
 import asyncio
 
@@ -7,8 +7,6 @@ import trio
 
 import abate
 from abate.testing import Recorder, Script, VirtualClock, after, off
-
-pytest_plugins = ["pytester"]
 
 
 def test_outcomes_are_played_in_order():
@@ -95,23 +93,3 @@ def test_a_recorder_sorts_events_by_type():
         abate.Policy(on=OSError).call(Script(OSError(), "fine"))
     assert [event.attempts for event in seen.of(abate.events.Recovered)] == [2]
     assert seen.of(abate.events.GaveUp) == []
-
-
-def test_the_plugin_gives_fixtures(pytester):
-    """Wherever abate is installed, pytest knows abate_clock, abate_events and abate_off."""
-    pytester.makepyfile(
-        """
-        import abate, pytest
-        from abate.testing import Script
-
-        def test_time(abate_clock, abate_events):
-            abate.Policy(on=OSError, backoff=[9.0]).call(Script(OSError(), "fine"))
-            assert abate_clock.waits == [9.0]
-            assert len(abate_events) == 3
-
-        def test_off(abate_off):
-            with pytest.raises(OSError):
-                abate.Policy(on=OSError).call(Script(OSError()))
-        """
-    )
-    pytester.runpytest("-p", "no:cacheprovider").assert_outcomes(passed=2)

@@ -209,6 +209,52 @@ def test_one_clock_serves_loop_after_loop(run):
         assert clock.now() == 5.0
 
 
+def test_loops_that_run_in_turn_keep_their_sleepers():
+    """A task of a loop that pauses still wakes, however much another loop of the thread sleeps meanwhile."""
+
+    async def start():
+        sleeper = asyncio.ensure_future(clocks.current().asleep(5.0))
+        await asyncio.sleep(0)
+        return sleeper
+
+    async def sleeps(seconds):
+        await clocks.current().asleep(seconds)
+
+    async def end(sleeper):
+        await asyncio.wait_for(sleeper, 30.0)
+
+    with VirtualClock() as clock, asyncio.Runner() as one, asyncio.Runner() as other:
+        sleeper = one.run(start())
+        other.run(sleeps(1.0))
+        assert clock.now() == 1.0
+        one.run(end(sleeper))
+        assert clock.now() == 5.0
+        other.run(sleeps(2.0))
+        assert clock.now() == 7.0
+
+
+def test_a_clock_does_not_keep_loops_that_were_closed():
+    """A clock may serve thousands of loops, as with Hypothesis: sleepers that were left keep none of them alive."""
+    closed = []
+
+    async def leaves_a_sleeper():
+        asyncio.get_running_loop().sleeper = asyncio.ensure_future(clocks.current().asleep(50.0))
+        await asyncio.sleep(0)
+
+    def run_and_close():
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(lambda loop, context: None)  # it reports the sleeper
+        loop.run_until_complete(leaves_a_sleeper())
+        loop.close()
+        closed.append(weakref.ref(loop))
+
+    with VirtualClock():
+        for _ in range(5):
+            run_and_close()
+        gc.collect()
+        assert sum(loop() is not None for loop in closed) <= 1
+
+
 @in_both_loops
 def test_within_cuts_in_virtual_time(run):
     """A block that takes too long in virtual time is cut at the right instant; a quick one is not."""

@@ -11,7 +11,7 @@ from abate.stores import open_store
 from abate.stores.redis.errors import _first
 from abate.testing import Script, VirtualClock
 from abate.work.source import Message
-from abate.work.verdicts import MAX_TRACE_CHARS
+from abate.work.verdict_rules import MAX_TRACE_CHARS
 
 DEPTH = 10_000
 

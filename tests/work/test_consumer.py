@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import abate
 from abate import Backoff, CircuitBreaker, PermanentFailure, Recoverable, SilentSuccess
-from abate.testing import VirtualClock
+from abate.testing import VirtualClock, run_for
 
 STEADY = Backoff(1.0, 900.0, jitter="none")
 
@@ -21,18 +21,6 @@ def store(request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with abate.open_store(request.param) as store:
         yield store
-
-
-def run_for(service, seconds, source=None):
-    """Run a service for some virtual seconds; return its tally."""
-
-    async def main():
-        running = asyncio.create_task(service.arun(source))
-        await abate.clock.current().asleep(seconds)
-        service.stop()
-        return await running
-
-    return asyncio.run(main())
 
 
 def test_each_message_is_handled_once(store):

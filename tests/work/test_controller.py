@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import abate
 from abate import Again, Backoff, Budget, PermanentFailure, QueueFull, consistent_jitter, events
-from abate.testing import VirtualClock
+from abate.testing import VirtualClock, run_for
 
 STEADY = Backoff(1.0, 60.0, jitter="none")
 
@@ -324,6 +324,209 @@ def test_what_is_left_in_memory_for_later_is_said(caplog):
         reconcile.add("a", after=60.0)
         live(reconcile, 10.0)
     assert "<lambda>: ended with 1 delayed keys, which stay in memory" in caplog.text
+
+
+def fail(key):
+    raise ConnectionError("no answer")
+
+
+def test_a_drain_says_what_it_leaves_in_memory(caplog):
+    """A key that waits for its backoff is lost if the process ends now; one that is parked is not handled again."""
+
+    @abate.controller(backoff=STEADY)
+    def reconcile(key):
+        if key == "b":
+            raise PermanentFailure("no")
+        fail(key)
+
+    with VirtualClock():
+        for key in "abc":
+            reconcile.add(key)
+        reconcile.run(drain=True)
+        assert "WARNING" in caplog.text
+        assert "reconcile: drained, and leaves in memory, until the next run: 2 delayed, 1 buried" in caplog.text
+        assert reconcile.delayed() == {"a": 1.0, "c": 1.0}
+        assert [parked.key for parked in reconcile.parked()] == ["b"]
+
+
+def test_parked_keys_alone_are_no_warning(caplog):
+    """Each was reported when it was parked, and the next run will not handle them."""
+    caplog.set_level("INFO", "abate.work")
+    reconcile = abate.controller(name="orders", max_requeues=0)(fail)
+    reconcile.add("a")
+    reconcile.run(drain=True)
+    (line,) = [record for record in caplog.records if "drained" in record.message]
+    assert (line.levelname, line.message) == ("INFO", "orders: drained, and leaves in its queue: 1 buried")
+
+
+def test_a_drain_that_leaves_nothing_says_nothing(caplog):
+    """The usual case."""
+    caplog.set_level("INFO", "abate.work")
+    reconcile = abate.controller()(lambda key: None)
+    reconcile.add("a")
+    reconcile.run(drain=True)
+    assert "drained" not in caplog.text
+
+
+SAFE = "INFO", "fail: drained, and leaves in its queue: 1 delayed"
+LOST = "WARNING", "fail: drained, and leaves in memory, until the next run: 1 delayed"
+
+
+@pytest.mark.parametrize(("url", "said"), [("sqlite:///work.db", SAFE), ("memory:", LOST)])
+def test_a_drain_says_what_it_leaves_in_a_store(url, said, caplog, tmp_path, monkeypatch):
+    """In a file it is safe, so this is information. A store does not list delayed keys."""
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level("INFO", "abate.work")
+    with VirtualClock():
+        reconcile = abate.controller(store=url)(fail)
+        reconcile.add("a")
+        reconcile.run(drain=True)
+        (line,) = [record for record in caplog.records if "drained" in record.message]
+        assert (line.levelname, line.message) == said
+        with pytest.raises(TypeError, match=r"fail has a store, which does not list delayed keys: depth\(\)\.delayed"):
+            reconcile.delayed()
+
+
+def test_a_drain_does_not_wait_for_a_store_that_does_not_count(caplog, monkeypatch):
+    """Its work is done; how much is left is a courtesy."""
+    monkeypatch.setattr("abate.work.service.DEPTH_TIMEOUT", 0.01)
+    caplog.set_level("INFO", "abate.work")
+    store, answer = abate.open_store("memory:"), threading.Event()
+    queue = store.queue("orders")
+    queue.depth = lambda: answer.wait(60.0) and None
+    handle = abate.consumer(source=queue)(lambda message: None)
+    queue.send("a")
+    assert handle.run(drain=True) == {"done": 1}
+    assert "orders" not in caplog.text
+    assert "drained; could not count what it leaves: AttemptTimeout" in caplog.text
+    answer.set()
+
+
+# -- reset
+
+
+def leave_traces(controller):
+    """Let a controller fail, park, remember and delay keys, and count all that."""
+    for key in ("failing", "parked", "later"):
+        controller.add(key, after=100.0 if key == "later" else 0.0)
+    return controller.run(drain=True)
+
+
+@pytest.mark.parametrize("store", [None, "memory:"])
+def test_after_a_reset_it_is_as_new(store):
+    """A second test sees nothing of the first one: the same calls have the same effects."""
+    seen = []
+
+    @abate.controller(store=store, backoff=STEADY, max_requeues=1, resync=1000.0)
+    def reconcile(key):
+        seen.append(key)
+        if key == "failing":
+            raise ConnectionError
+        raise PermanentFailure("no")
+
+    runs = []
+    for _ in range(3):
+        with VirtualClock() as clock:
+            clock.advance(1000.0 - 300.0 * len(runs))  # a queue that was kept would hold instants of another time
+            tallies = [leave_traces(reconcile)]
+            depths = [reconcile.depth()]
+            clock.advance(1.0)
+            tallies.append(reconcile.run(drain=True))
+            runs.append((tallies, depths, [parked.key for parked in reconcile.parked()], reconcile.adds, seen.copy()))
+            reconcile.reset()
+            seen.clear()
+            assert (reconcile.waiting(), reconcile.parked(), reconcile.adds, reconcile.coalesced) == (0, [], 0, 0)
+            assert reconcile.run(drain=True) == {}
+    assert runs[0] == runs[1] == runs[2]
+    assert runs[0][0] == [{"retry": 1, "buried": 1}, {"buried": 1}]
+
+
+def test_a_reset_forgets_what_a_resync_has_remembered():
+    """Without keys=, a resync covers the keys of this test only."""
+    seen = []
+    reconcile = abate.controller(resync=100.0)(seen.append)
+    with VirtualClock():
+        reconcile.add("of the first test")
+        run_for(reconcile, 10.0)
+        reconcile.reset()
+        seen.clear()
+        reconcile.add("of the second test")
+        run_for(reconcile, 1000.0)
+    assert set(seen) == {"of the second test"}
+
+
+def test_a_reset_forgets_the_backoff_of_a_key():
+    """An add in the next test needs no budget, also if a store still counts the receives of the key."""
+    reconcile = abate.controller(backoff=[50.0], budget=Budget.empty(), store=abate.open_store("memory:"))(fail)
+    with VirtualClock():
+        for _ in range(2):
+            reconcile.add("a")
+            assert reconcile.run(drain=True) == {"slow": 1}
+            reconcile.add("a")
+            assert reconcile.run(drain=True) == {"held": 1}
+            reconcile.reset()
+
+
+def test_a_reset_keeps_sources_and_what_it_was_told():
+    """Only what has happened is forgotten."""
+    seen = []
+    reconcile = abate.controller(capacity=1)(seen.append)
+    reconcile.poll(every=10.0)(lambda: ["polled"])
+    reconcile.reset()
+    with VirtualClock():
+        run_for(reconcile, 25.0)
+        assert seen == ["polled"] * 3
+        reconcile.add("a")
+        with pytest.raises(QueueFull):
+            reconcile.add("b")
+
+
+def test_a_reset_returns_to_the_store_it_was_made_with():
+    """`run(store)` of one test does not decide where the next one keeps its keys. The store itself is left alone."""
+    given, store = abate.open_store("memory:"), abate.open_store("memory:")
+    reconcile = abate.controller(store=given)(fail)
+    reconcile.add("a")
+    reconcile.run(store, drain=True)
+    reconcile.reset()
+    assert reconcile.store is given
+    assert reconcile.waiting() == 1
+    assert given.queue("fail").depth().ready == 1
+    assert store.queue("fail").depth() is not None
+
+
+def test_a_reset_closes_only_a_store_that_it_has_opened():
+    """A store that was given as a URL of memory is another one afterwards."""
+    reconcile = abate.controller(store="memory:")(fail)
+    opened = [reconcile.store]
+    reconcile.run("memory:", drain=True)
+    opened.append(reconcile.store)
+    reconcile.reset()
+    assert reconcile.store not in opened
+    with pytest.raises(abate.StoreError, match="closed"):
+        opened[1].queue("fail").add("a")
+    with abate.open_store("memory:") as given:
+        reconcile.run(given, drain=True)
+        reconcile.reset()
+        assert given.queue("fail").depth().ready == 0  # it is still open
+
+
+@pytest.mark.parametrize("make", [abate.controller, lambda: abate.consumer(source="memory:")])
+def test_a_reset_during_a_run_is_refused(make):
+    """It would take the queue away under the workers."""
+
+    @make()
+    async def handle(key): ...
+
+    async def main():
+        running = asyncio.ensure_future(handle.arun())
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match=r"handle is running: stop it before reset\(\)"):
+            handle.reset()
+        handle.stop()
+        await running
+        handle.reset()
+
+    asyncio.run(main())
 
 
 # -- resync

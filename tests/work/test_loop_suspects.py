@@ -12,7 +12,7 @@ from abate.work import Back, Bury, Done, Message
 from abate.work import loop as loops
 from abate.work import suspects as suspects_module
 from abate.work.backoff_guard import BackoffGuard
-from abate.work.verdicts import VerdictRules
+from abate.work.verdict_rules import VerdictRules
 from tests.work.fake_source import FakeSource, messages
 
 

@@ -9,7 +9,7 @@ import pytest
 import abate
 from abate.clock import MACHINE
 from abate.work import Message
-from abate.work.message_handler import Worker
+from abate.work.message_handler import MessageHandler
 from abate.work.thread_pool import DaemonThreadPool
 
 
@@ -24,8 +24,8 @@ def test_a_handler_thread_keeps_its_deadline_after_its_worker_is_cancelled():
         ended.set()
 
     async def main():
-        worker = Worker("orders", handle, None, False, 60.0, DaemonThreadPool(1), Counter())
-        task = asyncio.create_task(worker._run_with_timeout(Message("42"), MACHINE))
+        handler = MessageHandler("orders", handle, None, False, 60.0, DaemonThreadPool(1), Counter())
+        task = asyncio.create_task(handler._run_with_timeout(Message("42"), MACHINE))
         await asyncio.to_thread(begun.wait, 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

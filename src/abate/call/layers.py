@@ -26,6 +26,7 @@ from itertools import count
 from threading import get_ident
 from types import FrameType, TracebackType
 
+from abate.clock import in_trio
 from abate.errors import Report
 
 NOTE = "abate: "
@@ -279,13 +280,12 @@ def thread_and_task() -> tuple[int, int]:
 
 
 def _task() -> int:
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
-        return id(trio.lowlevel.current_task())
+    if in_trio():
+        return id(sys.modules["trio"].lowlevel.current_task())
     asyncio = sys.modules.get("asyncio")
     if asyncio is None:
         return 0
     try:
         return id(asyncio.current_task())
-    except RuntimeError:  # no loop runs in this thread
+    except (RuntimeError, AttributeError):  # no loop runs in this thread, or another thread is importing asyncio
         return 0

@@ -38,6 +38,8 @@ from abate.schedule.hints import delay_after_hint
 from abate.scopes import Scope, Scopes
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from abate.call.policy import Policy
 
 _off: Scopes[Scope] = Scopes("abate_off")
@@ -52,6 +54,16 @@ def switch_off() -> Scope:
 def switch_on(scope: Scope) -> None:
     """Undo `switch_off`, also in copies of the context."""
     _off.leave(scope)
+
+
+def off_shared_in_thread() -> AbstractContextManager[None]:
+    """Switch retries off in all contexts of this thread too, for a block, if they are off here."""
+    return _off.shared_in_thread()
+
+
+def adopt_shared_off() -> None:
+    """Take the off switch that is shared in this thread into this context."""
+    _off.adopt()
 
 
 def is_off() -> bool:

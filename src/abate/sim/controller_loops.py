@@ -22,7 +22,7 @@ from abate.sim.simulation import Simulation
 from abate.sim.varying_rate import VaryingRate
 from abate.work.key_queue import KeyQueue
 from abate.work.source import Back
-from abate.work.verdicts import VerdictRules
+from abate.work.verdict_rules import VerdictRules
 
 
 class RulingByType(Rule):

@@ -1,11 +1,12 @@
-"""For tests: a virtual clock, scripted functions, a recorder of events, and an off switch."""
+"""For tests: a virtual clock, scripted functions, a recorder of events, an off switch, and runs of services."""
 
 from abate.testing.off import off
 from abate.testing.recorder import Recorder
 from abate.testing.script import Script, after
+from abate.testing.services import arun_for, run_for
 from abate.testing.virtual_clock import VirtualClock
 
-__all__ = ["Recorder", "Script", "VirtualClock", "after", "off"]
+__all__ = ["Recorder", "Script", "VirtualClock", "after", "arun_for", "off", "run_for"]
 
 
 def __dir__() -> list[str]:

@@ -38,6 +38,16 @@ class Timer:
         return (self.due, self.order) < (other.due, other.order)
 
 
+class LoopTimers:
+    """The timers of one event loop, and whether the task that jumps to them is scheduled."""
+
+    __slots__ = ("jumping", "timers")
+
+    def __init__(self) -> None:
+        self.timers: list[Timer] = []
+        self.jumping = False
+
+
 class VirtualClock:
     """A clock for tests: sleeping moves it at once.
 
@@ -56,10 +66,9 @@ class VirtualClock:
     def __init__(self, start: float = 0.0) -> None:
         self._now = number("start", start)
         self._section = Section()
-        self._timers: list[Timer] = []
+        self._loops: MutableMapping[Any, LoopTimers] = WeakKeyDictionary()
+        """The event loops whose tasks wait on this clock: one thread may run several in turn."""
         self._order = count()
-        self._jumping = False
-        self._loop: object = None
         self._entered: list[ClockScope] = []
         self.states: MutableMapping[Any, Any] = WeakKeyDictionary()
         self.waits: list[float] = []
@@ -142,42 +151,46 @@ class VirtualClock:
     def at(self, due: float, wake: Callable[[], object]) -> Timer:
         """Call `wake` in the running event loop when the time reaches `due`."""
         loop = _running_loop()
-        if loop is not self._loop:  # timers of an earlier loop are never waited for again
-            self._loop, self._jumping = loop, False
-            self._timers.clear()
+        waiting = self._loops.get(loop)
+        if waiting is None:
+            waiting = self._add_loop(loop)
         timer = Timer(due, next(self._order), wake)
-        heapq.heappush(self._timers, timer)
-        if not self._jumping:
-            self._jumping = True
+        heapq.heappush(waiting.timers, timer)
+        if not waiting.jumping:
+            waiting.jumping = True
             if clocks.in_trio():
-                sys.modules["trio"].lowlevel.spawn_system_task(self._jump_in_trio)
+                sys.modules["trio"].lowlevel.spawn_system_task(self._jump_in_trio, waiting)
             else:
-                loop.call_soon(self._jump_in_asyncio, loop, SETTLE)
+                loop.call_soon(self._jump_in_asyncio, loop, waiting, SETTLE)
         return timer
 
-    def _jump_in_asyncio(self, loop: Any, passes: int) -> None:
+    def _add_loop(self, loop: Any) -> LoopTimers:
+        for ended in [known for known in self._loops if getattr(known, "is_closed", bool)()]:
+            del self._loops[ended]  # sleepers that were left there would keep it alive
+        waiting = self._loops[loop] = LoopTimers()
+        return waiting
+
+    def _jump_in_asyncio(self, loop: Any, waiting: LoopTimers, passes: int) -> None:
         """Jump to the earliest timer when nothing else is ready to run; repeat until none is left."""
         if _others_ready(loop, passes):
-            loop.call_soon(self._jump_in_asyncio, loop, passes - 1)
+            loop.call_soon(self._jump_in_asyncio, loop, waiting, passes - 1)
             return
-        self._jump()
-        if self._timers:
-            loop.call_soon(self._jump_in_asyncio, loop, SETTLE)
+        self._jump(waiting.timers)
+        if waiting.timers:
+            loop.call_soon(self._jump_in_asyncio, loop, waiting, SETTLE)
         else:
-            self._jumping = False
+            waiting.jumping = False
 
-    async def _jump_in_trio(self) -> None:
+    async def _jump_in_trio(self, waiting: LoopTimers) -> None:
         from trio.testing import wait_all_tasks_blocked
 
-        try:
-            while self._timers:
-                await wait_all_tasks_blocked()
-                self._jump()
-        finally:
-            self._jumping = False
+        while waiting.timers:
+            await wait_all_tasks_blocked()
+            self._jump(waiting.timers)
+        waiting.jumping = False
 
-    def _jump(self) -> None:
-        timer = heapq.heappop(self._timers)
+    def _jump(self, timers: list[Timer]) -> None:
+        timer = heapq.heappop(timers)
         if timer.wake is not None:  # a cancelled timer does not move the time
             self._now = max(self._now, timer.due)
             timer.wake()

@@ -8,7 +8,7 @@ from abate import events
 from abate.admit.breaker import CircuitBreaker
 from abate.logs import Log
 from abate.work.run_state import Delivery, RunState
-from abate.work.verdicts import BreakerOutcome
+from abate.work.verdict_rules import BreakerOutcome
 
 log = Log("abate.work")
 

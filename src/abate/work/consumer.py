@@ -15,7 +15,7 @@ from abate.work.add_counts import AddCounts
 from abate.work.leader import check_queue_name
 from abate.work.service import P, Service, T, open_if_url
 from abate.work.source import Message, Source
-from abate.work.verdicts import VerdictRules
+from abate.work.verdict_rules import VerdictRules
 
 if TYPE_CHECKING:
     from abate.stores import Depth, Store

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterable, Callable, Hashable, Iterable
+from collections.abc import AsyncIterable, Callable, Hashable
 from functools import partial
-from inspect import isasyncgen, iscoroutinefunction
-from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from abate import clock as clocks
 from abate import registry
 from abate.admit.budget import Budget
-from abate.decide.rules import Matcher, build_rules
-from abate.errors import by_keyword, number, whole
+from abate.errors import number
 from abate.logs import Log
 from abate.redact import short_repr
-from abate.schedule.backoff import Backoff, RandomSource, Schedule, schedule
+from abate.schedule.backoff import RandomSource, Schedule
 from abate.work import feeds
 from abate.work.add_counts import AddCounts
 from abate.work.backoff_guard import BackoffGuard
+from abate.work.feed_declarations import polling, watching
 from abate.work.key_queue import QueueFull
 from abate.work.leader import LEASE, check_queue_name, election_queue, run_while_leader
 from abate.work.loop import Loop
@@ -29,7 +27,7 @@ from abate.work.resync_keys import KnownKeys
 from abate.work.service import Health, P, Service, T, open_if_url
 from abate.work.source import Message, Source
 from abate.work.thread_pool import DaemonThreadPool
-from abate.work.verdicts import VerdictRules
+from abate.work.verdict_rules import VerdictRules
 
 if TYPE_CHECKING:
     from abate.stores import Depth, Store
@@ -46,7 +44,7 @@ FULL_RETRY = 1.0
 
 
 class Controller(Service[P, T]):
-    """Calls a function for each key until it succeeds; made by `controller`."""
+    """Calls a function for each key until it succeeds; made by `abate.controller`."""
 
     def __init__(
         self,
@@ -66,25 +64,16 @@ class Controller(Service[P, T]):
         rng: RandomSource | None,
     ) -> None:
         super().__init__(function, name, workers, grace, timeout)
-        self.store = open_if_url(store)
+        self._declared_store = store
         self._capacity = capacity
-        self._memory = MemorySource(self.name, capacity, rng)
-        self._add_counts = AddCounts()
-        """Counts adds to every store queue that this controller has used."""
-        self._queue: Any = self._memory
-        if self.store is not None:
-            self._queue = self._open_queue(self.store)
-            self._queue.add_counts = self._add_counts
         self._rules = verdict_rules
-        self._backoff_guarded = BackoffGuard(budget)
+        self._budget = budget
         self._rng: RandomSource = rng or random
         self._feeds: list[feeds.Feed] = []
-        self._runners: list[feeds.FeedRunner] = []
-        self._known: KnownKeys | None = None
+        self._remembers = resync is not None and keys is None
+        self._start_empty()
         if resync is not None:
-            if keys is None:
-                self._known = KnownKeys(self.name)
-            elif not callable(keys):
+            if not (keys is None or callable(keys)):
                 raise TypeError(f"keys must be a function that lists them, not {short_repr(keys)}")
             produce = partial(feeds.resync_feed, keys or self._known_keys, number("resync", resync, least=MIN_RESYNC))
             # a resync does not unpark keys
@@ -93,6 +82,22 @@ class Controller(Service[P, T]):
             raise ValueError("keys= and leader= are for a resync: give resync= the seconds of its period")
         self._leader = leader
         registry.services.add(self)
+
+    def _start_empty(self) -> None:
+        """Open the declared store, or begin with no keys in memory."""
+        self.store = open_if_url(self._declared_store)
+        self._opened = isinstance(self._declared_store, str)
+        """Whether the store was opened here, from a URL."""
+        self._memory = MemorySource(self.name, self._capacity, self._rng)
+        self._add_counts = AddCounts()
+        """Counts adds to every store queue that this controller has used."""
+        self._queue: Any = self._memory
+        if self.store is not None:
+            self._queue = self._open_queue(self.store)
+            self._queue.add_counts = self._add_counts
+        self._backoff_guarded = BackoffGuard(self._budget)
+        self._runners: list[feeds.FeedRunner] = []
+        self._known = KnownKeys(self.name) if self._remembers else None
 
     # -- keys
 
@@ -143,12 +148,26 @@ class Controller(Service[P, T]):
             return list(self._memory.parked.values())
         return [Parked(letter.key, letter.kind, letter.reason, letter.trace) for letter in self._queue.dead(MAX_PARKED)]
 
+    def delayed(self) -> dict[Hashable, float]:
+        """Return the keys that wait for their backoff or delay, and for how many more seconds. Only in memory.
+
+        A store does not list them; `depth().delayed` counts them.
+
+        >>> import abate
+        >>> @abate.controller(backoff=[30.0])
+        ... def reconcile(key): raise ConnectionError("no answer")
+        >>> with abate.testing.VirtualClock() as clock:
+        ...     reconcile.add("orders/42")
+        ...     reconcile.run(drain=True), reconcile.delayed()
+        (Counter({'retry': 1}), {'orders/42': 30.0})
+        """
+        if not self.in_memory:
+            raise TypeError(f"{self.name} has a store, which does not list delayed keys: depth().delayed counts them")
+        return {key: seconds for key, seconds, _ in self._memory.queue.plans()}
+
     def waiting(self) -> int:
         """Return how many keys are ready or delayed."""
-        if self.in_memory:
-            return self._memory.waiting()
-        depth = self._queue.depth()
-        return int(depth.ready + depth.delayed)
+        return int(self._queue.depth().waiting)
 
     def depth(self) -> Depth:
         """Count the keys that wait, are in flight, and are parked.
@@ -160,14 +179,8 @@ class Controller(Service[P, T]):
         >>> reconcile.depth().ready
         1
         """
-        from abate.stores import Depth
-
-        if not self.in_memory:
-            depth: Depth = self._queue.depth()
-            return depth
-        queue = self._memory.queue
-        ready = len(queue)
-        return Depth(ready, queue.delayed, queue.in_hand, len(self._memory.parked), queue.age() if ready else None)
+        depth: Depth = self._queue.depth()
+        return depth
 
     @property
     def adds(self) -> int:
@@ -220,12 +233,7 @@ class Controller(Service[P, T]):
         """
 
         def decorate(feed: Any) -> Any:
-            if iscoroutinefunction(feed) or not (callable(feed) or isinstance(feed, AsyncIterable)):
-                raise TypeError(
-                    f"a source must be an async generator function or an async iterable, not {short_repr(feed)}"
-                )
-            produce = partial(feeds.watch_feed, feed, _mapping(keys))
-            self._declare(feeds.Feed(self._unique_name(feed), produce, restartable=not isasyncgen(feed)))
+            self._declare(watching(feed, keys, self._feeds))
             return feed
 
         return decorate if feed is None else decorate(feed)
@@ -243,9 +251,7 @@ class Controller(Service[P, T]):
         seconds = number("every", every, above=0)
 
         def decorate(look: L) -> L:
-            if not callable(look):
-                raise TypeError(f"a poller must be a function that returns keys, not {short_repr(look)}")
-            self._declare(feeds.Feed(self._unique_name(look), partial(feeds.poll_feed, look, seconds, _mapping(keys))))
+            self._declare(polling(look, seconds, keys, self._feeds))
             return look
 
         return decorate
@@ -254,12 +260,6 @@ class Controller(Service[P, T]):
         self._feeds.append(feed)
         if self._running is not None:
             log.warning("%s: %s was declared during a run, and starts with the next run", self.name, feed.name)
-
-    def _unique_name(self, feed: object) -> str:
-        """Return a name for a feed that no other feed of this controller has."""
-        name = getattr(feed, "__name__", type(feed).__name__)
-        taken = {other.name for other in self._feeds}
-        return name if name not in taken else next(f"{name}-{n}" for n in count(2) if f"{name}-{n}" not in taken)
 
     # -- as a service
 
@@ -280,9 +280,31 @@ class Controller(Service[P, T]):
                 text = "%s: ended with %d delayed keys, which stay in memory until the next run"
                 log.warning(text, self.name, left)
 
+    def reset(self) -> None:
+        """Forget keys, failures, parked keys and counts, as if the controller was new. Raise RuntimeError during a run.
+
+        For tests that share a controller. Its functions, sources and settings stay, and so does what is in a store; a
+        store that it has opened from a URL is opened again, so ``memory:`` is empty. After `run(store)` the controller
+        has the store that it was made with.
+
+        >>> import abate
+        >>> @abate.controller()
+        ... def reconcile(key): raise ConnectionError("no answer")
+        >>> reconcile.add("orders/42")
+        >>> reconcile.run(drain=True)
+        Counter({'retry': 1})
+        >>> reconcile.reset()
+        >>> reconcile.waiting()
+        0
+        """
+        super().reset()
+        if self._opened:
+            self.store.close()
+        self._start_empty()
+
     def _source(self, given: object) -> Source:
         if given is not None:
-            self.store = open_if_url(given)
+            self.store, self._opened = open_if_url(given), isinstance(given, str)
             queue = self._open_queue(self.store)
             self._memory.move_to(queue.add)  # keys that were added before the store was known
             queue.add_counts = self._add_counts  # from here on: moved keys have been counted
@@ -368,91 +390,3 @@ class Controller(Service[P, T]):
 
     def _known_keys(self) -> list[Hashable]:
         return [] if self._known is None else self._known.list()
-
-
-def _mapping(keys: feeds.KeysOf | None) -> feeds.KeysOf | None:
-    if keys is not None and (not callable(keys) or iscoroutinefunction(keys)):
-        raise TypeError(f"keys must be a plain function from an event to its keys, not {short_repr(keys)}")
-    return keys
-
-
-@by_keyword("abate.controller", "@abate.controller() or @abate.controller(workers=4)")
-def controller(
-    *,
-    workers: int = 4,
-    capacity: int | None = 10_000,
-    store: Store | str | None = None,
-    resync: float | None = None,
-    keys: Callable[[], Any] | None = None,
-    leader: bool = False,
-    on: Matcher | Iterable[Matcher] | None = None,
-    backoff: Schedule | Callable[[int], float] | Iterable[float] | None = None,
-    budget: Budget | None = None,
-    slow: float = 60.0,
-    max_requeues: int | None = None,
-    timeout: float | None = None,
-    grace: float = 30.0,
-    name: str | None = None,
-    rng: RandomSource | None = None,
-) -> Callable[[Callable[P, T]], Controller[P, T]]:
-    """Return a decorator that makes a controller of a function, plain or ``async``, that reconciles one key.
-
-    The function finds out what its key needs and does it. It returns None when that is done, or `Again` to be called
-    once more later. If it raises, the key is retried; if it raises `PermanentFailure`, the key is parked.
-
-    * `workers`: the number of keys handled at the same time. Two workers never handle the same key.
-    * `capacity`: the maximum number of waiting keys. Beyond it, `add` raises `QueueFull`, and sources wait.
-    * `store`: a store or its URL. Keys in a store outlive the process and are shared; without one they are in memory.
-    * `resync`, `keys`: the period in seconds in which every key is handled once, each at its own offset. `keys` is a
-      function that lists them. Without it, only keys that this process has added or handled since its start are
-      resynced: enough in memory, but not if processes share a store.
-    * `leader`: whether only one of the processes that share the store resyncs. Without it all do, at the same instants,
-      and their adds coalesce.
-    * `on`: the errors to retry, as for a policy; without it, all of them.
-    * `backoff`: the delays of a key, from its first failure on; by default from 0.2 s to 60 s with full jitter.
-    * `budget`, `slow`: a failed key comes back after its backoff if the retry budget allows it, otherwise after `slow`
-      seconds, plus or minus half. An add, a source or a resync brings it back earlier only if the budget allows that.
-    * `max_requeues`: a key that fails more often than this is parked; None for no limit.
-    * `timeout`: seconds for one call. A coroutine is cancelled; a plain function gets a deadline that clients inside
-      respect.
-    * `grace`: seconds for keys in flight to finish after a SIGTERM.
-
-    >>> import abate
-    >>> @abate.controller(workers=2)
-    ... def reconcile(key: str) -> None:
-    ...     print("in step:", key)
-    >>> reconcile.add("orders/42")
-    >>> reconcile.run(drain=True)
-    in step: orders/42
-    Counter({'done': 1})
-    """
-    if budget is not None and not isinstance(budget, Budget):
-        raise TypeError(f"budget must be a Budget, not {short_repr(budget)}")
-    pays = Budget() if budget is None else budget
-    verdict_rules = VerdictRules(
-        Backoff(0.2, 60.0) if backoff is None else schedule(backoff),
-        None if on is None else build_rules(on),
-        pays,
-        number("slow", slow, above=0),
-        None if max_requeues is None else whole("max_requeues", max_requeues, least=0) + 1,
-        rng,
-    )
-
-    def decorate(function: Callable[P, T]) -> Controller[P, T]:
-        return Controller(
-            function,
-            name=name,
-            workers=workers,
-            capacity=capacity,
-            store=store,
-            resync=resync,
-            keys=keys,
-            leader=leader,
-            verdict_rules=verdict_rules,
-            budget=pays,
-            timeout=timeout,
-            grace=grace,
-            rng=rng,
-        )
-
-    return decorate

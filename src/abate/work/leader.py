@@ -77,14 +77,14 @@ async def _lead(
     working = asyncio.ensure_future(work())
     try:
         while not working.done():
-            try:
+            try:  # wait until the next extend is due, the lease is over, or the work has ended
                 cut = clock.within(max(0.0, min(queue.lease / EXTENDS_PER_LEASE, until - clock.now())))
                 async with cut:
                     await asyncio.wait({working})
             except AttemptTimeout:
                 pass
             asked = clock.now()
-            try:
+            try:  # extend, for at most as long as the lease lasts
                 cut = clock.within(max(0.0, until - asked))
                 async with cut:
                     if await run(queue.extend, [lease]):

@@ -15,8 +15,7 @@
   There are at most as many replacements as workers; with more stuck handlers the loop is not ready.
 * Stopping: no more messages are received, except from a source that does not outlive the process, which is drained.
   When the grace is over, coroutines are cancelled and their messages go back untouched; leases of plain functions run
-  out.
-  `FINAL_SETTLE_TIMEOUT` seconds later the run ends in any case.
+  out. `FINAL_SETTLE_TIMEOUT` seconds later the run ends in any case.
 * State changes come first, logs and events after them.
 
 `source_client` receives from the source and sends verdicts, `suspects` runs messages alone that may kill the process,
@@ -38,13 +37,13 @@ from abate.errors import AttemptTimeout
 from abate.logs import Log
 from abate.work.backoff_guard import BackoffGuard
 from abate.work.breaker_trials import BreakerTrials
-from abate.work.message_handler import Handler, Worker
+from abate.work.message_handler import Handler, MessageHandler
 from abate.work.run_state import Delivery, RunState
 from abate.work.source import Back, Bury, Done, Message, Source, Verdict
 from abate.work.source_client import MIN_POLL, Settler, SourceClient
 from abate.work.suspects import Suspects
 from abate.work.thread_pool import DaemonThreadPool
-from abate.work.verdicts import VerdictRules
+from abate.work.verdict_rules import VerdictRules
 
 log = Log("abate.work")
 
@@ -86,12 +85,12 @@ class Loop:
         self.client = SourceClient(state)
         self.handler_threads = DaemonThreadPool(workers)  # separate from the source's: no handler may delay an extend
         redrives = getattr(source, "redrives", False)
-        self.worker = Worker(
+        self.message_handler = MessageHandler(
             name, handle, verdict_rules, asynchronous, timeout, self.handler_threads, self.tally, redrives
         )
         self.trials = BreakerTrials(state, breaker)
         self.settler = Settler(state, self.client, self._on_lease_lost, self._release, self._drop)
-        self.suspects = Suspects(state, timeout, self.worker.must_run_alone, self._begin)
+        self.suspects = Suspects(state, timeout, self.message_handler.must_run_alone, self._begin)
         self.ends_at = inf
         """The instant at which the run ends in any case."""
         self._replacements = 0
@@ -201,7 +200,7 @@ class Loop:
         return any(not delivery.stuck for delivery in self.in_flight)
 
     async def _receive(self, max_messages: int, wait: float) -> Sequence[Message]:
-        if not self.worker.asynchronous:
+        if not self.message_handler.asynchronous:
             max_messages = self.handler_threads.ensure_idle(max_messages)
         return await self.client.receive(max_messages, wait)
 
@@ -276,7 +275,7 @@ class Loop:
         for delivery in self.in_flight:
             if delivery.is_waiting:
                 self._return_untouched(delivery, 0.0)
-            elif delivery.is_running and self.worker.asynchronous and delivery.task is not None:
+            elif delivery.is_running and self.message_handler.asynchronous and delivery.task is not None:
                 delivery.cancelled_by_grace = True
                 delivery.task.cancel()
             elif delivery.is_running:  # a thread can't be stopped; its result is ignored
@@ -295,7 +294,16 @@ class Loop:
                 self._start_or_return(delivery)
 
     def _start_or_return(self, delivery: Delivery) -> None:
-        """Start the handler of a message, or return the message if it can't start now."""
+        """Start the handler of a message, or return the message if it can't start now. The first rule that applies:
+
+        * It is the suspect that waits to be alone: leave it to `Suspects.run_alone`.
+        * The run takes no more messages: return it at once.
+        * The circuit breaker is open: return it until the breaker half-opens.
+        * It is a suspect, and another one waits: return it for a moment.
+        * It came before its backoff is over, and the retry budget refuses it: return it for the rest of its backoff.
+        * It is a suspect: let it wait to be alone.
+        * Start its handler.
+        """
         suspects, message = self.suspects, delivery.message
         if delivery is suspects.current:
             return  # it waits to be alone
@@ -324,11 +332,11 @@ class Loop:
         delivery.task = asyncio.create_task(self._run_handler(delivery))
 
     async def _run_handler(self, delivery: Delivery) -> None:
-        result = await self.worker.handle(delivery, self.state.clock)
+        result = await self.message_handler.handle(delivery, self.state.clock)
         if delivery.replaced:
             delivery.replaced = False
             self._replacements -= 1
-            if not self.worker.asynchronous:
+            if not self.message_handler.asynchronous:
                 self.handler_threads.shrink()
         if self.in_flight.get(delivery.message) is not delivery:
             return  # the run has ended already
@@ -342,7 +350,7 @@ class Loop:
                 self.backoff_guard.record(delivery.message, verdict, self.state.clock.now())
             self._queue_verdict(delivery, verdict)
             pause = self.trials.record(delivery, result.decision.failed)
-            self.worker.report(delivery.message, result)
+            self.message_handler.report(delivery.message, result)
             self.trials.report_open(pause)
 
     def _mark_stuck(self, delivery: Delivery) -> None:
@@ -354,7 +362,7 @@ class Loop:
         if stuck <= self.workers:
             delivery.replaced = True
             self._replacements += 1
-            if not self.worker.asynchronous:
+            if not self.message_handler.asynchronous:
                 self.handler_threads.grow()
         self._return_group_behind(delivery, 0.0)
         self.state.changed.set()
@@ -408,7 +416,7 @@ class Loop:
         self.tally["lost"] += 1
         if delivery.task is None or delivery.verdict is not None:
             self._drop(delivery)
-        elif self.worker.asynchronous:
+        elif self.message_handler.asynchronous:
             delivery.task.cancel()
         log.warning("%s: the lease of %r ran out", self.name, message.key)
         events.emit(events.LeaseLost(self.name, message.key))

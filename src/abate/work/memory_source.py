@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from abate.frozen import Frozen
 from abate.schedule.backoff import RandomSource
 from abate.work.source import Back, Bury, Done, Message, Settlement
 from abate.work.work_queue import AsyncWorkQueue
+
+if TYPE_CHECKING:
+    from abate.stores import Depth
 
 MAX_PARKED = 10_000
 """Parked keys that are kept; beyond that, the oldest is forgotten."""
@@ -61,6 +64,14 @@ class MemorySource:
     def waiting(self) -> int:
         """Return how many keys are ready or delayed."""
         return len(self.queue) + self.queue.delayed
+
+    def depth(self) -> Depth:
+        """Count the keys by state."""
+        from abate.stores import Depth
+
+        queue = self.queue
+        ready = len(queue)
+        return Depth(ready, queue.delayed, queue.in_hand, len(self.parked), queue.age() if ready else None)
 
     def move_to(self, add: Callable[..., object]) -> None:
         """Move all keys to another queue, one by one; a key that can't be added there stays here."""

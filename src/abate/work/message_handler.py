@@ -14,7 +14,7 @@ from abate.schedule.deadlines import carry_deadline, deadline
 from abate.work.run_state import Delivery
 from abate.work.source import Bury, Message, Verdict
 from abate.work.thread_pool import DaemonThreadPool
-from abate.work.verdicts import Decision, VerdictRules
+from abate.work.verdict_rules import Decision, VerdictRules
 
 log = Log("abate.work")
 
@@ -52,7 +52,7 @@ def warn_ignored_value(name: str, value: object) -> None:
     )
 
 
-class Worker:
+class MessageHandler:
     """Handles messages, without state between two of them.
 
     Every message gets a decision: a handler that ends without a result has crashed, and if the rules themselves fail,

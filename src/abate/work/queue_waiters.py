@@ -112,6 +112,7 @@ class QueueWaiters(Generic[K]):
     def _take_now(self) -> K | None:
         """Take a ready key if this requires no wake-ups; otherwise return None. Fast path of `get`."""
         key, section = None, self._section
+        # `key = section.call(take, otherwise=lambda: None)`, written out for speed
         for taken in section.entering_with_timeout() if section.busy else section.entering:
             if not taken and may_wait():
                 continue

@@ -23,12 +23,16 @@ from abate.logs import Log
 from abate.work.backoff_guard import BackoffGuard
 from abate.work.loop import MIN_CLOSE_TIMEOUT, Loop, cancel_tasks
 from abate.work.source import Message, Source
-from abate.work.verdicts import VerdictRules
+from abate.work.thread_pool import DaemonThreadPool
+from abate.work.verdict_rules import VerdictRules
 
 if TYPE_CHECKING:
     from abate.stores import Depth, Store
 
 log = Log("abate.work")
+
+DEPTH_TIMEOUT = 1.0
+"""Seconds to count what a drain has left."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -167,6 +171,8 @@ class Service(Generic[P, T]):
             beside.add_done_callback(lambda _: loop.stop())  # if it fails, no more work comes
         try:
             await loop.run(self.grace if grace is None else number("grace", grace, least=0), drain)
+            if drain:
+                await self._log_left(loop.source.durable)
         finally:
             self._running = None
             if beside is not None:
@@ -175,6 +181,29 @@ class Service(Generic[P, T]):
         if beside is not None and not beside.cancelled():
             beside.result()
         return loop.tally
+
+    async def _log_left(self, durable: bool) -> None:
+        """Log what a drain leaves in its queue; warn of what is lost with this process."""
+        threads = DaemonThreadPool(1)
+        try:
+            cut = clocks.current().within(min(DEPTH_TIMEOUT, self.seconds_left()))
+            async with cut:
+                depth = await threads.run(self.depth)
+        except Exception as error:
+            log.info("%s: drained; could not count what it leaves: %r", self.name, error)
+            return
+        finally:
+            threads.shutdown()
+        if depth is None:
+            return
+        counts = {"ready": depth.ready, "delayed": depth.delayed, "in flight": depth.leased, "buried": depth.dead}
+        left = [f"{count} {state}" for state, count in counts.items() if count]
+        if not left:
+            return
+        if durable or not depth.delayed:
+            log.info("%s: drained, and leaves in its queue: %s", self.name, ", ".join(left))
+        else:
+            log.warning("%s: drained, and leaves in memory, until the next run: %s", self.name, ", ".join(left))
 
     def seconds_left(self) -> float:
         """Return the seconds that tasks beside the loop have to end."""
@@ -189,6 +218,12 @@ class Service(Generic[P, T]):
         if running is not None:
             with suppress(RuntimeError):  # its event loop was closed just now
                 running[0].call_soon_threadsafe(running[1].stop)
+
+    def reset(self) -> None:
+        """Forget what earlier runs have left in this process, for the next test. Raise RuntimeError during a run."""
+        if self._running is not None:
+            raise RuntimeError(f"{self.name} is running: stop it before reset()")
+        self._last = None
 
     def after_fork(self) -> None:
         """Forget the run: its event loop does not run in the child."""

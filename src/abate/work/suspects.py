@@ -62,7 +62,11 @@ class Suspects:
         log.warning("%s: %r is handled alone: %s", self._state.name, message.key, why)
 
     async def run_alone(self, delivery: Delivery) -> None:
-        """Handle a suspect while nothing else is in flight and nothing is received."""
+        """Handle a suspect while nothing else is in flight and nothing is received.
+
+        Wait until the other messages in flight have ended, then start the suspect, and wait until it has ended. Each of
+        the two waits is bounded: after it the suspect starts, or other messages are received, beside the rest.
+        """
         state = self._state
         until = state.clock.now() + max(ALONE_TIMEOUT, state.source.lease or 0.0, self._timeout or 0.0)
         while self.is_waiting(delivery) and state.clock.now() < until and not state.stopping.is_set():

@@ -65,6 +65,8 @@ class BaseWorkQueue(QueueWaiters[K]):
             _check(key, priority)
         woken: list[Wakeup] | None = None
         section = self._section
+        # `woken = section.call(add, otherwise=defer)`, written out for speed: `add` adds it and finds what to wake;
+        # `defer`, for a call that interrupted this section, checks the room and leaves the add to the interrupted call.
         for entered in section.entering_with_timeout() if section.busy else section.entering:
             if not entered and may_wait():
                 continue
@@ -206,6 +208,7 @@ class BaseWorkQueue(QueueWaiters[K]):
         """
         woken: list[Wakeup] | None = None
         section = self._section
+        # `woken = section.call(done, otherwise=defer)`, written out for speed, as in `add`
         for entered in section.entering_with_timeout() if section.busy else section.entering:
             if not entered and may_wait():
                 continue

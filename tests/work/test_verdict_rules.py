@@ -11,7 +11,7 @@ from abate import Again, Backoff, PermanentFailure, Recoverable, SilentSuccess
 from abate.decide.rules import build_rules
 from abate.testing import VirtualClock
 from abate.work import Back, Bury, Done
-from abate.work.verdicts import MAX_REASON_CHARS, MAX_TRACE_CHARS, VerdictRules
+from abate.work.verdict_rules import MAX_REASON_CHARS, MAX_TRACE_CHARS, VerdictRules
 
 PLAIN = Backoff(1.0, 60.0, jitter="none")
 

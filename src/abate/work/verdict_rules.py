@@ -97,8 +97,8 @@ class VerdictRules:
 
         `unanswered` is how many of the last receives ended without an answer; None if the source does not know. If only
         the last receive went unanswered, another message may be the cause: this one gets one more receive, alone. SQS
-        also counts receives that were not handled, so its limit is doubled; this is
-        not called for a queue with a redrive policy of its own (see `Worker`).
+        also counts receives that were not handled, so its limit is doubled. This is not called for a queue with a
+        redrive policy of its own (see `message_handler.MessageHandler`).
         """
         if self._max_receives is None:
             return None
