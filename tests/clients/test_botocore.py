@@ -23,6 +23,8 @@ UNREACHED = abate.Ruling.blip(reached=False)
 FATAL = abate.Ruling.fatal()
 UNUSABLE = abate.Ruling.fatal(reached=False)
 SAID_NO = abate.Ruling.overload(answered=True)
+REFUSED = abate.Ruling.overload(answered=True, reached=False)
+"""Refused before it was taken: safe to repeat for every operation."""
 BROKE = abate.Ruling.blip(answered=True)
 
 
@@ -88,12 +90,12 @@ def ruling(call, *args, **kwargs):
 @pytest.mark.parametrize(
     ("code", "status", "expected"),
     [
-        ("ThrottlingException", 400, SAID_NO),
-        ("Throttling", 400, SAID_NO),
-        ("ProvisionedThroughputExceededException", 400, SAID_NO),
-        ("RequestLimitExceeded", 400, SAID_NO),
-        ("TooManyRequestsException", 400, SAID_NO),
-        ("SomethingNobodyKnows", 429, SAID_NO),
+        ("ThrottlingException", 400, REFUSED),
+        ("Throttling", 400, REFUSED),
+        ("ProvisionedThroughputExceededException", 400, REFUSED),
+        ("RequestLimitExceeded", 400, REFUSED),
+        ("TooManyRequestsException", 400, REFUSED),
+        ("SomethingNobodyKnows", 429, REFUSED),
         ("SomethingNobodyKnows", 502, BROKE),
         ("SomethingNobodyKnows", 504, OVERLOAD),
         ("InternalServerError", 500, BROKE),
@@ -116,7 +118,7 @@ def test_the_codes_of_json_services(code, status, expected):
 @pytest.mark.parametrize(
     ("code", "status", "expected"),
     [
-        ("SlowDown", 503, SAID_NO),
+        ("SlowDown", 503, REFUSED),
         ("RequestTimeout", 400, OVERLOAD),
         ("InternalError", 500, BROKE),
         ("ServiceUnavailable", 503, SAID_NO),
@@ -153,7 +155,7 @@ def test_an_error_without_a_status_is_fatal():
 def test_hints_of_the_service(headers, hint):
     """Retry-After, and AWS's own header in milliseconds; the longer counts, and what cannot be read is none."""
     with Server(error("ThrottlingException", 400, *headers)) as server:
-        assert ruling(list_tables, server.url) == abate.Ruling.overload(hint, answered=True)
+        assert ruling(list_tables, server.url) == abate.Ruling.overload(hint, answered=True, reached=False)
 
 
 @MODES

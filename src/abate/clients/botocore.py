@@ -135,13 +135,16 @@ def _answered(response: Mapping[str, Any]) -> Ruling:
     metadata: Mapping[str, Any] = response.get("ResponseMetadata", {})
     headers: Mapping[str, str] = metadata.get("HTTPHeaders", {})
     code = response.get("Error", {}).get("Code", "")
-    ruling = http.judge(STATUSES.get(code) or metadata.get("HTTPStatusCode") or 0, headers) or FATAL
+    status = metadata.get("HTTPStatusCode")
+    ruling = http.judge(STATUSES.get(code) or status or 0, headers) or FATAL
     if code in CONFLICTS:
         ruling = ANSWERED
+    if not status and ruling.retry:  # an error in the middle of an event stream: the request was taken before it
+        ruling = Ruling(True, ruling.reason, ruling.hint, True, ruling.safe, ruling.answered)
     own = _milliseconds(http.header(headers, "x-amz-retry-after"))
     if not ruling.retry or own is None:
         return ruling
-    return Ruling(True, ruling.reason, max(own, ruling.hint or 0.0), answered=True)
+    return Ruling(True, ruling.reason, max(own, ruling.hint or 0.0), ruling.reached, ruling.safe, ruling.answered)
 
 
 def _unanswered(error: Exception) -> Ruling:
