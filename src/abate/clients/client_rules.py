@@ -18,7 +18,7 @@ from abate.clients.stopwatch import ErrorRule
 from abate.decide.http import OnTransient
 from abate.decide.outcome import FATAL, LAYER, Outcome, Ruling
 from abate.decide.responses import FoundResponse
-from abate.decide.rules import OnError, OnType, Rule, Rules, Widened, classify
+from abate.decide.rules import OnType, Rule, Rules, Widened, classify
 from abate.errors import Report
 
 BODY = Ruling(False, "body")
@@ -110,25 +110,6 @@ class OnClientType(Rule):
         return OnType(self.kind).judge_whole_group(outcome)
 
 
-class OnClientError(Rule):
-    """Errors for which a predicate is true; unless it says more, the library's table says how they are retried."""
-
-    rule: OnError
-    judge_error: ErrorRule
-
-    def judge(self, outcome: Outcome) -> Ruling | None:
-        error, ruling = outcome.error, self.rule.judge(outcome)
-        if error is None or ruling is None:
-            return ruling
-        known, plain = self.judge_error(error), classify(error)
-        if known is None or ruling not in (plain, Ruling(True, plain.reason, ruling.hint, plain.reached)):
-            return ruling
-        return Ruling(True, known.reason, ruling.hint, known.reached, known.safe, known.answered)
-
-    def judge_whole_group(self, outcome: Outcome) -> Ruling | None:
-        return self.rule.judge_whole_group(outcome)
-
-
 class OnClientHttp(Rule):
     """A rule for HTTP, asked about the library's responses; of errors the library's table knows more."""
 
@@ -158,8 +139,6 @@ def client_rules(rules: Rules, library: Library, replayable: bool) -> ClientRule
 def _fitted(rule: Rule, library: Library) -> Rule:
     if isinstance(rule, OnType):
         return OnClientType(rule.kind, library.judge_error)
-    if isinstance(rule, OnError):
-        return OnClientError(rule, library.judge_error)
     if isinstance(rule, Widened):
         return Widened(_fitted(rule.rule, library), _fitted(rule.by, library), rule.seconds)
     return OnClientHttp(rule, library) if rule.reads_responses else rule
