@@ -21,9 +21,6 @@ from abate.decide.responses import FoundResponse
 from abate.decide.rules import OnType, Rule, Rules, Widened, classify
 from abate.errors import Report
 
-BODY = Ruling(False, "body")
-"""The body of the request can't be sent again."""
-
 ResponseReader = Callable[[Any], tuple[int, Mapping[str, str]]]
 KeyFunction = Callable[[Any], Any]
 
@@ -69,7 +66,7 @@ class ClientRules(Rule):
 
     def judge(self, outcome: Outcome) -> Ruling | None:
         ruling = self._judge_response(outcome) if outcome.error is None else self._judge_error(outcome, outcome.error)
-        return BODY if ruling is not None and ruling.retry and not self.replayable else ruling
+        return self._unless_body(ruling)
 
     def _judge_error(self, outcome: Outcome, error: Exception) -> Ruling | None:
         known = self.library.judge_error(error)
@@ -85,8 +82,13 @@ class ClientRules(Rule):
         return FATAL if ruling is None and view.status_code >= 400 else ruling
 
     def judge_whole_group(self, outcome: Outcome) -> Ruling | None:
-        ruling = self.rules.judge_whole_group(outcome)
-        return BODY if ruling is not None and ruling.retry and not self.replayable else ruling
+        return self._unless_body(self.rules.judge_whole_group(outcome))
+
+    def _unless_body(self, ruling: Ruling | None) -> Ruling | None:
+        """Return the ruling; not to retry if the body of the request can't be sent again."""
+        if self.replayable or ruling is None or not ruling.retry:
+            return ruling
+        return Ruling(False, "body", None, ruling.reached, None, bool(ruling.taken))
 
 
 class OnClientType(Rule):
