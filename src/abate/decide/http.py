@@ -21,11 +21,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from abate.decide.network_errors import judge_network_error
+from abate.decide.network_errors import BUILTIN_ERRORS, judge_network_error
 from abate.decide.outcome import FATAL, LAYER, Outcome, Ruling
-from abate.decide.responses import KEY_HEADER, FoundResponse, Headers, header, read, repeatable, safe_to_repeat
+from abate.decide.responses import KEY_HEADER as KEY_HEADER
+from abate.decide.responses import FoundResponse, Headers, read, repeatable, safe_to_repeat
+from abate.decide.responses import header as header
 from abate.decide.rules import Rule
-from abate.schedule.header_hints import error_body, http_hint, lower_case
+from abate.schedule.header_hints import error_body, find_hint, lower_case
 
 __all__ = ["judge", "repeatable", "status", "transient", "transient_result"]
 
@@ -64,8 +66,9 @@ def judge(
     return _retry_ruling(status, known, safe, parsed)
 
 
-def _retry_ruling(status: int, headers: Headers | None, safe: bool | None, body: object) -> Ruling:
-    hint = http_hint(status, headers, body)
+def _retry_ruling(status: int, known: Mapping[str, str], safe: bool | None, body: object) -> Ruling:
+    """Return the ruling to retry, given the headers as `lower_case` returns them."""
+    hint = find_hint(status, known, body)
     refused = status in REFUSED or (status == 503 and hint is not None)
     reason = "overload" if status in OVERLOADED else "blip"
     return Ruling(True, reason, hint, not refused, safe, status not in TIMED_OUT)
@@ -102,7 +105,9 @@ class OnStatus(Rule):
         found = FoundResponse.of_result(outcome.result) if error is None else FoundResponse.of_error(error)
         if found is None or found.status not in self.codes:
             return None
-        return LAYER if found.given_up else _retry_ruling(found.status, found.headers, found.safe, found.body)
+        if found.given_up:
+            return LAYER
+        return _retry_ruling(found.status, lower_case(found.headers), found.safe, found.body)
 
 
 class OnTransient(Rule):
@@ -119,6 +124,8 @@ class OnTransient(Rule):
             ruling = _judge_found(FoundResponse.of_result(outcome.result))
             return None if ruling is FATAL else ruling
         network = judge_network_error(error)
+        if type(error) in BUILTIN_ERRORS and not error.__dict__:
+            return network  # it carries no response and no request
         if network is None or read(error, "response") is not None:  # the status of a response says more than its end
             found = FoundResponse.of_error(error)
             if found is not None or network is None:
@@ -134,8 +141,8 @@ def _judge_found(found: FoundResponse | None) -> Ruling | None:
 
 
 transient = OnTransient()
-"""Retry what HTTP calls worth another attempt: statuses by the table, on errors or returned responses of any library, and
-network errors and timeouts of httpx, requests, urllib3, aiohttp and the SDKs that stand on them."""
+"""Retry what HTTP's table calls worth another attempt, on errors or returned responses of any library; and network
+errors and timeouts of httpx, requests, urllib3, aiohttp, and SDKs that use them."""
 
 transient_result = transient
 """The same rule, under the name it had for functions that return the response instead of raising."""

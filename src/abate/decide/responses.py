@@ -1,4 +1,4 @@
-"""Read HTTP off objects of any library: the status of an error or a response, its headers, its loaded body, its request.
+"""Reads HTTP off objects of any library: the status of an error or a response, its headers, loaded body and request.
 
 Nothing here does I/O: a body counts only if the library has loaded it already.
 """
@@ -100,11 +100,13 @@ def is_error_response(result: object) -> bool:
     """
     if type(result) in PLAIN_TYPES:
         return False
-    for name in STATUS_NAMES[:2]:
-        code = read(result, name)
-        if isinstance(code, int) and not isinstance(code, bool):
-            return 400 <= code <= 599
-    return False
+    try:
+        code = getattr(result, "status_code", None)
+        if not isinstance(code, int):
+            code = getattr(result, "status", None)
+    except Exception:
+        return False
+    return isinstance(code, int) and 400 <= code <= 599
 
 
 def _of_stream(error: object, carrier: object) -> FoundResponse | None:
@@ -185,7 +187,7 @@ def read(source: object, name: str) -> Any:
 
 
 def _loaded_body(response: object) -> bytes | None:
-    """Return the body of a response if it was loaded; httpx and requests keep it as ``_content``, others as ``_body``."""
+    """Return a response's body if it was loaded: httpx and requests keep it in ``_content``, others in ``_body``."""
     for name in ("_content", "_body"):
         body = read(response, name)
         if isinstance(body, bytes):

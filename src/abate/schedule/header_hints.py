@@ -1,4 +1,4 @@
-"""The wait that an HTTP error response asks for, in its headers or in its JSON body.
+"""Reads the wait that an HTTP error response asks for, in its headers or in its JSON body.
 
 The first of these that can be read counts:
 
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from abate import clock
 from abate.schedule.hints import MAX_CHARS, MAX_HINT, NUMBER, date_to_instant, retry_after
 
-__all__ = ["error_body", "http_hint", "lower_case"]
+__all__ = ["error_body", "find_hint", "http_hint", "lower_case"]
 
 MAX_LIST_CHARS = 2000
 """Characters of a ``RateLimit`` header, which lists several limits."""
@@ -66,8 +66,12 @@ def http_hint(
     >>> http_hint(429, {"Retry-After": "NaN"}) is None
     True
     """
-    known = lower_case(headers)
-    asked = _explicit(known, now)
+    return find_hint(status, lower_case(headers), body, now)
+
+
+def find_hint(status: int, known: Mapping[str, str], body: object = None, now: float | None = None) -> float | None:
+    """Do the same, given the headers as `lower_case` returns them."""
+    asked = _explicit(known, now) if known else None
     if asked is None and body is not None:
         asked = _retry_info(error_body(body))
     if asked is None and status in (429, 503, 529):
@@ -139,7 +143,7 @@ def _limits(known: Mapping[str, str], now: float | None) -> Iterator[_Limit]:
 
 
 def _ietf_limits(known: Mapping[str, str]) -> Iterator[_Limit]:
-    """Yield the limits of the IETF's headers: ``"name";r=0;t=30``, or ``limit=100, remaining=0, reset=30``, or apart."""
+    """Yield the limits of the IETF's headers: ``"name";r=0;t=30``; before draft 8, in one header or three."""
     listed = known.get("ratelimit", "")
     if len(listed) <= MAX_LIST_CHARS:
         old = dict(PARAMETER.findall(listed))
