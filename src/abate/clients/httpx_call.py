@@ -48,14 +48,14 @@ class HttpxCall:
         """Return the policy for this request."""
         request, owner = self.request, self.owner
         owner.check_request(request)
-        said = request.extensions.get(EXTENSION)
+        says = request.extensions
         self.policy = owner.settings.policy_for(
             request,
             request.method,
             request.headers,
             has_key=self.key is not None,
             replayable=_is_replayable(request.stream, owner.byte_stream),
-            idempotent=None if said is None else idempotent_by_extension(said),
+            idempotent=idempotent_by_extension(says[EXTENSION]) if EXTENSION in says else None,
         )
         self._began = self.now()
         return self.policy
