@@ -38,7 +38,6 @@ def disable_logging() -> None:
     ``abate``.
 
     >>> disable_logging()
-    >>> enable_logging()
     """
     events.switch_default_log(False)
 

@@ -79,7 +79,16 @@ def sentence(event: Event) -> str:
     'orders: succeeded on attempt 2 after 0.5 s of waiting'
     """
     text = TEXTS[type(event)][1](event) if type(event) in TEXTS else short_repr(event)
-    return f"{one_line(event.name, MAX_NAME)}: {text}"
+    return f"{shown_name(event.name)}: {text}"
+
+
+def shown_name(name: str) -> str:
+    """Return a name as lines begin with it.
+
+    >>> shown_name("orders"), shown_name("")
+    ('orders', 'a policy')
+    """
+    return one_line(name, MAX_NAME) or "a policy"
 
 
 def _key(key: object) -> str:
