@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from abate.call.before_retry import response_of
 from abate.call.machine import Call
 from abate.decide.outcome import Outcome
-from abate.redact import HIDDEN, one_line
+from abate.redact import one_line, redacted
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
@@ -39,8 +39,7 @@ class ClientRequest:
     >>> recorder = abate.testing.Recorder()
     >>> with recorder:
     ...     reply = sync_driver.drive(policy, None, 0, Reply, (), {}, make=request.make)
-    >>> gave_up = recorder.events[-1]
-    >>> gave_up.target, gave_up.status
+    >>> recorder[-1].target, recorder[-1].status
     ('GET https://api.example/orders', 503)
     """
 
@@ -98,5 +97,9 @@ def _without_secrets(url: str) -> str:
     >>> _without_secrets("https://me:secret@api.example/orders?token=1#there")
     'https://api.example/orders'
     """
-    path = one_line(url, len(url) + 1).partition("?")[0].partition("#")[0]
-    return one_line(path.replace(f"://{HIDDEN}@", "://", 1), MAX_URL)
+    scheme, separator, rest = redacted(url).partition("://")
+    if not separator:
+        scheme, rest = "", scheme
+    path = rest.partition("?")[0].partition("#")[0]
+    host, slash, path = path.partition("/")
+    return one_line(f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}", MAX_URL)

@@ -186,7 +186,9 @@ class Hedge:
         if not isinstance(policy, Policy):
             raise TypeError(f"policy must be a Policy, not {short_repr(policy)}")
         if policy.idempotent is False:
-            raise ValueError(f"can't hedge {policy!r}: a hedge may send a request twice, and idempotent=False forbids that")
+            raise ValueError(
+                f"can't hedge {policy!r}: a hedge may send a request twice, and idempotent=False forbids that"
+            )
         if not isinstance(timeouts, Timeouts):
             raise TypeError(f"timeouts must be Timeouts, not {short_repr(timeouts)}")
         if number("quantile", quantile, above=0) >= 1.0:
@@ -413,7 +415,9 @@ def _callable(function: Any) -> None:
     if not callable(function):
         if hasattr(function, "close"):
             function.close()  # a coroutine that will not be awaited after all
-        raise TypeError(f"a hedge takes the function, then its arguments, as in hedge.call(load, 42), not {short_repr(function)}")
+        raise TypeError(
+            f"a hedge takes the function, then its arguments, as in hedge.call(load, 42), not {short_repr(function)}"
+        )
     _refuse_generator(function)
 
 
