@@ -1,7 +1,8 @@
 """What a client's call sends: events name its target and its status, and `before_retry` may change it.
 
-A client makes a `ClientRequest` for each call that leaves its fast path, and passes ``make=request.make`` to the driver.
-Calls that are not a client's pay nothing; a client's pay for one small object. The texts are made at the first event.
+A client makes a `ClientRequest` for each call that leaves its fast path, and passes ``make=request.make`` to the
+driver. Calls that are not a client's pay nothing; a client's pay for one small object. The texts are made at the first
+event.
 """
 
 from __future__ import annotations
