@@ -371,3 +371,24 @@ def test_a_program_that_configures_logging_sees_retries():
         "INFO abate orders: attempt 1 failed (blip), next in 0 s: OSError('down')",
         "INFO abate orders: succeeded on attempt 2 after 0 s of waiting",
     ]
+
+
+def test_events_that_are_off_by_level_are_not_counted(default_log, caplog):
+    """So the first retries after the level is lowered are lines, and no summary tells of earlier ones."""
+    with VirtualClock():
+        with caplog.at_level(logging.WARNING, logger="abate"):
+            for _ in range(10):
+                failing(1)
+        assert caplog.records == []
+        with caplog.at_level(logging.INFO, logger="abate"):
+            failing(1)
+    assert [record.abate["event"] for record in caplog.records] == ["retry", "recovered"]
+
+
+def test_a_command_that_prints_its_retries_does_not_log_them():
+    """`abate exec` says on stderr what it does, once."""
+    words = ["exec", "--max-attempts", "2", "--base", "0.001", "--", sys.executable, "-c", "exit(1)"]
+    command = [sys.executable, "-m", "abate", *words]
+    program = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert program.returncode == 1
+    assert program.stderr.count("gave up") == 1
