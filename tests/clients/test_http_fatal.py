@@ -1,10 +1,10 @@
 """What no attempt can change is fatal in every client, by any rule, and says nothing about the server."""
 
 import pytest
+from tests.decide.faulty_server import closes, serving, untrusted
 
 import abate
 from tests.clients.drivers import ALL_DRIVERS, Ask, driver_name, policy
-from tests.decide.faulty_server import closes, serving, untrusted
 
 pytestmark = pytest.mark.parametrize("driver", ALL_DRIVERS, ids=driver_name)
 RULES = pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_certificate_that_is_not_trusted_is_fatal(driver, on, tls):
 @RULES
 def test_a_scheme_that_is_not_supported_is_fatal(driver, on):
     """Whether the library or the policy finds out first."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011  (every library has its own)
+    with pytest.raises(Exception) as caught:
         driver.fetch(Ask("gopher://127.0.0.1/"), policy(on=on))
     report = abate.report(caught.value)
     assert report is None or (report.reason, report.attempts) == ("fatal", 1)
@@ -43,7 +43,7 @@ def test_a_scheme_that_is_not_supported_is_fatal(driver, on):
 @RULES
 def test_a_url_that_is_invalid_is_fatal(driver, on):
     """The same."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011  (every library has its own)
+    with pytest.raises(Exception) as caught:
         driver.fetch(Ask("http:///nowhere"), policy(on=on))
     report = abate.report(caught.value)
     assert report is None or (report.reason, report.attempts) == ("fatal", 1)

@@ -86,7 +86,8 @@ def test_hosts_that_cannot_be_third_parties_are_ours(host):
     "host",
     [
         "api.example", "8.8.8.8", "172.32.0.1", "192.169.0.1", "11.0.0.1", "2001:db8::1", "::ffff:8.8.8.8", "134744072",
-        "0x08080808", "8.8.2056", "api.0x8", "internal.example", "localhost.example", "10.0.0.1.example", "evilinternal.io",
+        "0x08080808", "8.8.2056", "api.0x8", "internal.example", "localhost.example", "10.0.0.1.example",
+        "evilinternal.io",
         "api.localhost.evil", "ai.", "", None, "a b", "orders..internal.example",
     ],
 )  # fmt: skip

@@ -37,7 +37,7 @@ class HttpxCall:
         settings = owner.settings
         self.key = new_idempotency_key() if settings.needs_idempotency_key(request.method, request.headers) else None
         self.attempt = 0 if first_response is None and failure is None else 1
-        self.held = first_response
+        self.held: Any = first_response
         self._first_is_new = first_response is not None
         self.sent = False
         self.extensions: Any = request.extensions  # of the attempt that brought the last response
