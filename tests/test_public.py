@@ -33,7 +33,7 @@ NAMES = {
         BreakerOpened BudgetRefused Buried Event FirstFailure GaveUp LayeredRetry LeaseLost Recovered Retry
         ShelterChanged Sink SourceFailed StoreDegraded Waited WorkerCrashed Worked dropped
     """,
-    "abate.http": "judge repeatable status transient transient_result",
+    "abate.http": "request judge repeatable status transient transient_result",
     "abate.decide": "Outcome Rule Rules Ruling http on_error on_result widen",
     "abate.schedule": """
         Backoff Jitter Schedule Tick carry_deadline consistent_jitter deadline pushback remaining retry_after schedule
@@ -47,7 +47,7 @@ NAMES = {
     """,
     "abate.stores": "BudgetTerms DeadLetter Depth Queue Store StoreBudget StoreError StoreUnreachable open_store",
     "abate.observe": """
-        Detached LoggingSink OpenTelemetrySink PrometheusSink Sink Snapshot StructlogSink install page remove snapshot
+        Detached LoggingSink OpenTelemetrySink PrometheusSink Sink Snapshot StructlogSink disable_logging enable_logging install page remove snapshot
     """,
     "abate.observe.page": "app serving",
     "abate.sim": """
@@ -57,8 +57,8 @@ NAMES = {
     "abate.sim.report": "Hysteresis RecoveryMap hysteresis recovery_map write_picture write_report",
     "abate.testing": "Recorder Script VirtualClock after arun_for off run_for",
     "abate.clients": """
-        aiohttp asgi aws_lambda botocore databases grpc grpc_server httpx redis requests sqlalchemy sqs trust urllib3
-        warm wsgi
+        aiohttp asgi aws_lambda botocore databases grpc grpc_server httpx httpx2 redis requests sqlalchemy sqs trust
+        urllib3 warm wsgi
     """,
     "abate.clients.aiohttp": "middleware",
     "abate.clients.asgi": "Middleware",
