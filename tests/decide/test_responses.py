@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import types
 
 import aiohttp
@@ -233,7 +234,7 @@ class Unreadable:
         types.SimpleNamespace(status_code=600, headers={}),
         types.SimpleNamespace(response=httpx.Response(503)),
     ],
-    ids=repr,
+    ids=lambda result: re.sub(r" at 0x[0-9a-f]+", "", repr(result)),
 )
 def test_other_results_are_left_alone(result):
     """An HTTP response has a number as its status, and headers; nothing else is judged."""
