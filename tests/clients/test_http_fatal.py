@@ -12,7 +12,9 @@ from tests.decide.network_faults import untrusted
 
 pytestmark = pytest.mark.parametrize("driver", ALL_DRIVERS, ids=driver_name)
 RULES = pytest.mark.parametrize(
-    "on", [abate.http.transient, OSError, Exception], ids=["transient", "OSError", "Exception"]
+    "on",
+    [abate.http.transient, OSError, Exception, lambda error: True],
+    ids=["transient", "OSError", "Exception", "a predicate"],
 )
 
 

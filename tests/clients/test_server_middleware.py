@@ -60,7 +60,9 @@ def naive(url):
 
 def abated(url):
     """A service that asks the next one under a policy of three attempts."""
-    policy = abate.Policy(name=url, on=OSError, max_attempts=3, backoff=[0.0], budget=abate.Budget.unlimited())
+    policy = abate.Policy(
+        name=url, on=abate.http.transient, max_attempts=3, backoff=[0.0], budget=abate.Budget.unlimited()
+    )
 
     async def handler(scope):
         async with httpx.AsyncClient(transport=AsyncTransport(policy)) as client:
