@@ -297,13 +297,16 @@ def _use_logger(found: Callable[[int], bool]) -> None:
 
 def _log_first(event: Event) -> None:
     """Import the default log, which is not needed before its first event, and write that."""
-    import_module(DEFAULT_LOG).log(event)  # by name, as it belongs to a higher layer
+    try:
+        log: Sink = import_module(DEFAULT_LOG).log  # by name, as it belongs to a higher layer
+    except ImportError:
+        return  # the interpreter shuts down
+    log(event)
 
 
 DEFAULT_LOG = "abate.observe.default_logging"
 default_log: Sink = _log_first
-"""Writes events to the logger ``abate``."""
-_sink_health[id(default_log)] = _SinkHealth()
+"""Writes events to the logger ``abate``. It handles the errors of logging itself: see `abate.observe.default_logging`."""
 log_enabled: Callable[[int], bool] = _find_logger
 """Returns whether the default log takes events of a level, as `logging` numbers them."""
 _log_by_default = True
@@ -353,13 +356,7 @@ def _choose_log() -> None:
 
 def replace_default_log(log: Sink) -> None:
     """Let this function write the log from now on."""
-    _changes.run_or_defer(_replace_default_log, log)
-
-
-def _replace_default_log(log: Sink) -> None:
     global default_log
-    _sink_health.pop(id(default_log), None)
-    _sink_health[id(log)] = _SinkHealth()
     default_log = log
 
 
@@ -411,7 +408,7 @@ def dropped(sink: Sink) -> int:
 
 def emit(event: Event, logged: bool = False) -> None:
     """Give an event to every sink, except those that are paused; and to the default log if it is to be `logged`."""
-    for sink in (*sinks, default_log) if logged else sinks:
+    for sink in sinks:
         health = _sink_health.get(id(sink))
         if health is None:
             continue  # removed since this loop began
@@ -436,6 +433,8 @@ def emit(event: Event, logged: bool = False) -> None:
         elif trial:
             _resume(sink, health)
         error = None  # its traceback refers to this frame
+    if logged:
+        default_log(event)
 
 
 def _may_enter(sink: Sink, health: _SinkHealth, now: float) -> bool:

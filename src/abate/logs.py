@@ -74,8 +74,7 @@ class Log:
             if logger.isEnabledFor(level):
                 _write(logger, level, text, given, error)
         except Exception:
-            if logging.raiseExceptions:
-                _write_to_stderr(text, given)
+            report_error(text, given)
 
 
 class LazyText:
@@ -106,8 +105,12 @@ def _write(logger: Logger, level: int, text: str, args: tuple[object, ...], erro
     logger.handle(record)
 
 
-def _write_to_stderr(text: str, args: tuple[Any, ...]) -> None:
-    """Print to stderr what could not be logged, and why."""
+def report_error(text: str, args: tuple[Any, ...] = ()) -> None:
+    """Print to stderr what could not be logged, and why, unless the program has switched that off."""
+    import logging
+
+    if not logging.raiseExceptions:
+        return
     error = sys.exc_info()[1]
     try:
         why = "" if error is None else trace(error, INDENT)

@@ -98,7 +98,7 @@ def test_a_call_interrupted_before_it_stores_its_permit_or_waiter_returns_it(lim
     shelter.dispatcher().limiter.limit = limit
     visit = ShelterVisit(shelter.dispatcher(), 100.0)
     visit._unclaimed = shelter.dispatcher().try_enter(100.0, 100.0, None, True)
-    visit.give_back()
+    visit.abandon()
     assert (shelter.dispatcher().limiter.in_flight, shelter.waiters) == (0, 0)
 
 

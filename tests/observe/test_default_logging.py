@@ -239,8 +239,8 @@ def test_the_logger_is_left_as_it_was(log):
     assert (LOGGER.level, LOGGER.propagate, LOGGER.handlers, LOGGER.filters) == before
 
 
-def test_a_handler_that_raises_breaks_no_call(default_log, caplog):
-    """The log is paused, as a sink is."""
+def test_a_handler_that_raises_breaks_no_call(default_log, caplog, capsys):
+    """Its error is on stderr, as those of the standard library's handlers are."""
 
     class Broken(logging.Handler):
         def emit(self, record):
@@ -253,6 +253,18 @@ def test_a_handler_that_raises_breaks_no_call(default_log, caplog):
             assert failing(1) == "fine"
     finally:
         LOGGER.removeHandler(handler)
+    assert capsys.readouterr().err.count("RuntimeError: disk full") == 2
+
+
+def test_what_a_signal_handler_raises_is_not_lost_in_the_log(default_log, monkeypatch):
+    """A soft time limit that strikes while an event is logged ends the call, as anywhere else."""
+
+    def interrupted(event):
+        raise TimeoutError("soft time limit")
+
+    monkeypatch.setattr(events, "default_log", interrupted)
+    with pytest.raises(TimeoutError, match="soft time limit"):
+        failing(3)
 
 
 def test_policies_with_a_clock_of_their_own_are_not_logged(log):

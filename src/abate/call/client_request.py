@@ -89,7 +89,7 @@ class ClientCall(Call):
 
     __slots__ = ("request",)
 
-    request: ClientRequest
+    request: ClientRequest | None
 
 
 def _without_secrets(url: str) -> str:

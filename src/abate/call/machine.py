@@ -380,9 +380,9 @@ class Call:
         """Return whether the default log takes an event of this level; `_logged` is true if it takes them all."""
         return self._logged or (self.policy.clock is None and events.log_enabled(level))
 
-    def _sent(self, outcome: Outcome | Exception) -> tuple[str | None, int | None] | tuple[()]:
+    def _sent(self, outcome: Outcome | Exception) -> tuple[str | None, int | None]:
         """Return the target and the status of a client's attempt, as fields of an event."""
-        return () if self.request is None else (self.request.target(), self.request.status(outcome))
+        return (None, None) if self.request is None else (self.request.target(), self.request.status(outcome))
 
     def _emit_refused(self, gate: str) -> None:
         """Emit an event for an attempt that budget or gate refused."""

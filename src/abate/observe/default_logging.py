@@ -7,6 +7,8 @@ their end at WARNING; first failures at DEBUG. `abate.events` imports this modul
   warnings to stderr.
 * While a sink with ``writes_logs = True`` is installed, as `LoggingSink` and `StructlogSink` have, nothing is written.
 * Policies, shelters and breakers with a `clock` of their own are not logged, and neither are simulated worlds.
+* Errors of handlers and filters go to stderr, as with the standard library's handlers. Other errors pass: they can only
+  come from a signal handler that raises, such as a soft time limit, which must not be lost.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from __future__ import annotations
 from abate import events
 from abate.clock import entered_clock
 from abate.events import Event
+from abate.logs import report_error
+from abate.observe.log_sampler import LogLine
 from abate.observe.logging import LoggingSink
 
 __all__ = ["disable_logging", "enable_logging"]
@@ -25,6 +29,12 @@ class DefaultLog(LoggingSink):
     def __call__(self, event: Event) -> None:
         if getattr(entered_clock(), "is_logged", True):
             super().__call__(event)
+
+    def _write(self, line: LogLine) -> None:
+        try:
+            super()._write(line)
+        except Exception:
+            report_error(line.text)
 
 
 log = DefaultLog()

@@ -86,6 +86,9 @@ class LogWriter:
             timer.start()
         except RuntimeError:  # no thread can be started: the next event brings the summary
             state.has_timer = False
+        except BaseException:  # of a signal handler
+            state.has_timer = False
+            raise
 
     def write_due(self, state: ClockState) -> None:
         """Write the summaries that are due."""
