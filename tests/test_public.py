@@ -57,10 +57,11 @@ NAMES = {
     "abate.sim.report": "Hysteresis RecoveryMap hysteresis recovery_map write_picture write_report",
     "abate.testing": "Recorder Script VirtualClock after off",
     "abate.clients": """
-        aiohttp asgi aws_lambda botocore databases grpc grpc_server httpx redis requests sqlalchemy sqs trust urllib3
-        warm wsgi
+        aiohttp anthropic asgi aws_lambda botocore databases grpc grpc_server httpx openai redis requests sqlalchemy sqs
+        sse trust urllib3 warm wsgi
     """,
     "abate.clients.aiohttp": "middleware",
+    "abate.clients.anthropic": "async_client client default_policy transient",
     "abate.clients.asgi": "Middleware",
     "abate.clients.aws_lambda": "consumer",
     "abate.clients.botocore": "config transient",
@@ -68,10 +69,12 @@ NAMES = {
     "abate.clients.grpc": "aio_interceptors channel_options interceptors transient",
     "abate.clients.grpc_server": "aio_interceptors attempt interceptors",
     "abate.clients.httpx": "AsyncTransport Transport",
+    "abate.clients.openai": "async_client client default_policy transient",
     "abate.clients.redis": "aclient aquiet client quiet transient",
     "abate.clients.requests": "Adapter",
     "abate.clients.sqlalchemy": "transaction",
     "abate.clients.sqs": "Queue",
+    "abate.clients.sse": "EventTooLarge NotAnEventStream ServerSentEvent StreamEnded events",
     "abate.clients.trust": "Secret",
     "abate.clients.urllib3": "PoolManager",
     "abate.clients.warm": "awarm awarm_httpx awarm_sqlalchemy warm warm_httpx warm_sqlalchemy",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from abate.clients import (
         aiohttp,
+        anthropic,
         asgi,
         aws_lambda,
         botocore,
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
         grpc,
         grpc_server,
         httpx,
+        openai,
         redis,
         requests,
         sqlalchemy,
         sqs,
+        sse,
         trust,
         urllib3,
         warm,
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "aiohttp",
+    "anthropic",
     "asgi",
     "aws_lambda",
     "botocore",
@@ -35,10 +39,12 @@ __all__ = [
     "grpc",
     "grpc_server",
     "httpx",
+    "openai",
     "redis",
     "requests",
     "sqlalchemy",
     "sqs",
+    "sse",
     "trust",
     "urllib3",
     "warm",
