@@ -93,7 +93,13 @@ def error_status(error: object) -> int:
 
 def error_lasts(error: object) -> bool:
     """Return whether the error object of an API says that no later attempt will succeed either."""
-    return isinstance(error, Mapping) and any(error.get(field) in LASTING_ERRORS for field in ("code", "type"))
+    return isinstance(error, Mapping) and any(_word(error, field) in LASTING_ERRORS for field in ("code", "type"))
+
+
+def _word(data: Mapping[str, Any], field: str) -> str:
+    """Return a text field, or an empty text: foreign JSON may hold anything."""
+    value = data.get(field)
+    return value if isinstance(value, str) else ""
 
 
 def read_event(event: ServerSentEvent) -> StreamError | bool:
@@ -112,7 +118,7 @@ def read_event(event: ServerSentEvent) -> StreamError | bool:
     if found is not None:
         body = data if "error" in data else {"error": found}
         return StreamError(error_status(found), json.dumps(body).encode(), error_lasts(found))
-    return not (event.event in PREAMBLE or data.get("type") in PREAMBLE or _is_empty_chunk(data))
+    return not (event.event in PREAMBLE or _word(data, "type") in PREAMBLE or _is_empty_chunk(data))
 
 
 def _error_in(data: dict[str, Any]) -> object:
