@@ -13,6 +13,7 @@ from abate.call.layers import retry_serials
 from abate.call.machine import SEND, Call, Send, Stop, Wait, WaitForTurn
 from abate.clock import MACHINE, ever_used
 from abate.decide.outcome import Outcome
+from abate.decide.responses import is_error_response
 from abate.functions import is_generator_function
 from abate.schedule.deadlines import cut_to_deadline, deadline, deadline_passed, is_deadline_aware, peek_deadline
 
@@ -35,16 +36,19 @@ async def call(
         and (policy.shelter is None or policy.shelter.calm)
         and not (ever_used.deadline and deadline_passed())
     ):
+        failure: Exception | Outcome
         since = retry_serials.last
         try:
             result = await _awaitable(function, function(*args, **kwargs))
         except Exception as error:
             failure = error
         else:
-            policy.budget.deposit()
-            if policy.shelter is not None:
-                policy.shelter.sample_every_16th()
-            return result
+            if not (policy.reads_results and is_error_response(result)):
+                policy.budget.deposit()
+                if policy.shelter is not None:
+                    policy.shelter.sample_every_16th()
+                return result
+            failure = Outcome(None, result)
         try:
             return await drive(policy, failure, since, function, args, kwargs)
         finally:
@@ -95,7 +99,7 @@ class _StartedCoroutine:
 
 async def drive(
     policy: Policy,
-    failure: Exception | None,
+    failure: Exception | Outcome | None,
     since: int,
     function: Callable[..., Awaitable[T]],
     args: tuple[Any, ...],
@@ -104,7 +108,7 @@ async def drive(
     let_go: Callable[[float | None], Awaitable[object]] | None = None,
     make: Callable[..., Call] = Call,
 ) -> T:
-    """Make a call, or continue one whose first attempt has ended with `failure`.
+    """Make a call, or continue one whose first attempt has ended with `failure`: an error, or a result to be judged.
 
     `since` is the serial of the last call that had retried when that attempt began. `let_go` is called before each
     wait, with the seconds until the call's deadline: what the failed attempt still holds must not be kept from others
@@ -119,6 +123,9 @@ async def drive(
     last: Outcome | Exception = Outcome() if failure is None else failure
     action: Send | Wait | WaitForTurn | Stop
     try:
+        if type(failure) is Outcome and machine.is_good(failure.result):
+            machine.succeeded()
+            return failure.result  # type: ignore[return-value]
         if failure is None:
             action = machine.begin(now, left == 0.0 and is_deadline_aware(function))
         else:

@@ -123,7 +123,7 @@ class Race:
             self._timeouts.timed_out(self._elapsed())
 
     def _good(self, outcome: Outcome) -> bool:
-        return outcome.error is None and (not self._policy.reads_results or self._policy.rules.judge(outcome) is None)
+        return outcome.error is None and (not self._policy.reads_results or self._policy.rules.is_good(outcome.result))
 
     def _learn(self, outcome: Outcome, good: bool) -> None:
         self._known = True

@@ -293,7 +293,7 @@ class Call:
 
     def is_good(self, result: object) -> bool:
         """Return whether no rule asks for a retry of this result."""
-        return result is NO_RESULT or self.policy.rules.judge(Outcome(None, result)) is None
+        return result is NO_RESULT or self.policy.rules.is_good(result)
 
     def succeeded(self) -> None:
         """End the call: the attempt's result is good."""
@@ -388,8 +388,8 @@ class Call:
 
     def _report_failure(self, ruling: Ruling, error: Exception | None, now: float) -> float:
         """Tell gate and shelter about the attempt; return the seconds for which the shelter sends nothing."""
-        # None says nothing about the server: an inner layer gave up, or a deadline cut the attempt short
-        accepted = None if ruling.reason == "layer" or self._cut_by_deadline(ruling, now) else ruling.taken
+        # None says nothing about the server, as when a deadline cut the attempt short
+        accepted = None if self._cut_by_deadline(ruling, now) else ruling.taken
         if self._in_flight:
             self._leave(accepted, ruling.retry)
         shelter = self.policy.shelter

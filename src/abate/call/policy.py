@@ -247,7 +247,7 @@ class Policy(Shared):
         put("same_clock_as_budget", clock is None and self.budget.states.follows_context)
         put("same_clock_as_shelter", clock is None and shelter is not None and shelter.follows_context)
         put("bounded", timeout is not None or attempt_timeout is not None)
-        put("reads_results", self.rules.reads_results)
+        put("reads_results", self.rules.reads_results or self.rules.reads_responses)
         put("plain_in_tasks", self._is_plain())
         put("plain", self.plain_in_tasks and not is_async(before_retry))
         put("no_gate_or_shelter", gate is None and shelter is None)
@@ -261,9 +261,9 @@ class Policy(Shared):
             call_totals.track(self.counter)
 
     def _is_plain(self) -> bool:
-        """Return whether a successful call needs only a deposit."""
+        """Return whether a successful call needs only a deposit, and a look at whether it is an HTTP response."""
         return (
-            not (self.bounded or self.reads_results or self.streams_only)
+            not (self.bounded or self.rules.reads_results or self.streams_only)
             and self.gate is None
             and self.budget.funded_by == "success"
         )

@@ -26,7 +26,6 @@ from abate.call.before_retry import by_name
 from abate.call.counters import acount_call, count_call, wrapper_versions
 from abate.call.layers import retry_serials
 from abate.call.machine import NO_RESULT, Call
-from abate.decide.outcome import Outcome
 from abate.errors import AttemptTimeout, IdleTimeout
 from abate.functions import is_coroutine_function, is_generator_function
 from abate.redact import short_repr
@@ -130,7 +129,7 @@ class Stream:
         policy = self.policy
         if policy.content is None or policy.content(item):
             return True
-        return policy.reads_results and policy.rules.judge(Outcome(None, item)) is not None
+        return policy.reads_results and not policy.rules.is_good(item)
 
     def result(self) -> Any:
         """Return what rules for results are asked about: the last item that came."""

@@ -15,6 +15,7 @@ from abate.call.layers import retry_serials
 from abate.call.machine import SEND, Call, Send, Stop, Wait, WaitForTurn
 from abate.clock import MACHINE, ever_used
 from abate.decide.outcome import Outcome
+from abate.decide.responses import is_error_response
 from abate.functions import is_coroutine_function, is_coroutine_object, is_generator_function
 from abate.schedule.deadlines import cut_to_deadline, deadline, deadline_passed, is_deadline_aware, peek_deadline
 
@@ -33,6 +34,7 @@ def call(policy: Policy, function: Callable[..., T], args: tuple[Any, ...], kwar
         and (policy.shelter is None or policy.shelter.calm)
         and not (ever_used.deadline and deadline_passed())
     ):
+        failure: Exception | Outcome
         since = retry_serials.last
         try:
             result = function(*args, **kwargs)
@@ -43,10 +45,12 @@ def call(policy: Policy, function: Callable[..., T], args: tuple[Any, ...], kwar
                 _refuse_coroutine(policy, function, result, args, kwargs)
             if type(result) is GeneratorType:
                 _refuse_generator(function, result)
-            policy.budget.deposit()
-            if policy.shelter is not None:
-                policy.shelter.sample_every_16th()
-            return result
+            if not (policy.reads_results and is_error_response(result)):
+                policy.budget.deposit()
+                if policy.shelter is not None:
+                    policy.shelter.sample_every_16th()
+                return result
+            failure = Outcome(None, result)
         try:
             return drive(policy, failure, since, function, args, kwargs, drive_coroutine=_refuse_coroutine)
         finally:
@@ -59,7 +63,7 @@ def call(policy: Policy, function: Callable[..., T], args: tuple[Any, ...], kwar
 
 def drive(
     policy: Policy,
-    failure: Exception | None,
+    failure: Exception | Outcome | None,
     since: int,
     function: Callable[..., T],
     args: tuple[Any, ...],
@@ -69,7 +73,7 @@ def drive(
     let_go: Callable[[float | None], object] | None = None,
     make: Callable[..., Call] = Call,
 ) -> T:
-    """Make a call, or continue one whose first attempt has ended with `failure`.
+    """Make a call, or continue one whose first attempt has ended with `failure`: an error, or a result to be judged.
 
     `since` is the serial of the last call that had retried when that attempt began. `drive_coroutine` continues the
     call if the function returns a coroutine, which has done nothing yet. `let_go` is called before each wait, with the
@@ -84,6 +88,9 @@ def drive(
     last: Outcome | Exception = Outcome() if failure is None else failure
     action: Send | Wait | WaitForTurn | Stop
     try:
+        if type(failure) is Outcome and machine.is_good(failure.result):
+            machine.succeeded()
+            return failure.result  # type: ignore[return-value]
         action = _begin(machine, now, left, function) if failure is None else machine.failed(failure, now)
         while True:
             if action is not SEND:

@@ -21,6 +21,8 @@ from abate.call.counters import acount_call, acount_end, count_call, count_end, 
 from abate.call.layers import retry_serials
 from abate.call.stream import wrap_async_generator, wrap_generator
 from abate.clock import in_loop
+from abate.decide.outcome import Outcome
+from abate.decide.responses import PLAIN_TYPES, is_error_response
 from abate.functions import (
     CO_VARARGS,
     CO_VARKEYWORDS,
@@ -43,7 +45,7 @@ SOURCE = """\
     except _a_Exception as _a_error:
         _a_failure = _a_error
 {broken}    else:
-{probe}{good}{deposit}        return _a_result
+{probe}{judged}{good}{deposit}        return _a_result
     try:
         return {await_}{drive}(_a_policy, _a_failure, _a_since, _a_function, ({positional}), {{{named}}})
     finally:
@@ -82,6 +84,13 @@ CHECK = """\
         if _a_type(_a_result) is _a_Coroutine:
             _a_returned_both()
             return {drive_coroutine}(_a_policy, _a_function, _a_result, ({positional}), {{{named}}})
+"""
+
+# of a policy with rules for HTTP responses: most results are of a type that is none
+JUDGED = """\
+        if _a_type(_a_result) not in _a_plain_types and _a_is_error_response(_a_result):
+            _a_result = _a_Outcome(None, _a_result)
+            return {await_}{drive}(_a_policy, _a_result, _a_since, _a_function, ({positional}), {{{named}}})
 """
 
 OWN_CLOCK_DEPOSIT = """\
@@ -191,7 +200,7 @@ class _ReturnKinds:
     def drive(
         self,
         policy: Policy,
-        failure: Exception | None,
+        failure: Exception | Outcome | None,
         since: int,
         function: Callable[..., Any],
         args: tuple[Any, ...],
@@ -229,6 +238,9 @@ def _fast_wrapper(policy: Policy, function: Callable[..., Any], asynchronous: bo
         "_a_counted_drive_coroutine": acount_end(policy.counter, kinds.drive_coroutine),
         "_a_returned_coroutine": is_coroutine_object,
         "_a_type": type,
+        "_a_plain_types": PLAIN_TYPES,
+        "_a_is_error_response": is_error_response,
+        "_a_Outcome": Outcome,
         "_a_Coroutine": CoroutineType,
         "_a_peek_deadline": peek_deadline,
         "_a_deadline_passed": deadline_passed,
@@ -243,7 +255,7 @@ def _fast_wrapper(policy: Policy, function: Callable[..., Any], asynchronous: bo
 
         names |= {"_a_shelter": shelter, "_a_rebatch": rebatch_and_sample}
 
-    probe, check = "" if asynchronous else PROBE, ""
+    probe, check, judged = "" if asynchronous else PROBE, "", JUDGED if policy.reads_results else ""
     short_name = str(getattr(function, "__name__", "wrapper"))
     long_name = str(getattr(function, "__qualname__", short_name))
 
@@ -251,7 +263,8 @@ def _fast_wrapper(policy: Policy, function: Callable[..., Any], asynchronous: bo
         guards = BOUND + guard if bound else guard
         # a counted call must be known not to return a coroutine before it counts as good
         first, later = (check, "") if counted and check else (probe, check)
-        code = _compiled(signature, guards, first, deposit.replace("{check}", later), asynchronous, counted)
+        deposits = deposit.replace("{check}", later)
+        code = _compiled(signature, guards, first, judged, deposits, asynchronous, counted)
         return code.replace(co_name=short_name, co_qualname=long_name)
 
     def returned_plain() -> None:
@@ -318,7 +331,7 @@ class _Signature(tuple[str, str, str, str]):
 
 @functools.lru_cache(maxsize=1024)
 def _compiled(
-    signature: _Signature, guard: str, probe: str, deposit: str, asynchronous: bool, counts: bool
+    signature: _Signature, guard: str, probe: str, judged: str, deposit: str, asynchronous: bool, counts: bool
 ) -> CodeType:
     parameters, arguments, positional, named = signature
     await_ = "await " if asynchronous else ""
@@ -332,6 +345,7 @@ def _compiled(
         named=named,
         guard=guard.format(await_=await_, positional=positional, named=named, drive=pieces["drive"]),
         probe=probe.format(positional=positional, named=named, drive_coroutine=pieces["drive_coroutine"]),
+        judged=judged.format(await_=await_, positional=positional, named=named, drive=pieces["drive"]),
         deposit=deposit.format(positional=positional, named=named, drive_coroutine=pieces["drive_coroutine"]),
         **{piece: pieces[piece] for piece in ("begun", "broken", "good", "drive")},
     )

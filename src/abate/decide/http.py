@@ -1,10 +1,19 @@
-"""HTTP's own rules, with no HTTP library: status, method and headers as plain values.
+"""HTTP's own rules, with no HTTP library: status, method, headers and body as plain values.
 
 Every client judges by this one table:
 
-* 408, 425, 429, 500, 502, 503 and 504 are worth another attempt; 408, 429, 503 and 504 mean overload;
-* every other status of 400 and above is fatal, 501 and 505 among them;
-* GET, HEAD, OPTIONS and TRACE are safe to repeat; any other method needs an ``Idempotency-Key``.
+========================================  ===========================================================================
+408, 425, 429, 5xx but 501 and 505        worth another attempt
+any other status of 400 and above         fatal
+``x-should-retry: true`` or ``false``     decides instead of the status; a 409 is retried only with it
+429 with ``insufficient_quota`` in JSON   fatal: a quota that is used up stays so
+408, 429, 503, 504, 529                   overload: a longer backoff; any other retry is for a blip
+========================================  ===========================================================================
+
+Safe to repeat are GET, HEAD, OPTIONS, TRACE, PUT and DELETE, what has an ``Idempotency-Key``, and for every method what
+the server refused before taking it: 429, 529, and 503 with a hint. The hint is read by `abate.schedule.header_hints`.
+
+`transient` also covers errors without a status: see `abate.decide.network_errors`.
 """
 
 from __future__ import annotations
@@ -12,69 +21,64 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from abate.decide.outcome import FATAL, Outcome, Ruling
+from abate.decide.network_errors import judge_network_error
+from abate.decide.outcome import FATAL, LAYER, Outcome, Ruling
+from abate.decide.responses import KEY_HEADER, FoundResponse, Headers, header, read, repeatable, safe_to_repeat
 from abate.decide.rules import Rule
-from abate.frozen import Frozen
-from abate.schedule.hints import retry_after
+from abate.schedule.header_hints import error_body, http_hint, lower_case
 
 __all__ = ["judge", "repeatable", "status", "transient", "transient_result"]
 
-RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
-OVERLOADED = frozenset({408, 429, 503, 504})
+RETRYABLE = frozenset({408, 425, 429, *range(500, 600)} - {501, 505})
+OVERLOADED = frozenset({408, 429, 503, 504, 529})
 TIMED_OUT = frozenset({408, 504})
 """Statuses of a timeout at the server or a proxy: the request may have been processed or not."""
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-KEY_HEADER = "Idempotency-Key"
-
-Headers = Mapping[str, str]
+REFUSED = frozenset({429, 529})
+"""Statuses of a request that the server refused before taking it; a 503 says so by a hint."""
 
 
-def judge(status: int, headers: Headers | None = None, *, safe: bool | None = None) -> Ruling | None:
-    """Return the ruling on a response by its status and headers; None below 400.
+def judge(
+    status: int, headers: Headers | None = None, *, safe: bool | None = None, body: object = None
+) -> Ruling | None:
+    """Return the ruling on a response by its status, headers and body; None below 400.
 
-    `safe` says whether the request may be repeated, where that is known (see `repeatable`).
+    `safe` says whether the request may be repeated, where that is known (see `repeatable`). `body` is the JSON body, as
+    bytes, text or parsed, if it has been loaded.
 
     >>> judge(503, {"retry-after": "7"})
-    Ruling(retry=True, reason='overload', hint=7.0, reached=True, safe=None, answered=True)
-    >>> judge(404).retry
+    Ruling(retry=True, reason='overload', hint=7.0, reached=False, safe=None, answered=True)
+    >>> judge(404).retry, judge(404, {"x-should-retry": "true"}).retry
+    (False, True)
+    >>> judge(429, body='{"error": {"code": "insufficient_quota"}}').retry
     False
     """
     if status < 400:
         return None
-    return _retry_ruling(status, headers, safe) if status in RETRYABLE else FATAL
+    known = lower_case(headers)
+    told = known.get("x-should-retry", "").strip().lower()
+    if told == "false" or (told != "true" and status not in RETRYABLE):
+        return FATAL
+    parsed = None if body is None else error_body(body)
+    if status == 429 and parsed is not None and _is_out_of_quota(parsed):
+        return FATAL
+    return _retry_ruling(status, known, safe, parsed)
 
 
-def _retry_ruling(status: int, headers: Headers | None, safe: bool | None) -> Ruling:
-    hint = retry_after(header(headers, "Retry-After"), date=header(headers, "Date"))
-    return Ruling(True, "overload" if status in OVERLOADED else "blip", hint, True, safe, status not in TIMED_OUT)
+def _retry_ruling(status: int, headers: Headers | None, safe: bool | None, body: object) -> Ruling:
+    hint = http_hint(status, headers, body)
+    refused = status in REFUSED or (status == 503 and hint is not None)
+    reason = "overload" if status in OVERLOADED else "blip"
+    return Ruling(True, reason, hint, not refused, safe, status not in TIMED_OUT)
 
 
-def repeatable(method: str, headers: Headers | None = None) -> bool:
-    """Return whether a request may be sent twice: its method is safe, or it carries an ``Idempotency-Key``.
-
-    >>> repeatable("GET"), repeatable("POST"), repeatable("POST", {"Idempotency-Key": "8e03978e"})
-    (True, False, True)
-    """
-    return method.upper() in SAFE_METHODS or bool(header(headers, KEY_HEADER))
-
-
-def header(headers: Headers | None, name: str) -> str | None:
-    """Return the value of a header, whose name is not case-sensitive.
-
-    >>> header({"RETRY-AFTER": "3"}, "Retry-After")
-    '3'
-    """
-    if not headers:
-        return None
-    value: object = headers.get(name)
-    if value is None:
-        wanted = name.lower()
-        value = next((text for key, text in headers.items() if str(key).lower() == wanted), None)
-    return None if value is None else str(value)
+def _is_out_of_quota(body: Mapping[str, Any]) -> bool:
+    inner = body.get("error")
+    error = inner if isinstance(inner, Mapping) else body
+    return "insufficient_quota" in (error.get("code"), error.get("type"))
 
 
 def status(*codes: int) -> Rule:
-    """Retry errors that carry one of these statuses, whatever the table says.
+    """Retry errors and responses that carry one of these statuses, whatever the table says.
 
     >>> class Locked(Exception): status_code = 423
     >>> status(423).judge(Outcome(error=Locked())).retry
@@ -87,74 +91,51 @@ def status(*codes: int) -> Rule:
 
 
 class OnStatus(Rule):
-    """Errors that carry one of `codes`."""
+    """Errors and responses that carry one of `codes`."""
 
     codes: frozenset[int]
 
+    reads_responses = True
+
     def judge(self, outcome: Outcome) -> Ruling | None:
-        seen = _Response.of(outcome.error)
-        if seen is None or seen.status not in self.codes:
+        error = outcome.error
+        found = FoundResponse.of_result(outcome.result) if error is None else FoundResponse.of_error(error)
+        if found is None or found.status not in self.codes:
             return None
-        return _retry_ruling(seen.status, seen.headers, seen.safe)
+        return LAYER if found.given_up else _retry_ruling(found.status, found.headers, found.safe, found.body)
 
 
 class OnTransient(Rule):
-    """Errors, or results, that carry a status, judged by the table."""
+    """Errors and responses that carry a status, by the table, and network errors.
 
-    reads_results: bool
+    A response that is not worth another attempt is a result like any other.
+    """
+
+    reads_responses = True
 
     def judge(self, outcome: Outcome) -> Ruling | None:
-        source = outcome.result if self.reads_results and outcome.error is None else outcome.error
-        seen = _Response.of(source)
-        return None if seen is None else judge(seen.status, seen.headers, safe=seen.safe)
+        error = outcome.error
+        if error is None:
+            ruling = _judge_found(FoundResponse.of_result(outcome.result))
+            return None if ruling is FATAL else ruling
+        network = judge_network_error(error)
+        if network is None or read(error, "response") is not None:  # the status of a response says more than its end
+            found = FoundResponse.of_error(error)
+            if found is not None or network is None:
+                return _judge_found(found)
+        safe = safe_to_repeat(error) if network.retry and network.reached else None
+        return network if safe is None else Ruling(True, network.reason, network.hint, True, safe, network.answered)
 
 
-class _Response(Frozen):
-    """Status and headers of an error or a response of any HTTP library."""
-
-    status: int
-    headers: Headers | None
-    safe: bool | None
-
-    @classmethod
-    def of(cls, source: object) -> _Response | None:
-        response = _read(source, "response")
-        carrier = source if response is None else response
-        for name in ("status_code", "status", "code"):
-            code = _read(carrier, name)
-            if isinstance(code, int) and not isinstance(code, bool):
-                # the first number is the status; aiohttp warns about further access
-                return cls(code, _headers(carrier), _safe(source, carrier)) if 400 <= code <= 599 else None
+def _judge_found(found: FoundResponse | None) -> Ruling | None:
+    if found is None:
         return None
+    return LAYER if found.given_up else judge(found.status, found.headers, safe=found.safe, body=found.body)
 
 
-def _read(source: object, name: str) -> Any:
-    """Return an attribute, or None if it does not exist or raises, as httpx's `request` does when not set."""
-    try:
-        return getattr(source, name, None)
-    except Exception:
-        return None
+transient = OnTransient()
+"""Retry what HTTP calls worth another attempt: statuses by the table, on errors or returned responses of any library, and
+network errors and timeouts of httpx, requests, urllib3, aiohttp and the SDKs that stand on them."""
 
-
-def _headers(carrier: object) -> Headers | None:
-    headers = _read(carrier, "headers")
-    # http.client.HTTPMessage reads like a mapping without being one
-    return headers if hasattr(headers, "get") and hasattr(headers, "items") else None
-
-
-def _safe(*carriers: object) -> bool | None:
-    """Return whether the request of an error may be repeated; None if the error doesn't carry its request."""
-    for carrier in carriers:
-        for name in ("request", "request_info"):
-            request = _read(carrier, name)
-            method = _read(request, "method")
-            if isinstance(method, str):
-                return repeatable(method, _headers(request))
-    return None
-
-
-transient = OnTransient(reads_results=False)
-"""Retry errors that carry an HTTP status, by the table: of httpx, requests, aiohttp, urllib, or your own."""
-
-transient_result = OnTransient(reads_results=True)
-"""The same for functions that return the response instead of raising."""
+transient_result = transient
+"""The same rule, under the name it had for functions that return the response instead of raising."""

@@ -27,12 +27,16 @@ class Outcome(ComparedByFields):
 
 
 class Ruling(Frozen):
-    """The decision about an outcome: whether to retry, why, the server's hint, and whether the request reached it.
+    """The decision about an outcome: whether to retry, why, the server's hint, and what became of the request.
 
-    The reason is ``blip`` (reset, refused, conflict), ``overload`` (429, 503, timeouts), ``fatal``, or ``layer``
-    (an inner policy has given up on it). `safe` says whether the request may be repeated, if that is known (from an
-    HTTP method; None for most errors). `answered` says that the server itself answered with the failure: it is up, and
-    unless it is overloaded, the failure may concern this request only (a 500).
+    * `reason`: ``blip`` (reset, refused, conflict), ``overload`` (429, 503, timeouts), ``fatal``, or ``layer`` (an inner
+      policy has given up on it).
+    * `hint`: the seconds that the server asked for.
+    * `reached`: whether the server may have begun to work on the request. False for a refused connection, and for an
+      answer that refuses the request before taking it (a 429): it may be sent again, whatever it does.
+    * `safe`: whether the request may be repeated, if that is known (from an HTTP method; None for most errors).
+    * `answered`: the server itself answered with the failure: it is up, and unless it is overloaded, the failure may
+      concern this request only (a 500).
 
     >>> Ruling.overload(hint=2.0)
     Ruling(retry=True, reason='overload', hint=2.0, reached=True, safe=None, answered=False)
@@ -61,8 +65,11 @@ class Ruling(Frozen):
 
     @staticmethod
     def fatal(*, reached: bool = True) -> Ruling:
-        """Return a ruling not to retry: another attempt would fail the same way."""
-        return FATAL if reached else Ruling(False, "fatal", None, False)
+        """Return a ruling not to retry: another attempt would fail the same way.
+
+        If it has not `reached` the server (a bad URL, a certificate that is not trusted), it says nothing about it.
+        """
+        return FATAL if reached else FATAL_UNREACHED
 
     @property
     def overloaded(self) -> bool:
@@ -70,16 +77,23 @@ class Ruling(Frozen):
         return self.reason == "overload"
 
     @property
-    def taken(self) -> bool:
-        """Whether the server took the request and answered it, whatever the answer.
+    def taken(self) -> bool | None:
+        """Whether the server took the request and answered it, whatever the answer; None if that is not known.
+
+        It is not known if an inner policy gave up, or if nothing was sent for a reason that is not the server's.
 
         >>> Ruling.blip(answered=True).taken, Ruling.overload(answered=True).taken, Ruling.blip().taken
         (True, False, False)
+        >>> Ruling.fatal().taken, Ruling.fatal(reached=False).taken
+        (True, None)
         """
-        return not self.retry or (self.answered and not self.overloaded)
+        if not self.retry:
+            return True if self.reached and self.reason != "layer" else None
+        return self.answered and not self.overloaded
 
 
 FATAL = Ruling(False, "fatal")
+FATAL_UNREACHED = Ruling(False, "fatal", None, False)
 LAYER = Ruling(False, "layer")
 BLIP = Ruling(True, "blip")
 OVERLOAD = Ruling(True, "overload")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from abate.decide.network_errors import is_always_fatal, is_decided_by_type, judge_network_error
 from abate.decide.outcome import ANSWERED, BLIP, FATAL, LAYER, OVERLOAD, UNREACHED, Outcome, Ruling
+from abate.decide.responses import is_error_response
 from abate.errors import AttemptTimeout, number
 from abate.frozen import Frozen
 from abate.functions import is_coroutine_function, is_coroutine_object, is_generator_function
@@ -34,7 +36,9 @@ class Rule(Frozen):
     """Judges an outcome. None means that the next rule decides."""
 
     reads_results = False
-    """Whether the rule judges results. A policy without such a rule does not judge results."""
+    """Whether the rule judges results of any kind."""
+    reads_responses = False
+    """Whether the rule judges results that look like HTTP responses; all others it leaves undecided."""
 
     def judge(self, outcome: Outcome) -> Ruling | None:
         """Return the ruling on this outcome, or None."""
@@ -46,13 +50,22 @@ class Rule(Frozen):
 
 
 class OnType(Rule):
-    """Errors of one type: a timeout is an overload, anything else a blip."""
+    """Errors of one type, classified as network errors; anything else is a blip.
+
+    A network error that another attempt would meet again, such as a certificate that is not trusted, is fatal, unless
+    `kind` names just that.
+    """
 
     kind: type[Exception]
 
     def judge(self, outcome: Outcome) -> Ruling | None:
         error = outcome.error
-        return classify(error) if isinstance(error, self.kind) else None
+        if not isinstance(error, self.kind):
+            return None
+        ruling = judge_network_error(error)
+        if ruling is None:
+            return BLIP
+        return ruling if ruling.retry or not is_always_fatal(self.kind) else UNREACHED
 
     def judge_whole_group(self, outcome: Outcome) -> Ruling | None:
         # `on=Exception` does not decide about groups: `unless` may name their members
@@ -100,6 +113,10 @@ class Widened(Rule):
     def reads_results(self) -> bool:  # type: ignore[override]
         return self.rule.reads_results or self.by.reads_results
 
+    @property
+    def reads_responses(self) -> bool:  # type: ignore[override]
+        return self.rule.reads_responses or self.by.reads_responses
+
     def judge(self, outcome: Outcome) -> Ruling | None:
         ruling = self.rule.judge(outcome)
         final = ruling is not None and (ruling.retry or ruling.reason == "layer")
@@ -122,6 +139,7 @@ class Rules(Rule):
 
     def validate(self) -> None:
         self.__dict__["_rulings_by_type"] = {}
+        self.__dict__["_only_responses"] = self.reads_responses and not self.reads_results
 
     @property
     def rulings_by_type(self) -> dict[type, Ruling]:
@@ -132,6 +150,10 @@ class Rules(Rule):
     @property
     def reads_results(self) -> bool:  # type: ignore[override]
         return any(rule.reads_results for rule in self.on)
+
+    @property
+    def reads_responses(self) -> bool:  # type: ignore[override]
+        return any(rule.reads_responses for rule in self.on)
 
     def judge(self, outcome: Outcome) -> Ruling | None:
         for rule in self.unless:
@@ -144,11 +166,17 @@ class Rules(Rule):
                 return ruling
         return None
 
+    def is_good(self, result: object) -> bool:
+        """Return whether no rule asks for a retry of this result."""
+        if self.__dict__["_only_responses"] and not is_error_response(result):
+            return True
+        return self.judge(Outcome(None, result)) is None
+
     def decide(self, outcome: Outcome) -> Ruling:
         """Return the ruling on an outcome; an error that no rule matches is fatal.
 
-        A group of errors is retried if a rule names groups and says so, or else if every error in it would be; none of
-        them may be excepted by `unless`. The longest hint counts. A group of more than `MAX_GROUP_MEMBERS` errors, or
+        A group of errors is retried if a rule for groups says so; otherwise if every error in it would be retried. If
+        `unless` matches any member, the group is fatal. The longest hint counts. A group of more than `MAX_GROUP_MEMBERS` errors, or
         nested more than `MAX_GROUP_DEPTH` deep, is fatal without being judged. An attempt that was cut off is an
         overload, whatever the rules say.
         """
@@ -163,8 +191,10 @@ class Rules(Rule):
 
     def _decide_one(self, outcome: Outcome) -> Ruling:
         error, ruling = outcome.error, self.judge(outcome) or FATAL
-        if len(self.rulings_by_type) < MAX_CACHED_TYPES and all(
-            type(rule) is OnType for rule in (*self.on, *self.unless)
+        if (
+            len(self.rulings_by_type) < MAX_CACHED_TYPES
+            and all(type(rule) is OnType for rule in (*self.on, *self.unless))
+            and is_decided_by_type(type(error))
         ):
             self.rulings_by_type[type(error)] = ruling
         return ruling
@@ -299,17 +329,11 @@ def widen(rule: Matcher, *, by: Matcher, seconds: float) -> Rule:
 
 
 def classify(error: BaseException | None) -> Ruling:
-    """Return the ruling by the type of an error alone: whether it means overload, and whether it reached the server."""
-    if isinstance(error, TimeoutError):
-        return OVERLOAD
-    if isinstance(error, ConnectionRefusedError) or _is_dns(error):
-        return UNREACHED
-    return BLIP
-
-
-def _is_dns(error: BaseException | None) -> bool:
-    # socket.gaierror, without importing socket: it is an OSError that carries an EAI_ code
-    return isinstance(error, OSError) and type(error).__name__ == "gaierror"
+    """Return the ruling to retry an error: whether it means overload, and whether it reached the server."""
+    ruling = None if error is None else judge_network_error(error)
+    if ruling is None:
+        return BLIP
+    return ruling if ruling.retry else UNREACHED
 
 
 def _rule(matcher: Any) -> Rule:

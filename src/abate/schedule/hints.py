@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from abate import clock
@@ -10,7 +11,11 @@ if TYPE_CHECKING:
     from abate.schedule.backoff import Schedule
 
 MAX_HINT = 10.0**9
-"""The largest hint, in seconds (thirty years): it stops the call either way."""
+"""The largest hint, in seconds (thirty years). A longer one is a mistake or an attack, and is no hint."""
+MAX_CHARS = 100
+"""Characters of a header's value; a longer one is no hint."""
+NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+"""Seconds, with a fraction or without; no sign, no exponent."""
 
 NEVER = float("inf")
 """The hint that means not to retry."""
@@ -25,29 +30,31 @@ CAPPED_RETRY = 10_000
 def retry_after(value: str | None, *, now: float | None = None, date: str | None = None) -> float | None:
     """Return the seconds of a ``Retry-After`` header, or None if it cannot be read.
 
-    Both forms of the header are read: seconds and an HTTP date. `now` is the wall clock (seconds since 1970);
-    `date` is the response's own ``Date`` header; with it, the result is right even if the server's clock is wrong.
-    A date that has passed asks for no wait.
+    Both forms of the header are read: seconds (fractions too) and an HTTP date. `now` is the wall clock (seconds since
+    1970); `date` is the response's own ``Date`` header; with it, the result is right even if the server's clock is
+    wrong. A date that has passed asks for no wait. A wait longer than `MAX_HINT` is no hint.
 
-    >>> retry_after(" 120 ")
-    120.0
+    >>> retry_after(" 120 "), retry_after("1.5"), retry_after("9" * 18)
+    (120.0, 1.5, None)
     >>> retry_after("Fri, 31 Dec 1999 23:59:59 GMT", now=946684789.0)
     10.0
     >>> retry_after("soon") is None
     True
     """
-    if value is None:
+    if value is None or len(value) > MAX_CHARS:
         return None
     text = value.strip()
-    if text.isascii() and text.isdigit():
-        return min(float(text), MAX_HINT)  # too many digits make it infinite, never an error
-    asked = _instant(text)
-    if asked is None:
-        return None
-    sent = _instant(date.strip()) if date is not None else None
-    if sent is None:
-        sent = clock.current().wall() if now is None else now
-    return min(max(0.0, asked - sent), MAX_HINT)
+    if NUMBER.fullmatch(text):
+        seconds = float(text)
+    else:
+        asked = date_to_instant(text)
+        if asked is None:
+            return None
+        sent = None if date is None else date_to_instant(date)
+        if sent is None:
+            sent = clock.current().wall() if now is None else now
+        seconds = max(0.0, asked - sent)
+    return seconds if seconds <= MAX_HINT else None
 
 
 def pushback(value: str | None) -> float | None:
@@ -79,11 +86,13 @@ def delay_after_hint(hint: float, plan: Schedule, retry: int, own: float) -> flo
     return hint + (min(own, ceiling) / ceiling * spread if spread > ceiling > 0 else own)
 
 
-def _instant(text: str) -> float | None:
+def date_to_instant(text: str) -> float | None:
     """Return an HTTP date as seconds since 1970, or None."""
+    if len(text) > MAX_CHARS:
+        return None
     from email.utils import mktime_tz, parsedate_tz
 
-    parsed = parsedate_tz(text)
+    parsed = parsedate_tz(text.strip())
     if parsed is None:
         return None
     try:

@@ -1,0 +1,203 @@
+"""Read HTTP off objects of any library: the status of an error or a response, its headers, its loaded body, its request.
+
+Nothing here does I/O: a body counts only if the library has loaded it already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from abate.errors import Report
+from abate.frozen import Frozen
+from abate.schedule.header_hints import error_body
+
+Headers = Mapping[str, str]
+
+KEY_HEADER = "Idempotency-Key"
+EXHAUSTED_HEADER = "abate-exhausted"
+REPORT = "abate_report"
+"""Under this name clients of abate put the report of a call that was given up on its last response."""
+
+IDEMPOTENT_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
+FINAL_REASONS = frozenset({"unsafe", "hint", "budget", "layer"})
+"""Reasons of a report that forbid outer policies to repeat the work, even after a single attempt."""
+STATUS_NAMES = ("status_code", "status", "code")
+PLAIN_TYPES = frozenset({type(None), bool, int, float, str, bytes, list, tuple, dict, set})
+"""Types of results that are no responses."""
+MAX_VALUE_CHARS = 100
+"""Characters of a header's value that are read."""
+
+STREAM_ERRORS = {
+    "insufficient_quota": 402,
+    "overloaded_error": 529,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "timeout_error": 504,
+    "api_error": 500,
+    "server_error": 500,
+    "internal_error": 500,
+}
+"""The status that an error event in a stream stands for, by the code or type in its body."""
+
+
+class FoundResponse(Frozen):
+    """What an error or a response says by HTTP."""
+
+    status: int
+    headers: Headers | None
+    safe: bool | None
+    """Whether the request may be repeated; None if the request is not known."""
+    body: object = None
+    given_up: bool = False
+    """Whether a policy inside, or a service behind the server, has retried it already."""
+
+    @classmethod
+    def of_error(cls, error: object) -> FoundResponse | None:
+        """Return what an error says, by itself or by its ``response``; None without a status from 400 to 599."""
+        response = read(error, "response")
+        carrier = error if response is None else response
+        for name in STATUS_NAMES:
+            code = read(carrier, name)
+            if isinstance(code, int) and not isinstance(code, bool):
+                # the first number is the status; aiohttp warns about further access
+                break
+        else:
+            code = None
+        if code is None or code < 400:
+            return _of_stream(error, carrier)
+        if code > 599:
+            return None
+        body = read(error, "body")
+        return cls(
+            code,
+            headers_of(carrier),
+            safe_to_repeat(error, carrier),
+            _loaded_body(carrier) if body is None else body,
+            _given_up(carrier),
+        )
+
+    @classmethod
+    def of_result(cls, result: object) -> FoundResponse | None:
+        """Return what a result says that looks like an HTTP response with a status from 400 to 599.
+
+        It has a number `status_code` or `status`, and `headers` that are a mapping.
+        """
+        headers = headers_of(result) if is_error_response(result) else None
+        if headers is None:
+            return None
+        code = read(result, "status_code")
+        if not isinstance(code, int):
+            code = read(result, "status")
+        return cls(code, headers, safe_to_repeat(result), _loaded_body(result), _given_up(result))
+
+
+def is_error_response(result: object) -> bool:
+    """Return whether a result may be an HTTP response with a status from 400 to 599; cheap, and never raises.
+
+    >>> is_error_response("fine"), is_error_response({"status": 503})
+    (False, False)
+    """
+    if type(result) in PLAIN_TYPES:
+        return False
+    for name in STATUS_NAMES[:2]:
+        code = read(result, name)
+        if isinstance(code, int) and not isinstance(code, bool):
+            return 400 <= code <= 599
+    return False
+
+
+def _of_stream(error: object, carrier: object) -> FoundResponse | None:
+    """Return what an error says that an SDK raised for an error event inside a stream with a good status.
+
+    Its body is that of the event. The headers came before the failure, and are not about it.
+    """
+    code = _stream_status(read(error, "body"))
+    return None if code is None else FoundResponse(code, None, safe_to_repeat(error, carrier))
+
+
+def _stream_status(body: object) -> int | None:
+    """Return the status that the body of an error event stands for; None if it doesn't say."""
+    found = None if body is None else error_body(body)
+    if found is None:
+        return None
+    inner = found.get("error")
+    error = inner if isinstance(inner, Mapping) else found
+    for value in (error.get("code"), error.get("type")):
+        if isinstance(value, str) and value in STREAM_ERRORS:
+            return STREAM_ERRORS[value]
+        if isinstance(value, int) and 400 <= value <= 599:
+            return value
+    return None
+
+
+def headers_of(carrier: object) -> Headers | None:
+    """Return the headers of a response, a request or an error; None if they are no mapping."""
+    headers = read(carrier, "headers")
+    # http.client.HTTPMessage reads like a mapping without being one
+    return headers if hasattr(headers, "get") and hasattr(headers, "items") else None
+
+
+def safe_to_repeat(*carriers: object) -> bool | None:
+    """Return whether the request of an error or a response may be repeated; None if they don't have it."""
+    for carrier in carriers:
+        for name in ("request", "request_info"):
+            request = read(carrier, name)
+            method = read(request, "method")
+            if isinstance(method, str):
+                return repeatable(method, headers_of(request))
+    return None
+
+
+def repeatable(method: str, headers: Headers | None = None) -> bool:
+    """Return whether a request may be sent twice: its method is idempotent, or it has an ``Idempotency-Key``.
+
+    >>> repeatable("GET"), repeatable("POST"), repeatable("POST", {"Idempotency-Key": "8e03978e"})
+    (True, False, True)
+    """
+    if method.upper() in IDEMPOTENT_METHODS:
+        return True
+    key = header(headers, KEY_HEADER)
+    return key is not None and bool(key.strip())
+
+
+def header(headers: Headers | None, name: str) -> str | None:
+    """Return the value of a header, whose name is not case-sensitive.
+
+    >>> header({"RETRY-AFTER": "3"}, "Retry-After")
+    '3'
+    """
+    if not headers:
+        return None
+    value: object = headers.get(name)
+    if value is None:
+        wanted = name.lower()
+        value = next((text for key, text in headers.items() if str(key).lower() == wanted), None)
+    return None if value is None else str(value)
+
+
+def read(source: object, name: str) -> Any:
+    """Return an attribute, or None if it does not exist or raises, as httpx's `request` does when not set."""
+    try:
+        return getattr(source, name, None)
+    except Exception:
+        return None
+
+
+def _loaded_body(response: object) -> bytes | None:
+    """Return the body of a response if it was loaded; httpx and requests keep it as ``_content``, others as ``_body``."""
+    for name in ("_content", "_body"):
+        body = read(response, name)
+        if isinstance(body, bytes):
+            return body
+    return None
+
+
+def _given_up(carrier: object) -> bool:
+    """Return whether a response was given up on by a policy inside, or says so of a service behind the server."""
+    extensions = read(carrier, "extensions")
+    report = extensions.get(REPORT) if isinstance(extensions, dict) else read(carrier, REPORT)
+    if isinstance(report, Report) and report.reason != "fatal":
+        return report.attempts > 1 or report.reason in FINAL_REASONS
+    value = header(headers_of(carrier), EXHAUSTED_HEADER)
+    return value is not None and any(part.strip() == "1" for part in value[:MAX_VALUE_CHARS].split(","))
