@@ -61,7 +61,7 @@ NAMES = {
         sse trust urllib3 warm wsgi
     """,
     "abate.clients.aiohttp": "middleware",
-    "abate.clients.anthropic": "async_client client default_policy transient",
+    "abate.clients.anthropic": "async_client client default_policy",
     "abate.clients.asgi": "Middleware",
     "abate.clients.aws_lambda": "consumer",
     "abate.clients.botocore": "config transient",
@@ -69,7 +69,7 @@ NAMES = {
     "abate.clients.grpc": "aio_interceptors channel_options interceptors transient",
     "abate.clients.grpc_server": "aio_interceptors attempt interceptors",
     "abate.clients.httpx": "AsyncTransport Transport",
-    "abate.clients.openai": "async_client client default_policy transient",
+    "abate.clients.openai": "async_client client default_policy",
     "abate.clients.redis": "aclient aquiet client quiet transient",
     "abate.clients.requests": "Adapter",
     "abate.clients.sqlalchemy": "transaction",

@@ -26,13 +26,10 @@ with requires_extra(by="abate.clients.anthropic", extra="anthropic"):
 
     from abate.clients import llm_sdk
 
-__all__ = ["async_client", "client", "default_policy", "transient"]
+__all__ = ["async_client", "client", "default_policy"]
 
 default_policy = llm_sdk.default_policy("anthropic")
 """The policy of clients that are given none: 3 attempts within 10 minutes, by HTTP's table. They share its budget."""
-
-transient = llm_sdk.OnSdkErrors(anthropic.APIError, anthropic.APIConnectionError)
-"""A rule for the SDK's errors, for policies around code that uses the SDK: error events of streams included."""
 
 ClientT = TypeVar("ClientT", bound=anthropic.Anthropic)
 AsyncClientT = TypeVar("AsyncClientT", bound=anthropic.AsyncAnthropic)

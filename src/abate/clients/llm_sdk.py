@@ -6,18 +6,14 @@ wrapped, twice: by one that turns an error event into a response, and around tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import httpx2
 
 from abate.call.policy import Policy
 from abate.clients.httpx import AsyncTransport, Transport
-from abate.clients.httpx_request import REPORT
-from abate.clients.stream_errors import AsyncErrorEventTransport, ErrorEventTransport, error_status
+from abate.clients.stream_errors import AsyncErrorEventTransport, ErrorEventTransport
 from abate.decide import http
-from abate.decide.outcome import BLIP, LAYER, OVERLOAD, OVERLOAD_UNREACHED, UNREACHED, Outcome, Ruling
-from abate.decide.rules import Rule
 
 ClientT = TypeVar("ClientT", httpx2.Client, httpx2.AsyncClient)
 
@@ -72,41 +68,3 @@ def _wrapped(policy: Policy, inner: Any, kind: type) -> Any:
         return AsyncTransport(policy, AsyncErrorEventTransport(inner))
     wanted = "BaseTransport" if issubclass(kind, httpx2.Client) else "AsyncBaseTransport"
     raise TypeError(f"transport must be an httpx2.{wanted}, not a {type(inner).__name__}")
-
-
-class OnSdkErrors(Rule):
-    """Judge the errors of an SDK: by their status, that of an error event, or the error of httpx2 behind them."""
-
-    api_error: type[Exception]
-    connection_error: type[Exception]
-
-    def judge(self, outcome: Outcome) -> Ruling | None:
-        if not isinstance(outcome.error, self.api_error):
-            return None
-        error: Any = outcome.error
-        request = error.request
-        safe = http.repeatable(request.method, request.headers)
-        if isinstance(error, self.connection_error):
-            found = _network_ruling(error.__cause__)
-            return Ruling(True, found.reason, None, found.reached, safe)
-        response = getattr(error, "response", None)
-        if response is None:
-            return http.judge(_status_in_body(error.body), safe=safe)  # OpenAI's error chunk
-        if REPORT in response.extensions and response.extensions[REPORT].reason != "fatal":
-            return LAYER
-        if response.status_code >= 400:
-            return http.judge(response.status_code, response.headers, safe=safe)
-        return http.judge(_status_in_body(error.body), safe=safe)  # Anthropic's error event
-
-
-def _status_in_body(body: object) -> int:
-    inner = body.get("error") if isinstance(body, Mapping) else None
-    return error_status(body if inner is None else inner)
-
-
-def _network_ruling(cause: BaseException | None) -> Ruling:
-    if isinstance(cause, httpx2.ConnectError):
-        return UNREACHED
-    if isinstance(cause, httpx2.ConnectTimeout | httpx2.PoolTimeout):
-        return OVERLOAD_UNREACHED
-    return OVERLOAD if isinstance(cause, httpx2.TimeoutException) else BLIP

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 from abate.call.policy import Policy
 from abate.call.stream import wrap_async_generator, wrap_generator
-from abate.clients.headers import EXHAUSTED, upstream_gave_up
 from abate.clients.sse_parser import MAX_EVENT, EventParser, EventTooLarge, ServerSentEvent
 from abate.decide import http
-from abate.decide.outcome import FATAL, LAYER, Outcome, Ruling
+from abate.decide.outcome import FATAL, Outcome, Ruling
 from abate.decide.rules import Rule, Rules
 from abate.errors import AbateError, number, whole
 from abate.redact import one_line, short_repr
@@ -38,7 +37,6 @@ __all__ = ["EventTooLarge", "NotAnEventStream", "ServerSentEvent", "StreamEnded"
 
 IDLE = 60.0
 MEDIA_TYPE = "text/event-stream"
-REPORT = "abate_report"  # of `abate.clients.httpx`, which is not imported for aiohttp
 
 
 class StreamEnded(AbateError, ConnectionError):
@@ -107,17 +105,7 @@ class OnEventStream(Rule):
             return FATAL
         if isinstance(error, StreamEnded):
             return Ruling(True, "blip", safe=self.safe, answered=True)
-        if _is_exhausted(getattr(error, "response", error)):
-            return LAYER
         return self.rules.judge(outcome)
-
-
-def _is_exhausted(response: Any) -> bool:
-    """Return whether a client of abate's, or a service behind the server, has retried and given up."""
-    report = getattr(response, "extensions", {}).get(REPORT)
-    if report is not None and report.reason != "fatal":
-        return True
-    return upstream_gave_up(http.header(getattr(response, "headers", None), EXHAUSTED))
 
 
 @overload

@@ -24,6 +24,7 @@ import httpx2
 
 from abate import clock as clocks
 from abate.clients.sse_parser import EventParser, EventTooLarge, ServerSentEvent
+from abate.decide.responses import STREAM_ERRORS
 from abate.schedule.deadlines import deadline_passed
 
 MAX_HELD_BYTES = 262_144
@@ -37,33 +38,30 @@ PREAMBLE = frozenset(
 
 UNKNOWN_ERROR = 500
 STATUSES = {
+    **STREAM_ERRORS,
     "authentication_error": 401,
     "billing_error": 402,
     "content_filter": 400,
     "content_policy_violation": 400,
     "context_length_exceeded": 400,
     "engine_overloaded": 529,
-    "insufficient_quota": 429,
+    "insufficient_quota": 429,  # as the API sends it: `_error_response` says that it is not to be retried
+    "internal_server_error": 500,
     "invalid_api_key": 401,
     "invalid_prompt": 400,
     "invalid_request_error": 400,
     "model_not_found": 404,
     "not_found_error": 404,
     "overloaded": 529,
-    "overloaded_error": 529,
     "permission_error": 403,
-    "rate_limit_error": 429,
-    "rate_limit_exceeded": 429,
     "request_too_large": 413,
     "requests": 429,
     "server_is_overloaded": 529,
     "slow_down": 529,
-    "timeout_error": 504,
     "tokens": 429,
     "too_many_requests": 429,
 }
 """The statuses of errors, by their code or type; an error with none of these is a failure of the server."""
-SERVER_ERRORS = frozenset({"api_error", "internal_error", "internal_server_error", "server_error"})
 LASTING_ERRORS = frozenset({"insufficient_quota", "billing_error"})
 """Errors that another attempt does not heal, whatever their status."""
 
@@ -131,7 +129,7 @@ def _error_in(data: dict[str, Any]) -> object:
         response = data.get("response")
         error = response.get("error") if isinstance(response, dict) else None
         code = error.get("code") if isinstance(error, dict) else None
-        if isinstance(code, str) and (code in SERVER_ERRORS or STATUSES.get(code, 0) >= 429):
+        if isinstance(code, str) and STATUSES.get(code, 0) >= 429:
             return error  # any other failure is a result, which the SDK hands to the program
     return None
 

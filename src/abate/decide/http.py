@@ -23,7 +23,7 @@ from typing import Any
 
 from abate.decide.network_errors import judge_network_error
 from abate.decide.outcome import FATAL, LAYER, Outcome, Ruling
-from abate.decide.responses import KEY_HEADER, FoundResponse, Headers, header, read, repeatable, safe_to_repeat
+from abate.decide.responses import FoundResponse, Headers, read, repeatable, safe_to_repeat
 from abate.decide.rules import Rule
 from abate.schedule.header_hints import error_body, http_hint, lower_case
 
