@@ -10,7 +10,8 @@ import warnings
 import pytest
 from hypothesis import settings
 
-from abate import events
+from abate import events, observe
+from abate.observe import default_logging
 
 CHILD_TIMEOUT = 30.0
 """Seconds after which a child process counts as hung."""
@@ -22,7 +23,8 @@ if settings.get_current_profile_name() == "default":
 
 
 def pytest_configure(config):
-    """A process that runs tests is measured from its first import, as this variable asks; what tests start is not."""
+    """Calls are logged in the tests that ask for it (`default_log`). A process that runs tests is measured from its first import, as this variable asks; what tests start is not."""
+    observe.disable_logging()
     if not config.getoption("numprocesses", None):  # this one runs tests itself, and starts no others to do so
         os.environ.pop("COVERAGE_PROCESS_START", None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # the shell has started the tests in the background
@@ -37,6 +39,18 @@ def sinks_end_with_their_test():
     for sink in list(events.sinks):
         if sink not in before:
             events.remove(sink)
+
+
+@pytest.fixture
+def default_log():
+    """Log calls without a sink, as a program does unless it switches that off; return a fresh sampler's log."""
+    log = default_logging.DefaultLog()
+    kept = events.default_log
+    events.replace_default_log(log)
+    observe.enable_logging()
+    yield log
+    observe.disable_logging()
+    events.replace_default_log(kept)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Errors that abate raises, and checks of arguments.
 
-The error of the call that failed is re-raised as it was; these are for what has no error of its own.
+The error of the call that failed is re-raised as it was. The classes here cover failures without an original
+exception: nothing sent, deadline, timeout.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Refused(AbateError):
 class Report(Frozen):
     """Why a call ended without success, and what it had tried.
 
-    The reason is one of ``fatal``, ``unsafe``, ``attempts``, ``deadline``, ``hint``, ``budget``, ``shelter``,
-    ``layer`` and ``cancelled``. With ``layer``, `inner` is the report of the policy that did the retrying.
+    The reason is one of ``fatal``, ``unsafe``, ``body``, ``attempts``, ``deadline``, ``hint``, ``budget``,
+    ``shelter``, ``layer`` and ``cancelled``. With ``layer``, `inner` is the report of the policy that did the retrying.
 
     >>> print(Report("orders", attempts=3, waited=1.25, reason="attempts"))
     orders gave up after 3 attempts and 1.25 s of waiting: attempts

@@ -3,11 +3,16 @@
 An event is a frozen value; a sink is a function of one event. Sinks belong to the process. A sink that raises, or that
 delays calls for more than `MAX_HOLD_UP` seconds of a minute, is logged and paused, and later gets one event to see
 whether it works again: observing never breaks a call, and no failure ends it for good.
+
+Unless it is switched off, or a sink that writes logs is installed, events go to the logger ``abate`` as well. To keep
+that cheap, code that emits asks `log_enabled` first.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from math import inf
 from time import monotonic
 from typing import Literal, TypeAlias, TypeVar, get_args
@@ -16,7 +21,7 @@ from abate import forks
 from abate.atomic_counter import AtomicCounter
 from abate.cooldown import Cooldown
 from abate.frozen import Frozen
-from abate.logs import Log
+from abate.logs import WARNING, Log
 from abate.redact import short_repr
 from abate.reentrant_locks import Section
 
@@ -43,7 +48,9 @@ __all__ = [
 
 FailureKind = Literal["blip", "overload"]
 """What a failure that is retried is taken for: `Retry.reason`."""
-GiveUpReason = Literal["fatal", "unsafe", "attempts", "deadline", "hint", "budget", "shelter", "layer", "cancelled"]
+GiveUpReason = Literal[
+    "fatal", "unsafe", "body", "attempts", "deadline", "hint", "budget", "shelter", "layer", "cancelled"
+]
 """Why a call ended without success: `GaveUp.reason`."""
 ShelterState = Literal["calm", "storm", "probing", "recovering"]
 """`ShelterChanged.state`."""
@@ -60,26 +67,37 @@ DEAD_LETTER_REASONS: tuple[DeadLetterReason, ...] = get_args(DeadLetterReason)
 
 
 class Event(Frozen):
-    """Something that happened to what has this `name`: a policy, a controller, a consumer, a bucket or a store."""
+    """Base class of events. `name` is the policy, controller, consumer, bucket or store."""
 
     name: str
 
 
 class FirstFailure(Event):
-    """The first attempt of a call failed; `reason` is what the ruling said (blip, overload, fatal)."""
+    """The first attempt of a call failed; `reason` is what the ruling said (blip, overload, fatal, body, layer).
+
+    The requests of HTTP clients have a `target`, the method and the URL without user info, query and fragment, as
+    in ``"GET https://api.example/orders"``; and a `status`, if there was a response.
+    """
 
     reason: str
     error: Exception | None
+    target: str | None = None
+    status: int | None = None
 
 
 class Retry(Event):
-    """Attempt number `attempt` failed, and another one follows after `delay` seconds."""
+    """Attempt number `attempt` failed, and another one follows after `delay` seconds.
+
+    `target` and `status` are those of an HTTP request, as in `FirstFailure`.
+    """
 
     attempt: int
     delay: float
     reason: str
     hint: float | None
     error: Exception | None
+    target: str | None = None
+    status: int | None = None
 
 
 class BudgetRefused(Event):
@@ -90,12 +108,17 @@ class BudgetRefused(Event):
 
 
 class GaveUp(Event):
-    """A call ended without success, for one of the nine reasons."""
+    """A call ended without success, for one of the ten reasons.
+
+    `target` and `status` are those of an HTTP request, as in `FirstFailure`; the status is that of the last attempt.
+    """
 
     reason: str
     attempts: int
     waited: float
     error: BaseException | None
+    target: str | None = None
+    status: int | None = None
 
 
 class Recovered(Event):
@@ -158,9 +181,13 @@ class WorkerCrashed(Event):
 
 
 class BreakerOpened(Event):
-    """Most messages or attempts fail: the circuit breaker admits none for `pause` seconds."""
+    """Most messages or attempts fail: the circuit breaker admits none for `pause` seconds.
+
+    `gate` says that it is the gate of policies, and not a consumer's.
+    """
 
     pause: float
+    gate: bool = False
 
 
 class SourceFailed(Event):
@@ -240,7 +267,47 @@ _changes = forks.register(_Changes())
 on_remove: list[Callable[[Sink], object]] = []
 """Called with each sink that is removed."""
 sinks: tuple[Sink, ...] = ()
-"""The installed sinks. Emitting code checks this first, so that no sink costs nothing."""
+"""The installed sinks. Emitting code checks this and `log_enabled` first, so that unused events cost little."""
+
+
+def _never(level: int) -> bool:
+    """Return False: nothing is logged by default."""
+    return False
+
+
+def _find_logger(level: int) -> bool:
+    """Return whether the default log takes events of this level, and find its logger if `logging` is imported.
+
+    If it is not, the root logger would have its default level.
+    """
+    if "logging" not in sys.modules:
+        return level >= WARNING and not sys.is_finalizing()
+    import logging
+
+    found: Callable[[int], bool] = logging.getLogger("abate").isEnabledFor
+    _changes.run_or_defer(_use_logger, found)
+    return found(level)
+
+
+def _use_logger(found: Callable[[int], bool]) -> None:
+    global log_enabled
+    if log_enabled is _find_logger:  # not switched off meanwhile
+        log_enabled = found
+
+
+def _log_first(event: Event) -> None:
+    """Import the default log, which is not needed before its first event, and write that."""
+    import_module(DEFAULT_LOG).log(event)  # by name, as it belongs to a higher layer
+
+
+DEFAULT_LOG = "abate.observe.default_logging"
+default_log: Sink = _log_first
+"""Writes events to the logger ``abate``."""
+_sink_health[id(default_log)] = _SinkHealth()
+log_enabled: Callable[[int], bool] = _find_logger
+"""Returns whether the default log takes events of a level, as `logging` numbers them."""
+_log_by_default = True
+"""Whether the default log is switched on. While a sink that writes logs is installed, it writes nothing either way."""
 
 
 def install(sink: Sink) -> Sink:
@@ -262,6 +329,38 @@ def _add(sink: Sink) -> None:
     if sink not in sinks:
         _sink_health[id(sink)] = _SinkHealth()
         sinks = (*sinks, sink)
+        _choose_log()
+
+
+def switch_default_log(on: bool) -> None:
+    """Switch logging without a sink on or off, for the whole process."""
+    _changes.run_or_defer(_switch_default_log, on)
+
+
+def _switch_default_log(on: bool) -> None:
+    global _log_by_default
+    _log_by_default = on
+    _choose_log()
+
+
+def _choose_log() -> None:
+    """Log by default unless that is switched off, or a sink writes logs: nothing is logged twice."""
+    global log_enabled
+    # compare with True: mocks and proxies have a truthy attribute for every name
+    on = _log_by_default and not any(getattr(sink, "writes_logs", None) is True for sink in sinks)
+    log_enabled = _find_logger if on else _never
+
+
+def replace_default_log(log: Sink) -> None:
+    """Let this function write the log from now on."""
+    _changes.run_or_defer(_replace_default_log, log)
+
+
+def _replace_default_log(log: Sink) -> None:
+    global default_log
+    _sink_health.pop(id(default_log), None)
+    _sink_health[id(log)] = _SinkHealth()
+    default_log = log
 
 
 S = TypeVar("S", bound=Sink)
@@ -288,6 +387,7 @@ def _remove(sink: Sink) -> None:
     sinks = tuple(other for other in sinks if other != sink)
     for other in gone:
         _sink_health.pop(id(other), None)
+    _choose_log()
     if gone:
         for tell in on_remove:
             tell(sink)
@@ -309,9 +409,9 @@ def dropped(sink: Sink) -> int:
     return 0
 
 
-def emit(event: Event) -> None:
-    """Give an event to every sink, except those that are paused."""
-    for sink in sinks:
+def emit(event: Event, logged: bool = False) -> None:
+    """Give an event to every sink, except those that are paused; and to the default log if it is to be `logged`."""
+    for sink in (*sinks, default_log) if logged else sinks:
         health = _sink_health.get(id(sink))
         if health is None:
             continue  # removed since this loop began
@@ -339,7 +439,7 @@ def emit(event: Event) -> None:
 
 
 def _may_enter(sink: Sink, health: _SinkHealth, now: float) -> bool:
-    """Return whether this call may use a sink that has failed, or that another call is inside.
+    """Return whether this call may call a sink that has failed or is still busy with an earlier call.
 
     After a pause one call tries, unless an earlier one is still stuck: it would be stuck as well.
     """
@@ -374,9 +474,9 @@ def _resume(sink: Sink, health: _SinkHealth) -> None:
 
 
 def _no(now: float) -> bool:
-    """Answer from within a change of the list: another call tries."""
+    """Re-entrant call: let another call try."""
     return False
 
 
 def _nothing(now: float, trial: bool) -> None:
-    """Change nothing from within a change: the next event that fails does."""
+    """Re-entrant call: do nothing; the next failing event pauses the sink."""

@@ -7,7 +7,9 @@ import httpx2
 import trio
 
 import abate
-from abate.clients.httpx import AsyncTransport, Transport
+import abate.clients.httpx
+import abate.clients.httpx2
+from abate.clients.httpx_transport import RetryingTransport
 
 
 class Way:
@@ -15,6 +17,7 @@ class Way:
 
     def __init__(self, library, loop):
         self.library = library
+        self.ours = getattr(abate.clients, library.__name__)
         self.loop = loop
 
     def __repr__(self):
@@ -31,7 +34,7 @@ class Way:
 
     def transport(self, policy, inner=None, **options):
         """The transport under test."""
-        kind = Transport if self.loop == "threads" else AsyncTransport
+        kind = self.ours.Transport if self.loop == "threads" else self.ours.AsyncTransport
         return kind(policy, self.inner() if inner is None else inner, **options)
 
     def fetch(self, policy, url, method="GET", *, inner=None, request=None, client=None, **options):
@@ -64,7 +67,7 @@ class Way:
 
 def taken(transport):
     """The connections that are not free for others."""
-    while isinstance(transport, Transport | AsyncTransport):
+    while isinstance(transport, RetryingTransport):
         transport = transport.inner
     pool = getattr(transport, "_pool", None)
     return [] if pool is None else [each for each in pool.connections if not each.is_idle()]

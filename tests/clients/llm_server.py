@@ -163,10 +163,6 @@ class LLMServer(Server):
     def bodies(self) -> list[dict]:
         return [json.loads(request.body) for request in self.requests]
 
-    @property
-    def attempts(self) -> list[int]:
-        return [int(request.headers.get("abate-attempt", "1")) for request in self.requests]
-
     def pick(self, request: Request) -> Behaviour:
         with self._picking:
             if self.script:

@@ -41,7 +41,7 @@ def test_an_answer_comes_through(way, streamed):
         assert type(client) is way.kind
         assert client.max_retries == 0
         assert way.ask(client, stream=streamed) == TEXT
-    assert server.attempts == [1]
+    assert len(server.requests) == 1
 
 
 def test_the_timeouts_are_short_for_connecting_and_bounded_for_silence(way):
@@ -158,7 +158,7 @@ def test_what_the_api_refused_is_sent_again(way, status, streamed):
     """A POST too: it was not taken."""
     with LLMServer(fail(status), fail(status)) as server:
         assert way.ask(way.client(policy(), server), stream=streamed) == TEXT
-    assert server.attempts == [1, 2, 3]
+    assert len(server.requests) == 3
     assert server.bodies[0] == server.bodies[2]
 
 
@@ -167,7 +167,7 @@ def test_a_503_with_a_hint_is_sent_again(way, streamed):
     """The API refused it for a while."""
     with LLMServer(fail(503, ("Retry-After", "0"))) as server:
         assert way.ask(way.client(policy(), server), stream=streamed) == TEXT
-    assert server.attempts == [1, 2]
+    assert len(server.requests) == 2
 
 
 @either
@@ -179,7 +179,7 @@ def test_what_may_have_been_processed_is_not_sent_again(way, failure, streamed):
             way.error(way.client(policy(), server), stream=streamed)
         else:
             way.error(way.client(policy(), server), way.sdk.APIConnectionError, stream=streamed)
-    assert server.attempts == [1]
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("failure", [fail(500), fail(503), close, cut_off()], ids=range(4))
@@ -187,7 +187,7 @@ def test_it_is_sent_again_if_the_policy_says_so(way, failure):
     """With ``idempotent=True``, as the SDK would: also a stream that broke off before its first content."""
     with LLMServer(failure) as server:
         assert way.ask(way.client(policy(idempotent=True), server), stream=True) == TEXT
-    assert server.attempts == [1, 2]
+    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
@@ -196,7 +196,7 @@ def test_a_request_that_is_wrong_is_not_sent_again(way, status):
     with LLMServer(fail(status, kind="invalid_request_error")) as server:
         error = way.error(way.client(policy(idempotent=True), server), way.sdk.APIStatusError)
     assert error.status_code == status
-    assert server.attempts == [1]
+    assert len(server.requests) == 1
 
 
 @either
@@ -205,7 +205,7 @@ def test_an_empty_account_is_not_asked_again(way, streamed):
     with LLMServer(fail(429, kind="insufficient_quota", code="insufficient_quota")) as server:
         error = way.error(way.client(policy(), server), way.sdk.RateLimitError, stream=streamed)
     assert "insufficient_quota" in str(error)
-    assert server.attempts == [1]
+    assert len(server.requests) == 1
 
 
 def test_the_hint_in_milliseconds_is_kept(way):
@@ -222,7 +222,7 @@ def test_a_hint_beyond_the_deadline_ends_the_call(way):
     with LLMServer(fail(429, ("Retry-After", "60"))) as server:
         error = way.error(way.client(policy(timeout=30.0), server), way.sdk.RateLimitError)
     assert error.response.extensions["abate_report"].reason == "hint"
-    assert server.attempts == [1]
+    assert len(server.requests) == 1
 
 
 @either
@@ -238,7 +238,7 @@ def test_a_server_that_always_fails_sees_three_requests(way, streamed):
 @pytest.mark.filterwarnings("ignore::abate.LayeredRetryWarning")
 def test_it_sees_three_requests_from_an_sdk_with_its_own_retries(way):
     """The transport tells the SDK that it has given up."""
-    from abate.clients.httpx import AsyncTransport, Transport
+    from abate.clients.httpx2 import AsyncTransport, Transport
 
     if way.sync:
         http_client = httpx2.Client(transport=Transport(policy(), httpx2.HTTPTransport()))
@@ -269,7 +269,7 @@ def test_a_server_that_hangs_is_given_up_after_the_timeout(way, streamed):
         server.script.append(server.hang)
         timeout = httpx2.Timeout(10.0, read=0.1)
         way.error(way.client(policy(), server, timeout=timeout), way.sdk.APITimeoutError, stream=streamed)
-    assert server.attempts == [1]
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -279,7 +279,7 @@ def test_the_deadline_bounds_all_attempts(way, begun):
         server.script.append(stream(*BEGINNINGS[way.path], then=server.hang) if begun else server.hang)
         error = way.error(way.client(policy(timeout=0.2), server), way.sdk.APITimeoutError, stream=True)
     assert abate.report(error.__cause__).reason == "deadline"
-    assert server.attempts == [1]
+    assert len(server.requests) == 1
 
 
 def test_twenty_at_once_are_all_answered(way):
@@ -308,7 +308,7 @@ def test_an_overload_inside_a_stream_is_retried(way, after):
     """Before the first content: at once, or after what streams begin with."""
     with LLMServer(stream(*BEGINNINGS[way.path][:after], overload_event(way))) as server:
         assert way.ask(way.client(policy(), server), stream=True) == TEXT
-    assert server.attempts == [1, 2]
+    assert len(server.requests) == 2
 
 
 def test_it_is_the_error_of_the_status_in_the_end(way):
@@ -364,7 +364,7 @@ def test_an_error_after_the_first_content_is_the_programs(way):
         with pytest.raises(way.sdk.APIError):
             read() if way.sync else asyncio.run(aread())
     assert "".join(seen) == PIECES[0]
-    assert server.attempts == [1]
+    assert len(server.requests) == 1
 
 
 def test_the_first_content_is_handed_on_at_once(way):

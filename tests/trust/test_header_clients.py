@@ -10,7 +10,7 @@ import requests
 
 import abate
 from abate.clients.aiohttp import middleware
-from abate.clients.headers import Secrets
+from abate.clients.headers import PrivateHeaders
 from abate.clients.httpx import AsyncTransport, Transport
 from abate.clients.requests import Adapter
 from abate.clients.trust import Secret
@@ -151,7 +151,7 @@ def test_an_upstream_that_gives_up_closes_no_shelter():
 )
 def test_hosts_are_matched_whole(host, sent):
     """A name is that host, ``*.`` all names below one, whatever the case; nothing is matched by its end alone."""
-    secrets = Secrets({"Orders.internal": SECRET, "*.shop.example": OTHER, "::1": OTHER})
+    secrets = PrivateHeaders({"Orders.internal": SECRET, "*.shop.example": OTHER, "::1": OTHER})
     assert secrets.secret_for(host) is sent
 
 

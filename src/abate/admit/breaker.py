@@ -22,12 +22,14 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
+from abate import clock as clocks
 from abate import events
 from abate.admit.gate import Gate
 from abate.admit.sliding_window import MIN_WINDOW, SlidingWindow
 from abate.clock import Clock
 from abate.errors import number, whole
 from abate.frozen import Shared, refuse_own_clock
+from abate.logs import WARNING
 from abate.per_clock import PerClock
 from abate.reentrant_locks import Section
 from abate.schedule.backoff import RandomSource
@@ -329,8 +331,9 @@ class CircuitBreaker(Shared, Gate):
 
     def _tell(self, circuit: Circuit) -> None:
         seconds = circuit.section.call(circuit.take_untold, otherwise=float)
-        if seconds and events.sinks:
-            events.emit(events.BreakerOpened(self.name, seconds))
+        if seconds:
+            logged = circuit.clock is clocks.current() and events.log_enabled(WARNING)
+            events.emit(events.BreakerOpened(self.name, seconds, True), logged)
 
     def refund(self) -> None:
         self._ended(None, False)

@@ -23,11 +23,13 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
+from abate import clock as clocks
 from abate import events
 from abate.admit.limiter import Limiter, Permit, State
 from abate.admit.shelter_queue import ShelterQueue, Waiter
 from abate.admit.timekeepers import Timekeepers
 from abate.clock import Clock
+from abate.logs import WARNING
 from abate.errors import Refused
 from abate.reentrant_locks import Section
 from abate.schedule.backoff import RandomSource, Schedule
@@ -523,8 +525,10 @@ class Dispatcher:
                     by, state, waiting, limit = self._state_changes.popleft()
                 except IndexError:
                     break  # another thread took it
-                if events.sinks:
-                    events.emit(events.ShelterChanged(by, self._name, state, waiting, limit))
+                # what a shelter with a clock of its own does, as in a simulation, is not logged by default
+                logged = self.clock is clocks.current() and events.log_enabled(WARNING)
+                if logged or events.sinks:
+                    events.emit(events.ShelterChanged(by, self._name, state, waiting, limit), logged)
 
     def disable_fast_path(self) -> None:
         """Let wrappers ask for each attempt from now on: there are virtual clocks."""

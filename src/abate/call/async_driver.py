@@ -30,7 +30,7 @@ async def call(
     if not callable(function):
         if hasattr(function, "close"):
             function.close()  # a coroutine that will not be awaited after all
-        raise TypeError(f"acall needs a function and its arguments apart, not {function!r}")
+        raise TypeError(f"acall takes the function, then its arguments, as in policy.acall(load, 42), not {function!r}")
     if (
         policy.plain_in_tasks
         and (policy.shelter is None or policy.shelter.calm)
@@ -111,8 +111,8 @@ async def drive(
     """Make a call, or continue one whose first attempt has ended with `failure`: an error, or a result to be judged.
 
     `since` is the serial of the last call that had retried when that attempt began. `let_go` is called before each
-    wait, with the seconds until the call's deadline: what the failed attempt still holds must not be kept from others
-    meanwhile. `make` makes the machine.
+    wait, with the seconds until the call's deadline, to release what the failed attempt still holds, such as a
+    connection. `make` makes the machine; a client passes that of its `ClientRequest`.
     """
     clock = policy.clock or (clocks.current() if ever_used.virtual else MACHINE)
     now = clock.now()
@@ -205,7 +205,8 @@ async def _before_retry(
     assert machine.policy.before_retry is not None
     if let_go is not None:
         await let_go(machine.seconds_left())
-    context = RetryContext(last, machine.attempts, max(0.0, wait.until - clock.now()), args, kwargs)
+    delay = max(0.0, wait.until - clock.now())
+    context = RetryContext(last, machine.attempts, delay, args, kwargs, machine.request)
     await arun(machine.policy.before_retry, context, machine.seconds_left(), clock)
     return machine.still_in_time(wait), *by_name(function, context.args, context.kwargs)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from abate.clock import Clock
 from abate.decide.outcome import Outcome
 from abate.functions import is_coroutine_function, is_coroutine_object, is_generator_function
 from abate.redact import short_repr
 from abate.schedule.deadlines import deadline
+
+if TYPE_CHECKING:
+    from abate.call.client_request import ClientRequest
 
 
 class RetryContext:
@@ -20,6 +23,9 @@ class RetryContext:
     * `attempt` is the number of the attempt that failed, from 1; `delay` the seconds until the next one.
     * `args` and `kwargs` are the arguments of the next attempt, and of those after it. Assign to ``args``, change
       ``kwargs``. A block has none.
+    * `request` and `response` are those of an HTTP client: its library's request, whose headers may be changed for
+      the next attempts, and the response that the attempt ended with. Elsewhere `request` is None, and so is
+      `response`, unless the error has one.
 
     >>> import abate
     >>> def refresh(retry):
@@ -33,7 +39,7 @@ class RetryContext:
     (42, 'token 2')
     """
 
-    __slots__ = ("_args", "_kwargs", "attempt", "delay", "error", "result")
+    __slots__ = ("_args", "_kwargs", "attempt", "delay", "error", "request", "response", "result")
 
     def __init__(
         self,
@@ -42,11 +48,14 @@ class RetryContext:
         delay: float,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
+        sent: ClientRequest | None = None,
     ) -> None:
         """Take the arguments of the next attempt; without `kwargs` it is the attempt of a block."""
         self.error, self.result = (outcome, None) if isinstance(outcome, Exception) else (outcome.error, outcome.result)
         self.attempt = attempt
         self.delay = delay
+        self.request: Any = None if sent is None else sent.request
+        self.response: Any = response_of(outcome, sent is not None)
         self._args = args
         self._kwargs = None if kwargs is None else dict(kwargs)
 
@@ -76,6 +85,22 @@ class RetryContext:
     def __repr__(self) -> str:
         failure = repr(self.error) if self.error is not None else f"result={self.result!r}"
         return f"RetryContext({failure}, attempt={self.attempt}, delay={self.delay:.3g})"
+
+
+def response_of(outcome: Outcome | Exception, of_client: bool = True) -> Any:
+    """Return the response of a failed attempt: that of its error, or the result of a client.
+
+    >>> error = OSError(); error.response = "503"
+    >>> response_of(error), response_of(Outcome(None, "429")), response_of(OSError())
+    ('503', '429', None)
+    """
+    error = outcome if isinstance(outcome, Exception) else outcome.error
+    if error is None:
+        return outcome.result if of_client else None  # type: ignore[union-attr]
+    try:
+        return getattr(error, "response", None)
+    except Exception:  # a property that raises, as some of httpx's do
+        return None
 
 
 BeforeRetry: TypeAlias = "Callable[[RetryContext], Awaitable[None] | None]"

@@ -19,12 +19,13 @@ got the same object in two attempts in a row, its mark counts in its own task an
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
 from threading import get_ident
 from types import FrameType, TracebackType
+from typing import Any
 
 from abate.errors import Report
 
@@ -153,8 +154,11 @@ def _mark_of(error: BaseException) -> GiveUp | None:
     return error.__dict__.get("__abate__")  # not getattr: some errors have an attribute for every name
 
 
-def report(error: BaseException) -> Report | None:
-    """Return the report that a policy attached to `error`, or to an error in its chain; None without one.
+def report(source: object) -> Report | None:
+    """Return the report of a call that was given up; None without one.
+
+    `source` is the error that the call raised, or one that was raised from it or from its response; or the response
+    that an HTTP client of abate returned.
 
     >>> import abate
     >>> policy = abate.Policy(on=ConnectionError, max_attempts=1, name="orders")
@@ -164,13 +168,44 @@ def report(error: BaseException) -> Report | None:
     ...     report(error)
     Report(policy='orders', attempts=1, waited=0.0, reason='attempts', inner=None)
     """
-    if not isinstance(error, BaseException):
-        raise TypeError(f"report() takes the exception that a call raised, not a {type(error).__name__}")
-    for found in error_chain(error):
+    if not isinstance(source, BaseException):
+        if not _is_response(source):
+            raise TypeError(
+                "report() takes the exception that a call raised, or the response of an HTTP client, not a"
+                f" {type(source).__name__}"
+            )
+        return _report_on(source)
+    for found in error_chain(source):
         give_up = _mark_of(found)
-        if give_up is not None:
-            return give_up.report
+        attached = _report_on(_read(found, "response")) if give_up is None else give_up.report
+        if attached is not None:
+            return attached
     return None
+
+
+REPORT = "abate_report"
+"""Where clients leave the report on a response: in httpx's ``extensions``, else as an attribute."""
+
+
+def _report_on(response: object) -> Report | None:
+    """Return the report that a client left on a response."""
+    extensions = _read(response, "extensions")
+    found = extensions.get(REPORT) if isinstance(extensions, Mapping) else None
+    if found is None:
+        found = _read(response, REPORT)
+    return found if isinstance(found, Report) else None
+
+
+def _is_response(source: object) -> bool:
+    return any(isinstance(_read(source, name), int) for name in ("status_code", "status"))
+
+
+def _read(source: object, name: str) -> Any:
+    """Return an attribute, or None if it does not exist or raises, as some of httpx's do."""
+    try:
+        return getattr(source, name, None)
+    except Exception:
+        return None
 
 
 def given_up_within(error: BaseException, since: int) -> GiveUp | None:
@@ -187,12 +222,12 @@ def given_up_within(error: BaseException, since: int) -> GiveUp | None:
         return None  # the usual case, without a walk
     for found in error_chain(error, is_translation):
         give_up = _mark_of(found)
-        if give_up is not None and give_up.serial > since and _within(give_up, found):
+        if give_up is not None and give_up.serial > since and _came_through(give_up, found):
             return give_up
     return None
 
 
-def _within(give_up: GiveUp, error: BaseException) -> bool:
+def _came_through(give_up: GiveUp, error: BaseException) -> bool:
     """Return whether the error came to this attempt through the call that gave up on it."""
     if give_up.thread_and_task == thread_and_task():
         return True
@@ -211,7 +246,7 @@ def error_chain(
 ) -> Iterator[BaseException]:
     """Yield an error, the errors it was raised from or during, and those it groups; each once.
 
-    `follow` decides about an error and the one that was being handled when it was raised.
+    ``follow(error, context)`` returns whether to go on to `context`, which was being handled when it was raised.
     """
     waiting, seen = [error], set[int]()
     while waiting and len(seen) < MAX_CHAIN:

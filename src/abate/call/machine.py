@@ -7,9 +7,9 @@
     resume() ◄────── wait ◄───────────────── Wait(until)
 
 A retry that the gate or the shelter refuses stops in `resume` or `take_turn`. Checks that cost nothing come first, and
-spending last: fatal, layer, attempts, deadline, hint, unsafe, then the budget. A wait or attempt that is interrupted
-returns what it did not use. While a shelter is not calm, its wait queue replaces the backoff, and the budget refuses no
-retry that the shelter limits.
+spending last: fatal, body, layer, attempts, deadline, hint, unsafe, then the budget. If a wait or an attempt is
+interrupted, what it did not use is refunded. While a shelter is not calm, its wait queue replaces the backoff, and the
+budget refuses no retry that the shelter limits.
 
 Every driver (threads, tasks, the block form, the simulator) is a loop over this machine.
 """
@@ -31,14 +31,16 @@ from abate.clock import current, ever_used
 from abate.decide.outcome import Outcome, Ruling
 from abate.errors import DeadlineExceeded, LayeredRetryWarning, Refused, Report, RetryExhausted
 from abate.frozen import ComparedByFields
-from abate.logs import Log
+from abate.logs import INFO, WARNING, Log
 from abate.redact import one_line
 from abate.schedule.deadlines import nearest_call_timeout
 from abate.schedule.hints import delay_after_hint
 from abate.scopes import Scope, Scopes
 
 if TYPE_CHECKING:
+    from abate.call.client_request import ClientRequest
     from abate.call.policy import Policy
+    from abate.schedule.backoff import Schedule
 
 _off: Scopes[Scope] = Scopes("abate_off")
 
@@ -63,10 +65,10 @@ DEADLINE_TOLERANCE = 0.02
 """An attempt that times out this many seconds before its call's deadline, or later, was cut off by the deadline: a
 server that knows the deadline may time out slightly earlier."""
 FULL_ATTEMPT_RATIO = 0.5
-"""The share of a policy's `timeout` that counts as a full attempt, without an `attempt_timeout`."""
+"""Without `attempt_timeout`, an attempt that got this share of the policy's `timeout` had its full time."""
 
 _MANY = 1 << 30
-"""As good as any number of attempts, where a whole number is needed."""
+"""Stands for "unlimited attempts" where an int is needed."""
 _warned: set[tuple[str, str]] = set()
 _MAX_WARNINGS = 1000
 
@@ -110,7 +112,7 @@ def _budget_advice(budget: Budget) -> str:
     funds = "requests" if budget.funded_by == "request" else "successes"
     return (
         f"the retries of all calls together are limited to {100 * budget.ratio:.3g} % of the {funds} and"
-        f" {budget.reserve:g} per second: a batch wants Budget.unlimited() or a larger reserve"
+        f" {budget.reserve:g} per second: for batch jobs use Budget.unlimited() or a larger reserve"
     )
 
 
@@ -120,6 +122,11 @@ OUT_OF_BUDGET = Stop("budget")
 NO_RESULT = object()
 """The result of an attempt that has none, such as a stream without items: no rule is asked about it."""
 _new = object.__new__
+
+
+def _says_failure(ruling: Ruling) -> bool:
+    """Return whether the attempt failed as far as gate and shelter are concerned; "body" only forbids a retry."""
+    return ruling.retry or ruling.reason == "body"
 
 
 class Call:
@@ -140,6 +147,7 @@ class Call:
         "_hinted_delay",
         "_in_flight",
         "_inner_give_up",
+        "_logged",
         "_number",
         "_over",
         "_visit",
@@ -159,7 +167,7 @@ class Call:
     """The failed attempts of each kind; set if the policy bounds them."""
 
     _hinted_delay: float
-    """The delay after a hint as the shelter was told; set when a shelter was."""
+    """The delay after a hint, as reported to the shelter; unset without a shelter."""
 
     _number: int
     """The serial number among calls that have retried; set at the first retry."""
@@ -168,6 +176,9 @@ class Call:
     """Whether the request was deposited by an attempt that was `unsent`; set by drivers."""
     same_error: bool
     """Whether two attempts in a row raised the same error object; set by drivers."""
+
+    request: ClientRequest | None = None
+    """What the attempts send, if the call is a client's; see `abate.call.client_request`."""
 
     def __init__(
         self, policy: Policy, deadline: float | None = None, since: int | None = None, outer_deadline: bool = False
@@ -183,7 +194,7 @@ class Call:
         self._first_failure: float | None = None
         self._delay: float | None = None
         self._inner_give_up: GiveUp | None = None
-        self._over = self.withdrawn = self.same_error = self.funded = False
+        self._over = self.withdrawn = self.same_error = self.funded = self._logged = False
         self._in_flight: tuple[Gate, ...] = ()
         """The gates that the attempt has entered and not left."""
         self._visit: ShelterVisit | None = None
@@ -192,9 +203,10 @@ class Call:
 
     def _check_stream(self) -> None:
         """Refuse a policy for generators: its settings would have no effect."""
+        name = one_line(self.policy.name)
         raise TypeError(
-            f"resume, idle and content are for generators: {one_line(self.policy.name) or 'the policy'} has them, and"
-            " is used for something else"
+            f"{f'policy {name}' if name else 'the policy'} sets resume, idle or content, which work for generator"
+            " functions only"
         )
 
     def begin(self, now: float | None = None, deadline_aware: bool = False) -> Send | WaitForTurn | Stop:
@@ -215,7 +227,7 @@ class Call:
         """Raise `DeadlineExceeded` if the deadline has passed."""
         assert self.deadline is not None
         if self.seconds_left() == 0.0 if now is None else now >= self.deadline:
-            self._return_unused()
+            self._refund_unused()
             error = DeadlineExceeded(self.policy.name)
             self.give_up(Stop("deadline"), error)
             raise error
@@ -255,7 +267,7 @@ class Call:
         return self._send() if refused is None else self._refused_by_shelter(visit, refused)
 
     def _refused_by_shelter(self, visit: ShelterVisit, why: str) -> Stop:
-        self._return_unused()
+        self._refund_unused()
         if self.attempts:
             return Stop("shelter")
         refused = visit.dispatcher.refusal(why)
@@ -270,9 +282,8 @@ class Call:
             gates = policy.gate.gates if isinstance(policy.gate, All) else (policy.gate,)
             refused = policy.gate.enter(retry)
             if refused is not None:
-                self._return_unused()
-                if events.sinks:
-                    events.emit(events.BudgetRefused(policy.name, refused.name, self.attempts))
+                self._refund_unused()
+                self._emit_refused(refused.name)
                 if not retry:
                     self._over = True
                     error = Refused(refused.name, refused.refusal())
@@ -305,8 +316,8 @@ class Call:
             self._visit.answered(policy.name)
         if policy.budget.funded_by == "success":
             self._deposit()
-        if self.attempts > 1 and events.sinks:
-            events.emit(events.Recovered(policy.name, self.attempts, self.waited))
+        if self.attempts > 1 and (self._logged or events.sinks):
+            events.emit(events.Recovered(policy.name, self.attempts, self.waited), self._logged)
 
     def _deposit(self) -> None:
         self.policy.budget.deposit()
@@ -318,14 +329,19 @@ class Call:
         error = outcome.error if type(outcome) is Outcome else outcome
         ruling = policy.rulings_by_type.get(type(error)) or self._ruling(outcome, now)
         closed = 0.0 if policy.no_gate_or_shelter else self._report_failure(ruling, error, now)
-        listening = events.sinks
-        if listening and attempts == 1:
-            events.emit(events.FirstFailure(policy.name, ruling.reason, error))
+        if attempts == 1:
+            # the level is looked up once per call; what a policy with a clock of its own does is not logged by default
+            logged = self._logged = policy.clock is None and events.log_enabled(INFO)
+            listening = logged or events.sinks
+            if listening:
+                events.emit(events.FirstFailure(policy.name, ruling.reason, error, *self._sent(outcome)), logged)
+        else:
+            listening = self._logged or events.sinks
         reason = self._why_not_retry(ruling, error, now)
         if reason is not None:
             return Stop(reason)
         if closed or ruling.hint is not None:
-            delay = self._special_delay(ruling)
+            delay = self._hint_or_shelter_delay(ruling, now)
         else:
             plan = policy.overload_backoff if ruling.reason == "overload" else policy.backoff
             delay = self._delay = plan.delay(attempts, policy.random_source, self._delay)
@@ -334,8 +350,7 @@ class Call:
         if policy.budget.try_withdraw(now if policy.same_clock_as_budget else None):
             self.withdrawn = True
         elif not closed and (self._visit is None or not self._visit.bounds_retries()):
-            if listening:
-                events.emit(events.BudgetRefused(policy.name, policy.budget.name, attempts))
+            self._emit_refused(policy.budget.name)
             return OUT_OF_BUDGET
         if attempts == 1:
             self._number = self.since = retry_serials.last = retry_serials.next()
@@ -343,16 +358,31 @@ class Call:
             self.since = retry_serials.last
         self.waited += delay
         if listening:
-            events.emit(events.Retry(policy.name, attempts, max(delay, closed), ruling.reason, ruling.hint, error))
+            retry = (attempts, max(delay, closed), ruling.reason, ruling.hint, error)
+            events.emit(events.Retry(policy.name, *retry, *self._sent(outcome)), self._logged)
         wait = _new(Wait)  # a third of the cost of calling the class
         wait.until = now + delay
         return wait
 
+    def _is_logged(self, level: int) -> bool:
+        """Return whether the default log takes an event of this level; `_logged` is true if it takes them all."""
+        return self._logged or (self.policy.clock is None and events.log_enabled(level))
+
+    def _sent(self, outcome: Outcome | Exception) -> tuple[str | None, int | None] | tuple[()]:
+        """Return the target and the status of a client's attempt, as fields of an event."""
+        return () if self.request is None else (self.request.target(), self.request.status(outcome))
+
+    def _emit_refused(self, gate: str) -> None:
+        """Emit an event for an attempt that budget or gate refused."""
+        logged = self._is_logged(WARNING)
+        if logged or events.sinks:
+            events.emit(events.BudgetRefused(self.policy.name, gate, self.attempts), logged)
+
     def _why_not_retry(self, ruling: Ruling, error: Exception | None, now: float) -> str | None:
-        """Return the reason to give up, of those that cost nothing to check."""
+        """Return the reason to give up, or None; checks everything but budget and shelter."""
         policy, deadline, hint = self.policy, self.deadline, ruling.hint
         if not ruling.retry:
-            return "layer" if ruling.reason == "layer" else "fatal"
+            return self._why_final(ruling)
         if retry_serials.last != self.since and self._layered(error):
             return "layer"
         if self.attempts >= policy.attempt_limit or (ever_used.off and is_off()):
@@ -367,6 +397,15 @@ class Call:
             return "unsafe"
         return None
 
+    def _why_final(self, ruling: Ruling) -> str:
+        """Return the reason to give up after a ruling not to retry."""
+        if ruling.reason == "body":
+            # an outer layer may build the body anew, but must not repeat what is unsafe to repeat
+            idempotent = self.policy.idempotent
+            safe = ruling.safe is not False if idempotent is None else idempotent
+            return "body" if safe or not ruling.reached else "unsafe"
+        return "layer" if ruling.reason == "layer" else "fatal"
+
     def _kind_exhausted(self, kind: str) -> bool:
         """Count an attempt that failed by this kind; return whether its bound is reached."""
         if self.attempts == 1:
@@ -375,29 +414,36 @@ class Call:
         counts[kind] = counts.get(kind, 0) + 1
         return counts[kind] >= self.policy.max_attempts_by_kind.get(kind, inf)
 
-    def _special_delay(self, ruling: Ruling) -> float:
-        """Return the delay after a hint, or at a shelter that is closed."""
+    def _hint_or_shelter_delay(self, ruling: Ruling, now: float) -> float:
+        """Return the delay after a hint; or 0 without a hint, as the shelter is closed."""
         policy, hint = self.policy, ruling.hint
         if hint is None:
             return 0.0  # the shelter is closed: its wait queue replaces the backoff
         if policy.shelter is not None:
             return self._hinted_delay
         plan = policy.overload_backoff if ruling.reason == "overload" else policy.backoff
-        delay = self._delay = plan.delay(self.attempts, policy.random_source, self._delay)
-        return delay_after_hint(hint, plan, self.attempts, delay)
+        return self._delay_after_hint(hint, plan, now)
+
+    def _delay_after_hint(self, hint: float, plan: Schedule, now: float) -> float:
+        """Return the delay after a hint, which ends before the deadline if the hint does."""
+        own = self._delay = plan.delay(self.attempts, self.policy.random_source, self._delay)
+        left = None if self.deadline is None else self.deadline - now
+        return delay_after_hint(hint, plan, self.attempts, own, left)
 
     def _report_failure(self, ruling: Ruling, error: Exception | None, now: float) -> float:
         """Tell gate and shelter about the attempt; return the seconds for which the shelter sends nothing."""
-        # None says nothing about the server, as when a deadline cut the attempt short
-        accepted = None if self._cut_by_deadline(ruling, now) else ruling.taken
+        # None says nothing about the server, as when an inner layer gave up, or a deadline cut the attempt short
+        accepted: bool | None = None
+        if not self._was_cut_short(ruling, now):
+            accepted = ruling.answered if ruling.reason == "body" else ruling.taken
         if self._in_flight:
-            self._leave(accepted, ruling.retry)
+            self._leave(accepted, _says_failure(ruling))
         shelter = self.policy.shelter
         if shelter is None or (ever_used.off and is_off()):
             return 0.0
-        return self._tell_shelter(shelter.dispatcher(), ruling, error, accepted)
+        return self._tell_shelter(shelter.dispatcher(), ruling, error, accepted, now)
 
-    def _cut_by_deadline(self, ruling: Ruling, now: float) -> bool:
+    def _was_cut_short(self, ruling: Ruling, now: float) -> bool:
         """Return whether a deadline cut the attempt off before it had its full time.
 
         The full time is the policy's `attempt_timeout`; without one, a good part of its `timeout`, or of the timeout of
@@ -405,7 +451,9 @@ class Call:
         time in any case.
         """
         deadline, policy = self.deadline, self.policy
-        if deadline is None or now < deadline - DEADLINE_TOLERANCE or ruling.answered or not ruling.overloaded:
+        if deadline is None or now < deadline - DEADLINE_TOLERANCE or ruling.answered:
+            return False
+        if not ruling.overloaded and ruling.reason != "body":
             return False
         if policy.attempt_timeout is not None:
             short = self.allowed < policy.attempt_timeout
@@ -417,7 +465,7 @@ class Call:
         return short and not (self._visit is not None and self._visit.is_hung())
 
     def _tell_shelter(
-        self, dispatcher: Dispatcher, ruling: Ruling, error: Exception | None, accepted: bool | None
+        self, dispatcher: Dispatcher, ruling: Ruling, error: Exception | None, accepted: bool | None, failed_at: float
     ) -> float:
         policy, now = self.policy, dispatcher.clock.now()
         visit = self._visit
@@ -425,17 +473,16 @@ class Call:
         if visit is None:
             visit = self._visit = ShelterVisit(dispatcher, now)
         if accepted is None:
-            dispatcher.abandoned(visit.permit, now, suspicious=uncounted and ruling.retry)
+            dispatcher.abandoned(visit.permit, now, suspicious=uncounted and _says_failure(ruling))
             visit.drop_permit()
             return 0.0
-        if not ruling.retry:
+        if not _says_failure(ruling):
             visit.answered(policy.name)
             return 0.0
         plan = policy.overload_backoff if ruling.reason == "overload" else policy.backoff
         hint_until = None
         if ruling.hint is not None and ruling.hint <= policy.max_hint:
-            own = self._delay = plan.delay(self.attempts, policy.random_source, self._delay)
-            self._hinted_delay = delay_after_hint(ruling.hint, plan, self.attempts, own)
+            self._hinted_delay = self._delay_after_hint(ruling.hint, plan, failed_at)
             hint_until = now + self._hinted_delay
         retry = max(1, min(self.attempts, int(min(policy.attempt_limit, _MANY)) - 1))
         closed = dispatcher.failed(visit.permit, now, plan, hint_until, error, uncounted, policy.name, retry, accepted)
@@ -463,8 +510,9 @@ class Call:
         if found is None:
             return False
         self._inner_give_up, inner = found, found.report
-        if events.sinks:
-            events.emit(events.LayeredRetry(self.policy.name, inner.policy))
+        logged = self._is_logged(WARNING)
+        if logged or events.sinks:
+            events.emit(events.LayeredRetry(self.policy.name, inner.policy), logged)
         pair = (self.policy.name, inner.policy)
         if pair not in _warned and len(_warned) < _MAX_WARNINGS:
             _warned.add(pair)
@@ -486,8 +534,10 @@ class Call:
         serial = self._layer_serial(stop.reason)
         if serial != NO_LAYER:
             flag_exhausted()
-        if events.sinks:
-            events.emit(events.GaveUp(policy.name, stop.reason, self.attempts, self.waited, error))
+        logged = self._logged if stop.reason == "fatal" else self._is_logged(WARNING)
+        if logged or events.sinks:
+            given_up = (stop.reason, self.attempts, self.waited, error)
+            events.emit(events.GaveUp(policy.name, *given_up, *self._sent(outcome)), logged)
         advice = _budget_advice(policy.budget) if stop is OUT_OF_BUDGET else ""
         give_up = GiveUp(report, serial, None if error is None or self.same_error else error.__traceback__, advice)
         if error is not None:
@@ -513,14 +563,14 @@ class Call:
         return retry_serials.last
 
     def still_in_time(self, wait: Wait) -> Wait | Stop:
-        """Stop if `before_retry` has taken longer than there was time; return what was withdrawn and not used."""
+        """Stop if `before_retry` overran the deadline, and refund the unused withdrawal."""
         if self.seconds_left() != 0.0:
             return wait
-        self._return_unused()
+        self._refund_unused()
         return Stop("deadline")
 
     def broken_off(self, error: BaseException | None = None) -> None:
-        """End the call from outside (a cancellation, an exit): return what was withdrawn and not used.
+        """End the call from outside (a cancellation, an exit), and refund the unused withdrawal.
 
         Has no effect on a call that is over.
         """
@@ -528,25 +578,30 @@ class Call:
             return
         self._over = True
         try:
-            self._return_unused()
+            self._refund_unused()
         except Exception:
             if error is None or isinstance(error, Exception):
                 raise
             # neither a failing gate nor a failing log handler may replace a cancellation or an exit
             Log("abate").exception("the gate of %s failed when a call was interrupted", self.policy.name)
-        if events.sinks and error is not None:
-            events.emit(events.GaveUp(self.policy.name, "cancelled", self.attempts, self.waited, error))
+        if error is None:
+            return
+        logged = self._is_logged(INFO)
+        if logged or events.sinks:
+            given_up = ("cancelled", self.attempts, self.waited, error)
+            target = None if self.request is None else self.request.target()
+            events.emit(events.GaveUp(self.policy.name, *given_up, target), logged)
 
     def unsent(self) -> None:
         """The attempt was not sent after all: another driver makes the call."""
         self._over = True
         entered, self._in_flight = self._in_flight, ()
         try:
-            self._return_unused()
+            self._refund_unused()
         finally:
             All(entered).undo(self.attempts > 0)
 
-    def _return_unused(self) -> None:
+    def _refund_unused(self) -> None:
         if self.withdrawn:
             self.withdrawn = False
             self.policy.budget.refund()
@@ -556,7 +611,7 @@ class Call:
                 self._in_flight = ()
         finally:
             if self._visit is not None:
-                self.waited += self._visit.give_back()
+                self.waited += self._visit.abandon()
 
     def _leave(self, accepted: bool | None, failed: bool = False) -> None:
         while self._in_flight:

@@ -57,11 +57,11 @@ class ShelterVisit:
         """The permit of the attempt, until the dispatcher knows its outcome."""
         return None if self._scope is None else self._scope.permit
 
-    def enter(self, now: float, left: float | None, first: bool, by: str) -> Waiter | str | None:
+    def enter(self, now: float, left: float | None, first: bool, policy_name: str) -> Waiter | str | None:
         """Ask for a permit: return None if the attempt may go, a waiter, or why it is refused."""
         if self.dispatcher.admits_freely(now) or holds_permit(self.dispatcher):
             return None
-        answer = self._unclaimed = self.dispatcher.try_enter(now, self._began, left, first, by)
+        answer = self._unclaimed = self.dispatcher.try_enter(now, self._began, left, first, policy_name)
         if isinstance(answer, Waiter):
             self._waiter, self._unclaimed, self._waiting_since = answer, None, now
             return answer
@@ -84,11 +84,11 @@ class ShelterVisit:
         _permit_scopes.enter(scope)
         return None
 
-    def answered(self, by: str) -> None:
+    def answered(self, policy_name: str) -> None:
         """The server has answered."""
         permit = self.permit
         if permit is not None or not self.dispatcher.calm:
-            self.dispatcher.answered(permit, self.dispatcher.clock.now(), by)
+            self.dispatcher.answered(permit, self.dispatcher.clock.now(), policy_name)
         self.drop_permit()
 
     def bounds_retries(self) -> bool:
@@ -105,8 +105,8 @@ class ShelterVisit:
             _permit_scopes.leave(self._scope)
             self._scope = None
 
-    def give_back(self) -> float:
-        """Give back whatever is held; return the seconds that were waited."""
+    def abandon(self) -> float:
+        """Leave the queue, or give back the permit; return the seconds waited."""
         dispatcher, waited = self.dispatcher, 0.0
         now = dispatcher.clock.now()
         if self._waiter is not None:

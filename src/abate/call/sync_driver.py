@@ -28,7 +28,7 @@ T = TypeVar("T")
 def call(policy: Policy, function: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> T:
     """Call `function` with retries."""
     if not callable(function):
-        raise TypeError(f"call needs a function and its arguments apart, not {function!r}")
+        raise TypeError(f"call takes the function, then its arguments, as in policy.call(load, 42), not {function!r}")
     if (
         policy.plain
         and (policy.shelter is None or policy.shelter.calm)
@@ -77,8 +77,8 @@ def drive(
 
     `since` is the serial of the last call that had retried when that attempt began. `drive_coroutine` continues the
     call if the function returns a coroutine, which has done nothing yet. `let_go` is called before each wait, with the
-    seconds until the call's deadline: what the failed attempt still holds must not be kept from others meanwhile.
-    `make` makes the machine.
+    seconds until the call's deadline, to release what the failed attempt still holds, such as a connection. `make`
+    makes the machine; a client passes that of its `ClientRequest`.
     """
     clock = policy.clock or (clocks.current() if ever_used.virtual else MACHINE)
     now = clock.now()
@@ -175,7 +175,8 @@ def _before_retry(
     assert machine.policy.before_retry is not None
     if let_go is not None:
         let_go(machine.seconds_left())
-    context = RetryContext(last, machine.attempts, max(0.0, wait.until - clock.now()), args, kwargs)
+    delay = max(0.0, wait.until - clock.now())
+    context = RetryContext(last, machine.attempts, delay, args, kwargs, machine.request)
     run(machine.policy.before_retry, context, machine.seconds_left())
     return machine.still_in_time(wait), *by_name(function, context.args, context.kwargs)
 

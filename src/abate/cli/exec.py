@@ -175,6 +175,9 @@ class Job:
 class StderrSink:
     """A sink that prints failed attempts, give-ups and recoveries to stderr."""
 
+    writes_logs = True
+    """Replaces the logging without a sink."""
+
     def __init__(self, tell: Callable[[str], object], attempts: int) -> None:
         self.tell = tell
         self.attempts = attempts

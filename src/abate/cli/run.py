@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
-from abate import observe
 from abate.cli.health_server import HealthServer
 from abate.cli.import_target import import_target
 from abate.cli.listen_options import TOKEN, listen_address, serving_page
@@ -137,7 +136,7 @@ class ServiceRunner:
         """Run until the end, and return the exit code."""
         options, service = self.options, self.service
         async with AsyncExitStack() as stack:
-            self._open_logs(stack)
+            self._open_logs()
             if options.store is not None:
                 from abate.stores import open_store
 
@@ -169,12 +168,14 @@ class ServiceRunner:
 
     # -- output
 
-    def _open_logs(self, stack: AsyncExitStack) -> None:
-        """Log to stderr, unless logging is configured; with a status line, warnings only."""
+    def _open_logs(self) -> None:
+        """Log to stderr, unless logging is configured; with a status line, warnings only.
+
+        Events are logged by abate itself, or by a sink of the program.
+        """
         handler = _Handler(self.status)
         handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.basicConfig(handlers=[handler], level=logging.INFO if self.status is None else logging.WARNING)
-        stack.callback(observe.remove, observe.install(observe.LoggingSink()))
 
     async def _show(self) -> None:
         """Show the progress, repeatedly."""

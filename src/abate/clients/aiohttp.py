@@ -16,51 +16,50 @@ after a broken connection is stopped before it sends anything.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import warnings
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any
 from weakref import ref
 
-from aiohttp import (
-    BaseConnector,
-    ClientConnectionError,
-    ClientConnectorError,
-    ClientHandlerType,
-    ClientMiddlewareType,
-    ClientOSError,
-    ClientPayloadError,
-    ClientRequest,
-    ClientResponse,
-    ClientResponseError,
-    ClientSSLError,
-    ConnectionTimeoutError,
-    MultipartWriter,
-    ServerDisconnectedError,
-    ServerFingerprintMismatch,
-    ServerTimeoutError,
-    SocketTimeoutError,
-    StreamReader,
-)
-from aiohttp.base_protocol import BaseProtocol
-from aiohttp.http import HttpProcessingError
-from aiohttp.payload import BytesPayload, IOBasePayload
+from abate.optional_dependencies import requires_extra
+
+with requires_extra(by="abate.clients.aiohttp", extra="aiohttp"):
+    from aiohttp import (
+        BaseConnector,
+        ClientConnectorError,
+        ClientHandlerType,
+        ClientMiddlewareType,
+        ClientOSError,
+        ClientRequest,
+        ClientResponse,
+        ConnectionTimeoutError,
+        MultipartWriter,
+        ServerDisconnectedError,
+        ServerTimeoutError,
+        SocketTimeoutError,
+        StreamReader,
+    )
+    from aiohttp.base_protocol import BaseProtocol
+    from aiohttp.payload import BytesPayload, IOBasePayload
 
 from abate.call.policy import Policy
+from abate.clients.client_rules import Library
 from abate.clients.http_client import (
     DEADLINE_PASSED,
     MAX_DRAIN_BYTES,
     ClientSettings,
     Key,
-    Library,
     drain_timeout,
+    is_judged_by_body,
     new_idempotency_key,
 )
 from abate.clients.stopwatch import Stopwatch, Timeouts
 from abate.clients.trust import Secret
 from abate.decide import http
-from abate.decide.outcome import BLIP, OVERLOAD, OVERLOAD_UNREACHED, UNREACHED, Ruling
-from abate.errors import AttemptTimeout, RetryExhausted
+from abate.decide.network_errors import judge_network_error
+from abate.errors import AttemptTimeout, Report, RetryExhausted
 from abate.redact import one_line
 from abate.schedule.deadlines import deadline_aware, deadline_passed, remaining
 
@@ -71,16 +70,18 @@ RETRIED_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"}
 
 
 def middleware(
-    policy: Policy,
+    policy: Policy | None = None,
     *,
     idempotency_key: bool = False,
     timeouts: Timeouts | None = None,
     secrets: Mapping[str, Secret] | None = None,
+    ours: Iterable[str] | None = None,
     key: Key = None,
+    mesh_retries: bool = True,
 ) -> ClientMiddlewareType:
     """Return a client middleware that retries by a policy.
 
-    `policy`, `idempotency_key`, `timeouts`, `secrets`, `key`: as for every HTTP client, see
+    `policy`, `idempotency_key`, `timeouts`, `secrets`, `ours`, `key`, `mesh_retries`: as for every HTTP client, see
     `abate.clients.http_client.ClientSettings`. A function given as `key` is called with the ``ClientRequest``.
 
     The last response is returned, or the last error raised, unchanged. A body that cannot be replayed (a generator, a
@@ -98,12 +99,14 @@ def middleware(
     orders gave up after 3 attempts: attempts
     """
     settings = ClientSettings(
-        Library("aiohttp", _judge, _read, _host),
+        Library("aiohttp", judge_network_error, _read, _host, _body, _target, _mark),
         policy,
         idempotency_key=idempotency_key,
         timeouts=timeouts,
         secrets=secrets,
+        ours=ours,
         key=key,
+        mesh_retries=mesh_retries,
     )
 
     async def retrying(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
@@ -134,7 +137,7 @@ class _RequestInFlight:
     async def run(self) -> ClientResponse:
         """Send the request, again if the policy says so."""
         try:
-            return await self.settings.adrive(self.policy, self.attempt, self.release)
+            return await self.settings.adrive(self.policy, self.request, self.attempt, self.release)
         except RetryExhausted:
             raise  # it carries the response
         except AttemptTimeout as error:
@@ -159,19 +162,26 @@ class _RequestInFlight:
         self.attempts += 1
         if deadline_passed():
             raise ConnectionTimeoutError(DEADLINE_PASSED)
-        self.settings.secrets.set_headers(self.request.headers, self.request.url.host, self.attempts)
+        self.settings.set_headers(self.request.headers, self.request.url.host, self.attempts)
         if self.timeouts is None:
             self.held = await self.send()
-            return self.held
+            return await self.with_error(self.held)
         _watch_connects(self.request.session.connector)
         token = _current_request.set(self)
         try:
-            with Stopwatch(self.timeouts, _judge) as self.watch:
+            with Stopwatch(self.timeouts, judge_network_error) as self.watch:
                 self.held = await self.send()
                 self.watch.response_received(self.held.status)
         finally:
             _current_request.reset(token)
-        return self.held
+        return await self.with_error(self.held)
+
+    async def with_error(self, response: ClientResponse) -> ClientResponse:
+        """Return the response; read the body of an error that is to be judged by it."""
+        if response.status >= 400 and is_judged_by_body(self.policy, *_read(response), self.attempts):
+            if (response.content_length or 0) <= MAX_DRAIN_BYTES:
+                await _load(response, drain_timeout(remaining()))
+        return response
 
     async def send(self) -> ClientResponse:
         """Send the request within the time that is left."""
@@ -243,6 +253,27 @@ async def _drain(content: StreamReader) -> bytes | None:
     return bytes(body)
 
 
+async def _load(response: ClientResponse, seconds: float) -> None:
+    """Read the body of an error, if it ends within these seconds; the response keeps it."""
+    content, body, done = response.content, bytearray(), False
+    try:
+        async with asyncio.timeout(seconds):
+            while len(body) <= MAX_DRAIN_BYTES and not done:
+                part = await content.readany()
+                body += part
+                done = not part
+    except Exception:
+        pass  # a connection that fails here fails the same way for whoever reads the rest
+    finally:
+        if done:
+            response.content = _stream_of(bytes(body))
+            response.loaded_error = bytes(body)  # type: ignore[attr-defined]
+        elif body:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                content.unread_data(bytes(body))
+
+
 def _stream_of(body: bytes) -> StreamReader:
     """Return a finished stream with this body."""
     loop = asyncio.get_running_loop()
@@ -306,27 +337,26 @@ def _refuse_second_retry(request: Any) -> None:
             del last, error  # break the cycle: its traceback refers to this frame
 
 
-def _judge(error: Exception) -> Ruling | None:
-    """Judge an error of aiohttp."""
-    if isinstance(error, (ClientSSLError, ServerFingerprintMismatch)):
-        return None
-    if isinstance(error, ClientConnectorError):
-        return UNREACHED
-    if isinstance(error, ServerTimeoutError):
-        return OVERLOAD_UNREACHED if isinstance(error, ConnectionTimeoutError) else OVERLOAD
-    if isinstance(error, ClientResponseError):
-        # aiohttp reports garbage as a response of 400, which no server sent
-        garbage = isinstance(error.__cause__, HttpProcessingError)
-        return BLIP if garbage else http.judge(error.status, error.headers)
-    return BLIP if isinstance(error, (ClientConnectionError, ClientPayloadError)) else None
-
-
 def _read(response: ClientResponse) -> tuple[int, Mapping[str, str]]:
     """Return status and headers of a response; the values of a repeated header are joined by commas."""
     headers = response.headers
     if response.status < 400:
         return response.status, headers
     return response.status, {name: ", ".join(headers.getall(name)) for name in headers}
+
+
+def _body(response: ClientResponse) -> bytes | None:
+    """Return the body of a response that was read before it is judged."""
+    return getattr(response, "loaded_error", None)
+
+
+def _target(request: ClientRequest) -> tuple[str, str]:
+    return request.method, str(request.url)
+
+
+def _mark(response: ClientResponse, report: Report, forbids_retry: bool) -> None:
+    """Put a report on a response that is given up on; its headers can't be changed."""
+    response.abate_report = report  # type: ignore[attr-defined]
 
 
 def _host(request: ClientRequest) -> tuple[str | None, int | None]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import httpx2
 
 from abate.call.policy import Policy
-from abate.clients.httpx import AsyncTransport, Transport
+from abate.clients.httpx2 import AsyncTransport, Transport
 from abate.clients.stream_errors import AsyncErrorEventTransport, ErrorEventTransport
 from abate.decide import http
 

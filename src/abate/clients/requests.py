@@ -17,23 +17,27 @@ adapter's own retries (`max_retries`) are switched off.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from requests import ConnectTimeout, PreparedRequest, RequestException, Response
-from requests.adapters import HTTPAdapter
-from requests.utils import rewind_body
-from urllib3 import Retry, Timeout
-from urllib3.exceptions import ConnectTimeoutError, MaxRetryError
+from abate.optional_dependencies import requires_extra
+
+with requires_extra(by="abate.clients.requests", extra="requests"):
+    from requests import ConnectTimeout, PreparedRequest, RequestException, Response
+    from requests.adapters import HTTPAdapter
+    from requests.utils import rewind_body
+    from urllib3 import Retry, Timeout
+    from urllib3.exceptions import ConnectTimeoutError
 
 from abate.call.policy import Policy
-from abate.clients.http_client import DEADLINE_PASSED, Key, Library
+from abate.clients.client_rules import Library
+from abate.clients.http_client import DEADLINE_PASSED, Key
 from abate.clients.stopwatch import Timeouts
 from abate.clients.trust import Secret
 from abate.clients.urllib3 import warn_about_retries
-from abate.clients.urllib3_sender import Sender, is_rewindable, judge, release, with_deadlines
-from abate.decide.outcome import Ruling
+from abate.clients.urllib3_sender import Sender, is_rewindable, loaded_error, mark, release, with_deadlines
+from abate.decide.network_errors import judge_network_error
 
 __all__ = ["Adapter"]
 
@@ -41,7 +45,7 @@ __all__ = ["Adapter"]
 class Adapter(HTTPAdapter):
     """An adapter for ``requests.Session.mount`` that retries by a policy.
 
-    * `policy`, `idempotency_key`, `timeouts`, `secrets`, `key`: as for every HTTP client, see
+    * `policy`, `idempotency_key`, `timeouts`, `secrets`, `ours`, `key`, `mesh_retries`: as for every HTTP client, see
       `abate.clients.http_client.ClientSettings`. A function given as `key` is called with the ``PreparedRequest``.
     * All other arguments go to ``HTTPAdapter``; `max_retries` is not used, with a warning.
 
@@ -63,23 +67,27 @@ class Adapter(HTTPAdapter):
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Policy | None = None,
         *,
         idempotency_key: bool = False,
         timeouts: Timeouts | None = None,
         secrets: Mapping[str, Secret] | None = None,
+        ours: Iterable[str] | None = None,
         key: Key = None,
+        mesh_retries: bool = True,
         **kwargs: Any,
     ) -> None:
         self._sender = Sender[Response](
-            Library("requests", _judge, _read, _host),
+            Library("requests", judge_network_error, _read, _host, _body, _target, mark),
             _release,
             _deadline_error,
             policy,
             idempotency_key=idempotency_key,
             timeouts=timeouts,
             secrets=secrets,
+            ours=ours,
             key=key,
+            mesh_retries=mesh_retries,
         )
         warn_about_retries(Retry.from_int(kwargs.pop("max_retries", 0)), stacklevel=3)
         super().__init__(**kwargs)
@@ -146,16 +154,17 @@ def _timeout(given: Any) -> Timeout:
     return Timeout(connect=connect, read=read)
 
 
-def _judge(error: Exception) -> Ruling | None:
-    """Judge an error by the urllib3 error inside it."""
-    cause: object = error.args[0] if isinstance(error, RequestException) and error.args else None
-    if isinstance(cause, MaxRetryError):
-        cause = cause.reason
-    return judge(cause) if isinstance(cause, Exception) else None
-
-
 def _read(response: Response) -> tuple[int, Mapping[str, str]]:
     return response.status_code, response.headers
+
+
+def _body(response: Response) -> bytes | None:
+    content = response._content
+    return content if isinstance(content, bytes) else loaded_error(response.raw)
+
+
+def _target(request: PreparedRequest) -> tuple[str, str]:
+    return request.method or "", request.url or ""
 
 
 def _release(response: Response, seconds: float) -> None:

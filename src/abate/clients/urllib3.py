@@ -16,19 +16,25 @@ The manager follows redirects; each hop is one call. urllib3's own retries are s
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-import urllib3
-from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPHeaderDict, HTTPSConnectionPool, Retry, Timeout
-from urllib3.exceptions import ConnectTimeoutError, HTTPError
+from abate.optional_dependencies import requires_extra
+
+with requires_extra(by="abate.clients.urllib3", extra="urllib3"):
+    import urllib3
+    from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPHeaderDict, HTTPSConnectionPool, Retry, Timeout
+    from urllib3.exceptions import ConnectTimeoutError, HTTPError
 
 from abate.call.policy import Policy
-from abate.clients.http_client import DEADLINE_PASSED, Key, Library
+from abate.clients.client_rules import Library
+from abate.clients.http_client import DEADLINE_PASSED, Key
 from abate.clients.stopwatch import Timeouts
 from abate.clients.trust import Secret
-from abate.clients.urllib3_sender import Sender, is_rewindable, judge, release, with_deadlines
+from abate.clients.urllib3_sender import Sender, is_rewindable, loaded_error, mark, release, with_deadlines
+from abate.decide.network_errors import judge_network_error
 from abate.errors import LayeredRetryWarning
 
 __all__ = ["PoolManager"]
@@ -37,7 +43,7 @@ __all__ = ["PoolManager"]
 class PoolManager(urllib3.PoolManager):
     """A urllib3 ``PoolManager`` that retries by a policy.
 
-    * `policy`, `idempotency_key`, `timeouts`, `secrets`, `key`: as for every HTTP client, see
+    * `policy`, `idempotency_key`, `timeouts`, `secrets`, `ours`, `key`, `mesh_retries`: as for every HTTP client, see
       `abate.clients.http_client.ClientSettings`. A function given as `key` is called with the URL.
     * All other arguments go to urllib3. Of `retries` only the limits for redirects are used, with a warning.
 
@@ -57,23 +63,27 @@ class PoolManager(urllib3.PoolManager):
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Policy | None = None,
         *,
         idempotency_key: bool = False,
         timeouts: Timeouts | None = None,
         secrets: Mapping[str, Secret] | None = None,
+        ours: Iterable[str] | None = None,
         key: Key = None,
+        mesh_retries: bool = True,
         **kwargs: Any,
     ) -> None:
         self._sender: Sender[BaseHTTPResponse] = Sender(
-            Library("urllib3", judge, _read, _host),
+            Library("urllib3", judge_network_error, _read, _host, _body, _target, mark),
             release,
             _deadline_error,
             policy,
             idempotency_key=idempotency_key,
             timeouts=timeouts,
             secrets=secrets,
-            key=key,
+            ours=ours,
+            key=partial(_key_of_url, key) if callable(key) else key,
+            mesh_retries=mesh_retries,
         )
         if (retries := kwargs.get("retries")) is not None:
             warn_about_retries(retries if isinstance(retries, Retry) else Retry.from_int(retries), stacklevel=3)
@@ -96,6 +106,17 @@ class PoolManager(urllib3.PoolManager):
             if not given.history:  # with a history it is the manager's own count of redirects, not the user's setting
                 warn_about_retries(given, stacklevel=4)
         return super().urlopen(method, url, redirect, **kw)
+
+
+class SentRequest:
+    """What a policy's `before_retry` gets as ``retry.request``: it may change the headers of the next attempt."""
+
+    __slots__ = ("headers", "method", "url")
+
+    def __init__(self, method: str, url: str, headers: HTTPHeaderDict) -> None:
+        self.method = method
+        self.url = url
+        self.headers = headers
 
 
 class _Pool(HTTPConnectionPool):
@@ -133,7 +154,7 @@ class _Pool(HTTPConnectionPool):
                 _read_body(response)
             return response
 
-        request = f"{self.scheme}://{self._authority()}{url}"
+        request = SentRequest(method, f"{self.scheme}://{self._authority()}{url}", own)
         return self.sender.send(request, method, self.host, own, timeout, replayable, send_once)
 
     def _authority(self) -> str:
@@ -149,9 +170,22 @@ def _deadline_error(request: object) -> Exception:
     return ConnectTimeoutError(DEADLINE_PASSED)
 
 
-def _host(url: str) -> tuple[str | None, int | None]:
-    parts = urlsplit(url)
+def _host(request: SentRequest) -> tuple[str | None, int | None]:
+    parts = urlsplit(request.url)
     return parts.hostname, parts.port
+
+
+def _key_of_url(key: Callable[[str], Hashable], request: SentRequest) -> Hashable:
+    return key(request.url)
+
+
+def _target(request: SentRequest) -> tuple[str, str]:
+    return request.method, request.url
+
+
+def _body(response: BaseHTTPResponse) -> bytes | None:
+    body: bytes | None = getattr(response, "_body", None)
+    return loaded_error(response) if body is None else body
 
 
 def warn_about_retries(retry: Retry, stacklevel: int) -> None:

@@ -3,43 +3,35 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
-from http.client import HTTPResponse
+from http.client import HTTPResponse as SocketResponse
 from socket import socket as Socket
 from typing import Any, Generic, TypeVar
 
-from urllib3 import HTTPConnectionPool, Timeout
-from urllib3.exceptions import (
-    ConnectTimeoutError,
-    EmptyPoolError,
-    InvalidHeader,
-    NewConnectionError,
-    ProtocolError,
-    ProxyError,
-    ReadTimeoutError,
-)
+from urllib3 import HTTPConnectionPool, HTTPResponse, Timeout
+from urllib3.exceptions import HTTPError
 
 from abate.call.policy import Policy
+from abate.clients.client_rules import Library
 from abate.clients.http_client import (
     BODY_DISCARDED,
+    MAX_DECODED,
     MAX_DRAIN_BYTES,
     MIN_TIMEOUT,
+    PIECE,
     ClientSettings,
-    Key,
-    Library,
-    OnResponses,
     drain_timeout,
+    is_judged_by_body,
     new_idempotency_key,
 )
-from abate.clients.stopwatch import Stopwatch, Timeouts
-from abate.clients.trust import Secret
+from abate.clients.outer_retries import forbid_retry
+from abate.clients.stopwatch import Stopwatch
 from abate.decide import http
-from abate.decide.outcome import BLIP, OVERLOAD, OVERLOAD_UNREACHED, UNREACHED, Outcome, Ruling
-from abate.decide.rules import classify
-from abate.errors import RetryExhausted
+from abate.decide.outcome import Ruling
+from abate.errors import Report, RetryExhausted
 from abate.schedule.deadlines import deadline, deadline_aware, deadline_passed, remaining
 
 R = TypeVar("R")
@@ -57,25 +49,16 @@ class Sender(Generic[R]):
         library: Library,
         release: Callable[[R, float], None],
         deadline_error: Callable[[Any], Exception],
-        policy: Policy,
-        *,
-        idempotency_key: bool,
-        timeouts: Timeouts | None,
-        secrets: Mapping[str, Secret] | None,
-        key: Key,
+        policy: Policy | None,
+        **settings: Any,
     ) -> None:
-        options: dict[str, Any] = {
-            "idempotency_key": idempotency_key,
-            "timeouts": timeouts,
-            "secrets": secrets,
-            "key": key,
-        }
-        self._pickled = partial(Sender, **options), (library, release, deadline_error, policy)
+        if isinstance(settings["ours"], Iterator):
+            settings["ours"] = tuple(settings["ours"])
+        self._pickled = partial(Sender, **settings), (library, release, deadline_error, policy)
         self._library = library
         self._release = release
         self._deadline_error = deadline_error
-        self._on_responses = OnResponses(library.read_response)
-        self._settings = ClientSettings(library._replace(judge_error=self._judge), policy, **options)
+        self._settings = ClientSettings(library._replace(judge_error=self._judge), policy, **settings)
 
     def __reduce__(self) -> tuple[Callable[..., Sender[R]], tuple[Any, ...]]:
         return self._pickled
@@ -110,17 +93,25 @@ class Sender(Generic[R]):
             attempts += 1
             if deadline_passed():
                 raise self._deadline_error(request)
-            self._settings.secrets.set_headers(headers, host, attempts)
+            self._settings.set_headers(headers, host, attempts)
             held = self._send_timed(send_once, timeout)
+            self._load_error(held, policy, attempts)
             return held
 
         try:
-            return self._settings.drive(policy, attempt, release)
+            return self._settings.drive(policy, request, attempt, release)
         except RetryExhausted:
             raise  # it carries the response
         except BaseException:
             release(0.0)  # the call did not end by the policy's decision
             raise
+
+    def _load_error(self, response: R, policy: Policy, attempt: int) -> None:
+        """Read the body of an error that is to be judged by it, if it has not been read."""
+        status, headers = self._library.read_response(response)
+        if status >= 400 and self._library.body_of(response) is None:
+            if is_judged_by_body(policy, status, headers, attempt):
+                load(getattr(response, "raw", response), drain_timeout(remaining()))
 
     def _send_timed(self, send_once: Callable[[Timeout], R], timeout: Timeout) -> R:
         """Make an attempt within the time that is left, and time it if the timeouts learn."""
@@ -140,29 +131,8 @@ class Sender(Generic[R]):
     def _judge(self, error: Exception) -> Ruling | None:
         """Judge an error; one in the body of a bad response says less than its status and its ``Retry-After``."""
         response = getattr(error, "response", None)
-        ruling = None if response is None else self._on_responses.judge(Outcome(result=response))
+        ruling = None if response is None else http.judge(*self._library.read_response(response))
         return ruling or self._library.judge_error(error)
-
-
-def judge(error: Exception) -> Ruling | None:
-    """Judge an error of urllib3.
-
-    >>> judge(ProtocolError("Connection aborted."))
-    Ruling(retry=True, reason='blip', hint=None, reached=True, safe=None, answered=False)
-    """
-    if isinstance(error, ProxyError):
-        error = error.original_error
-    if isinstance(error, NewConnectionError):
-        return UNREACHED
-    if isinstance(error, (ConnectTimeoutError, EmptyPoolError)):
-        return OVERLOAD_UNREACHED
-    if isinstance(error, ReadTimeoutError):
-        return OVERLOAD
-    if isinstance(error, ProtocolError):
-        return OVERLOAD if isinstance(error.args[-1], TimeoutError) else BLIP  # the request could not be written
-    if isinstance(error, InvalidHeader):
-        return BLIP
-    return classify(error) if isinstance(error, OSError) else None
 
 
 _watch: ContextVar[Stopwatch | None] = ContextVar("abate_urllib3_watch", default=None)
@@ -181,7 +151,7 @@ def _with_deadline(pool: type[HTTPConnectionPool]) -> type[HTTPConnectionPool]:
     return type(pool.__name__, (pool,), {"ConnectionCls": connection})
 
 
-class _Response(HTTPResponse):
+class _Response(SocketResponse):
     """Reads its body within the deadline."""
 
     def __init__(self, sock: Socket, *args: Any, **kwargs: Any) -> None:
@@ -289,6 +259,54 @@ def release(response: Any, seconds: float) -> None:
     response.release_conn()
 
 
+def load(response: Any, seconds: float) -> None:
+    """Read the body of an error, if it ends in time; the response keeps it unless its connection breaks."""
+    if response.closed or (response.length_remaining or 0) > MAX_DRAIN_BYTES or not seconds:
+        return
+    body, done = bytearray(), False
+    try:
+        with deadline(seconds):
+            while len(body) <= MAX_DRAIN_BYTES and not done:
+                part = response.read(MAX_DRAIN_BYTES + 1 - len(body), decode_content=False)
+                body += part
+                done = not part
+    except Exception:
+        response.close()
+        response._fp = _DiscardedBody()
+    else:
+        response._fp = io.BytesIO(body) if done else _JoinedBody(bytes(body), response._fp)
+        if done:
+            response.release_conn()
+            response.loaded_error = _decoded(response, bytes(body))
+    response.length_remaining, response.chunked = len(body) if done else None, False
+
+
+def _decoded(response: Any, body: bytes) -> bytes | None:
+    """Return a body without its content encoding; None if it can't be decoded, or is too large then."""
+    copy = HTTPResponse(io.BytesIO(body), headers=response.headers, preload_content=False)
+    decoded = bytearray()
+    try:
+        while part := copy.read(PIECE, decode_content=True):
+            decoded += part
+            if len(decoded) > MAX_DECODED:
+                return None
+    except HTTPError:
+        return None
+    return bytes(decoded)
+
+
+def loaded_error(response: Any) -> bytes | None:
+    """Return the body of an error that `load` has read."""
+    return getattr(response, "loaded_error", None)
+
+
+def mark(response: Any, report: Report, forbids_retry: bool) -> None:
+    """Put a report on a response that is given up on."""
+    response.abate_report = report
+    if forbids_retry:
+        forbid_retry(response.headers)
+
+
 def _drain(response: Any) -> bytes | None:
     """Read a body without decoding it; return None if it is longer than `MAX_DRAIN_BYTES`."""
     body = bytearray()
@@ -304,3 +322,22 @@ class _DiscardedBody(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         raise OSError(BODY_DISCARDED)
+
+
+class _JoinedBody(io.RawIOBase):
+    """A body of which the beginning has been read."""
+
+    def __init__(self, beginning: bytes, rest: Any) -> None:
+        self._beginning, self._rest = io.BytesIO(beginning), rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        part = self._beginning.read(len(buffer)) or self._rest.read(len(buffer))
+        buffer[: len(part)] = part
+        return len(part)
+
+    def close(self) -> None:
+        self._rest.close()
+        super().close()

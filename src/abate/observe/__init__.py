@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from abate.events import Sink
+from abate.observe.default_logging import disable_logging, enable_logging
 from abate.observe.detached import Detached
 from abate.observe.installing import install, remove
 from abate.observe.logging import LoggingSink
@@ -26,6 +27,8 @@ __all__ = [
     "Sink",
     "Snapshot",
     "StructlogSink",
+    "disable_logging",
+    "enable_logging",
     "install",
     "page",
     "remove",

@@ -17,6 +17,8 @@ Fact: TypeAlias = str | float | bool | None
 
 MAX_NAME = 120
 """Characters of a name or a key."""
+OF_REQUESTS = ("target", "status")
+"""Fields that only the requests of HTTP clients have."""
 
 
 def level(event: Event) -> Level:
@@ -54,6 +56,8 @@ def facts(event: Event) -> dict[str, Fact]:
     fields: dict[str, Fact] = {}
     for field in event.__match_args__:
         value = getattr(event, field)
+        if value is None and field in OF_REQUESTS:
+            continue
         if isinstance(value, BaseException):
             fields["error_type"] = error_type(value)
             fields[field] = short_repr(value)
@@ -82,15 +86,34 @@ def _key(key: object) -> str:
     return short_repr(key, MAX_NAME)
 
 
+def _target(event: events.FirstFailure | events.Retry | events.GaveUp, word: str) -> str:
+    return "" if event.target is None else f" {word} {one_line(event.target)}"
+
+
+def _status(event: events.FirstFailure | events.Retry | events.GaveUp) -> str:
+    return "" if event.status is None else f" with {event.status}"
+
+
+def _error(error: BaseException | None) -> str:
+    """Return the end of a sentence; nothing if a result failed."""
+    return "" if error is None else f": {short_repr(error)}"
+
+
+def _first_failure(event: events.FirstFailure) -> str:
+    failed = f"first failure{_target(event, 'of')}{_status(event)}"
+    return f"{failed} ({one_line(event.reason)}){_error(event.error)}"
+
+
 def _retry(event: events.Retry) -> str:
     hint = "" if event.hint is None else f", asked for {event.hint:.3g} s"
-    failed = f"attempt {event.attempt} failed ({one_line(event.reason)}{hint})"
-    return f"{failed}, next in {event.delay:.3g} s: {short_repr(event.error)}"
+    failed = f"attempt {event.attempt}{_target(event, 'of')} failed{_status(event)}"
+    return f"{failed} ({one_line(event.reason)}{hint}), next in {event.delay:.3g} s{_error(event.error)}"
 
 
 def _gave_up(event: events.GaveUp) -> str:
-    spent = f"{event.attempts} attempts and {event.waited:.3g} s"
-    return f"gave up after {spent} ({one_line(event.reason)}): {short_repr(event.error)}"
+    attempts = "1 attempt" if event.attempts == 1 else f"{event.attempts} attempts"
+    gave_up = f"gave up{_target(event, 'on')}{_status(event)} after {attempts} and {event.waited:.3g} s"
+    return f"{gave_up} ({one_line(event.reason)}){_error(event.error)}"
 
 
 def _shelter_changed(event: events.ShelterChanged) -> str:
@@ -116,10 +139,7 @@ def _store_degraded(event: events.StoreDegraded) -> str:
 
 
 TEXTS: dict[type[Event], tuple[Level, Callable[[Any], str]]] = {
-    events.FirstFailure: (
-        "debug",
-        lambda event: f"first failure ({one_line(event.reason)}): {short_repr(event.error)}",
-    ),
+    events.FirstFailure: ("debug", _first_failure),
     events.Retry: ("info", _retry),
     events.BudgetRefused: (
         "warning",

@@ -2,8 +2,8 @@
 
 The rules:
 
-* What goes as planned is no line, nor is what another line says. A retry is no line. A key is a line when it first
-  fails, when it has failed 5, 10, 20, 40, … times in a row, and when it succeeds again.
+* Not logged: what goes as planned, and events that another line already covers. A key is a line when it first fails,
+  when it has failed 5, 10, 20, 40, … times in a row, and when it succeeds again.
 * Lines belong to episodes: one per name, kind and detail (the reason, the state, the gate). The first `burst` events of
   an episode are a line each; further ones are counted, and one line every `window` seconds says how many.
 * After an episode with more events than its burst, a line says that it is over once it has been quiet for some seconds
@@ -11,7 +11,8 @@ The rules:
 * There are at most `max_episodes` at a time; further ones share one episode per kind. So any window has at most
   ``(max_episodes + number of kinds) * (burst + 1)`` lines, and each event is a line or counted.
 * Events come from any thread. Counting takes no lock, so that no call waits in a storm. One thread at a time decides
-  about lines, which takes microseconds; an event that re-enters, as garbage collection can make it, is decided next.
+  about lines, which takes microseconds; an event emitted meanwhile in the same thread (for example by a finalizer) is
+  decided right after it.
 """
 
 from __future__ import annotations
@@ -41,13 +42,12 @@ EXIT_TIMEOUT = 1.0
 """Seconds that the end of the program waits for a thread that is still deciding."""
 OTHER_NAMES = "(others)"
 """The name in the lines of episodes beyond `max_episodes`."""
-UNLOGGED_REASONS = frozenset({"budget", "layer", "cancelled"})
-"""Reasons for giving up that are no line: the first two have their own events, the caller wanted the third."""
-
 LINE_KINDS: dict[str, tuple[Level, str]] = {
-    "failing": ("warning", "calls failed at their first attempt"),
+    "failing": ("debug", "calls failed at their first attempt"),
+    "retry": ("info", "retries"),
     "refused": ("warning", "attempts were refused"),
     "gave_up": ("warning", "calls gave up"),
+    "cancelled": ("info", "calls were cancelled"),
     "fatal": ("info", "calls ended in an error that is not retried"),
     "recovered": ("info", "calls succeeded after a retry"),
     "layered": ("warning", "calls were not retried, as a layer inside had given up"),
@@ -88,7 +88,7 @@ class LogLine(Frozen):
     @property
     def level(self) -> Level:
         """Return the log level."""
-        return "info" if self.over and not self.more else LINE_KINDS[self.kind][0]
+        return LINE_KINDS[self.kind][0]
 
     @property
     def text(self) -> str:
@@ -313,13 +313,13 @@ def _first_failure(event: events.FirstFailure) -> tuple[str, str] | None:
 def _gave_up(event: events.GaveUp) -> tuple[str, str] | None:
     if event.reason == "fatal":
         return "fatal", "" if event.error is None else error_type(event.error)
-    return None if event.reason in UNLOGGED_REASONS else ("gave_up", event.reason)
+    return ("cancelled", "") if event.reason == "cancelled" else ("gave_up", event.reason)
 
 
 EPISODES: dict[type[Event], Callable[[Any], tuple[str, str] | None]] = {
     events.Worked: lambda event: None,  # depends on its key: `LogSampler._worked`
     events.Waited: lambda event: None,  # a bucket that makes calls wait does its job
-    events.Retry: lambda event: None,  # `FirstFailure` was a line
+    events.Retry: lambda event: ("retry", event.reason),
     events.FirstFailure: _first_failure,
     events.GaveUp: _gave_up,
     events.BudgetRefused: lambda event: ("refused", event.gate),

@@ -8,11 +8,17 @@ from collections.abc import Callable
 from abate import events
 from abate.clock import Clock
 from abate.events import Event
-from abate.observe.event_text import event_type, facts, level, sentence
-from abate.observe.log_sampler import LogLine
+from abate.observe.event_text import Level, event_type, facts, level, sentence
+from abate.observe.log_sampler import LINE_KINDS, LogLine
 from abate.observe.log_writer import LogWriter
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+LOWEST_LEVELS: dict[type[Event], Level] = {
+    events.FirstFailure: LINE_KINDS["failing"][0],
+    events.Retry: LINE_KINDS["retry"][0],
+    events.Recovered: LINE_KINDS["recovered"][0],
+}
+"""The events of a call that goes on, which are below WARNING with ``every=True`` and without."""
 
 
 class LoggingSink:
@@ -31,16 +37,18 @@ class LoggingSink:
 
     LOGGED_ELSEWHERE = (
         events.Buried,
-        events.BreakerOpened,
         events.LeaseLost,
         events.SourceFailed,
         events.StoreDegraded,
         events.WorkerCrashed,
     )
-    """Events that controllers, consumers and stores log themselves, with or without a sink."""
+    """Events that controllers, consumers and stores log themselves, with or without a sink; so do consumers with a
+    circuit breaker that opens."""
 
     inline = True
     """Runs in the thread of the call, as any logging does."""
+    writes_logs = True
+    """Replaces the logging without a sink."""
 
     def __init__(
         self,
@@ -55,7 +63,11 @@ class LoggingSink:
         self._take = self._write_event if every else LogWriter(self._write, burst, window, clock)
 
     def __call__(self, event: Event) -> None:
-        if not isinstance(event, self.LOGGED_ELSEWHERE):
+        if isinstance(event, self.LOGGED_ELSEWHERE) or (isinstance(event, events.BreakerOpened) and not event.gate):
+            return
+        lowest = LOWEST_LEVELS.get(type(event))
+        # events that are off by level are not counted either
+        if lowest is None or self.logger.isEnabledFor(LEVELS[lowest]):
             self._take(event)
 
     def _write_event(self, event: Event) -> None:

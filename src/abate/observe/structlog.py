@@ -32,6 +32,8 @@ class StructlogSink:
 
     inline = True
     """Runs in the thread of the call, as any logging does."""
+    writes_logs = True
+    """Replaces the logging without a sink."""
 
     def __init__(
         self,

@@ -23,6 +23,9 @@ NEVER = float("inf")
 SPREAD = 0.9
 """Retries after a hint are spread over at least this share of the hint, so that clients don't return all at once."""
 
+ROOM = 0.2
+"""The share of the time between a hint and the deadline in which no retry begins: an attempt takes time, too."""
+
 CAPPED_RETRY = 10_000
 """A retry number at which every backoff has reached its cap."""
 
@@ -72,18 +75,30 @@ def pushback(value: str | None) -> float | None:
     return seconds if seconds <= MAX_HINT else NEVER
 
 
-def delay_after_hint(hint: float, plan: Schedule, retry: int, own: float) -> float:
+def delay_after_hint(hint: float, plan: Schedule, retry: int, own: float, left: float | None = None) -> float:
     """Return the hint plus the retry's own delay, stretched so that retries spread over `SPREAD` of the hint.
+
+    `left` is the number of seconds until the call's deadline. If a hint ends before it, and its spread does not, the
+    retries spread over the time between the two, except for the last part of it (`ROOM`), which is for the attempt.
 
     >>> from abate.schedule import Backoff
     >>> delay_after_hint(10.0, Backoff(1.0, 30.0), retry=1, own=0.5)
     14.5
+    >>> delay_after_hint(10.0, Backoff(1.0, 30.0), retry=1, own=0.5, left=15.0)
+    12.0
     """
-    if not plan.jittered:  # the user's own numbers are used unchanged; a function may be undefined for `CAPPED_RETRY`
-        return hint + own
-    ceiling, spread = plan.ceiling(retry), min(hint * SPREAD, plan.ceiling(CAPPED_RETRY))
-    # decorrelated delays that began with an overload may lie above the ceiling of a blip
-    return hint + (min(own, ceiling) / ceiling * spread if spread > ceiling > 0 else own)
+    longest = own  # without jitter the user's own numbers are used: a function may be undefined for `CAPPED_RETRY`
+    if plan.jittered:
+        ceiling, spread = plan.ceiling(retry), min(hint * SPREAD, plan.ceiling(CAPPED_RETRY))
+        # decorrelated delays that began with an overload may lie above the ceiling of a blip
+        longest = max(own, ceiling)
+        if spread > ceiling > 0:
+            own, longest = min(own, ceiling) / ceiling * spread, spread
+    if left is not None:
+        available = (left - hint) * (1.0 - ROOM)
+        if 0.0 < available < longest:
+            own *= available / longest
+    return hint + own
 
 
 def date_to_instant(text: str) -> float | None:

@@ -45,6 +45,9 @@ class Agenda:
 
     __slots__ = ("__weakref__", "_current", "_end", "_heap", "_later", "_order", "_spans", "ready", "states", "time")
 
+    is_logged = False
+    """What happens in a simulated world is not logged by default."""
+
     def __init__(self) -> None:
         self.time = 0.0
         self.ready: deque[tuple[Act, Any]] = deque()

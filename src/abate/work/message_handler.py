@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 
 from abate import events
 from abate.clock import Clock
-from abate.logs import Log
+from abate.logs import WARNING, Log
 from abate.schedule.deadlines import carry_deadline, deadline
 from abate.work.run_state import Delivery
 from abate.work.source import Bury, Message, Verdict
@@ -30,9 +30,11 @@ class HandlerResult(NamedTuple):
 
 
 def report(name: str, message: Message, decision: Decision, seconds: float, error: BaseException | None) -> None:
-    """Emit an event for a message that was handled."""
-    if events.sinks:
-        events.emit(events.Worked(name, message.key, decision.ending, seconds, message.receives, error))
+    """Emit an event for a message that was handled; the log has those that fail, and those that had failed."""
+    unusual = message.receives > 1 or decision.ending in ("retry", "slow")
+    logged = unusual and events.log_enabled(WARNING)
+    if logged or events.sinks:
+        events.emit(events.Worked(name, message.key, decision.ending, seconds, message.receives, error), logged)
 
 
 def report_dead_letter(name: str, message: Message, verdict: Verdict) -> None:

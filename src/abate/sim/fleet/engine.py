@@ -271,21 +271,25 @@ class Fleet:
         if ruling.reached and not safe:
             self._give_up(calls, at, "unsafe")
             return EMPTY
-        delay = self._delay(ruling, calls)
+        delay = self._delay(ruling, calls, at)
         if policy.timeout is not None:
             late = at + delay >= pool.began[calls] + policy.timeout
             delay = delay[~late]
             calls, at = self._stop(late, "deadline", calls, at)
         return calls, at, delay
 
-    def _delay(self, ruling: Ruling, calls: Whole) -> Floats:
+    def _delay(self, ruling: Ruling, calls: Whole, at: Floats) -> Floats:
         plan, pool = self._schedules["overload" if ruling.overloaded else "blip"], self._calls
         retries, uniforms = pool.attempts[calls], self._rng.random(len(calls))
         if self._decorrelated:
             delay = pool.previous[calls] = plan.delay(retries, uniforms, pool.previous[calls])
         else:
             delay = plan.delay(retries, uniforms)
-        return delay if ruling.hint is None else plan.delay_after_hint(ruling.hint, retries, delay)
+        if ruling.hint is None:
+            return delay
+        timeout = self._policy.timeout
+        left = np.inf if timeout is None else pool.began[calls] + timeout - at
+        return plan.delay_after_hint(ruling.hint, retries, delay, left)
 
     def _schedule_retries(self, bucket: int, groups: list[Retries]) -> None:
         """Schedule the retries that the budget admits, in the order of the failures."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from abate.admit.budget import Budget, Units
 from abate.admit.sliding_window import SlidingWindow
 from abate.schedule.backoff import Backoff, ListSchedule
-from abate.schedule.hints import CAPPED_RETRY, SPREAD
+from abate.schedule.hints import CAPPED_RETRY, ROOM, SPREAD
 from abate.sim.model import Duration
 from abate.sim.varying_rate import VaryingRate
 
@@ -83,18 +83,25 @@ class VectorBackoff:
             return np.maximum(self._minimum, ceiling * (0.5 + 0.5 * uniforms))
         return ceiling
 
-    def delay_after_hint(self, hint: float, retries: Whole | Counts, own: Floats) -> Floats:
-        """Return the hint plus each retry's own delay, spread over a share of the hint.
+    def delay_after_hint(
+        self, hint: float, retries: Whole | Counts, own: Floats, left: Floats | float = np.inf
+    ) -> Floats:
+        """Return the hint plus each retry's own delay, spread over a share of the hint, and within the seconds `left`.
 
         >>> VectorBackoff(Backoff(1.0, 30.0), retries=3).delay_after_hint(10.0, np.array([1]), np.array([0.5]))
         array([14.5])
         """
-        if self._jitter == "none":
-            return hint + own
-        ceiling, spread = self.ceiling(retries), min(hint * SPREAD, self._far)
-        wider = (spread > ceiling) & (ceiling > 0)
-        stretched = np.minimum(own, ceiling) / np.where(wider, ceiling, 1.0) * spread
-        return hint + np.where(wider, stretched, own)
+        longest = own
+        if self._jitter != "none":
+            ceiling, spread = self.ceiling(retries), min(hint * SPREAD, self._far)
+            wider = (spread > ceiling) & (ceiling > 0)
+            stretched = np.minimum(own, ceiling) / np.where(wider, ceiling, 1.0) * spread
+            longest = np.where(wider, spread, np.maximum(own, ceiling))
+            own = np.where(wider, stretched, own)
+        available = (left - hint) * (1.0 - ROOM)
+        tight = (available > 0.0) & (available < longest)
+        shrunk = own * np.where(tight, available, 1.0) / np.where(tight, longest, 1.0)
+        return hint + np.where(tight, shrunk, own)
 
 
 class VectorBudget:

@@ -1,0 +1,185 @@
+"""Read the bodies of responses of httpx within bounds: of those that are discarded, and of errors that are judged.
+
+Every function takes the response as the inner transport returned it, with a body that was not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+from abate import clock as clocks
+from abate.clients.http_client import BODY_DISCARDED, MAX_DECODED, MAX_DRAIN_BYTES, MIN_TIMEOUT, PIECE
+
+
+class Streams(NamedTuple):
+    """The stream classes for the bodies of one library's responses."""
+
+    discarded: type[Any]
+    """Raises when read: the connection was closed."""
+    continued: type[Any]
+    """A body of which the beginning was read."""
+    loaded: type[Any]
+    """A body that was read; `decoded` has it without its content encoding."""
+
+
+def streams_of(library: Any) -> Streams:
+    """Return the stream classes of httpx or httpx2."""
+
+    class DiscardedStream(library.SyncByteStream, library.AsyncByteStream):  # type: ignore[misc]
+        def __init__(self, response: Any, request: Any) -> None:
+            self._response, self._request = f"{response.status_code} {response.reason_phrase}", request
+
+        def error(self) -> Exception:
+            error: Exception = library.ReadError(f"{self._response}: {BODY_DISCARDED}", request=self._request)
+            return error
+
+        def __iter__(self) -> Iterator[bytes]:
+            raise self.error()
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            raise self.error()
+            yield b""
+
+    class ContinuedStream(library.SyncByteStream, library.AsyncByteStream):  # type: ignore[misc]
+        def __init__(self, beginning: bytes, rest: Any, stream: Any) -> None:
+            self._beginning, self._rest, self._stream = beginning, rest, stream
+
+        def __iter__(self) -> Iterator[bytes]:
+            yield self._beginning
+            yield from self._rest
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield self._beginning
+            async for part in self._rest:
+                yield part
+
+        def close(self) -> None:
+            self._stream.close()
+
+        async def aclose(self) -> None:
+            await self._stream.aclose()
+
+    class LoadedStream(library.ByteStream):  # type: ignore[misc]
+        def __init__(self, response: Any, body: bytes) -> None:
+            super().__init__(body)
+            self.decoded = _decoded(library, response, body)
+
+    return Streams(DiscardedStream, ContinuedStream, LoadedStream)
+
+
+def _decoded(library: Any, response: Any, body: bytes) -> bytes | None:
+    """Return a body without its content encoding; None if it can't be decoded, or is too large then."""
+
+    class Pieces(library.SyncByteStream):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[bytes]:
+            for start in range(0, len(body), PIECE):
+                yield body[start : start + PIECE]
+
+    if "Content-Encoding" not in response.headers:
+        return body
+    decoded = bytearray()
+    try:
+        for part in library.Response(response.status_code, headers=response.headers, stream=Pieces()).iter_bytes():
+            decoded += part
+            if len(decoded) > MAX_DECODED:
+                return None
+    except library.DecodingError:
+        return None
+    return bytes(decoded)
+
+
+def is_small(response: Any) -> bool:
+    """Return whether the headers allow a body short enough to read."""
+    length = response.headers.get("Content-Length", "0")
+    return not length.isdecimal() or int(length) <= MAX_DRAIN_BYTES
+
+
+def load(streams: Streams, response: Any, request: Any, extensions: Any, seconds: float) -> None:
+    """Read the body of an error, if it ends soon; the response keeps it in any case, unless its connection breaks."""
+    stream, body, done = response.stream, bytearray(), False
+    parts, due = iter(stream), clocks.current().now() + seconds
+    try:
+        with short_reads(extensions, seconds):
+            for part in parts:
+                body += part
+                if len(body) > MAX_DRAIN_BYTES or clocks.current().now() > due:
+                    break
+            else:
+                done = True
+    except Exception:
+        response.stream = streams.discarded(response, request)
+        with suppress(Exception):  # a connection that fails here is closed
+            stream.close()
+        return
+    _keep(streams, response, bytes(body), done, parts)
+    if done:
+        stream.close()
+
+
+async def aload(streams: Streams, response: Any, request: Any, seconds: float) -> None:
+    """Do the same for an async response."""
+    stream, body, done = response.stream, bytearray(), False
+    parts = aiter(stream)
+    cut = clocks.current().within(seconds)
+    try:
+        async with cut:
+            while not done and len(body) <= MAX_DRAIN_BYTES:
+                part = await anext(parts, None)
+                done = part is None
+                body += part or b""
+    except Exception:
+        response.stream = streams.discarded(response, request)
+        with suppress(Exception):  # a connection that fails here is closed
+            await stream.aclose()
+        return
+    _keep(streams, response, bytes(body), done, parts)
+    if done:
+        await stream.aclose()
+
+
+def _keep(streams: Streams, response: Any, body: bytes, done: bool, rest: Any) -> None:
+    response.stream = streams.loaded(response, body) if done else streams.continued(body, rest, response.stream)
+
+
+@contextmanager
+def short_reads(extensions: Any, seconds: float) -> Iterator[None]:
+    """Bound each read of a body: httpx looks at the request's extensions when reading begins."""
+    missing = object()
+    kept = extensions.get("timeout", missing)
+    extensions["timeout"] = {**({} if kept is missing else kept), "read": max(seconds, MIN_TIMEOUT)}
+    try:
+        yield
+    finally:
+        if kept is missing:
+            del extensions["timeout"]
+        else:
+            extensions["timeout"] = kept
+
+
+def drain(stream: Any, seconds: float) -> bytes | None:
+    """Read a body; return None if it does not end soon."""
+    body, due = bytearray(), clocks.current().now() + seconds
+    for chunk in stream:
+        body += chunk
+        if len(body) > MAX_DRAIN_BYTES or clocks.current().now() > due:
+            return None
+    return bytes(body)
+
+
+async def adrain(stream: Any, seconds: float) -> bytes | None:
+    """Do the same for an async body, and cut it off in time."""
+    body, parts = bytearray(), aiter(stream)
+    cut = clocks.current().within(seconds)
+    async with cut:
+        while len(body) <= MAX_DRAIN_BYTES:
+            try:
+                body += await anext(parts)
+            except StopAsyncIteration:
+                return bytes(body)
+    # the library's generators must not be abandoned: cut them off where they wait
+    cut = clocks.current().within(0.0)
+    async with cut:
+        while True:
+            await anext(parts)
