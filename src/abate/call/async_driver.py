@@ -143,8 +143,7 @@ async def drive(
             try:
                 result = await _awaitable(function, attempt(*args, **kwargs))
             except Exception as error:
-                if error is last:
-                    machine.same_error = True
+                machine.same_error |= error is last
                 last, now = error, clock.now()
                 action = machine.failed(error, now)
             else:

@@ -103,8 +103,7 @@ def drive(
             try:
                 result = attempt(*args, **kwargs)
             except Exception as error:
-                if error is last:
-                    machine.same_error = True
+                machine.same_error |= error is last
                 last, now = error, clock.now()
                 action = machine.failed(error, now)
             else:

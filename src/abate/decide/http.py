@@ -21,9 +21,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from abate.decide.network_errors import judge_network_error
+from abate.decide.network_errors import BUILTIN_ERRORS, judge_network_error
 from abate.decide.outcome import FATAL, LAYER, Outcome, Ruling
+from abate.decide.responses import KEY_HEADER as KEY_HEADER
 from abate.decide.responses import FoundResponse, Headers, read, repeatable, safe_to_repeat
+from abate.decide.responses import header as header
 from abate.decide.rules import Rule
 from abate.schedule.header_hints import error_body, http_hint, lower_case
 
@@ -119,6 +121,8 @@ class OnTransient(Rule):
             ruling = _judge_found(FoundResponse.of_result(outcome.result))
             return None if ruling is FATAL else ruling
         network = judge_network_error(error)
+        if type(error) in BUILTIN_ERRORS and not error.__dict__:
+            return network  # it carries no response and no request
         if network is None or read(error, "response") is not None:  # the status of a response says more than its end
             found = FoundResponse.of_error(error)
             if found is not None or network is None:
@@ -134,8 +138,8 @@ def _judge_found(found: FoundResponse | None) -> Ruling | None:
 
 
 transient = OnTransient()
-"""Retry what HTTP calls worth another attempt: statuses by the table, on errors or returned responses of any library, and
-network errors and timeouts of httpx, requests, urllib3, aiohttp and the SDKs that stand on them."""
+"""Retry what HTTP's table calls worth another attempt, on errors or returned responses of any library; and network errors
+and timeouts of httpx, requests, urllib3, aiohttp, and SDKs that use them."""
 
 transient_result = transient
 """The same rule, under the name it had for functions that return the response instead of raising."""

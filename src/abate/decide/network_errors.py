@@ -9,12 +9,13 @@ TLS verification and protocol mismatches,  fatal, and says nothing about the ser
 URLs and schemes that cannot be used       is down
 =========================================  ==========================================================================
 
-A class is looked up by the root of its module and its name, then its bases. What a class of errors stands for is cached;
-where the cause decides (a `ConnectError` for a certificate, an SDK's error for a timeout), each error is looked into.
+A class is looked up by the root of its module and its name, then its bases. What a class stands for is cached; where
+the cause decides (a `ConnectError` for a certificate, an SDK's error for a timeout), each error is looked into.
 """
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -138,7 +139,14 @@ TLS_MISMATCH = re.compile(
 """Parts of an `ssl.SSLError`'s reason that another attempt would meet again. With other reasons, such as a connection
 that was closed during the handshake, it is a network error."""
 
+BUILTIN_ERRORS = frozenset(
+    kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, Exception)
+)
+"""Python's own exceptions, which carry no more than their arguments."""
+
 _meanings: dict[type, _Meaning] = {}
+_rulings: dict[type, Ruling | None] = {}
+"""Rulings on classes of errors, where the class decides."""
 
 
 def judge_network_error(error: BaseException) -> Ruling | None:
@@ -149,8 +157,15 @@ def judge_network_error(error: BaseException) -> Ruling | None:
     >>> judge_network_error(ValueError()) is None
     True
     """
-    meaning = _meaning_of(type(error))
-    return _judge_inside(error, meaning, set()) if meaning.inside else meaning.ruling
+    kind = type(error)
+    if kind in _rulings:
+        return _rulings[kind]
+    meaning = _meaning_of(kind)
+    if meaning.inside:
+        return _judge_inside(error, meaning, set())
+    if len(_rulings) < MAX_TYPES:
+        _rulings[kind] = meaning.ruling
+    return meaning.ruling
 
 
 def is_decided_by_type(kind: type) -> bool:

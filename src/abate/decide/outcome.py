@@ -29,8 +29,8 @@ class Outcome(ComparedByFields):
 class Ruling(Frozen):
     """The decision about an outcome: whether to retry, why, the server's hint, and what became of the request.
 
-    * `reason`: ``blip`` (reset, refused, conflict), ``overload`` (429, 503, timeouts), ``fatal``, or ``layer`` (an inner
-      policy has given up on it).
+    * `reason`: ``blip`` (reset, refused, conflict), ``overload`` (429, 503, timeouts), ``fatal``, or ``layer`` (an
+      inner policy has given up on it).
     * `hint`: the seconds that the server asked for.
     * `reached`: whether the server may have begun to work on the request. False for a refused connection, and for an
       answer that refuses the request before taking it (a 429): it may be sent again, whatever it does.

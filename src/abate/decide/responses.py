@@ -1,4 +1,4 @@
-"""Read HTTP off objects of any library: the status of an error or a response, its headers, its loaded body, its request.
+"""Reads HTTP off objects of any library: the status of an error or a response, its headers, loaded body and request.
 
 Nothing here does I/O: a body counts only if the library has loaded it already.
 """
@@ -185,7 +185,7 @@ def read(source: object, name: str) -> Any:
 
 
 def _loaded_body(response: object) -> bytes | None:
-    """Return the body of a response if it was loaded; httpx and requests keep it as ``_content``, others as ``_body``."""
+    """Return a response's body if it was loaded: httpx and requests keep it in ``_content``, others in ``_body``."""
     for name in ("_content", "_body"):
         body = read(response, name)
         if isinstance(body, bytes):

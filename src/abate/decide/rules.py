@@ -176,9 +176,9 @@ class Rules(Rule):
         """Return the ruling on an outcome; an error that no rule matches is fatal.
 
         A group of errors is retried if a rule for groups says so; otherwise if every error in it would be retried. If
-        `unless` matches any member, the group is fatal. The longest hint counts. A group of more than `MAX_GROUP_MEMBERS` errors, or
-        nested more than `MAX_GROUP_DEPTH` deep, is fatal without being judged. An attempt that was cut off is an
-        overload, whatever the rules say.
+        `unless` matches any member, the group is fatal. The longest hint counts. A group of more than
+        `MAX_GROUP_MEMBERS` errors, or nested more than `MAX_GROUP_DEPTH` deep, is fatal without being judged. An
+        attempt that was cut off is an overload, whatever the rules say.
         """
         error = outcome.error
         if isinstance(error, AttemptTimeout):
@@ -328,9 +328,9 @@ def widen(rule: Matcher, *, by: Matcher, seconds: float) -> Rule:
     return Widened(_rule(rule), _rule(by), number("seconds", seconds, above=0))
 
 
-def classify(error: BaseException | None) -> Ruling:
+def classify(error: BaseException) -> Ruling:
     """Return the ruling to retry an error: whether it means overload, and whether it reached the server."""
-    ruling = None if error is None else judge_network_error(error)
+    ruling = judge_network_error(error)
     if ruling is None:
         return BLIP
     return ruling if ruling.retry else UNREACHED

@@ -1,4 +1,4 @@
-"""The wait that an HTTP error response asks for, in its headers or in its JSON body.
+"""Reads the wait that an HTTP error response asks for, in its headers or in its JSON body.
 
 The first of these that can be read counts:
 
@@ -139,7 +139,7 @@ def _limits(known: Mapping[str, str], now: float | None) -> Iterator[_Limit]:
 
 
 def _ietf_limits(known: Mapping[str, str]) -> Iterator[_Limit]:
-    """Yield the limits of the IETF's headers: ``"name";r=0;t=30``, or ``limit=100, remaining=0, reset=30``, or apart."""
+    """Yield the limits of the IETF's headers: ``"name";r=0;t=30``; before draft 8, in one header or three."""
     listed = known.get("ratelimit", "")
     if len(listed) <= MAX_LIST_CHARS:
         old = dict(PARAMETER.findall(listed))
