@@ -415,3 +415,84 @@ def test_connections_of_discarded_streams_are_closed(way):
         client = way.client(policy(before_retry=watch), server)
         assert way.ask(client, stream=True) == TEXT
     assert taken == [[], []]
+
+
+# -- a decorated generator around a stream
+
+
+def read_through(way, client, rules):
+    """The text of a stream that is read by a generator with a policy of its own."""
+    if way.sync:
+
+        @rules
+        def pieces():
+            with way.api.create(client, stream=True) as items:
+                yield from items
+
+        with client:
+            return "".join(map(way.api.piece, pieces()))
+
+    @rules
+    async def apieces():
+        async with await way.api.create(client, stream=True) as items:
+            async for item in items:
+                yield item
+
+    async def read():
+        async with client:
+            return "".join([way.api.piece(item) async for item in apieces()])
+
+    return asyncio.run(read())
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [fail(429), fail(529), fail(503), fail(500), close, cut_off(), None],
+    ids=["429", "529", "503", "500", "closed", "cut off", "error event"],
+)
+def test_a_generator_around_a_stream_is_retried_until_its_first_item(way, failure):
+    """By the SDK's real errors, which HTTP's rule knows; the client has no retries of any kind."""
+    if failure is None:
+        if way.path == "/v1/responses":
+            return  # its SDK hands an error event out as an item
+        failure = stream(overload_event(way))
+    with LLMServer(failure) as server:
+        assert read_through(way, way.plain(server), policy(idempotent=True, idle=30.0)) == TEXT
+    assert len(server.requests) == 2
+
+
+def test_items_before_the_content_can_be_held_back(way):
+    """`content=` says which items count: the others are not handed out before an error."""
+    broken = cut_off(*BEGINNINGS[way.path])
+    with LLMServer(broken) as server:
+        retried = policy(idempotent=True, content=way.api.piece)
+        assert read_through(way, way.plain(server), retried) == TEXT
+    assert len(server.requests) == 2
+
+
+def test_an_error_after_the_first_item_passes(way):
+    """It is the SDK's own."""
+    broken = cut_off(*BEGINNINGS[way.path], CONTENTS[way.path][0])
+    with LLMServer(broken) as server, pytest.raises((way.sdk.APIConnectionError, httpx2.HTTPError)):
+        read_through(way, way.plain(server), policy(idempotent=True, content=way.api.piece))
+    assert len(server.requests) == 1
+
+
+def test_idle_bounds_the_silence_of_a_stream(way):
+    """Also after the first content; under asyncio it cuts off, in threads the SDK's timeout does."""
+    with LLMServer() as server:
+        server.script.append(stream(*BEGINNINGS[way.path], CONTENTS[way.path][0], then=server.hang))
+        client = way.plain(server, timeout=httpx2.Timeout(10.0, read=0.2)) if way.sync else way.plain(server)
+        errors = (way.sdk.APITimeoutError, httpx2.ReadTimeout, abate.IdleTimeout)
+        with pytest.raises(errors):
+            read_through(way, client, policy(idle=0.2))
+    assert len(server.requests) == 1
+
+
+def test_a_generator_does_not_repeat_what_the_client_gave_up_on(way):
+    """One layer retries: three requests, not nine."""
+    with LLMServer(*[fail(429)] * 20) as server:
+        with pytest.raises(way.sdk.RateLimitError) as raised:
+            read_through(way, way.client(policy(), server), policy(name="outer"))
+    assert abate.report(raised.value).reason == "layer"
+    assert len(server.requests) == 3

@@ -1,6 +1,7 @@
 """The parser of server-sent events: the WHATWG's rules, whatever pieces the bytes come in."""
 
 import pickle
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -244,7 +245,7 @@ def test_any_pieces_give_the_same_events(data, stream, max_event):
     """However the bytes are cut, also when there are too many."""
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=10).map(sorted))
     edges = [0, *cuts, len(stream)]
-    pieces = [stream[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    pieces = [stream[start:end] for start, end in pairwise(edges)]
     whole, cut = EventParser(max_event=max_event), outcome(pieces, max_event)
     found = []
     try:

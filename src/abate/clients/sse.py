@@ -14,10 +14,11 @@ The parser is in `abate.clients.sse_parser`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, overload
 
+from abate import clock as clocks
 from abate.call.policy import Policy
 from abate.call.stream import wrap_async_generator, wrap_generator
 from abate.clients.sse_parser import MAX_EVENT, EventParser, EventTooLarge, ServerSentEvent
@@ -207,11 +208,23 @@ async def _aread_httpx(
         if _is_over(response.status_code, response.headers, response.raise_for_status):
             return
         position.begin()
-        async with aclosing(response.aiter_bytes()) as pieces:
+        pieces = response.aiter_bytes()
+        try:
             async for piece in pieces:
                 for event in position.read(piece):
                     yield event
+        finally:
+            await _cut_off(pieces)
     raise _ended(url)
+
+
+async def _cut_off(pieces: AsyncIterator[bytes]) -> None:
+    """End httpx's generators, which must not be abandoned (trio warns): cut them off where they wait."""
+    cut = clocks.current().within(0.0)
+    with suppress(Exception):
+        async with cut:
+            while True:
+                await anext(pieces)
 
 
 async def _read_aiohttp(
@@ -237,7 +250,7 @@ async def _read_aiohttp(
 def _httpx_request(client: Any, position: Position, idle: float | None, request: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of one request: the read timeout bounds the silence."""
     own = client.timeout
-    headers = type(client.headers)(request.get("headers"))
+    headers = type(client.headers)(request.get("headers"), encoding="utf-8")
     _set_headers(headers, position)
     timeout = type(own)(connect=own.connect, write=own.write, pool=own.pool, read=idle)
     return {**request, "headers": headers, "timeout": timeout}
