@@ -59,7 +59,7 @@ CLIENTS = {
     "httpx2": (
         httpx2.ConnectTimeout,
         None,
-        lambda policy, send: by_httpx(httpx2, Transport(policy, httpx2.HTTPTransport()), send),
+        lambda policy, send: by_httpx(httpx2, abate.clients.httpx2.Transport(policy), send),
     ),
     "requests": (requests.ConnectTimeout, None, lambda policy, send: by_requests(Adapter(policy), send)),
     "urllib3": (
@@ -80,7 +80,7 @@ CLIENTS = {
     "httpx2-asyncio": (
         httpx2.ConnectTimeout,
         asyncio.run,
-        lambda policy, send: by_async_httpx(httpx2, AsyncTransport(policy, httpx2.AsyncHTTPTransport()), send),
+        lambda policy, send: by_async_httpx(httpx2, abate.clients.httpx2.AsyncTransport(policy), send),
     ),
     "aiohttp": (
         aiohttp.ConnectionTimeoutError,

@@ -81,14 +81,14 @@ POLICY = abate.Policy(on=abate.http.transient, max_attempts=1)
 
 def by_httpx(url, timeouts, times=1, library=httpx, **options):
     inner = library.HTTPTransport(verify=False)
-    with library.Client(transport=abate.clients.httpx.Transport(POLICY, inner, timeouts=timeouts)) as client:
+    with library.Client(transport=getattr(abate.clients, library.__name__).Transport(POLICY, inner, timeouts=timeouts)) as client:
         return [client.get(url, timeout=60.0, **options).status_code for _ in range(times)]
 
 
 def by_async_httpx(url, timeouts, times=1, library=httpx, **options):
     async def load():
         inner = library.AsyncHTTPTransport(verify=False)
-        transport = abate.clients.httpx.AsyncTransport(POLICY, inner, timeouts=timeouts)
+        transport = getattr(abate.clients, library.__name__).AsyncTransport(POLICY, inner, timeouts=timeouts)
         async with library.AsyncClient(transport=transport) as client:
             return [(await client.get(url, timeout=60.0, **options)).status_code for _ in range(times)]
 

@@ -87,15 +87,15 @@ def test_retry_after_as_a_date_is_read_by_the_servers_clock(way):
     assert clock.waits == [10.0]
 
 
-def test_a_retry_after_without_end_ends_the_call(way):
+def test_a_retry_after_that_is_too_long_ends_the_call(way):
     """The response is the caller's, with the reason."""
-    with Server(respond(503, ("Retry-After", str(10**18)))) as server:
+    with Server(respond(503, ("Retry-After", "301"))) as server:
         response = way.fetch(policy(), server.url)
     assert response.extensions["abate_report"].reason == "hint"
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("values", [["-5"], ["soon"], [""], ["5", "7"], ["1e3"], ["\xff"]])
+@pytest.mark.parametrize("values", [["-5"], [str(10**18)], ["soon"], [""], ["5", "7"], ["1e3"], ["\xff"]])
 def test_a_retry_after_that_makes_no_sense_is_passed_over(way, values):
     """The policy's own backoff counts then."""
     clock = VirtualClock()
@@ -175,7 +175,7 @@ def test_a_body_that_is_read_once_is_sent_once(way):
     request = {"content": body, "headers": {"Idempotency-Key": "8e03"}}
     with Server(BUSY) as server:
         response = way.fetch(policy(), server.url, "POST", request=request)
-    assert (response.status_code, response.extensions["abate_report"].reason) == (503, "attempts")
+    assert (response.status_code, abate.report(response).reason) == (503, "body")
     assert [each.body for each in server.requests] == [b"pay"]
 
 

@@ -126,7 +126,7 @@ def test_many_tasks_leave_no_more_connections_than_the_pool_has(way):
 
     async def main(server):
         settings = policy(max_attempts=20, budget=abate.Budget.unlimited())
-        async with way.library.AsyncClient(transport=AsyncTransport(settings, inner), timeout=30.0) as client:
+        async with way.library.AsyncClient(transport=way.ours.AsyncTransport(settings, inner), timeout=30.0) as client:
             async with trio_or_asyncio(way) as start:
                 for _ in range(40):
                     start(client.get, server.url)
@@ -163,7 +163,7 @@ def trio_or_asyncio(way):
 @threads
 def test_a_final_response_is_handed_over_unread(way):
     """Good or bad, its body is the caller's to stream."""
-    client = way.library.Client(transport=Transport(policy(), way.inner()))
+    client = way.library.Client(transport=way.ours.Transport(policy(), way.inner()))
     with Server(BUSY, BUSY, LONG, respond(200, body=b"good")) as server, client:
         for size in (100_000, 4):
             with client.stream("GET", server.url) as response:
@@ -176,7 +176,7 @@ def test_a_final_async_response_is_handed_over_unread(way):
     """The same for tasks."""
 
     async def main(url):
-        async with way.library.AsyncClient(transport=AsyncTransport(policy(), way.inner())) as client:
+        async with way.library.AsyncClient(transport=way.ours.AsyncTransport(policy(), way.inner())) as client:
             for size in (100_000, 4):
                 async with client.stream("GET", url) as response:
                     assert not response.is_stream_consumed
@@ -205,7 +205,7 @@ def test_a_cancelled_request_ends_at_once(way):
     inner = way.inner()
 
     async def main(server):
-        async with way.library.AsyncClient(transport=AsyncTransport(policy(), inner), timeout=60.0) as client:
+        async with way.library.AsyncClient(transport=way.ours.AsyncTransport(policy(), inner), timeout=60.0) as client:
             if way.loop == "trio":
                 with trio.move_on_after(0.1) as scope:
                     await client.get(server.url)
@@ -236,9 +236,9 @@ def test_three_hundred_clients_told_to_wait_come_back_spread(library):
 
     async def one():
         settings = abate.Policy(on=abate.http.transient)
-        transport = AsyncTransport(settings, library.MockTransport(handler))
+        transport = getattr(abate.clients, library.__name__).AsyncTransport(settings, library.MockTransport(handler))
         async with library.AsyncClient(transport=transport) as client:
-            assert (await client.get("http://a.example/")).status_code == 200
+            assert (await client.get("http://a.internal/")).status_code == 200
 
     async def main():
         await asyncio.gather(*(one() for _ in range(300)))

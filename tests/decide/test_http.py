@@ -12,21 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import abate
 from abate.decide import Outcome, Ruling
 from abate.decide.http import header, judge, repeatable, status, transient, transient_result
 from abate.decide.outcome import FATAL
 from abate.decide.rules import build_rules
-from abate.testing import VirtualClock
+from abate.schedule.hints import MAX_HINT
+from abate.testing import Script, VirtualClock
 
 # the whole table, written down by hand; whatever is not in it is fatal from 400 on, and nothing to retry below
 RETRIED = {
-    408: "overload",
+    **{code: "blip" for code in range(500, 600) if code not in (501, 505)},
     425: "blip",
+    408: "overload",
     429: "overload",
-    500: "blip",
-    502: "blip",
     503: "overload",
     504: "overload",
+    529: "overload",
 }
 
 
@@ -45,7 +47,7 @@ def test_the_table_of_every_status():
     expected = {
         code: None
         if code < 400
-        else Ruling(True, RETRIED[code], answered=code not in (408, 504))
+        else Ruling(True, RETRIED[code], reached=code not in (429, 529), answered=code not in (408, 504))
         if code in RETRIED
         else FATAL
         for code in range(100, 600)
@@ -106,11 +108,117 @@ def test_a_date_is_measured_against_the_response_itself():
         assert judge(503, {**headers, "date": formatdate(1_000_025, usegmt=True)}).hint == 5.0
 
 
-@given(st.dictionaries(st.text(), st.text() | st.integers() | st.none()), st.sampled_from([*RETRIED, 200, 404]))
-def test_no_header_is_an_error(headers, code):
-    """Servers send anything: the ruling is the same but for the hint."""
-    ruling, bare = judge(code, headers), judge(code)
-    assert (ruling and (ruling.retry, ruling.reason)) == (bare and (bare.retry, bare.reason))
+HINTS = st.sampled_from(
+    [
+        *("Retry-After", "retry-after-ms", "x-should-retry", "x-amz-retry-after", "Date", "RateLimit"),
+        *("x-ratelimit-reset-tokens", "x-ratelimit-remaining-tokens", "anthropic-ratelimit-tokens-reset"),
+    ]
+)
+VALUES = st.text() | st.binary() | st.integers() | st.floats() | st.none()
+FIELDS = st.sampled_from(["error", "code", "type", "details", "@type", "retryDelay"])
+JSON = st.recursive(
+    st.none() | st.text() | st.floats() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(FIELDS, inner)
+)
+
+
+@given(
+    st.dictionaries(st.text() | HINTS | st.binary(), VALUES),
+    st.sampled_from([*RETRIED, 200, 404]),
+    st.binary() | st.text() | JSON,
+)
+def test_no_header_and_no_body_is_an_error(headers, code, body):
+    """Servers send anything: there is a ruling for it, and a hint within reason or none."""
+    ruling = judge(code, headers, body=body)
+    assert (ruling is None) == (code < 400)
+    assert ruling is None or ruling.hint is None or 0.0 <= ruling.hint <= MAX_HINT
+
+
+@pytest.mark.parametrize(
+    ("code", "told", "ruling"),
+    [
+        (409, "true", Ruling.blip(answered=True)),
+        (409, None, FATAL),
+        (409, "1", FATAL),
+        (400, " TRUE ", Ruling.blip(answered=True)),
+        (501, "true", Ruling.blip(answered=True)),
+        (503, "false", FATAL),
+        (429, "False", FATAL),
+        (503, "maybe", Ruling.overload(answered=True)),
+        (200, "true", None),
+    ],
+)
+def test_the_server_may_decide_whether_to_retry(code, told, ruling):
+    """`x-should-retry` wins over the table, for error responses."""
+    assert judge(code, {} if told is None else {"X-Should-Retry": told}) == ruling
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"code": "insufficient_quota"}},
+        {"error": {"type": "insufficient_quota", "code": None}},
+        {"code": "insufficient_quota", "message": "as the SDK of OpenAI gives it"},
+        b'{"error": {"code": "insufficient_quota"}}',
+        '{"error": {"message": "You exceeded your current quota", "type": "insufficient_quota"}}',
+    ],
+    ids=repr,
+)
+def test_a_quota_that_is_used_up_is_fatal(body):
+    """With 429 only; another attempt would be refused as well, whatever the headers say."""
+    assert judge(429, {"retry-after": "1", "x-should-retry": "true"}, body=body) == FATAL
+    assert judge(503, body=body) == Ruling.overload(answered=True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"\xff\xfe", "{", "[" * 60_000, "9" * 60_000, b'{"error": 1}', 5, ["insufficient_quota"]),
+        b" " * 70_000 + b'{"error": {"code": "insufficient_quota"}}',
+    ],
+    ids=lambda body: repr(body)[:30],
+)
+def test_a_body_that_cannot_be_read_says_nothing(body):
+    """Nor does one that is too long to be read."""
+    assert judge(429, body=body) == Ruling.overload(reached=False, answered=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "headers", "refused"),
+    [
+        (429, {}, True),
+        (529, {}, True),
+        (503, {"Retry-After": "1"}, True),
+        (503, {"retry-after-ms": "10"}, True),
+        (503, {"Retry-After": "NaN"}, False),
+        (503, {}, False),
+        (500, {"Retry-After": "1"}, False),
+        (502, {}, False),
+        (504, {"Retry-After": "1"}, False),
+    ],
+)
+@pytest.mark.parametrize("idempotent", [None, False])
+def test_a_post_is_repeated_if_the_server_refused_it_before_taking_it(code, headers, refused, idempotent):
+    """The call of a POST is retried then, also if it is declared not idempotent; else it is unsafe."""
+    error = Carrier(response=like(status_code=code, headers=headers), request=like(method="POST"))
+    policy = abate.Policy(on=transient, backoff=[0.0], idempotent=idempotent)
+    with VirtualClock():
+        if refused:
+            assert policy.call(Script(error, "sent")) == "sent"
+        else:
+            with pytest.raises(Carrier):
+                policy.call(Script(error, "sent"))
+            assert abate.report(error).reason == "unsafe"
+
+
+def test_a_shelter_hears_that_the_server_is_overloaded_when_it_refuses_a_request():
+    """A refusal makes the request safe to repeat, and is an overload that the server itself answered."""
+    ruling = judge(429)
+    assert (ruling.overloaded, ruling.answered, ruling.taken) == (True, True, False)
+    with VirtualClock():
+        shelter = abate.Shelter(patience=0.1)
+        with pytest.raises(Carrier):
+            abate.Policy(on=transient, shelter=shelter, max_attempts=1).call(Script(Carrier(status_code=429)))
+        assert not shelter.calm
 
 
 def test_a_header_is_text_or_missing():
@@ -130,19 +238,20 @@ def test_a_header_is_text_or_missing():
         ("OPTIONS", None, True),
         ("TRACE", None, True),
         ("POST", None, False),
-        ("PUT", None, False),
+        ("PUT", None, True),
+        ("delete", None, True),
         ("PATCH", None, False),
-        ("DELETE", None, False),
         ("QUERY", None, False),
         ("POST", {"Idempotency-Key": "8e03978e"}, True),
         ("post", {"idempotency-key": "8e03978e"}, True),
         ("POST", message(idempotency_key="8e03978e"), True),
         ("POST", {"Idempotency-Key": ""}, False),
+        ("POST", {"Idempotency-Key": " "}, False),
         ("POST", {"X-Idempotency": "8e03978e"}, False),
     ],
 )
 def test_which_requests_may_be_repeated(method, headers, safe):
-    """Those with a safe method, and those that carry a key."""
+    """Those with an idempotent method, and those that carry a key."""
     assert repeatable(method, headers) is safe
 
 
@@ -219,7 +328,8 @@ def aiohttp_error(code, method):
 @pytest.mark.parametrize(("method", "safe"), [("GET", True), ("POST", False)])
 def test_errors_of_the_http_libraries_are_read(make, method, safe):
     """Status, hint and method, wherever the library keeps them."""
-    assert transient.judge(Outcome(make(503, method))) == Ruling(True, "overload", 3.0, True, safe, True)
+    assert transient.judge(Outcome(make(503, method))) == Ruling(True, "overload", 3.0, False, safe, True)
+    assert transient.judge(Outcome(make(500, method))) == Ruling(True, "blip", 3.0, True, safe, True)
     assert transient.judge(Outcome(make(404, method))) == FATAL
     assert transient.judge(Outcome(make(302, method))) is None
 
@@ -227,7 +337,7 @@ def test_errors_of_the_http_libraries_are_read(make, method, safe):
 def test_an_error_of_urllib_is_read():
     """The real one, with its own kind of headers; it does not show its request."""
     with urllib_error(429, retry_after="4") as error:
-        assert transient.judge(Outcome(error)) == Ruling(True, "overload", 4.0, True, None, True)
+        assert transient.judge(Outcome(error)) == Ruling(True, "overload", 4.0, False, None, True)
     with urllib_error(501, retry_after="4") as error:
         assert transient.judge(Outcome(error)) == FATAL
 
@@ -237,7 +347,7 @@ def test_an_error_of_urllib_is_read():
     [
         (Carrier(status_code=502), Ruling.blip(answered=True)),
         (Carrier(status=503, headers=None), Ruling.overload(answered=True)),
-        (Carrier(code=HTTPStatus.TOO_MANY_REQUESTS), Ruling.overload(answered=True)),
+        (Carrier(code=HTTPStatus.TOO_MANY_REQUESTS), Ruling.overload(reached=False, answered=True)),
         (Carrier(code=503, headers="Retry-After: 3"), Ruling.overload(answered=True)),
         (Carrier(code=503, headers=like(get={}.get)), Ruling.overload(answered=True)),
         (Carrier(status_code=503, status=404), Ruling.overload(answered=True)),
@@ -247,7 +357,8 @@ def test_an_error_of_urllib_is_read():
         (Carrier(status=True, code=503), Ruling.overload(answered=True)),
         (Carrier(code=lambda: 503), None),
         (Carrier(code=399), None),
-        (Carrier(code=599), FATAL),
+        (Carrier(code=599), Ruling.blip(answered=True)),
+        (Carrier(code=505), FATAL),
         (Carrier(code=600), None),
         (Carrier(response=like(), status_code=503), None),
         (Carrier(response={"status": 503}), None),
@@ -273,25 +384,22 @@ def test_errors_of_ones_own_are_read(error, ruling):
 
 def test_an_attribute_that_cannot_be_read_is_left_out():
     """A property that raises tells nothing; the error of the call is what counts."""
-    assert transient_result.judge(Outcome(result=HttpxResponse(503))) == Ruling.overload(answered=True)
+    assert transient.judge(Outcome(result=HttpxResponse(503))) == Ruling.overload(answered=True)
     unset = type("Unsent", (Unset, Exception), {"response": HttpxResponse(503, **{"retry-after": "3"})})()
-    assert transient.judge(Outcome(unset)) == Ruling.overload(3.0, answered=True)
+    assert transient.judge(Outcome(unset)) == Ruling.overload(3.0, reached=False, answered=True)
 
 
-def test_results_are_read_by_the_rule_on_results_only():
-    """`transient` looks at errors, `transient_result` at both."""
-    assert transient.judge(Outcome(result=HttpxResponse(503))) is None
-    assert transient_result.judge(Outcome(result=HttpxResponse(429, **{"retry-after": "9"}))) == Ruling.overload(
-        9.0, answered=True
+def test_responses_that_are_returned_are_read_as_errors_are():
+    """Except that one which is not worth another attempt is a result like any other."""
+    assert transient.judge(Outcome(result=HttpxResponse(429, **{"retry-after": "9"}))) == Ruling.overload(
+        9.0, reached=False, answered=True
     )
-    assert transient_result.judge(Outcome(result=RequestsResponse(500))) == Ruling.blip(answered=True)
-    assert transient_result.judge(Outcome(result=HttpxResponse(404))) == FATAL
-    assert transient_result.judge(Outcome(result=HttpxResponse(200))) is None
-    assert transient_result.judge(Outcome(result="fine")) is None
-    assert transient_result.judge(Outcome(Carrier(code=503), result=HttpxResponse(404))) == Ruling.overload(
-        answered=True
-    )
-    assert (transient.reads_results, transient_result.reads_results) == (False, True)
+    assert transient.judge(Outcome(result=RequestsResponse(500))) == Ruling.blip(answered=True)
+    assert transient.judge(Outcome(result=HttpxResponse(404))) is None
+    assert transient.judge(Outcome(result=HttpxResponse(200))) is None
+    assert transient.judge(Outcome(result="fine")) is None
+    assert transient.judge(Outcome(Carrier(code=503), result=HttpxResponse(404))) == Ruling.overload(answered=True)
+    assert transient_result is transient
 
 
 # -- statuses of the user's choice
@@ -302,7 +410,7 @@ def test_results_are_read_by_the_rule_on_results_only():
     [
         (404, Ruling(True, "blip", 6.0, True, False, True)),
         (501, Ruling(True, "blip", 6.0, True, False, True)),
-        (503, Ruling(True, "overload", 6.0, True, False, True)),
+        (503, Ruling(True, "overload", 6.0, False, False, True)),
         (500, None),
         (200, None),
     ],
@@ -313,12 +421,12 @@ def test_chosen_statuses_are_retried_whatever_the_table_says(code, ruling):
     assert status(404, 501, 503).judge(Outcome(error)) == ruling
 
 
-def test_chosen_statuses_do_not_touch_results_or_other_errors():
-    """Only errors that carry one of them."""
+def test_chosen_statuses_touch_nothing_else():
+    """Only errors and responses that carry one of them."""
     rule = status(404)
-    assert rule.judge(Outcome(result=HttpxResponse(404))) is None
+    assert rule.judge(Outcome(result=HttpxResponse(404))).retry
+    assert rule.judge(Outcome(result=HttpxResponse(503))) is None
     assert rule.judge(Outcome(KeyError(404))) is None
-    assert rule.reads_results is False
 
 
 def test_rules_on_statuses_stand_in_a_list():

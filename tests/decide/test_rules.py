@@ -201,13 +201,28 @@ def test_which_rules_read_results():
         (reads, True),
         ((KeyError, reads), True),
         (http.transient, False),
-        (http.transient_result, True),
         (http.status(404), False),
         (widen(KeyError, by=reads, seconds=1.0), True),
         (widen(reads, by=KeyError, seconds=1.0), True),
         (widen(KeyError, by=deaf, seconds=1.0), False),
     ]:
         assert build_rules(rule).reads_results is expected, rule
+    assert not build_rules(KeyError, unless=reads).reads_results  # there is nothing to except
+
+
+def test_which_rules_read_responses():
+    """Rules for HTTP judge results that are responses, and no others."""
+    for rule, expected in [
+        (KeyError, False),
+        (on_result(lambda result: None), False),
+        (http.transient, True),
+        (http.transient_result, True),
+        ((KeyError, http.status(404)), True),
+        (widen(KeyError, by=http.transient, seconds=1.0), True),
+        (widen(http.transient, by=KeyError, seconds=1.0), True),
+    ]:
+        assert build_rules(rule).reads_responses is expected, rule
+    assert not build_rules(KeyError, unless=http.status(404)).reads_responses
 
 
 def test_a_rule_of_ones_own():

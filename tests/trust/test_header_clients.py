@@ -25,7 +25,7 @@ FOREIGN = {"abate-deadline": "1", "Abate-Secret": "copied-from-somebody-else", "
 
 
 def policy(**settings):
-    return abate.Policy(on=OSError, backoff=[0.0], budget=abate.Budget.unlimited(), **settings)
+    return abate.Policy(on=abate.http.transient, backoff=[0.0], budget=abate.Budget.unlimited(), **settings)
 
 
 def by_httpx(url, headers, secrets, **settings):

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 import abate
 from abate import clock
 from abate.clients.asgi import Middleware
+from abate.clients.client_rules import Library, client_rules
 from abate.clients.grpc import _hint, _retry_delay
 from abate.clients.grpc_server import _caller_limits, peer_address
 from abate.clients.headers import upstream_gave_up
-from abate.clients.http_client import OnResponses
 from abate.clients.server_middleware import ServerSettings
 from abate.clients.trust import Caller, Secret, Trust
 from abate.clients.wsgi import Middleware as WsgiMiddleware
 from abate.decide.outcome import Outcome, Ruling
+from abate.decide.rules import build_rules
 from abate.testing import VirtualClock
 
 HOSTILE = [
@@ -164,7 +165,17 @@ NAMES = st.sampled_from(["Abate-Exhausted", "Retry-After", "Date", "retry-after"
 @given(st.integers(100, 599), st.dictionaries(NAMES, VALUES, max_size=4))
 def test_a_response_with_any_headers_is_judged(status, headers):
     """An upstream's headers, whatever they are, make a ruling or none; a hint is not negative, and not NaN."""
-    ruling = OnResponses(lambda response: response).judge(Outcome(result=(status, headers)))
+    library = Library(
+        name="any",
+        judge_error=lambda error: None,
+        read_response=lambda response: response,
+        host_of=str,
+        body_of=lambda response: None,
+        target_of=lambda request: ("GET", request),
+        mark=print,
+    )
+    rules = client_rules(build_rules(abate.http.transient), library, replayable=True)
+    ruling = rules.judge(Outcome(result=(status, headers)))
     assert (ruling is None) is (status < 400)
     if ruling is not None:
         assert isinstance(ruling, Ruling)

@@ -212,7 +212,9 @@ def _replayable(body: Any, position: Any) -> tuple[bool, Any]:
 
 
 def _read(response: BaseHTTPResponse) -> tuple[int, Mapping[str, str]]:
-    return response.status, response.headers
+    """Return status and headers of a response; the values of a repeated header are joined by commas."""
+    headers = response.headers
+    return response.status, headers if response.status < 400 else {name: headers[name] for name in headers}
 
 
 def _read_body(response: BaseHTTPResponse) -> None:

@@ -27,7 +27,7 @@ from abate.decide.responses import KEY_HEADER as KEY_HEADER
 from abate.decide.responses import FoundResponse, Headers, read, repeatable, safe_to_repeat
 from abate.decide.responses import header as header
 from abate.decide.rules import Rule
-from abate.schedule.header_hints import error_body, http_hint, lower_case
+from abate.schedule.header_hints import error_body, find_hint, lower_case
 
 __all__ = ["judge", "repeatable", "status", "transient", "transient_result"]
 
@@ -66,8 +66,9 @@ def judge(
     return _retry_ruling(status, known, safe, parsed)
 
 
-def _retry_ruling(status: int, headers: Headers | None, safe: bool | None, body: object) -> Ruling:
-    hint = http_hint(status, headers, body)
+def _retry_ruling(status: int, known: Mapping[str, str], safe: bool | None, body: object) -> Ruling:
+    """Return the ruling to retry, given the headers as `lower_case` returns them."""
+    hint = find_hint(status, known, body)
     refused = status in REFUSED or (status == 503 and hint is not None)
     reason = "overload" if status in OVERLOADED else "blip"
     return Ruling(True, reason, hint, not refused, safe, status not in TIMED_OUT)
@@ -104,7 +105,9 @@ class OnStatus(Rule):
         found = FoundResponse.of_result(outcome.result) if error is None else FoundResponse.of_error(error)
         if found is None or found.status not in self.codes:
             return None
-        return LAYER if found.given_up else _retry_ruling(found.status, found.headers, found.safe, found.body)
+        if found.given_up:
+            return LAYER
+        return _retry_ruling(found.status, lower_case(found.headers), found.safe, found.body)
 
 
 class OnTransient(Rule):
@@ -138,8 +141,8 @@ def _judge_found(found: FoundResponse | None) -> Ruling | None:
 
 
 transient = OnTransient()
-"""Retry what HTTP's table calls worth another attempt, on errors or returned responses of any library; and network errors
-and timeouts of httpx, requests, urllib3, aiohttp, and SDKs that use them."""
+"""Retry what HTTP's table calls worth another attempt, on errors or returned responses of any library; and network
+errors and timeouts of httpx, requests, urllib3, aiohttp, and SDKs that use them."""
 
 transient_result = transient
 """The same rule, under the name it had for functions that return the response instead of raising."""

@@ -100,11 +100,13 @@ def is_error_response(result: object) -> bool:
     """
     if type(result) in PLAIN_TYPES:
         return False
-    for name in STATUS_NAMES[:2]:
-        code = read(result, name)
-        if isinstance(code, int) and not isinstance(code, bool):
-            return 400 <= code <= 599
-    return False
+    try:
+        code = getattr(result, "status_code", None)
+        if not isinstance(code, int):
+            code = getattr(result, "status", None)
+    except Exception:
+        return False
+    return isinstance(code, int) and 400 <= code <= 599
 
 
 def _of_stream(error: object, carrier: object) -> FoundResponse | None:

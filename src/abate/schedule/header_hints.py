@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from abate import clock
 from abate.schedule.hints import MAX_CHARS, MAX_HINT, NUMBER, date_to_instant, retry_after
 
-__all__ = ["error_body", "http_hint", "lower_case"]
+__all__ = ["error_body", "find_hint", "http_hint", "lower_case"]
 
 MAX_LIST_CHARS = 2000
 """Characters of a ``RateLimit`` header, which lists several limits."""
@@ -66,8 +66,12 @@ def http_hint(
     >>> http_hint(429, {"Retry-After": "NaN"}) is None
     True
     """
-    known = lower_case(headers)
-    asked = _explicit(known, now)
+    return find_hint(status, lower_case(headers), body, now)
+
+
+def find_hint(status: int, known: Mapping[str, str], body: object = None, now: float | None = None) -> float | None:
+    """Do the same, given the headers as `lower_case` returns them."""
+    asked = _explicit(known, now) if known else None
     if asked is None and body is not None:
         asked = _retry_info(error_body(body))
     if asked is None and status in (429, 503, 529):
