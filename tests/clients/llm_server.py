@@ -80,20 +80,22 @@ BEGINNINGS = {
     "/v1/messages": [typed("message_start", message=MESSAGE), typed("ping")],
 }
 """What streams begin with, before their content."""
+ITEM = {"id": "msg_1", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+PART = {"type": "output_text", "text": "", "annotations": []}
+PLACE = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+OUTPUT_BEGINS = typed("response.output_item.added", sequence_number=2, output_index=0, item=ITEM) + typed(
+    "response.content_part.added", sequence_number=2, part=PART, **PLACE
+)
+
+
+def delta(text: str) -> str:
+    """A piece of text of the Responses API."""
+    return typed("response.output_text.delta", sequence_number=3, delta=text, logprobs=[], **PLACE)
+
+
 CONTENTS = {
     "/v1/chat/completions": [chunk({"content": piece}) for piece in PIECES],
-    "/v1/responses": [
-        typed(
-            "response.output_text.delta",
-            sequence_number=number,
-            item_id="msg_1",
-            output_index=0,
-            content_index=0,
-            delta=piece,
-            logprobs=[],
-        )
-        for number, piece in enumerate(PIECES, start=2)
-    ],
+    "/v1/responses": [OUTPUT_BEGINS + delta(PIECES[0]), delta(PIECES[1])],
     "/v1/messages": [
         typed("content_block_start", index=0, content_block={"type": "text", "text": ""})
         + typed("content_block_delta", index=0, delta={"type": "text_delta", "text": PIECES[0]}),

@@ -491,8 +491,7 @@ def test_idle_bounds_the_silence_of_a_stream(way):
 
 def test_a_generator_does_not_repeat_what_the_client_gave_up_on(way):
     """One layer retries: three requests, not nine."""
-    with LLMServer(*[fail(429)] * 20) as server:
-        with pytest.raises(way.sdk.RateLimitError) as raised:
-            read_through(way, way.client(policy(), server), policy(name="outer"))
+    with LLMServer(*[fail(429)] * 20) as server, pytest.raises(way.sdk.RateLimitError) as raised:
+        read_through(way, way.client(policy(), server), policy(name="outer"))
     assert abate.report(raised.value).reason == "layer"
     assert len(server.requests) == 3
