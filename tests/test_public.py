@@ -33,7 +33,7 @@ NAMES = {
         BreakerOpened BudgetRefused Buried Event FirstFailure GaveUp LayeredRetry LeaseLost Recovered Retry
         ShelterChanged Sink SourceFailed StoreDegraded Waited WorkerCrashed Worked dropped
     """,
-    "abate.http": "judge repeatable status transient transient_result",
+    "abate.http": "request judge repeatable status transient transient_result",
     "abate.decide": "Outcome Rule Rules Ruling http on_error on_result widen",
     "abate.schedule": """
         Backoff Jitter Schedule Tick carry_deadline consistent_jitter deadline pushback remaining retry_after schedule
@@ -57,8 +57,8 @@ NAMES = {
     "abate.sim.report": "Hysteresis RecoveryMap hysteresis recovery_map write_picture write_report",
     "abate.testing": "Recorder Script VirtualClock after off",
     "abate.clients": """
-        aiohttp anthropic asgi aws_lambda botocore databases grpc grpc_server httpx openai redis requests sqlalchemy sqs
-        sse trust urllib3 warm wsgi
+        aiohttp anthropic asgi aws_lambda botocore databases grpc grpc_server httpx httpx2 openai redis requests
+        sqlalchemy sqs sse trust urllib3 warm wsgi
     """,
     "abate.clients.aiohttp": "middleware",
     "abate.clients.anthropic": "async_client client default_policy",

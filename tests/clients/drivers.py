@@ -22,10 +22,14 @@ from abate.clock import MACHINE
 from abate.testing import VirtualClock
 
 
-
 def policy(**settings: Any) -> abate.Policy:
     """A policy that retries at once, and adds nothing to the client's own rules."""
-    defaults: dict[str, Any] = {"on": abate.http.transient, "name": "shop", "backoff": [0.0], "budget": abate.Budget.unlimited()}
+    defaults: dict[str, Any] = {
+        "on": abate.http.transient,
+        "name": "shop",
+        "backoff": [0.0],
+        "budget": abate.Budget.unlimited(),
+    }
     return abate.Policy(**{**defaults, **settings})
 
 

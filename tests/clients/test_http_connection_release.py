@@ -17,7 +17,6 @@ import abate
 from abate.call import counters
 from abate.clients.aiohttp import middleware
 from abate.clients.http_client import DRAIN_SECONDS, drain_timeout
-from abate.clients.httpx import Transport
 from abate.clients.requests import Adapter
 from abate.clients.urllib3 import PoolManager
 from abate.errors import AttemptTimeout
@@ -338,7 +337,9 @@ def test_httpx_reads_what_it_lets_go_with_a_timeout_that_fits(library, timeout, 
         seen.clear()
         settings = policy(timeout=timeout, clock=Looking(lambda: None), backoff=[0.01])
         request = library.Request("GET", "http://a.example/", extensions=extensions)
-        getattr(abate.clients, library.__name__).Transport(settings, library.MockTransport(answer)).handle_request(request)
+        getattr(abate.clients, library.__name__).Transport(settings, library.MockTransport(answer)).handle_request(
+            request
+        )
         assert 0.0 < seen[0]["read"] <= most / 2 + 1e-9  # differences are rounded
         assert seen[0].get("connect") == (given[0][1] or {}).get("connect")
         for used, before in given:

@@ -81,7 +81,9 @@ POLICY = abate.Policy(on=abate.http.transient, max_attempts=1)
 
 def by_httpx(url, timeouts, times=1, library=httpx, **options):
     inner = library.HTTPTransport(verify=False)
-    with library.Client(transport=getattr(abate.clients, library.__name__).Transport(POLICY, inner, timeouts=timeouts)) as client:
+    with library.Client(
+        transport=getattr(abate.clients, library.__name__).Transport(POLICY, inner, timeouts=timeouts)
+    ) as client:
         return [client.get(url, timeout=60.0, **options).status_code for _ in range(times)]
 
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 import abate
-from abate.clients.httpx import AsyncTransport, Transport
+from abate.clients.httpx import AsyncTransport
 from abate.testing import Recorder, VirtualClock
 from tests.clients.httpx_ways import WAYS, policy, taken
 from tests.clients.server import Server, close_in_body, reset, reset_in_body, respond

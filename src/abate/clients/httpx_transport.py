@@ -16,8 +16,7 @@ import sys
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 from abate.call import async_driver, counters, sync_driver
 from abate.call.layers import retry_serials
@@ -26,7 +25,7 @@ from abate.clients.client_rules import Library
 from abate.clients.headers import ATTEMPT, DEADLINE
 from abate.clients.http_client import MIN_TIMEOUT, ClientSettings, HttpRequest, Key
 from abate.clients.httpx_bodies import streams_of
-from abate.clients.httpx_request import EXTENSION, RequestInFlight
+from abate.clients.httpx_call import EXTENSION, HttpxCall
 from abate.clients.outer_retries import forbid_retry
 from abate.clients.stopwatch import Stopwatch, Timeouts
 from abate.clients.trust import SECRET, Secret
@@ -34,7 +33,7 @@ from abate.decide.http import KEY_HEADER
 from abate.decide.network_errors import judge_network_error
 from abate.decide.responses import REPORT
 from abate.errors import LayeredRetryWarning, Report
-from abate.schedule.deadlines import remaining
+from abate.schedule.deadlines import peek_deadline, remaining
 
 CONNECT_EVENTS = {
     "connect_tcp.started": Stopwatch.connect_started,
@@ -50,10 +49,10 @@ CONNECT_EVENTS = {
 class RetryingTransport:
     """The part of all transports that does not wait."""
 
-    library: ClassVar[ModuleType | Any]
+    library: Any
     """The library that the transport is for: httpx or httpx2."""
-    _default_transport: ClassVar[Callable[[], Any]]
-    _send_method: ClassVar[str]
+    _default_transport: type[Any]
+    _send_method: str
     _connect_tracer: Any
 
     def __init__(
@@ -71,7 +70,7 @@ class RetryingTransport:
         inner = self._default_transport() if transport is None else transport
         self._check_inner(inner)
         self.inner = inner
-        # a final response carries its report inside an error, which `RequestInFlight.finish` takes off again
+        # a final response carries its report inside an error, which `HttpxCall.finish` takes off again
         self.settings = ClientSettings(
             Library(self.library.__name__, judge_network_error, _read, _host, _body, _target, _mark),
             policy,
@@ -88,6 +87,7 @@ class RetryingTransport:
         self.byte_stream: type = self.library.ByteStream
         self.streams = streams_of(self.library)
         self._deposit = policy.budget.deposit
+        self._makes_keys = idempotency_key
         self._private = self.settings.private_headers
         self._has_fast_path = (
             policy.plain
@@ -131,8 +131,8 @@ class RetryingTransport:
             not self._has_fast_path
             or type(request.stream) is not self.byte_stream
             or EXTENSION in request.extensions
-            or remaining() is not None
-            or self.settings.needs_idempotency_key(request.method, request.headers)
+            or (peek_deadline() is not None and remaining() is not None)
+            or (self._makes_keys and self.settings.needs_idempotency_key(request.method, request.headers))
         ):
             return False
         headers, host = request.headers, request.url.host
@@ -145,7 +145,7 @@ class RetryingTransport:
         return ATTEMPT not in headers
 
     @contextmanager
-    def prepared(self, exchange: RequestInFlight) -> Iterator[None]:
+    def prepared(self, exchange: HttpxCall) -> Iterator[None]:
         """Set the headers and timeouts of one attempt, and restore the request after it."""
         request, settings = exchange.request, self.settings
         timeouts, watch = settings.timeouts, None
@@ -209,13 +209,10 @@ class SyncTransport(RetryingTransport):
 
         return trace
 
-    def handle_request(self, request: Any) -> Any:
-        """Send a request with retries."""
-        if counters.wrapper_versions.on:
-            return counters.count_call(self.settings.policy.counter, self._handle, request)
-        return self._handle(request)
-
-    def _handle(self, request: Any) -> Any:
+    def handle_request(self, request: Any, counted: bool = False) -> Any:
+        """Send a request with retries; `counted` says that the call counters know of it."""
+        if counters.wrapper_versions.on and not counted:
+            return counters.count_call(self.settings.policy.counter, self.handle_request, request, True)
         since, first_response, failure = retry_serials.last, None, None
         if self._takes_fast_path(request):
             try:
@@ -225,7 +222,7 @@ class SyncTransport(RetryingTransport):
                     return first_response
             except Exception as error:
                 failure = error
-        with RequestInFlight(self, request, first_response, failure) as exchange:
+        with HttpxCall(self, request, first_response, failure) as exchange:
             try:
                 return sync_driver.drive(
                     exchange.choose_policy(),
@@ -267,13 +264,10 @@ class AsyncTransport(RetryingTransport):
 
         return trace
 
-    async def handle_async_request(self, request: Any) -> Any:
-        """Send a request with retries."""
-        if counters.wrapper_versions.on:
-            return await counters.acount_call(self.settings.policy.counter, self._handle, request)
-        return await self._handle(request)
-
-    async def _handle(self, request: Any) -> Any:
+    async def handle_async_request(self, request: Any, counted: bool = False) -> Any:
+        """Send a request with retries; `counted` says that the call counters know of it."""
+        if counters.wrapper_versions.on and not counted:
+            return await counters.acount_call(self.settings.policy.counter, self.handle_async_request, request, True)
         since, first_response, failure = retry_serials.last, None, None
         if self._takes_fast_path(request):
             try:
@@ -283,7 +277,7 @@ class AsyncTransport(RetryingTransport):
                     return first_response
             except Exception as error:
                 failure = error
-        with RequestInFlight(self, request, first_response, failure) as exchange:
+        with HttpxCall(self, request, first_response, failure) as exchange:
             try:
                 return await async_driver.drive(
                     exchange.choose_policy(),

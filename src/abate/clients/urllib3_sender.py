@@ -109,9 +109,9 @@ class Sender(Generic[R]):
     def _load_error(self, response: R, policy: Policy, attempt: int) -> None:
         """Read the body of an error that is to be judged by it, if it has not been read."""
         status, headers = self._library.read_response(response)
-        if status >= 400 and self._library.body_of(response) is None:
-            if is_judged_by_body(policy, status, headers, attempt):
-                load(getattr(response, "raw", response), drain_timeout(remaining()))
+        unread = status >= 400 and self._library.body_of(response) is None
+        if unread and is_judged_by_body(policy, status, headers, attempt):
+            load(getattr(response, "raw", response), drain_timeout(remaining()))
 
     def _send_timed(self, send_once: Callable[[Timeout], R], timeout: Timeout) -> R:
         """Make an attempt within the time that is left, and time it if the timeouts learn."""

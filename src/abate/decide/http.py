@@ -23,13 +23,14 @@ from typing import Any
 
 from abate.decide.network_errors import BUILTIN_ERRORS, judge_network_error
 from abate.decide.outcome import FATAL, LAYER, Outcome, Ruling
+from abate.decide.request_settings import request
 from abate.decide.responses import KEY_HEADER as KEY_HEADER
 from abate.decide.responses import FoundResponse, Headers, read, repeatable, safe_to_repeat
 from abate.decide.responses import header as header
 from abate.decide.rules import Rule
 from abate.schedule.header_hints import error_body, find_hint, lower_case
 
-__all__ = ["judge", "repeatable", "status", "transient", "transient_result"]
+__all__ = ["judge", "repeatable", "request", "status", "transient", "transient_result"]
 
 RETRYABLE = frozenset({408, 425, 429, *range(500, 600)} - {501, 505})
 OVERLOADED = frozenset({408, 429, 503, 504, 529})

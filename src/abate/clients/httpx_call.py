@@ -1,4 +1,4 @@
-"""One request of the httpx transports: its attempts, and the response that a further attempt may replace."""
+"""One call of the httpx transports: its request, its attempts, and the response that a retry may replace."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ EXTENSION = "abate"
 """The key of what a request says about itself: ``extensions={"abate": {"idempotent": True}}``."""
 
 
-class RequestInFlight:
-    """One request: the number of its attempts, and the last response, which may yet be discarded."""
+class HttpxCall:
+    """The state of one request across its attempts: their number, and the last response, which a retry discards."""
 
     def __init__(
         self,
