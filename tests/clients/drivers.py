@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import httpx
+import httpx2
 import requests
 import urllib3
 
@@ -53,6 +55,7 @@ class Answer:
     status: int
     body: bytes
     headers: dict[str, str]
+    report: abate.Report | None = None
 
 
 class Requests:
@@ -81,7 +84,7 @@ class Requests:
                     stream=ask.stream,
                     auth=ask.auth,
                 )
-                answer = Answer(response.status_code, response.content, dict(response.headers))
+                answer = Answer(response.status_code, response.content, dict(response.headers), abate.report(response))
         return answer
 
 
@@ -112,7 +115,7 @@ class Urllib3:
                     pool_timeout=10,
                 )
                 try:
-                    answer = Answer(response.status, response.data, dict(response.headers))
+                    answer = Answer(response.status, response.data, dict(response.headers), abate.report(response))
                 finally:
                     response.release_conn()
         return answer
@@ -142,14 +145,67 @@ class Aiohttp:
             try:
                 for _ in range(ask.times):
                     async with session.request(ask.method, ask.url, data=ask.body, headers=ask.headers) as response:
-                        answer = Answer(response.status, await response.read(), dict(response.headers))
+                        body = await response.read()
+                        answer = Answer(response.status, body, dict(response.headers), abate.report(response))
             finally:
                 await asyncio.sleep(0)
                 assert asyncio.all_tasks() == {asyncio.current_task()}
         return answer
 
 
+class Httpx:
+    """httpx or httpx2, in threads. `extensions` are those of the request."""
+
+    reads_whole = False
+
+    def __init__(self, library: Any) -> None:
+        self.library = library
+        self.name = f"{type(self).__name__.lower()}-{library.__name__}"
+        self.errors = library.HTTPError
+        self.refused = library.ConnectError
+        self.read_timeout = library.ReadTimeout
+        self.broken = library.RemoteProtocolError
+        self.tls = library.ConnectError
+
+    def settings(self, ask: Ask) -> dict[str, Any]:
+        timeout = self.library.Timeout(10.0, connect=ask.timeout[0], read=ask.timeout[1])
+        return {"timeout": timeout, "auth": ask.auth, "trust_env": False, "follow_redirects": True}
+
+    def fetch(self, ask: Ask, policy: abate.Policy | None, **request: Any) -> Answer:
+        transport = getattr(abate.clients, self.library.__name__).Transport(policy, **ask.built)
+        with self.library.Client(transport=transport, **self.settings(ask)) as client:
+            for _ in range(ask.times):
+                sent = client.build_request(ask.method, ask.url, content=ask.body, headers=ask.headers, **request)
+                response = client.send(sent, stream=ask.stream)
+                answer = Answer(response.status_code, response.read(), dict(response.headers), abate.report(response))
+        return answer
+
+
+class AsyncHttpx(Httpx):
+    """The same with asyncio."""
+
+    def fetch(self, ask: Ask, policy: abate.Policy | None, **request: Any) -> Answer:
+        return asyncio.run(self._fetch(ask, policy, request))
+
+    async def _fetch(self, ask: Ask, policy: abate.Policy | None, request: dict[str, Any]) -> Answer:
+        transport = getattr(abate.clients, self.library.__name__).AsyncTransport(policy, **ask.built)
+        async with self.library.AsyncClient(transport=transport, **self.settings(ask)) as client:
+            for _ in range(ask.times):
+                sent = client.build_request(ask.method, ask.url, content=ask.body, headers=ask.headers, **request)
+                response = await client.send(sent, stream=ask.stream)
+                body = await response.aread()
+                answer = Answer(response.status_code, body, dict(response.headers), abate.report(response))
+        return answer
+
+
 DRIVERS = (Requests(), Urllib3(), Aiohttp())
+HTTPX_DRIVERS = tuple(kind(library) for kind in (Httpx, AsyncHttpx) for library in (httpx, httpx2))
+ALL_DRIVERS = (*DRIVERS, *HTTPX_DRIVERS)
+
+
+def driver_name(driver: Any) -> str:
+    """The name of a driver among the parameters of a test."""
+    return getattr(driver, "name", type(driver).__name__.lower())
 
 
 def basic(user: str, password: str) -> str:

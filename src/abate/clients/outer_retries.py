@@ -58,6 +58,9 @@ OUTER_LAYERS = (
 MAX_HEADER_CHARS = 200
 """A longer value counts as no retry."""
 
+FINAL_REASONS = frozenset({"hint", "budget", "shelter", "deadline", "layer"})
+"""Reasons that concern every layer, even after a single attempt."""
+
 _warned: set[str] = set()
 
 
@@ -92,11 +95,13 @@ def _warn(layer: OuterLayer) -> None:
 def tells_outer_layers(report: Report, reduced: bool) -> bool:
     """Return whether outer layers should hear that this call must not be retried.
 
-    Not if this call did not retry either: because the failure is fatal by this policy, or because the policy makes one
-    attempt only. It may then be the outer layer's to retry. `reduced` says that the outer layer's own retries have
-    taken this call's.
+    Not if this call could not retry for a reason that need not be the outer layer's: the failure is fatal by this
+    policy, the method is not idempotent, the body can't be sent again, or the policy makes one attempt only. `reduced`
+    says that the outer layer's own retries have taken this call's.
     """
-    return report.reason != "fatal" and (report.attempts > 1 or report.reason != "attempts" or reduced)
+    if report.reason == "fatal":
+        return False
+    return report.attempts > 1 or report.reason in FINAL_REASONS or (report.reason == "attempts" and reduced)
 
 
 def forbid_retry(headers: MutableMapping[str, str]) -> None:
