@@ -217,8 +217,8 @@ def test_a_shelter_hears_that_the_server_is_overloaded_when_it_refuses_a_request
     with VirtualClock():
         shelter = abate.Shelter(patience=0.1)
         with pytest.raises(Carrier):
-            abate.Policy(on=transient, shelter=shelter, max_attempts=1).call(Script(Carrier(status_code=429)))
-        assert not shelter.calm
+            abate.Policy(on=transient, shelter=shelter, backoff=[0.0]).call(Script(*[Carrier(status_code=429)] * 3))
+        assert shelter.state == "probing"
 
 
 def test_a_header_is_text_or_missing():
