@@ -25,9 +25,9 @@ def client(server):
 def test_an_overload_in_the_end_is_the_sdks_own_error_for_it():
     """Of status 529, from an event inside a stream as from a status."""
     overloaded = stream(error_event(MESSAGES, "overloaded_error"))
-    with LLMServer(fail(529), overloaded, overloaded) as server, client(server) as opened:
-        with pytest.raises(anthropic.OverloadedError) as raised:
-            opened.messages.create(**QUESTION, stream=True)
+    server = LLMServer(fail(529), overloaded, overloaded)
+    with server, client(server) as opened, pytest.raises(anthropic.OverloadedError) as raised:
+        opened.messages.create(**QUESTION, stream=True)
     assert raised.value.type == "overloaded_error"
 
 

@@ -51,14 +51,15 @@ def retrying_client(kind: type[ClientT], policy: Policy, transport: Any) -> Clie
     """Return an HTTP client of an SDK with a policy around all of its transports."""
     if transport is not None:
         return kind(transport=_wrapped(policy, transport, kind))
-    made = kind()
+    made: Any = kind()
     # httpx2 has no public way to wrap the transports that it chooses by the proxies of the environment
     made._transport = _wrapped(policy, made._transport, kind)
     made._mounts = {
         pattern: None if mounted is None else _wrapped(policy, mounted, kind)
         for pattern, mounted in made._mounts.items()
     }
-    return made
+    client: ClientT = made
+    return client
 
 
 def _wrapped(policy: Policy, inner: Any, kind: type) -> Any:
