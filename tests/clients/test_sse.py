@@ -30,15 +30,29 @@ def test_events_come_until_the_server_says_that_there_are_no_more(way):
     assert server.requests[0].headers["cache-control"] == "no-store"
 
 
+class Feed(EventServer):
+    """Sends two events after the last one that a client names, and then half an event; it has six."""
+
+    def __init__(self, then):
+        super().__init__()
+        self.then = then
+
+    def pick(self, request):
+        last = int(request.headers.get("last-event-id", "0"))
+        if last == 6:
+            return respond(204)
+        return stream(*numbered(last + 1, last + 2)[: 6 - last], "id: 9\ndata: not wh", then=self.then)
+
+
 @every
 @pytest.mark.parametrize("broken", [None, reset, close], ids=["end", "reset", "cut off"])
 def test_a_stream_that_broke_off_goes_on_after_its_last_event(way, broken):
-    """With the ID of the last whole event."""
-    with EventServer(
-        stream(*numbered(1, 2), "id: 3\ndata: not wh", then=broken), stream(*numbered(3), then=broken)
-    ) as server:
-        assert texts(way.read(server.url, policy=policy())) == ["event 1", "event 2", "event 3"]
-    assert server.last_ids == [None, "2", "3"]
+    """With the ID of the last whole event. Nothing is lost or doubled, though a client may lose what came last."""
+    with Feed(broken) as server:
+        found = way.read(server.url, policy=policy(max_attempts=100, budget=abate.Budget.unlimited()))
+    assert texts(found) == [f"event {number}" for number in range(1, 7)]
+    if broken is None:
+        assert server.last_ids == [None, "2", "4", "6"]
 
 
 @every
@@ -71,8 +85,8 @@ def test_a_program_can_resume_where_it_was(way):
 
 @every
 def test_a_stream_may_be_reconnected_for_ever(way):
-    """Attempts count from the last event that came: this one breaks off 20 times."""
-    with EventServer(*[stream(*numbered(number), then=reset) for number in range(20)]) as server:
+    """Attempts count from the last event that came: this one ends 20 times."""
+    with EventServer(*[stream(*numbered(number)) for number in range(20)]) as server:
         found = way.read(server.url, policy=policy(max_attempts=2))
     assert len(found) == 20
     assert len(server.requests) == 21

@@ -12,24 +12,41 @@ import abate
 from abate.clients.sse import StreamEnded
 from abate.testing import Recorder, VirtualClock
 from tests.clients.llm_server import stream
-from tests.clients.server import reset, respond
+from tests.clients.server import respond
 from tests.clients.sse_ways import WAYS, EventServer, Way, every, numbered, policy, texts
+
+
+def hints(events):
+    return [event.hint for event in events if isinstance(event, abate.events.Retry)]
 
 
 @every
 def test_retry_is_the_shortest_delay(way):
-    """It counts as the server's hint, for every failure after it."""
+    """It counts as the server's hint, for every failure after it, until there is another."""
     with (
         Recorder() as events,
         EventServer(
-            stream("retry: 20\n\n", *numbered(1), then=reset), respond(503), stream("retry: 30\n", *numbered(2))
+            stream("retry: 20\n\n", *numbered(1)),
+            respond(503),
+            stream(*numbered(2)),
+            stream("retry: 30\n", *numbered(3)),
         ) as server,
     ):
         way.read(server.url, policy=policy())
-    retries = [event for event in events if isinstance(event, abate.events.Retry)]
-    assert [retry.hint for retry in retries] == [0.02, 0.02, 0.03]
-    assert all(retry.delay >= retry.hint for retry in retries)
-    assert len(server.requests) == 4
+    assert hints(events) == [0.02, 0.02, 0.02, 0.03]
+    assert all(event.delay >= event.hint for event in events if isinstance(event, abate.events.Retry))
+    assert len(server.requests) == 5
+
+
+def test_retry_counts_with_an_event_that_a_rule_refuses():
+    """Though that event, and what came with it, was not handed out."""
+    refused = abate.on_result(lambda event: event.data == "overloaded")
+    refusal = stream("retry: 20\nid: 1\ndata: overloaded\n\n" + numbered(2)[0])
+    with Recorder() as events, EventServer(refusal, stream(*numbered(3))) as server:
+        found = WAYS[0].read(server.url, policy=policy(on=(abate.http.transient, refused)))
+    assert texts(found) == ["event 3"]
+    assert server.last_ids == [None, None, "3"]
+    assert hints(events) == [0.02, 0.02]
 
 
 @every
@@ -40,7 +57,7 @@ def test_a_longer_hint_of_the_server_wins(way):
         EventServer(stream("retry: 20\n\n", *numbered(1)), respond(503, ("Retry-After-Ms", "50"))) as server,
     ):
         way.read(server.url, policy=policy())
-    assert [event.hint for event in events if isinstance(event, abate.events.Retry)] == [0.02, 0.05]
+    assert hints(events) == [0.02, 0.05]
 
 
 @every

@@ -5,6 +5,8 @@ The stream is reconnected when it breaks, falls silent or ends, with ``Last-Even
 * an event that was handed out is a success: attempts count from there, so that a stream that goes on delivering may be
   reconnected for ever, within the policy's budget. `timeout` bounds the time until the next event;
 * the delay is the policy's, and never shorter than the last ``retry:`` of the server, which counts as its hint;
+* events that were received but not read when a connection broke may be lost with it (in aiohttp): a server that sends
+  IDs sends them again;
 * 204 ends the stream, as does a policy that gives up. A status of 4xx, any other content type and an event that is too
   large are errors. A stream that is still there but ends without events fails the attempt: `StreamEnded`;
 * a response that a client of abate's below has retried and given up on is not retried again: one layer retries.
@@ -64,22 +66,24 @@ class Position:
 
     def __init__(self, last_id: str, max_event: int) -> None:
         self.last_id = last_id
-        self.retry: int | None = None
         self._max_event = max_event
         self._parser = EventParser()
 
+    @property
+    def retry(self) -> int | None:
+        """The milliseconds of the last ``retry:``, of this connection or one before."""
+        return self._parser.retry
+
     def begin(self) -> None:
         """A connection begins: what the last one left unfinished is dropped."""
+        retry = self.retry
         self._parser = EventParser(max_event=self._max_event, last_id=self.last_id)
-        self._parser.retry = self.retry
+        self._parser.retry = retry
 
     def read(self, piece: bytes) -> Iterator[ServerSentEvent]:
-        """Return the events of a piece; one is behind this position when the next one is asked for."""
-        for event in self._parser.feed(piece):
-            self.retry = self._parser.retry
-            yield event
-            self.last_id = event.id
-        self.last_id, self.retry = self._parser.last_id, self._parser.retry
+        """Return the events of a piece; this position is after them when all were handed out."""
+        yield from self._parser.feed(piece)
+        self.last_id = self._parser.last_id
 
 
 class OnEventStream(Rule):

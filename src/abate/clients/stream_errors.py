@@ -45,7 +45,7 @@ STATUSES = {
     "content_policy_violation": 400,
     "context_length_exceeded": 400,
     "engine_overloaded": 529,
-    "insufficient_quota": 429,  # as the API sends it: `_error_response` says that it is not to be retried
+    "insufficient_quota": 429,  # as the API sends it; the body says that it is not to be retried
     "internal_server_error": 500,
     "invalid_api_key": 401,
     "invalid_prompt": 400,
@@ -62,8 +62,6 @@ STATUSES = {
     "too_many_requests": 429,
 }
 """The statuses of errors, by their code or type; an error with none of these is a failure of the server."""
-LASTING_ERRORS = frozenset({"insufficient_quota", "billing_error"})
-"""Errors that another attempt does not heal, whatever their status."""
 
 
 class StreamError(NamedTuple):
@@ -71,7 +69,6 @@ class StreamError(NamedTuple):
 
     status: int
     body: bytes
-    lasts: bool
 
 
 def error_status(error: object) -> int:
@@ -87,11 +84,6 @@ def error_status(error: object) -> int:
         if isinstance(name, int) and not isinstance(name, bool) and 400 <= name <= 599:
             return name
     return next((STATUSES[name] for name in named if isinstance(name, str) and name in STATUSES), UNKNOWN_ERROR)
-
-
-def error_lasts(error: object) -> bool:
-    """Return whether the error object of an API says that no later attempt will succeed either."""
-    return isinstance(error, Mapping) and any(_word(error, field) in LASTING_ERRORS for field in ("code", "type"))
 
 
 def _word(data: Mapping[str, Any], field: str) -> str:
@@ -115,7 +107,7 @@ def read_event(event: ServerSentEvent) -> StreamError | bool:
     found = _error_in(data)
     if found is not None:
         body = data if "error" in data else {"error": found}
-        return StreamError(error_status(found), json.dumps(body).encode(), error_lasts(found))
+        return StreamError(error_status(found), json.dumps(body).encode())
     return not (event.event in PREAMBLE or _word(data, "type") in PREAMBLE or _is_empty_chunk(data))
 
 
@@ -286,8 +278,6 @@ def _error_response(response: httpx2.Response, error: StreamError) -> httpx2.Res
     for name in ("Content-Encoding", "Transfer-Encoding"):
         headers.pop(name, None)
     headers["Content-Type"], headers["Content-Length"] = "application/json", str(len(error.body))
-    if error.lasts:
-        headers["X-Should-Retry"] = "false"
     return httpx2.Response(
         error.status, headers=headers, stream=httpx2.ByteStream(error.body), extensions=response.extensions
     )
