@@ -23,7 +23,10 @@ if settings.get_current_profile_name() == "default":
 
 
 def pytest_configure(config):
-    """Calls are logged in the tests that ask for it (`default_log`). A process that runs tests is measured from its first import, as this variable asks; what tests start is not."""
+    """A process that runs tests is measured from its first import, as this variable asks; what tests start is not.
+
+    Calls are logged only in the tests that ask for it (`default_log`).
+    """
     observe.disable_logging()
     if not config.getoption("numprocesses", None):  # this one runs tests itself, and starts no others to do so
         os.environ.pop("COVERAGE_PROCESS_START", None)

@@ -47,7 +47,7 @@ NAMES = {
     """,
     "abate.stores": "BudgetTerms DeadLetter Depth Queue Store StoreBudget StoreError StoreUnreachable open_store",
     "abate.observe": """
-        Detached LoggingSink OpenTelemetrySink PrometheusSink Sink Snapshot StructlogSink install page remove snapshot
+        Detached LoggingSink OpenTelemetrySink PrometheusSink Sink Snapshot StructlogSink disable_logging enable_logging install page remove snapshot
     """,
     "abate.observe.page": "app serving",
     "abate.sim": """

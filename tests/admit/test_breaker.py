@@ -225,7 +225,7 @@ def test_a_trip_emits_one_event():
         breaker.failed(False)
     finally:
         events.remove(sink)
-    assert seen == [events.BreakerOpened("api", 10.0), events.BreakerOpened("api", 20.0)]
+    assert seen == [events.BreakerOpened("api", 10.0, gate=True), events.BreakerOpened("api", 20.0, gate=True)]
 
 
 def test_a_virtual_clock_has_its_own_state():
@@ -413,7 +413,7 @@ def test_the_second_attempt_of_a_hedge_counts(outcome, allowed):
     breaker, clock = make(min_calls=1)
     race = Race(policy(breaker), Timeouts(), clock)
     assert race.hedge()
-    race.leave(outcome)
+    race.second_ended(outcome)
     assert breaker.allowed() == allowed
 
 

@@ -198,7 +198,7 @@ def test_the_note_of_a_budget_refusal_gives_advice(way):
         way(policy(budget=Budget(ratio=0.25, reserve=0)), Script(ConnectionError()))
     assert caught.value.__notes__ == [
         "abate: orders gave up after 1 attempt: budget (the retries of all calls together are limited to 25 % of the"
-        " successes and 0 per second: a batch wants Budget.unlimited() or a larger reserve)"
+        " successes and 0 per second: for batch jobs use Budget.unlimited() or a larger reserve)"
     ]
     copied = pickle.loads(pickle.dumps(caught.value))
     with pytest.raises(ConnectionError):

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abate import Backoff, Policy, Ruling
+from abate import Backoff, Policy, Ruling, Shelter
 from abate.call import Call, Stop, Wait
 from abate.events import Retry
-from abate.schedule.hints import SPREAD
+from abate.schedule.hints import ROOM, SPREAD
+from abate.testing import VirtualClock
 
 ERROR = ConnectionError("busy")
 
@@ -85,9 +86,43 @@ def test_a_hint_that_reaches_the_deadline_stops_the_call(hint, stops):
     assert (answer(hint, [0.0], deadline=105.0) == Stop("hint")) is stops
 
 
-def test_a_hint_whose_jitter_reaches_the_deadline_stops_for_the_deadline(fixed):
-    """The hint alone would have fitted; the spread on top of it does not."""
-    assert answer(4.0, Backoff(1.0), deadline=105.0, rng=fixed(0.99)) == Stop("deadline")
+@pytest.mark.parametrize(
+    ("hint", "backoff", "deadline", "drawn", "until"),
+    [
+        (20.0, Backoff(1.0), 130.0, 0.5, 120.0 + 0.5 * 8.0),  # 0.8 of the ten seconds behind the hint, and not of 18
+        (20.0, Backoff(1.0), 130.0, 0.0, 120.0),
+        (20.0, Backoff(1.0, jitter="equal"), 130.0, 0.0, 124.0),
+        (20.0, Backoff(1.0), 200.0, 0.5, 129.0),  # the whole spread fits
+        (4.0, [3.0], 105.0, 0.5, 104.8),  # a delay without jitter is cut
+        (4.0, [0.5], 105.0, 0.5, 104.5),
+        (4.0, Backoff(5.0), 105.0, 0.99, 104.0 + 0.99 * 0.8),  # so is an own delay that is longer than the spread
+    ],
+)
+def test_a_hint_before_the_deadline_is_kept_if_its_spread_does_not_fit(fixed, hint, backoff, deadline, drawn, until):
+    """The retry is spread over what is left behind the hint, and a fifth of that is for the attempt."""
+    assert answer(hint, backoff, deadline=deadline, rng=fixed(drawn)).until == pytest.approx(until)
+
+
+def test_no_call_with_a_hint_before_its_deadline_gives_up():
+    """Three hundred calls are asked to come back after 20 of 30 seconds: all make a second attempt, spread out."""
+    policy = Policy(on=lambda error: Ruling.overload(hint=20.0), timeout=30.0)
+    with VirtualClock() as clock:
+        actions = [Call(policy, clock.now() + 30.0).failed(ERROR, clock.now()) for _ in range(300)]
+    waits = [action.until for action in actions if isinstance(action, Wait)]
+    assert len(waits) == 300
+    assert 20.0 <= min(waits) < 21.0
+    assert 27.0 < max(waits) <= 28.0
+
+
+def test_a_shelter_is_told_the_delay_within_the_deadline(fixed):
+    """It closes until the hinted retry, not until after the call's deadline."""
+    with VirtualClock():
+        shelter = Shelter(name="shop")
+        policy = Policy(on=lambda error: Ruling.overload(hint=20.0), timeout=30.0, shelter=shelter, rng=fixed(0.5))
+        call = Call(policy, 30.0)
+        call.begin()
+        assert call.failed(ERROR, 0.0) == Wait(24.0)
+        assert shelter.dispatcher().limiter.closed_until() == pytest.approx(24.0)
 
 
 def test_the_event_of_a_hinted_retry_tells_both_delay_and_hint(abate_events):
@@ -109,3 +144,23 @@ def test_a_hinted_return_lies_between_the_hint_and_its_spread(fixed, hint, base,
     waited = answer(hint, backoff, rng=fixed(drawn)).until - 100.0
     widest = max(backoff.ceiling(1), min(SPREAD * hint, base + above))
     assert hint - 1e-9 <= waited <= hint + widest + 1e-9
+
+
+@given(
+    hint=st.floats(0.0, 300.0),
+    left=st.floats(0.001, 400.0),
+    base=st.floats(0.0, 10.0),
+    above=st.floats(0.0, 50.0),
+    jitter=st.sampled_from(["full", "equal", "decorrelated", "none"]),
+    drawn=st.floats(0.0, 1.0, exclude_max=True),
+)
+def test_a_hint_that_fits_gives_a_retry_that_fits(fixed, hint, left, base, above, jitter, drawn):
+    """Whatever chance draws: never before the hint, and never in the last part of the time, which the attempt needs."""
+    backoff = Backoff(base, base + above, jitter=jitter)
+    action = answer(hint, backoff, deadline=100.0 + left, rng=fixed(drawn))
+    if hint >= left - 1e-6:
+        assert isinstance(action, Stop) or action.until >= 100.0 + hint - 1e-9
+        return
+    without_deadline = answer(hint, backoff, rng=fixed(drawn)).until
+    assert 100.0 + hint - 1e-9 <= action.until <= without_deadline + 1e-9
+    assert action.until <= 100.0 + hint + (left - hint) * (1.0 - ROOM) + 1e-9

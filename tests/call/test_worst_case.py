@@ -133,7 +133,7 @@ def test_the_worst_case_can_be_read():
     """It is told in a sentence; one attempt is not "attempts", and no reserve is told of an unlimited budget."""
     assert str(Policy(on=OSError, max_attempts=1, backoff=[1.25]).describe()) == (
         "at most 1 attempt; at most 0 s of waiting (and up to 300 s per retry where a server asks for it);\n"
-        "at most 1 attempts per call on average, and 10 retries per second beside"
+        "at most 1 attempts per call on average, plus 10 retries per second"
     )
     unlimited = Policy(on=OSError, backoff=[1.25], budget=Budget.unlimited()).describe()
     assert str(unlimited) == (

@@ -66,9 +66,12 @@ def test_a_server_that_always_fails_sees_three_requests(ask, settings, headers):
 def test_the_retries_of_an_sdk_take_part_of_the_count(ask):
     """An error has no header to say that abate gave up; the SDK's retries make fewer attempts, and warn once."""
     transport = abate.clients.httpx2.Transport(policy(idempotent=True))
-    with Server(*[close] * 30) as server, pytest.warns(abate.LayeredRetryWarning, match="max_retries=0") as said:
-        with pytest.raises((openai.APIConnectionError, anthropic.APIConnectionError)):
-            ask(server.url, transport)
+    with (
+        Server(*[close] * 30) as server,
+        pytest.warns(abate.LayeredRetryWarning, match="max_retries=0") as said,
+        pytest.raises((openai.APIConnectionError, anthropic.APIConnectionError)),
+    ):
+        ask(server.url, transport)
     assert [request.headers["x-stainless-retry-count"] for request in server.requests] == [*"000", *"11", "2"]
     assert len(said) == 1
 

@@ -89,6 +89,11 @@ def send_by_botocore(url, timeout):
         client.close()
 
 
+def send_by_urllib(url, timeout):
+    with urllib.request.urlopen(url, timeout=timeout) as response:
+        response.read()
+
+
 SENDERS = {
     "httpx": lambda url, timeout: httpx.get(url, timeout=timeout),
     "httpx2": lambda url, timeout: httpx2.get(url, timeout=timeout),
@@ -102,7 +107,7 @@ SENDERS = {
     "openai": send_by_openai,
     "anthropic": send_by_anthropic,
     "botocore": send_by_botocore,
-    "urllib": lambda url, timeout: urllib.request.urlopen(url, timeout=timeout).read(),
+    "urllib": send_by_urllib,
 }
 senders_of_bodies = sorted({*SENDERS} - {"botocore"})  # which makes a response of 500 of a body that it cannot read
 every_sender = pytest.mark.parametrize("sender", SENDERS)

@@ -16,14 +16,15 @@ from tests.observe.failing_events import DOWN, failed, kinds, worked
 LINES = [
     (failed(), ["failing"]),
     (events.FirstFailure("orders", "fatal", DOWN), []),
-    (events.Retry("orders", 1, 0.1, "blip", None, DOWN), []),
+    (events.Retry("orders", 1, 0.1, "blip", None, DOWN), ["retry"]),
     (events.BudgetRefused("orders", "budget", 1), ["refused"]),
     (events.GaveUp("orders", "attempts", 3, 1.5, DOWN), ["gave_up"]),
     (events.GaveUp("orders", "fatal", 1, 0.0, DOWN), ["fatal"]),
     (events.GaveUp("orders", "fatal", 1, 0.0, None), ["fatal"]),
-    (events.GaveUp("orders", "budget", 1, 0.0, DOWN), []),
-    (events.GaveUp("orders", "layer", 1, 0.0, DOWN), []),
-    (events.GaveUp("orders", "cancelled", 1, 0.0, KeyboardInterrupt()), []),
+    (events.GaveUp("orders", "budget", 1, 0.0, DOWN), ["gave_up"]),
+    (events.GaveUp("orders", "layer", 1, 0.0, DOWN), ["gave_up"]),
+    (events.GaveUp("orders", "body", 1, 0.0, DOWN), ["gave_up"]),
+    (events.GaveUp("orders", "cancelled", 1, 0.0, KeyboardInterrupt()), ["cancelled"]),
     (events.Recovered("orders", 2, 0.5), ["recovered"]),
     (events.LayeredRetry("orders", "inner"), ["layered"]),
     (events.ShelterChanged("orders", "shop", "storm", 12, 1.0), ["shelter"]),
@@ -50,7 +51,7 @@ def test_which_events_are_lines(event, expected):
     assert kinds(lines) == expected
     for line in lines:
         assert line.text.startswith(f"{event.name}: ")
-        assert line.level in ("info", "warning", "error")
+        assert line.level == LINE_KINDS[line.kind][0]
         assert line.facts["name"] == event.name
 
 

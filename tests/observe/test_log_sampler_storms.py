@@ -101,7 +101,7 @@ def test_a_storm_that_ends_within_its_first_window():
         sampler.lines(failed(), 0.0)
     (line,) = sampler.due_lines(60.0)
     assert line.text == "orders: … and 4 more calls failed at their first attempt (blip); it is over"
-    assert line.level == "warning"
+    assert line.level == "debug"
     assert line.facts == {"name": "orders", "more": 4, "seconds": 60.0, "detail": "blip", "over": True}
 
 

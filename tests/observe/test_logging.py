@@ -28,7 +28,7 @@ LINES = [
     (
         events.Retry("orders", 1, 3.5, "overload", 3.0, None),
         "INFO",
-        "orders: attempt 1 failed (overload, asked for 3 s), next in 3.5 s: None",
+        "orders: attempt 1 failed (overload, asked for 3 s), next in 3.5 s",
     ),
     (events.BudgetRefused("orders", "budget", 1), "WARNING", "orders: budget refused attempt 2"),
     (
@@ -150,12 +150,13 @@ def installed():
 
 
 def test_an_installed_sink_logs_calls(caplog, installed):
-    """A call that fails and recovers makes two lines."""
+    """A call that fails and recovers makes three lines: at DEBUG its first failure, at INFO the rest."""
     installed(LoggingSink())
     with caplog.at_level(logging.DEBUG, logger="abate"), abate.testing.VirtualClock():
         abate.Policy(name="orders", on=OSError, backoff=[1.0]).call(abate.testing.Script(ERROR, "fine"))
     assert [(record.levelname, record.abate["event"]) for record in caplog.records] == [
-        ("WARNING", "failing"),
+        ("DEBUG", "failing"),
+        ("INFO", "retry"),
         ("INFO", "recovered"),
     ]
 
@@ -178,7 +179,7 @@ def test_a_storm_of_calls_makes_few_lines(caplog, installed):
                 policy.call(abate.testing.Script(ERROR, ERROR))
             clock.advance(0.06)
     logged_lines = [(record.abate["event"], record.abate.get("more")) for record in caplog.records]
-    assert logged_lines == [("failing", None), ("gave_up", None)] * 2 + [("failing", 998), ("gave_up", 998)]
+    assert logged_lines == [("retry", None), ("gave_up", None)] * 2 + [("retry", 998), ("gave_up", 998)]
     assert caplog.records[-1].getMessage() == "orders: … and 998 more calls gave up (attempts) in the last 60 s"
 
 

@@ -56,8 +56,8 @@ def test_the_table_has_every_value_of_a_closed_set(metric, values):
 def test_the_table_has_the_outcomes():
     """The row lists success, recovered, and the number of reasons."""
     assert OUTCOMES[:2] == ("success", "recovered")
-    assert len(OUTCOMES[2:]) == 9
-    assert "success, recovered, or one of the nine reasons" in rows()["abate_calls_total"][1]
+    assert len(OUTCOMES[2:]) == 10
+    assert "success, recovered, or one of the ten reasons" in rows()["abate_calls_total"][1]
 
 
 def test_the_table_has_every_state_of_a_queue(watched, name):

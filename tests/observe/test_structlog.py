@@ -14,7 +14,7 @@ ERROR = OSError("down")
 
 
 def test_a_call_makes_entries():
-    """A call that recovers makes two entries, with a name and values."""
+    """A call that recovers makes three entries, with a name and values."""
     with capture_logs() as entries:
         sink = abate.observe.install(StructlogSink())
         try:
@@ -25,9 +25,20 @@ def test_a_call_makes_entries():
     assert entries == [
         {
             "event": "failing",
-            "log_level": "warning",
+            "log_level": "debug",
             "name": "orders",
             "reason": "blip",
+            "error_type": "OSError",
+            "error": "OSError('down')",
+        },
+        {
+            "event": "retry",
+            "log_level": "info",
+            "name": "orders",
+            "attempt": 1,
+            "delay": 1.0,
+            "reason": "blip",
+            "hint": None,
             "error_type": "OSError",
             "error": "OSError('down')",
         },

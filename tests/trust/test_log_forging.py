@@ -25,9 +25,12 @@ TEXTS = st.one_of(
 
 EVENTS = [
     lambda text, error: events.FirstFailure(text, text, error),
+    lambda text, error: events.FirstFailure(text, text, error, text, 503),
     lambda text, error: events.Retry(text, 1, 0.1, text, None, error),
+    lambda text, error: events.Retry(text, 1, 0.1, text, None, None, text, 503),
     lambda text, error: events.BudgetRefused(text, text, 1),
     lambda text, error: events.GaveUp(text, text, 3, 0.1, error),
+    lambda text, error: events.GaveUp(text, text, 3, 0.1, None, text),
     lambda text, error: events.Recovered(text, 2, 0.1),
     lambda text, error: events.LayeredRetry(text, text),
     lambda text, error: events.ShelterChanged(text, text, text, 1, 1.0),
@@ -37,7 +40,7 @@ EVENTS = [
     lambda text, error: events.Buried(text, text, text, text),
     lambda text, error: events.LeaseLost(text, text),
     lambda text, error: events.WorkerCrashed(text, text, error),
-    lambda text, error: events.BreakerOpened(text, 1.0),
+    lambda text, error: events.BreakerOpened(text, 1.0, gate=True),
     lambda text, error: events.SourceFailed(text, text, error, 1.0),
     lambda text, error: events.StoreDegraded(text, True, error),
 ]

@@ -29,8 +29,8 @@ from abate.admit.limiter import Limiter, Permit, State
 from abate.admit.shelter_queue import ShelterQueue, Waiter
 from abate.admit.timekeepers import Timekeepers
 from abate.clock import Clock
-from abate.logs import WARNING
 from abate.errors import Refused
+from abate.logs import WARNING
 from abate.reentrant_locks import Section
 from abate.schedule.backoff import RandomSource, Schedule
 

@@ -1,7 +1,8 @@
 """What a client's call sends: events name its target and its status, and `before_retry` may change it.
 
-A client makes a `ClientRequest` for each call that leaves its fast path, and passes ``make=request.make`` to the driver.
-Calls that are not a client's pay nothing; a client's pay for one small object. The texts are made at the first event.
+A client makes a `ClientRequest` for each call that leaves its fast path, and passes ``make=request.make`` to the
+driver. Calls that are not a client's pay nothing; a client's pay for one small object. The texts are made at the first
+event.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from abate.call.before_retry import response_of
 from abate.call.machine import Call
 from abate.decide.outcome import Outcome
-from abate.redact import HIDDEN, one_line
+from abate.redact import one_line, redacted
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
@@ -39,8 +40,7 @@ class ClientRequest:
     >>> recorder = abate.testing.Recorder()
     >>> with recorder:
     ...     reply = sync_driver.drive(policy, None, 0, Reply, (), {}, make=request.make)
-    >>> gave_up = recorder.events[-1]
-    >>> gave_up.target, gave_up.status
+    >>> recorder[-1].target, recorder[-1].status
     ('GET https://api.example/orders', 503)
     """
 
@@ -98,5 +98,9 @@ def _without_secrets(url: str) -> str:
     >>> _without_secrets("https://me:secret@api.example/orders?token=1#there")
     'https://api.example/orders'
     """
-    path = one_line(url, len(url) + 1).partition("?")[0].partition("#")[0]
-    return one_line(path.replace(f"://{HIDDEN}@", "://", 1), MAX_URL)
+    scheme, separator, rest = redacted(url).partition("://")
+    if not separator:
+        scheme, rest = "", scheme
+    path = rest.partition("?")[0].partition("#")[0]
+    host, slash, path = path.partition("/")
+    return one_line(f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}", MAX_URL)

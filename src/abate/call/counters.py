@@ -73,7 +73,7 @@ MAX_DEAD = 256
 
 
 class CounterRef(ref[CallCounter]):
-    """A weak reference to a counter that keeps its counts."""
+    """A weak reference to a counter. It keeps the counts after the counter is collected."""
 
     __slots__ = ("bad", "good", "name")
 

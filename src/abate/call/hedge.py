@@ -7,8 +7,8 @@
 * The first good answer wins, and the other attempt is cancelled. If one attempt fails, the other one decides; if both
   fail, the first error is raised, and the policy handles it as usual.
 * Hedges are paid from the retry budget, and there are none in a storm: a slow dependency must not get twice the load.
-* Timeouts learn only from first attempts: by their latency, or as slower than the time at which they were cut off.
-  Second attempts would be counted only when they are quick.
+* Timeouts learn from first attempts only. One that was cut off counts as slower than its cut-off. Second attempts are
+  not counted: only fast ones finish, which would make the timeout too short.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Race:
         if self._policy.gate is not None:
             self._policy.gate.refund()
 
-    def leave(self, outcome: Outcome | None) -> None:
-        """The second attempt has ended with this outcome, or was cut off (None)."""
+    def second_ended(self, outcome: Outcome | None) -> None:
+        """Leave the gate: the second attempt has ended with this outcome, or was cut off (None)."""
         gate = self._policy.gate
         if gate is None:
             return
@@ -118,7 +118,7 @@ class Race:
             self._interrupted, self.over = error, True
 
     def close(self) -> None:
-        """The caller leaves: count a late first attempt without an answer as slower than this."""
+        """End the race. If the first attempt is still unanswered, record that it takes longer than this."""
         if self._late and not self._known:
             self._timeouts.timed_out(self._elapsed())
 
@@ -129,10 +129,10 @@ class Race:
         self._known = True
         if good:
             self._timeouts.observe(self._elapsed())
-        elif self._late or (isinstance(outcome.error, TimeoutError) and not self._cut_by_deadline()):
+        elif self._late or (isinstance(outcome.error, TimeoutError) and not self._was_cut_short()):
             self._timeouts.timed_out(self._elapsed())  # an immediate refusal says nothing about latency
 
-    def _cut_by_deadline(self) -> bool:
+    def _was_cut_short(self) -> bool:
         """Return whether a deadline cut the attempt off before the learned timeout."""
         left = remaining()
         return left is not None and left <= machine.DEADLINE_TOLERANCE and self._elapsed() < self._timeouts.request()
@@ -186,7 +186,9 @@ class Hedge:
         if not isinstance(policy, Policy):
             raise TypeError(f"policy must be a Policy, not {short_repr(policy)}")
         if policy.idempotent is False:
-            raise ValueError(f"a hedge sends twice what must not be repeated: {policy!r} has idempotent=False")
+            raise ValueError(
+                f"can't hedge {policy!r}: a hedge may send a request twice, and idempotent=False forbids that"
+            )
         if not isinstance(timeouts, Timeouts):
             raise TypeError(f"timeouts must be Timeouts, not {short_repr(timeouts)}")
         if number("quantile", quantile, above=0) >= 1.0:
@@ -281,7 +283,7 @@ class Hedge:
                 broken = error
             ended.put((which, outcome, broken))
             if which == SECOND:
-                race.leave(None if broken else outcome)
+                race.second_ended(None if broken else outcome)
 
         def take(seconds: float | None = None) -> None:
             which, outcome, broken = ended.get(timeout=seconds)
@@ -344,7 +346,7 @@ class Hedge:
                 tasks.cancel()
         finally:
             if hedged:
-                race.leave(race.second)
+                race.second_ended(race.second)
             race.close()
         return race.result()
 
@@ -413,7 +415,9 @@ def _callable(function: Any) -> None:
     if not callable(function):
         if hasattr(function, "close"):
             function.close()  # a coroutine that will not be awaited after all
-        raise TypeError(f"a hedge needs a function and its arguments apart, not {short_repr(function)}")
+        raise TypeError(
+            f"a hedge takes the function, then its arguments, as in hedge.call(load, 42), not {short_repr(function)}"
+        )
     _refuse_generator(function)
 
 

@@ -5,9 +5,9 @@ shelter) has one budget, gate and shelter for each key.
 
 * At most `most` keys are kept, plus one new key per `SPARE_DIVISOR` of them (at least one). A key that was not used for
   `IDLE_SECONDS` is evicted. If there are too many, those used in the fewest seconds are evicted first, and of these the
-  least recently used. So a flood of new keys evicts other new keys: to evict a key that was in use for n seconds, as
-  many keys as are kept must be in use for n seconds each. A key that returns starts over, with a shelter that closes at
-  the first failure.
+  least recently used. So a flood of new keys evicts other new keys: a key used in n different seconds is evicted only
+  when `most` other keys have been used in at least n seconds each. A key that returns starts over, with a shelter that
+  closes at the first failure.
 * State in use is not lost: a key that was evicted while its calls wait or are in flight, or while its policy is
   referenced, is found again. So memory is bounded by `most` and by the program's calls.
 * There is no lock: every change is one atomic operation of a dict, because the collector, a signal handler or another
@@ -60,10 +60,10 @@ class KeyState:
 class KeyEntry(Generic[P]):
     """A key that is kept: its state, its policies by the number of the original policy, and its use."""
 
-    __slots__ = ("apart", "copies", "seconds", "used")
+    __slots__ = ("copies", "seconds", "state", "used")
 
-    def __init__(self, apart: KeyState, now: float) -> None:
-        self.apart = apart
+    def __init__(self, state: KeyState, now: float) -> None:
+        self.state = state
         self.copies: dict[int, P] = {}
         self.used = now
         self.seconds = 1
@@ -102,7 +102,7 @@ class KeyedPolicies:
     def shelters(self) -> list[Shelter]:
         """Return the shelters of the keys that are kept."""
         entries = self._entries.copy()
-        return [entry.apart.shelter for entry in entries.values() if entry.apart.shelter is not None]
+        return [entry.state.shelter for entry in entries.values() if entry.state.shelter is not None]
 
     def policy(self, path: Path, number: int, make: Callable[[KeyState, Path], Policy]) -> Policy:
         """Return the policy of a key for the policy of that number; create it if necessary."""
@@ -117,9 +117,9 @@ class KeyedPolicies:
     def _copy(
         self, entry: KeyEntry[Policy], path: Path, number: int, make: Callable[[KeyState, Path], Policy]
     ) -> Policy:
-        made = entry.apart.made
+        made = entry.state.made
         held = made.get(number)
-        copy = entry.copies.setdefault(number, (None if held is None else held()) or make(entry.apart, path))
+        copy = entry.copies.setdefault(number, (None if held is None else held()) or make(entry.state, path))
         made[number] = ref(copy)
         for kept in (entry.copies, made):
             if len(kept) > MAX_COPIES:
@@ -128,10 +128,10 @@ class KeyedPolicies:
 
     def _enter(self, path: Path, now: float) -> KeyEntry[Policy]:
         held = self._held.get(path)
-        apart = None if held is None else held()
-        if apart is None:
-            apart = KeyState(self._budget, self._gate, self._shelter)
-        entry = self._entries.setdefault(path, KeyEntry(apart, now))
+        state = None if held is None else held()
+        if state is None:
+            state = KeyState(self._budget, self._gate, self._shelter)
+        entry = self._entries.setdefault(path, KeyEntry(state, now))
         self._held.pop(path, None)
         if len(self._entries) > self.most + max(1, self.most // SPARE_DIVISOR):
             self._evict(now)
@@ -152,7 +152,7 @@ class KeyedPolicies:
             idle += [path for _, _, path in kept[:excess]]
         for path in idle:
             # stored before it is removed: a lookup in between finds the same state
-            self._held[path] = ref(known[path].apart, partial(_forget, self._held, path))
+            self._held[path] = ref(known[path].state, partial(_forget, self._held, path))
             self._entries.pop(path, None)
 
 

@@ -516,7 +516,7 @@ class Call:
         pair = (self.policy.name, inner.policy)
         if pair not in _warned and len(_warned) < _MAX_WARNINGS:
             _warned.add(pair)
-            outer, within = map(one_line, pair)
+            outer, within = (one_line(name) or "a policy" for name in pair)
             warnings.warn(
                 f"{outer} wraps {within}: only {within} retries, so that retries don't multiply",
                 LayeredRetryWarning,

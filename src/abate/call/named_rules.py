@@ -168,7 +168,7 @@ def _import_allowed(name: str, code: Sequence[str]) -> ModuleType:
 def is_installed(top: str) -> bool:
     """Return whether a package or module is part of the standard library or installed.
 
-    One that was found elsewhere first, such as in the current directory, does not count: it would be what is imported.
+    False if a file elsewhere on the path, such as in the current directory, would be imported instead.
 
     >>> is_installed("json"), is_installed("no_such_module")
     (True, False)

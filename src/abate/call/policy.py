@@ -343,13 +343,13 @@ class Policy(Shared):
         """
         return self._keys.policy((*self._path, key), self._number, self._for_key)
 
-    def _for_key(self, apart: KeyState, path: tuple[Hashable, ...]) -> Policy:
+    def _for_key(self, state: KeyState, path: tuple[Hashable, ...]) -> Policy:
         copy: Policy = object.__new__(Policy)  # not in the registry: metrics have no label for keys
         own: dict[str, object] = {
-            "budget": apart.budget,
-            "gate": apart.gate,
-            "shelter": apart.shelter,
-            "_key_state": apart,
+            "budget": state.budget,
+            "gate": state.gate,
+            "shelter": state.shelter,
+            "_key_state": state,
             "_path": path,
             "_number": next(_numbers),
         }
@@ -362,7 +362,7 @@ class Policy(Shared):
 
         >>> print(Policy(on=OSError, max_attempts=3).describe())
         at most 3 attempts; at most 3 s of waiting (and up to 300 s per retry where a server asks for it);
-        at most 1.2 attempts per call on average, and 10 retries per second beside
+        at most 1.2 attempts per call on average, plus 10 retries per second
         """
         return worst_case(self)
 

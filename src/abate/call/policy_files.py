@@ -78,7 +78,7 @@ def load_policies(path: str | Path, *, code: Sequence[str] = ()) -> dict[str, Po
 
 
 def _check_shelter_name(place: str, name: object, described: tuple[str, ...]) -> None:
-    """Refuse a name that has no table and looks like one that has: it would get the default settings."""
+    """Reject a shelter name without a table that looks like a misspelt one: it would silently get the defaults."""
     from difflib import get_close_matches
 
     if isinstance(name, str) and name not in described and get_close_matches(name, described, 1):

@@ -18,7 +18,7 @@ class WorstCase(Frozen):
     """The worst case of a policy.
 
     `added_latency` is the longest wait that backoff and shelter add to one call, without hints; `amplification` is
-    the most attempts per call that a busy server sees on average, to which come `reserve` retries per second.
+    the most attempts per call that a busy server sees on average, plus `reserve` retries per second.
     `attempts` is None if only time bounds them.
     """
 
@@ -33,7 +33,7 @@ class WorstCase(Frozen):
             attempts = "as many attempts as there is time for"
         else:
             attempts = f"at most {self.attempts} attempt{'' if self.attempts == 1 else 's'}"
-        beside = "" if math.isinf(self.reserve) else f", and {self.reserve:g} retries per second beside"
+        beside = "" if math.isinf(self.reserve) else f", plus {self.reserve:g} retries per second"
         return (
             f"{attempts}; at most {self.added_latency:.3g} s of waiting"
             f" (and up to {self.max_hint:g} s per retry where a server asks for it);\n"

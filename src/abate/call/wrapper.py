@@ -117,7 +117,7 @@ def wrap(policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
     generator, asynchronous = is_generator_function(function), is_async_generator_function(function)
     asynchronous = asynchronous or is_coroutine_function(function)
     if policy.streams_only and not generator:
-        raise TypeError(f"resume, idle and content are for generators, and {_name(function)} is none")
+        raise TypeError(f"resume, idle and content work for generator functions only, and {_name(function)} is none")
     if not asynchronous:
         refuse_async(policy.before_retry)
     if generator:

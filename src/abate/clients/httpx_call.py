@@ -37,7 +37,7 @@ class HttpxCall:
         settings = owner.settings
         self.key = new_idempotency_key() if settings.needs_idempotency_key(request.method, request.headers) else None
         self.attempt = 0 if first_response is None and failure is None else 1
-        self.held = first_response
+        self.held: Any = first_response
         self._first_is_new = first_response is not None
         self.sent = False
         self.extensions: Any = request.extensions  # of the attempt that brought the last response
@@ -48,14 +48,14 @@ class HttpxCall:
         """Return the policy for this request."""
         request, owner = self.request, self.owner
         owner.check_request(request)
-        said = request.extensions.get(EXTENSION)
+        says = request.extensions
         self.policy = owner.settings.policy_for(
             request,
             request.method,
             request.headers,
             has_key=self.key is not None,
             replayable=_is_replayable(request.stream, owner.byte_stream),
-            idempotent=None if said is None else idempotent_by_extension(said),
+            idempotent=idempotent_by_extension(says[EXTENSION]) if EXTENSION in says else None,
         )
         self._began = self.now()
         return self.policy

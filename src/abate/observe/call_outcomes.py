@@ -2,7 +2,8 @@
 
 A call that succeeds at once makes no event; the policy counts it while a sink that counts is installed. The policy's
 count of good calls includes calls that recovered, and calls that gave up and returned the last bad result. Both made an
-event, and are subtracted. If the policy counted a failure but no event came, the call was cancelled in its first attempt.
+event, and are subtracted. If the policy counted a failure but no event came, the call was cancelled in its first
+attempt.
 
 The policies' counts are read before those of the events, so that no other outcome is shown as a success: a number may
 lag for a moment, and never decreases.

@@ -64,6 +64,7 @@ class Detached:
         self.capacity = whole("capacity", capacity, least=1)
         self.grace = number("grace", grace, least=0)
         self.counts = has_flag(sink, "counts")
+        self.writes_logs = has_flag(sink, "writes_logs")
         self.after_fork()
         forks.register(self)
         _open.add(self)

@@ -79,7 +79,16 @@ def sentence(event: Event) -> str:
     'orders: succeeded on attempt 2 after 0.5 s of waiting'
     """
     text = TEXTS[type(event)][1](event) if type(event) in TEXTS else short_repr(event)
-    return f"{one_line(event.name, MAX_NAME)}: {text}"
+    return f"{shown_name(event.name)}: {text}"
+
+
+def shown_name(name: str) -> str:
+    """Return a name as lines begin with it.
+
+    >>> shown_name("orders"), shown_name("")
+    ('orders', '(unnamed)')
+    """
+    return one_line(name, MAX_NAME) or "(unnamed)"
 
 
 def _key(key: object) -> str:
@@ -152,7 +161,7 @@ TEXTS: dict[type[Event], tuple[Level, Callable[[Any], str]]] = {
     ),
     events.LayeredRetry: (
         "warning",
-        lambda event: f"did not retry what {one_line(event.inner, MAX_NAME)} had given up on",
+        lambda event: f"did not retry what {shown_name(event.inner)} had given up on",
     ),
     events.ShelterChanged: ("warning", _shelter_changed),
     events.Waited: ("debug", lambda event: f"waited {event.seconds:.3g} s for its tokens"),

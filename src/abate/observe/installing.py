@@ -18,6 +18,7 @@ def install(sink: S) -> S:
     A sink that raises or blocks is skipped for a while, and then tried again.
 
     With the attribute ``counts = True`` a sink asks for successful calls to be counted (see `snapshot`). With
+    ``writes_logs = True`` it replaces the logging without a sink (see `abate.observe.default_logging`). With
     ``inline = True`` it promises not to block, and runs in the thread of the call. Other sinks run in a thread of their
     own, for which a call waits, but not for ever.
 

@@ -27,7 +27,7 @@ from abate import events
 from abate.errors import number, whole
 from abate.events import Event
 from abate.frozen import Frozen
-from abate.observe.event_text import MAX_NAME, Fact, Level, error_type, facts, sentence
+from abate.observe.event_text import MAX_NAME, Fact, Level, error_type, facts, sentence, shown_name
 from abate.observe.log_episode import LogEpisode
 from abate.redact import one_line, short_repr
 from abate.reentrant_locks import Section
@@ -234,7 +234,7 @@ class LogSampler:
         keys, failures = [] if key is None else [key], 0
         if isinstance(event, events.Worked):
             kinds, failures = self._worked(event)
-            keys = [(kind, one_line(event.name, MAX_NAME), "") for kind in kinds]
+            keys = [(kind, shown_name(event.name), "") for kind in kinds]
         for each in keys:
             if self._count_event(each, now):
                 self._ready.append(LogLine(*each, event, failures))
@@ -303,7 +303,7 @@ def _episode_key(event: Event) -> EpisodeKey | None:
     """Return the episode of an event; None if it is no line, or if that depends on its key (`Worked`)."""
     find = EPISODES.get(type(event))
     found = ("other", type(event).__name__) if find is None else find(event)
-    return None if found is None else (found[0], one_line(event.name, MAX_NAME), one_line(found[1], MAX_NAME))
+    return None if found is None else (found[0], shown_name(event.name), one_line(found[1], MAX_NAME))
 
 
 def _first_failure(event: events.FirstFailure) -> tuple[str, str] | None:

@@ -1,0 +1,87 @@
+"""httpx and httpx2 in one process: each has its own transports, and what is mixed up is refused with an explanation."""
+
+import asyncio
+import subprocess
+import sys
+
+import httpx
+import httpx2
+import pytest
+
+import abate
+import abate.clients.httpx
+import abate.clients.httpx2
+from tests.clients.server import Server, respond
+
+LIBRARIES = [(httpx, httpx2), (httpx2, httpx)]
+BOTH = pytest.mark.parametrize(("own", "other"), LIBRARIES, ids=lambda library: library.__name__)
+
+
+def ours(library):
+    """abate's client for a library."""
+    return getattr(abate.clients, library.__name__)
+
+
+@BOTH
+def test_the_transports_are_those_of_their_library(own, other):
+    """For code that asks, as SDKs do."""
+    assert issubclass(ours(own).Transport, own.BaseTransport)
+    assert issubclass(ours(own).AsyncTransport, own.AsyncBaseTransport)
+    assert not issubclass(ours(own).Transport, other.BaseTransport)
+
+
+@BOTH
+def test_both_work_in_one_process(own, other):
+    """With their own default transport."""
+    with Server(respond(503), respond(503)) as server:
+        for library in (own, other):
+            with library.Client(transport=ours(library).Transport()) as client:
+                assert client.get(server.url).status_code == 200
+
+
+@BOTH
+def test_a_transport_of_the_other_library_is_refused(own, other):
+    """At construction; one of abate's around it as well."""
+    for inner in (other.HTTPTransport(), ours(other).Transport()):
+        with pytest.raises(
+            TypeError, match=rf"not for a transport of {other.__name__}: use abate.clients.{other.__name__} "
+        ):
+            ours(own).Transport(transport=inner)
+    with pytest.raises(
+        TypeError, match=rf"not for a transport of {other.__name__}: use abate.clients.{other.__name__} "
+    ):
+        ours(own).AsyncTransport(transport=other.AsyncHTTPTransport())
+
+
+@BOTH
+def test_a_client_of_the_other_library_is_told_what_to_use(own, other):
+    """Instead of an assertion that fails in the library."""
+    expected = (
+        f"cannot send a request of {other.__name__}: give the client a transport of abate.clients.{other.__name__}"
+    )
+    with Server() as server:
+        with other.Client(transport=ours(own).Transport()) as client, pytest.raises(TypeError, match=expected):
+            client.get(server.url)
+
+        async def main():
+            async with other.AsyncClient(transport=ours(own).AsyncTransport()) as client:
+                await client.get(server.url)
+
+        with pytest.raises(TypeError, match=expected):
+            asyncio.run(main())
+    assert server.requests == []
+
+
+def test_an_alias_of_httpx_is_httpx2():
+    """httpx2 can stand in for httpx in programs that import it."""
+    program = (
+        "import httpx2\n"
+        "httpx2.alias_httpx()\n"
+        "import abate.clients.httpx, abate.clients.httpx2\n"
+        "for ours in (abate.clients.httpx, abate.clients.httpx2):\n"
+        "    answers = iter([503, 200])\n"
+        "    inner = httpx2.MockTransport(lambda request: httpx2.Response(next(answers)))\n"
+        "    print(httpx2.Client(transport=ours.Transport(transport=inner)).get('http://a.example/').status_code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["200", "200"], done.stderr
