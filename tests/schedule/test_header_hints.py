@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from email.utils import formatdate
 
 import pytest
+import urllib3
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -73,6 +74,14 @@ def test_a_wait_that_is_asked_for_is_the_hint(status, headers, seconds):
 def test_a_hostile_value_is_no_hint(name, value):
     """Whatever its type or length."""
     assert http_hint(429, {name: value}) is None
+
+
+def test_a_repeated_header_is_a_list():
+    """Two waits contradict each other, and are no hint; two limits are two limits."""
+    headers = urllib3.HTTPHeaderDict([("Retry-After", "900"), ("Retry-After", "0")])
+    assert http_hint(503, headers) is None
+    headers = urllib3.HTTPHeaderDict([("RateLimit", '"a";r=0;t=3'), ("RateLimit", '"b";r=0;t=9')])
+    assert http_hint(429, headers) == 9.0
 
 
 def test_an_unreadable_hint_leaves_the_next_one():

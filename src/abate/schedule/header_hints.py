@@ -80,11 +80,12 @@ def find_hint(status: int, known: Mapping[str, str], body: object = None, now: f
 
 
 def lower_case(headers: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return headers as a dict with names in lower case; the first value of a repeated name."""
+    """Return headers as a dict with names in lower case; values of a repeated name are joined, as HTTP says."""
     known: dict[str, str] = {}
     for name, value in () if headers is None else headers.items():
         if isinstance(value, (str, int, float)):
-            known.setdefault(str(name).lower(), value if isinstance(value, str) else _written(value))
+            name, text = str(name).lower(), value if isinstance(value, str) else _written(value)
+            known[name] = f"{known[name]}, {text}" if name in known else text
     return known
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from abate.admit.bucket import TokenBucket
 from abate.decide import http
-from abate.decide.outcome import ANSWERED, FATAL, LAYER, Outcome, Ruling
+from abate.decide.outcome import FATAL, LAYER, Outcome, Ruling
 from abate.decide.rules import Rule
 from abate.errors import AbateError
 from abate.sim.agenda import Agenda, RandomStreams
@@ -69,9 +69,8 @@ def _made(status: int, retry_after: float | None, exhausted: bool) -> type[Answe
     headers = {} if retry_after is None else {"Retry-After": f"{retry_after:.0f}"}
     if exhausted:
         headers["Abate-Exhausted"] = "1"
-    ruling = LAYER if exhausted else ANSWERED if status == 409 else http.judge(status) or FATAL
-    if retry_after is not None and ruling.retry:
-        ruling = Ruling(True, ruling.reason, retry_after, answered=True)
+    conflict = Ruling.blip(retry_after, answered=True)
+    ruling = LAYER if exhausted else conflict if status == 409 else http.judge(status, headers) or FATAL
     return type(f"Answer{status}", (Answer,), {"status_code": status, "headers": headers, "ruling": ruling})
 
 
