@@ -58,10 +58,11 @@ NAMES = {
     "abate.sim.report": "Hysteresis RecoveryMap hysteresis recovery_map write_picture write_report",
     "abate.testing": "Recorder Script VirtualClock after arun_for off run_for",
     "abate.clients": """
-        aiohttp asgi aws_lambda botocore databases grpc grpc_server httpx httpx2 redis requests sqlalchemy sqs trust
-        urllib3 warm wsgi
+        aiohttp anthropic asgi aws_lambda botocore databases grpc grpc_server httpx httpx2 openai redis requests
+        sqlalchemy sqs sse trust urllib3 warm wsgi
     """,
     "abate.clients.aiohttp": "middleware",
+    "abate.clients.anthropic": "async_client client default_policy",
     "abate.clients.asgi": "Middleware",
     "abate.clients.aws_lambda": "consumer",
     "abate.clients.botocore": "config transient",
@@ -69,10 +70,12 @@ NAMES = {
     "abate.clients.grpc": "aio_interceptors channel_options interceptors transient",
     "abate.clients.grpc_server": "aio_interceptors attempt interceptors",
     "abate.clients.httpx": "AsyncTransport Transport",
+    "abate.clients.openai": "async_client client default_policy",
     "abate.clients.redis": "aclient aquiet client quiet transient",
     "abate.clients.requests": "Adapter",
     "abate.clients.sqlalchemy": "transaction",
     "abate.clients.sqs": "Queue",
+    "abate.clients.sse": "EventTooLarge NotAnEventStream ServerSentEvent StreamEnded events",
     "abate.clients.trust": "Secret",
     "abate.clients.urllib3": "PoolManager",
     "abate.clients.warm": "awarm awarm_httpx awarm_sqlalchemy warm warm_httpx warm_sqlalchemy",

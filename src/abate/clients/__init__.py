@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from abate.clients import (
         aiohttp,
+        anthropic,
         asgi,
         aws_lambda,
         botocore,
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
         grpc_server,
         httpx,
         httpx2,
+        openai,
         redis,
         requests,
         sqlalchemy,
         sqs,
+        sse,
         trust,
         urllib3,
         warm,
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "aiohttp",
+    "anthropic",
     "asgi",
     "aws_lambda",
     "botocore",
@@ -37,10 +41,12 @@ __all__ = [
     "grpc_server",
     "httpx",
     "httpx2",
+    "openai",
     "redis",
     "requests",
     "sqlalchemy",
     "sqs",
+    "sse",
     "trust",
     "urllib3",
     "warm",
