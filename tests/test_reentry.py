@@ -23,11 +23,11 @@ from abate.observe.otel import OpenTelemetrySink, SharedSnapshot
 from abate.observe.page.recent_activity import RecentActivity
 from abate.observe.prometheus import PrometheusSink
 from abate.stores import StoreError
+from abate.stores.message_waits import Wakeups
 from abate.stores.postgres import listener as postgres_bells
 from abate.stores.postgres import pool as postgres_pool
 from abate.stores.redis.connection import RedisConnection
 from abate.stores.sqlite.database import Database
-from abate.stores.wakeups import Wakeups
 from abate.testing import VirtualClock
 from abate.wakeups import ThreadWakeup
 from tests.reentry import MOST_STEPS, at_every_bytecode
@@ -61,8 +61,8 @@ LOCKS = {
     ("observe/prometheus.py", "PrometheusSink"): TESTED,
     ("observe/log_sampler.py", "LogSampler"): TESTED,
     ("schedule/timeouts.py", "LatencyCounts"): TESTED,
-    ("stores/wakeups.py", "Wakeups"): TESTED,
-    ("stores/fleet/sync.py", "FleetSync"): ELSEWHERE,
+    ("stores/message_waits.py", "Wakeups"): TESTED,
+    ("stores/fleet/background_sync.py", "FleetSync"): ELSEWHERE,
     ("stores/postgres/listener.py", "Listener"): TESTED,
     ("stores/sqlite/database.py", "Database"): TESTED,
     ("testing/virtual_clock.py", "VirtualClock"): TESTED,
@@ -761,7 +761,7 @@ class OfFullQueue(Case):
 class OfBells(Case):
     """Whoever is rung for is woken; nobody is left in line."""
 
-    locks = (("stores/wakeups.py", "Wakeups"),)
+    locks = (("stores/message_waits.py", "Wakeups"),)
 
     def make(self):
         self.wakeups = Wakeups(lambda: False)

@@ -19,7 +19,7 @@ from abate.admit.limiter import Permit
 from abate.admit.shelter_queue import Waiter
 from abate.clients.grpc import _Stream
 from abate.schedule.deadlines import remaining
-from abate.stores.fleet.sync import FleetSync
+from abate.stores.fleet.background_sync import FleetSync
 from abate.stores.postgres import listener as postgres_bells
 from abate.stores.postgres import pool as postgres_pool
 from abate.testing import Script, VirtualClock
@@ -453,7 +453,7 @@ class OfStream(cases.Case):
 class OfJourney(cases.Case):
     """No journey is under way, and the next one is made."""
 
-    where = str(cases.SOURCE / "stores" / "fleet" / "sync.py")
+    where = str(cases.SOURCE / "stores" / "fleet" / "background_sync.py")
 
     def make(self):
         self.taken = []

@@ -90,9 +90,9 @@ class Prober:
     def schedule(self, own_pause: float, now: float, answered: bool) -> None:
         """Pause until the next probe; `answered` says that the server answered the last one, with an error."""
         self._failures += 1
-        self.pause_until = now + min(own_pause, self.min_pause(now, answered) * (0.8 + 0.4 * self._rng.random()))
+        self.pause_until = now + min(own_pause, self.pause_by_rate(now, answered) * (0.8 + 0.4 * self._rng.random()))
 
-    def min_pause(self, now: float, answered: bool = False) -> float:
+    def pause_by_rate(self, now: float, answered: bool = False) -> float:
         """Return the seconds between two probes that the rate of calls and the length of the outage allow."""
         rate = self.peers * self._calls / max(RATE_SPAN, now - self._calls_since)
         share, longest = (ERROR_PROBE_RATIO, ERROR_PROBE_MAX_DELAY) if answered else (PROBE_RATIO, inf)
@@ -100,7 +100,7 @@ class Prober:
 
     def abandoned(self, now: float, longest: float) -> None:
         """Pause after a probe that its caller cut off, as after any other."""
-        self.pause_until = max(self.pause_until, now + min(self.min_pause(now), longest))
+        self.pause_until = max(self.pause_until, now + min(self.pause_by_rate(now), longest))
 
     def hint(self, until: float, now: float, for_all: bool) -> None:
         """Send nothing until the instant that the server asked for, within limits.
@@ -113,4 +113,4 @@ class Prober:
     def set_peers(self, peers: int, now: float) -> None:
         """Probe for this many processes: the more there are, the shorter the pauses."""
         self.peers = peers
-        self.pause_until = min(self.pause_until, now + self.min_pause(now))
+        self.pause_until = min(self.pause_until, now + self.pause_by_rate(now))

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from abate.cli.terminal import Progress, say, seconds
+from abate.cli.terminal import Progress, format_seconds, say
 from abate.sim.model import Clients
 from abate.sim.study import Study
 from abate.sim.world import World
@@ -48,7 +48,7 @@ def _maps(study: Study, options: argparse.Namespace, spent: float) -> Sequence[R
             say("no recovery map: it needs clients that call again and again, and a trigger, in every case")
         return []
     if not options.map and (needed := spent * survey_cost_ratio(study)) > PATIENCE:
-        say(f"no recovery map: it would take about {seconds(needed)}; use --map to draw it")
+        say(f"no recovery map: it would take about {format_seconds(needed)}; use --map to draw it")
         return []
     drawn: list[RecoveryMap | Hysteresis] = []
     for name, survey in (("recovery map", recovery_map), ("hysteresis", hysteresis)):

@@ -21,7 +21,7 @@ from abate.sim.fleet.server import LATE, Server
 from abate.sim.fleet.server_workers import Started
 from abate.sim.fleet.timer_wheel import PER_SECOND, WIDTH, TimerWheel
 from abate.sim.fleet.unsupported import unsupported_features
-from abate.sim.fleet.vectorized import Floats, Mask, VectorBackoff, VectorBudget, Whole, stream
+from abate.sim.fleet.vector_rules import Floats, Mask, VectorBackoff, VectorBudget, Whole, stream
 from abate.sim.measures import EDGE, Load, Run
 from abate.sim.model import Clients, Duration, Service
 from abate.sim.server import answer

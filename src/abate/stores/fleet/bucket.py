@@ -13,8 +13,8 @@ from typing import NoReturn
 from abate import forks
 from abate.admit.bucket import BucketState, Reservation, TokenBucket
 from abate.clock import MACHINE
+from abate.stores.fleet.background_sync import FIRST_REPLY_TIMEOUT, FleetSync
 from abate.stores.fleet.messages import BucketGrant, BucketRequest
-from abate.stores.fleet.sync import FIRST_REPLY_TIMEOUT, FleetSync
 
 NEWCOMER_SHARE = 0.1
 """The part of a new member, as a part of an equal part. With a rate of 0 it would wait forever."""

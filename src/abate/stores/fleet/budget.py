@@ -22,8 +22,8 @@ from abate import forks
 from abate.admit.budget import Budget, BudgetState, FundedBy, Units
 from abate.clock import MACHINE, ever_used
 from abate.stores.budget import BudgetTerms
+from abate.stores.fleet.background_sync import FIRST_REPLY_TIMEOUT, FleetSync
 from abate.stores.fleet.messages import BudgetGrant, BudgetRequest
-from abate.stores.fleet.sync import FIRST_REPLY_TIMEOUT, FleetSync
 
 DEMAND_FACTOR = 1.5
 """Tokens are requested for the demand since the last sync, times this."""

@@ -15,8 +15,8 @@ from abate import forks
 from abate.admit.limiter import State
 from abate.admit.shelter import Shelter
 from abate.schedule.backoff import RandomSource
+from abate.stores.fleet.background_sync import FleetSync
 from abate.stores.fleet.messages import ShelterAdvice, ShelterReport
-from abate.stores.fleet.sync import FleetSync
 
 
 class FleetShelter(Shelter):

@@ -87,7 +87,7 @@ def update(
     >>> update(known, down, "b", counts._replace(bad=2, place=1), now=10.1)[1].probe
     False
     """
-    known = _expire(known, now)
+    known = _reset_stale(known, now)
     if known.state == "calm":
         if counts.bad > counts.good and classify(report) == "bad":
             known = known._replace(state="storm", prober=member, turn=now + PROBE_TURN)
@@ -100,7 +100,7 @@ def update(
     return known, _advice(known, member, counts, now)
 
 
-def _expire(known: OutageState, now: float) -> OutageState:
+def _reset_stale(known: OutageState, now: float) -> OutageState:
     """Drop what is over: an outage without calls, and instants of a clock that was set back."""
     if known.state != "calm" and now >= max(known.turn, known.grown) + OUTAGE_TIMEOUT:
         known = OutageState()

@@ -23,7 +23,7 @@ from abate.logs import Log
 from abate.schedule.backoff import RandomSource
 from abate.stores.contract import StoreError, StoreUnreachable
 from abate.stores.postgres.address import Address
-from abate.stores.postgres.errors import to_store_error
+from abate.stores.postgres.error_texts import to_store_error
 from abate.stores.postgres.schema import UnusableDatabase, migrate, with_schema
 from abate.stores.postgres.session import ConnectFailed, ConnectionLost, Row, Session, SessionError, StatementFailed
 

@@ -5,7 +5,7 @@
   several rows lock them in a fixed order, so that they can't deadlock: `extend` and `settle` by key (the client sorts
   them), `exhume` by time of death.
 * `p_now` is NULL if PostgreSQL's clock applies, which is read after waiting for a row; tests pass their own instant.
-  The time of a queue may be ahead of the clock (`queue_clock_functions`).
+  The time of a queue may be ahead of the clock (`monotonic_time_functions`).
 * The planner gets no choice, since it would choose a wrong plan just when a backlog arrives. A session caches its
   plans, so a plan made for ten rows would later be used for millions. A table that was empty at its last vacuum is
   assumed to be empty until the next one, by new sessions too. So functions called by clients have the settings
@@ -20,7 +20,7 @@ An item is leased while ``state = 1`` and its `due` is in the future.
 
 from __future__ import annotations
 
-from abate.stores.postgres import queue_capacity_functions, queue_clock_functions
+from abate.stores.postgres import monotonic_time_functions, queue_capacity_functions
 
 INDEXED = (
     "SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off "
@@ -429,7 +429,7 @@ REDRIVE_OR_PURGE = f"""
 """
 
 FUNCTIONS = (
-    *queue_clock_functions.FUNCTIONS,
+    *monotonic_time_functions.FUNCTIONS,
     *(BELL, RING, LISTEN),
     *(queue_capacity_functions.FULL, ADD, CANCEL),
     *(BEGINS, RECEIVE, EXTEND, SETTLE),

@@ -29,7 +29,7 @@ from abate import forks
 from abate.logs import Log
 from abate.stores.contract import StoreError, StoreUnreachable
 from abate.stores.redis.address import Address
-from abate.stores.redis.errors import explain, is_wrong_type
+from abate.stores.redis.error_texts import explain, is_wrong_type
 from abate.stores.redis.scripts import Script
 
 log = Log("abate.stores")

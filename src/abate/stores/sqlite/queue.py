@@ -27,10 +27,10 @@ from abate.stores.encoding import (
     preview_attributes,
     unreadable_reason,
 )
+from abate.stores.message_waits import QueueWaiter
 from abate.stores.sqlite import queue_statements as sql
 from abate.stores.sqlite.next_items import next_items
 from abate.stores.sqlite.schema import DEAD, LEASED
-from abate.stores.wakeups import QueueWaiter
 from abate.work.key_queue import QueueFull
 from abate.work.source import Back, Bury, Done, Message, Settlement
 

@@ -1,4 +1,4 @@
-"""Encode the sync requests of a fleet's members for PostgreSQL, and decode the replies (see `sync_functions`)."""
+"""Encode the sync requests of a fleet's members for PostgreSQL (`shared_limit_functions`), and decode the replies."""
 
 from __future__ import annotations
 
