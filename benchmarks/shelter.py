@@ -133,7 +133,7 @@ async def waiting() -> None:
         else:
             operation()
         operations.append(time.perf_counter() - began)
-    dispatcher.limiter.limit, dispatcher.limiter.prober.pause_until = 50.0, 0.0
+    dispatcher.limiter.limit, dispatcher.limiter.prober.next_probe = 50.0, 0.0
     dispatcher.abandoned(None, dispatcher.clock.now())
     await asyncio.wait(tasks)
     watcher.cancel()

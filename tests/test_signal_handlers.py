@@ -95,10 +95,10 @@ class OfDoor(cases.Case):
         assert self.dispatcher.waiters <= 5
 
     def check(self):
-        dispatcher, room, limiter = self.dispatcher, self.dispatcher._shelter_queue, self.dispatcher.limiter
+        dispatcher, room, limiter = self.dispatcher, self.dispatcher.core.queue, self.dispatcher.limiter
         cases.quiet(dispatcher._section)
         dispatcher.abandoned(None, self.clock.now())  # what was noted is done by the next operation
-        assert not dispatcher._to_wake
+        assert not dispatcher.core.to_wake
         given = [waiter.answer for waiter in self.waiters if type(waiter.answer) is Permit]
         out = [one for one in (*self.tickets, *given) if one.out and one.epoch == limiter.epoch]
         assert limiter.in_flight == len(out)
@@ -114,7 +114,7 @@ class OfDoor(cases.Case):
         guarded(lambda: [dispatcher.abandoned(one, self.clock.now()) for one in (*self.tickets, *given)])
         assert (room.size, limiter.in_flight, dispatcher.waiters) == (0, 0, 0)
         limiter.limit = 1.0
-        limiter.prober.pause_until = limiter.prober.hint_until = limiter._next_paced = -1.0
+        limiter.prober.next_probe = limiter.prober.hint_until = limiter._next_paced = -1.0
         assert type(guarded(self._knock)) is Permit
         waiter = self._knock()
         assert type(waiter) is Waiter

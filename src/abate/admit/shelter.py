@@ -12,9 +12,9 @@ from typing import Any
 
 from abate import forks
 from abate.admit.dispatcher import Dispatcher
-from abate.admit.limiter import State
 from abate.clock import Clock, before_first_virtual_clock, ever_used
 from abate.errors import number, whole
+from abate.events import ShelterState
 from abate.frozen import Shared, refuse_own_clock
 from abate.per_clock import PerClock
 from abate.schedule.backoff import RandomSource
@@ -105,7 +105,7 @@ class Shelter(Shared):
         return self._dispatchers.here() if ever_used.virtual else self._dispatchers.main
 
     @property
-    def state(self) -> State:
+    def state(self) -> ShelterState:
         """The state: ``calm``, ``storm``, ``probing`` or ``recovering``."""
         return self.dispatcher().state
 

@@ -107,7 +107,7 @@ def test_a_child_s_shelter_applies_the_fleet_s_hint(shared):
         until(lambda: shelter._answers and shared.fleet_sync.rounds > before)
         for other in ("member-2", "member-3"):
             shared.sync_members(other, [ShelterReport("orders", "probing", 0, 1, 30.0)])
-        until(lambda: shelter._dispatchers.main._remote_closed_until > time.monotonic() + 1.0)
+        until(lambda: shelter._dispatchers.main.core.remote_paused_until > time.monotonic() + 1.0)
         with pytest.raises(abate.Refused), abate.deadline(0.01):
             work()
         return "refused"
@@ -121,7 +121,7 @@ def test_a_call_that_waits_in_a_child_starts_the_sync(local):
     work = decorated(shelter=shelter)
     limiter = shelter._dispatchers.main.limiter
     limiter.apply_remote_outage(time.monotonic(), 1)
-    limiter.prober.pause_until = time.monotonic() + 60.0
+    limiter.prober.next_probe = time.monotonic() + 60.0
 
     def child():
         threading.Thread(target=work, daemon=True).start()

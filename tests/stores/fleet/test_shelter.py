@@ -141,7 +141,7 @@ def test_calm_advice_fallback_and_close_lift_remote_limits(member, before, lifte
     else:
         getattr(member.shelter, lifted)()
     assert member.shelter.state == state, "lifting a remote limit is no outage"
-    assert (member.dispatcher._remote_closed_until, member.dispatcher._remote_limit) == (-inf, inf)
+    assert (member.dispatcher.core.remote_paused_until, member.dispatcher.core.remote_limit) == (-inf, inf)
     first = member.try_send()
     assert first is not None
     member.answered(first)

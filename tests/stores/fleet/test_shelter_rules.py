@@ -415,7 +415,7 @@ def test_an_answer_to_the_prober_starts_the_recovery(fleet_sync):
     fail(first)
     for one in fleet_syncs:
         one.sync_once()
-    first._dispatchers.main.limiter.prober.pause_until = 0.0
+    first._dispatchers.main.limiter.prober.next_probe = 0.0
     abate.Policy(on=ConnectionError, shelter=first).call(lambda: None)
     assert first.state == "recovering"
     for one in fleet_syncs:

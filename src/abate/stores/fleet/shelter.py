@@ -12,8 +12,8 @@ from math import inf
 from typing import NoReturn
 
 from abate import forks
-from abate.admit.limiter import State
 from abate.admit.shelter import Shelter
+from abate.events import ShelterState
 from abate.schedule.backoff import RandomSource
 from abate.stores.fleet.background_sync import FleetSync
 from abate.stores.fleet.messages import ShelterAdvice, ShelterReport
@@ -41,7 +41,7 @@ class FleetShelter(Shelter):
         rng: RandomSource | None = None,
     ) -> None:
         self._fleet_sync = fleet_sync
-        self._reported_state: State = "calm"
+        self._reported_state: ShelterState = "calm"
         super().__init__(capacity, patience, name=name, rng=rng)
         self._answers = self._failures = 0
         forks.register(self)  # after the dispatcher, which is repaired first
