@@ -42,7 +42,7 @@ LOCKS = {
     ("wakeups.py", "ThreadWakeup"): PRIVATE,
     ("admit/breaker.py", "Circuit"): TESTED,
     ("admit/bucket.py", "BucketState"): TESTED,
-    ("admit/budget.py", "BudgetState"): TESTED,
+    ("admit/budget_state.py", "BudgetState"): TESTED,
     ("admit/dispatcher.py", "Dispatcher"): ELSEWHERE,
     ("admit/throttle.py", "ThrottleState"): TESTED,
     ("call/counters.py", "TotalsByName"): TESTED,
@@ -179,7 +179,7 @@ def quiet(section):
 class OfBudget(Case):
     """Nothing is overspent, wrongly refused, lost or counted twice."""
 
-    locks = (("admit/budget.py", "BudgetState"),)
+    locks = (("admit/budget_state.py", "BudgetState"),)
     interrupting = ("do_withdraw", "do_refund", "do_deposit")
     every = 7
     left = 4

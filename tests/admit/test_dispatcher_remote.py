@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import abate
-from abate.admit.budget import Budget, Units
+from abate.admit.budget import Budget
+from abate.admit.budget_units import Units
 from abate.admit.limiter import Limiter, Permit
 from abate.admit.shelter import Shelter
 from abate.admit.shelter_queue import Waiter
@@ -41,7 +42,7 @@ def test_total_deposits_never_expire():
             budget.deposit()
             clock.advance(0.5)
         state = budget.states.here()
-        state.settle_counts(clock.now())
+        state.update_counts(clock.now())
         assert state.earned == 10
 
 

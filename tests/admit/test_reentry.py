@@ -26,17 +26,17 @@ class InterruptedUnits:
     """The terms of a ledger, whose reading is interrupted once."""
 
     def __init__(self, terms, interruption):
-        self._terms, self._interruption = terms, interruption
+        self._units, self._interruption = terms, interruption
         self.answers = []
 
     def __getattr__(self, name):
-        return getattr(self._terms, name)
+        return getattr(self._units, name)
 
     def balance(self, deposits, withdrawals):
         interruption, self._interruption = self._interruption, None
         if interruption is not None:
             self.answers.append(interruption())
-        return self._terms.balance(deposits, withdrawals)
+        return self._units.balance(deposits, withdrawals)
 
 
 class InterruptedLook(list):
@@ -81,7 +81,7 @@ def test_a_withdrawal_in_a_fold_is_granted_if_it_was_prepaid(clock, left, grante
     """Otherwise it is refused, and nothing is lost."""
     budget = budget_of(clock, left)
     state = budget.states.main
-    terms = state._terms = InterruptedUnits(state._terms, budget.try_withdraw)
+    terms = state._units = InterruptedUnits(state._units, budget.try_withdraw)
     budget.balance()
     assert terms.answers == [granted]
     assert budget.balance() == left - granted

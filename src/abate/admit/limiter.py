@@ -230,12 +230,13 @@ class Limiter:
             self._adjust_limit(now, waiting)
         if self.state == "storm" and self.failure_ratio < STORM_FAILURE_RATIO / 2 and self.limit >= RECOVERY_LIMIT:
             self.state = "recovering"
-        if not self.calm and not waiting and self._is_quiet(now):
+        if not (self.calm or waiting) and self._is_quiet(now):
             self._enter_calm(now)
 
     def _is_quiet(self, now: float) -> bool:
         """Return whether nothing has failed and no call was held back for `CALM_AFTER` seconds."""
-        return self.paused_until() <= now and max(self._last_trouble, self._last_held_back) <= now - CALM_AFTER
+        quiet = now - CALM_AFTER
+        return self._last_trouble <= quiet and self._last_held_back <= quiet and self.paused_until() <= now
 
     def on_failure(
         self,

@@ -23,7 +23,7 @@ second."""
 class LoadExperiment:
     """Averages of latency and limit: first with the limit as it is, then with a raised one."""
 
-    __slots__ = ("_before", "_since", "sums")
+    __slots__ = ("_before", "_since", "runs", "sums")
 
     def __init__(self, now: float) -> None:
         self.restart(now)
@@ -31,11 +31,8 @@ class LoadExperiment:
     def restart(self, now: float, before: tuple[float, float] | None = None) -> None:
         """Start new averages: with the limit raised if `before`, the averages without, is given."""
         self._since, self._before, self.sums = now, before, (0, 0.0, 0.0)
-
-    @property
-    def runs(self) -> bool:
-        """Return whether the limit is raised for the experiment."""
-        return self._before is not None
+        self.runs = before is not None
+        """Whether the limit is raised for the experiment."""
 
     def on_answer(self, sent: float, now: float, limit: float, latencies: LatencyModel, interfered: bool) -> float:
         """Count the answer to an attempt; return the limit from now on.

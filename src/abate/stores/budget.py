@@ -13,7 +13,8 @@ from __future__ import annotations
 from math import floor
 from typing import Protocol
 
-from abate.admit.budget import MAX_SETTING, Units
+from abate.admit.budget import MAX_SETTING
+from abate.admit.budget_units import Units
 from abate.admit.sliding_window import MIN_WINDOW, SLOTS
 from abate.errors import number
 from abate.frozen import Frozen

@@ -19,7 +19,9 @@ from math import ceil, inf
 from typing import NoReturn
 
 from abate import forks
-from abate.admit.budget import Budget, BudgetState, FundedBy, Units
+from abate.admit.budget import Budget, FundedBy
+from abate.admit.budget_state import BudgetState
+from abate.admit.budget_units import Units
 from abate.clock import MACHINE, ever_used
 from abate.stores.budget import BudgetTerms
 from abate.stores.fleet.background_sync import FIRST_REPLY_TIMEOUT, FleetSync
@@ -159,7 +161,7 @@ class FleetBudget(Budget):
 
     def _credit(self, ledger: BudgetState) -> int:
         """Return what was earned here since the last sync, less what was spent of it, in units."""
-        ledger.settle_counts(ledger.now())
+        ledger.update_counts(ledger.now())
         return self._known_credit(ledger)
 
     def _known_credit(self, ledger: BudgetState) -> int:
@@ -191,7 +193,7 @@ class FleetBudget(Budget):
 
     def _report(self, ledger: BudgetState, now: float) -> tuple[int, int]:
         """Return what was earned and spent since the last sync."""
-        ledger.settle_counts(ledger.now())
+        ledger.update_counts(ledger.now())
         if now >= self._valid_until:  # local deposits and withdrawals are not reported
             self._reported_deposits, self._unreported_withdrawals, self._refundable = ledger.earned, 0, 0
             self._tokens.clear()

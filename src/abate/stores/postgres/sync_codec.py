@@ -6,7 +6,7 @@ import json
 from math import inf
 from typing import Any, assert_never
 
-from abate.admit.budget import Units
+from abate.admit.budget_units import Units
 from abate.stores.budget import BudgetTerms
 from abate.stores.fleet import grant_rules, shelter_rules
 from abate.stores.fleet.messages import (

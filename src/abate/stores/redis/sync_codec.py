@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import gcd
 from typing import Any, TypeAlias, assert_never
 
-from abate.admit.budget import Units
+from abate.admit.budget_units import Units
 from abate.stores.budget import BudgetTerms
 from abate.stores.fleet.messages import (
     BucketGrant,
