@@ -255,7 +255,7 @@ class OfBucket(Case):
         return self.bucket._reserve(self.level, 2, None).due == 0.0
 
     def check(self):
-        self.level.settle()
+        self.level.charge_owed()
         assert all(self.noted("take", "claim"))
         taken = 3 * len(self.noted("take")) + 2 * len(self.noted("claim"))
         assert self.level.tokens == 15.0 - taken + len(self.noted("refund"))
@@ -289,7 +289,7 @@ class OfEmptyBucket(Case):
         self.bucket.refund()
 
     def check(self):
-        self.level.settle()
+        self.level.charge_owed()
         assert not any(self.noted("take"))
         assert all(due >= 1.0 for due in self.noted("claim"))
         made, broken = len(self.noted("claim")), len(self.noted("break_off"))
@@ -399,7 +399,7 @@ class OfBreaker(Case):
         good, failed, erred = circuit._counts
         assert good.total == len(self.noted("succeed", "record"))
         assert (failed.total, erred.total) == (self.failures + len(self.noted("fail")), len(self.noted("err")))
-        assert (circuit.tripped, circuit.trips, circuit.untold) == (False, 0, 0.0)
+        assert (circuit.tripped, circuit.trips, circuit.unreported_seconds) == (False, 0, 0.0)
         quiet(circuit.section)
 
 
@@ -436,7 +436,7 @@ class OfTrippingBreaker(OfBreaker):
         events.remove(self.told)
         circuit = self.breaker._circuits.main
         trips = bool(self.noted("fail", "err", "record"))
-        assert (circuit.tripped, circuit.trips, circuit.untold) == (trips, int(trips), 0.0)
+        assert (circuit.tripped, circuit.trips, circuit.unreported_seconds) == (trips, int(trips), 0.0)
         assert len(self.told.events) + sum(seconds > 0 for seconds in self.noted("record")) == trips
         assert circuit._older <= circuit._in_flight
         quiet(circuit.section)

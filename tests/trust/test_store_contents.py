@@ -524,7 +524,7 @@ KINDS = {
 def test_any_row_of_postgres(postgres_store, rows):
     """Whatever its columns take."""
     store = postgres_store
-    from abate.stores.contract import StoreError
+    from abate.stores.errors import StoreError
 
     queue = store.queue("orders")
     store.pool.run("DELETE FROM @.item")

@@ -21,7 +21,7 @@ from time import monotonic, sleep
 from abate import forks
 from abate.logs import Log
 from abate.schedule.backoff import RandomSource
-from abate.stores.contract import StoreError, StoreUnreachable
+from abate.stores.errors import StoreError, StoreUnreachable
 from abate.stores.postgres.address import Address
 from abate.stores.postgres.error_texts import to_store_error
 from abate.stores.postgres.schema import UnusableDatabase, migrate, with_schema

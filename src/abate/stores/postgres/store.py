@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from abate.clock import Clock, MachineClock
 from abate.stores.budget import BudgetTerms
-from abate.stores.contract import Depth, Store
 from abate.stores.encoding import DEFAULT_MAX_BODY
 from abate.stores.fleet.messages import SyncReply, SyncRequest
 from abate.stores.message_waits import Wakeups
@@ -17,6 +16,8 @@ from abate.stores.postgres.encoding import encode_text
 from abate.stores.postgres.listener import Listener
 from abate.stores.postgres.pool import Pool
 from abate.stores.postgres.queue import PostgresQueue, depths
+from abate.stores.queue_contract import Depth
+from abate.stores.store_contract import Store
 
 SYNC_TIMEOUT = 1.0
 """Seconds for one sync of shared limits; a process that gets no reply in time applies local limits."""

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 from abate.clock import Clock, MachineClock
 from abate.stores.budget import BudgetTerms
-from abate.stores.contract import Depth, Store, StoreError
 from abate.stores.encoding import DEFAULT_MAX_BODY, batches
+from abate.stores.errors import StoreError
 from abate.stores.fleet.messages import SyncReply, SyncRequest
+from abate.stores.queue_contract import Depth
 from abate.stores.redis import scripts, sync_codec
 from abate.stores.redis.connection import RedisConnection
 from abate.stores.redis.key_names import KeyNames
 from abate.stores.redis.queue import RedisQueue, decode_depth
 from abate.stores.redis.scripts import BATCH
+from abate.stores.store_contract import Store
 
 
 class RedisStore(Store):

@@ -8,13 +8,15 @@ from sqlite3 import Connection
 
 from abate.clock import Clock, MachineClock
 from abate.stores.budget import BudgetTerms
-from abate.stores.contract import Depth, Store, StoreError
 from abate.stores.encoding import DEFAULT_MAX_BODY
+from abate.stores.errors import StoreError
 from abate.stores.fleet.messages import SyncReply, SyncRequest
 from abate.stores.message_waits import Wakeups
+from abate.stores.queue_contract import Depth
 from abate.stores.sqlite import shared_limits
 from abate.stores.sqlite.database import Database
 from abate.stores.sqlite.queue import SqliteQueue, depths
+from abate.stores.store_contract import Store
 
 CLEANUP_INTERVAL = 10.0
 """Seconds between two deletions of expired members."""
