@@ -95,7 +95,7 @@ class StoreBudget:
         return self._store.exchange(self.name, self.terms, want=1) == 1
 
     def refund(self) -> None:
-        """Take the newest withdrawal back: its retry was not made."""
+        """Refund the newest withdrawal, because its retry was not sent."""
         self._store.exchange(self.name, self.terms, returned=1)
 
     def balance(self) -> float:

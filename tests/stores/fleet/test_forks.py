@@ -137,7 +137,7 @@ def test_a_child_s_bucket_has_a_part_of_its_own(shared):
 
     def child():
         bucket.try_acquire()
-        until(lambda: bucket._members == 2 and 0.0 < bucket._part < 0.9)
+        until(lambda: bucket._members == 2 and 0.0 < bucket._share < 0.9)
         return "shared"
 
     assert in_child(child) == "shared"
