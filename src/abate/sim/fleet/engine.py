@@ -236,7 +236,7 @@ class Fleet:
         waiting = sent[np.isfinite(due[sent])]
         self._timers.add(waiting, due[waiting])
         calls = self._timers.take(bucket)
-        # a timer of an attempt that has ended finds another deadline here, or none
+        # timers are not cancelled: ignore one whose attempt has ended, so that its row has another deadline, or none
         calls = np.unique(calls[due[calls] < (bucket + 1) * WIDTH])
         at = due[calls]
         due[calls] = np.inf

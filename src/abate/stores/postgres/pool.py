@@ -96,7 +96,7 @@ class Pool:
         rows: list[Row] = []
         free = self._free  # a forked child gets a new one
         try:
-            # take a slot by an iterator: a signal handler can't raise between taking it and entering the `try`
+            # an iterator takes a slot: see `abate.reentrant_locks`
             for _ in iter(partial(free.get, timeout=max(0.0, deadline - monotonic())), NEVER):
                 try:
                     rows = self._run_on_one(statement, params, deadline)
