@@ -1,8 +1,8 @@
-"""What a backlog does to those who are connected when it arrives, and what many dead letters do to everybody else.
+"""What a backlog does to clients that are connected when it arrives, and what many dead letters do to other clients.
 
 * 200,000 messages arrive in PostgreSQL while a consumer is connected: the time of every call, over that of the same
   call on a connection that was made afterwards. The bar is 1.5.
-* 200,000 dead letters are redriven and purged, in PostgreSQL, Valkey and SQLite, while somebody else adds and works.
+* 200,000 dead letters are redriven and purged, in PostgreSQL, Valkey and SQLite, while another client adds and works.
 
 make bench
 """
@@ -134,7 +134,7 @@ def backlogs(cluster: Cluster) -> None:
 
 
 def beside(url: str, call: Callable[[], int]) -> tuple[int, float, list[float]]:
-    """How many a call says, the seconds it took, and those that somebody else's adds took meanwhile."""
+    """Return the result of a call, its seconds, and the seconds that the adds of another client took meanwhile."""
     end, adds = threading.Event(), []
 
     def work() -> None:
@@ -157,7 +157,7 @@ def beside(url: str, call: Callable[[], int]) -> tuple[int, float, list[float]]:
 
 
 def letters(name: str, url: str, fill: Callable[[Store], None]) -> bool:
-    """Print what it costs to deal with so many dead letters, and whom: is nobody held up for long?"""
+    """Print how long it takes to redrive and purge many dead letters, and how long other clients are delayed by it."""
     kept = True
     with open_store(url) as store:
         queue: Queue = store.queue("orders")

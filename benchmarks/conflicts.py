@@ -1,4 +1,4 @@
-"""How many transactions run into one another on PostgreSQL, by what is waited between attempts.
+"""How many transactions conflict on PostgreSQL, by the delay between attempts.
 
 Two workloads, sixteen workers each. In `one row` all begin at once, read one row, and write it (repeatable read): the
 first one commits, and that is the moment at which all others fail together. In `deadlocks` each moves money between

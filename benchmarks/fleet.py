@@ -91,7 +91,7 @@ def together(url: str, store: Valkey | None = None) -> list[dict[str, Any]]:
 
 
 def allowance(rows: list[dict[str, Any]], reserves: float = 1.0) -> float:
-    """What one budget allows in so many seconds, with so many reserves."""
+    """Return what one budget allows in some seconds, with a number of reserves."""
     seconds = max(row["seconds"] for row in rows)
     return RATIO * sum(row["successes"] for row in rows) + reserves * RESERVE * (WINDOW + seconds)
 

@@ -4,10 +4,10 @@
     python benchmarks/mutation.py stores/fleet/shelter_rules.py        # every change to this file
     python benchmarks/mutation.py --sample 160 --seed 1          # some changes to call/, work/, stores/, observe/
 
-A file is put to its own tests (they mirror the source), in a sample to the others of its folder after that. A change is
-made in memory, in a forked child of a process that has imported pytest already, so that hundreds of changes take
-minutes: comparisons, arithmetic and logic are turned round, numbers and truths changed, conditions forced, statements
-dropped.
+A changed file is tested by its own tests (they mirror the source), and in a sample by the other tests of its folder
+too. A change is made in memory, in a forked child of a process that has imported pytest already, so that hundreds of
+changes take minutes: comparisons, arithmetic and logic are inverted, numbers and booleans changed, conditions forced,
+statements dropped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ AREAS = ("schedule", "admit")
 WORKERS = int(os.environ.get("MUTATION_WORKERS", "2"))
 PATIENCE, CPU = 90.0, 20
 SAMPLE_PATIENCE, SAMPLE_CPU = 150.0, 100
-"""Seconds, by the clock and of the processor; tests that take longer have noticed: the change has made them hang."""
+"""Seconds, of time and of the processor. Tests that take longer count as failed: the change has made them hang."""
 
 SAMPLED = (
     "call/*.py",
@@ -286,7 +286,7 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description="Break the source on purpose, and list what no test noticed.")
     parser.add_argument("modules", nargs="*", help="as admit/sliding_window.py")
-    parser.add_argument("--sample", type=int, metavar="N", help="so many changes, by chance, of all modules together")
+    parser.add_argument("--sample", type=int, metavar="N", help="N changes, chosen at random from all modules")
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
     hypothesis.settings.register_profile("mutation", max_examples=25, derandomize=True, database=None, deadline=None)

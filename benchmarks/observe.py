@@ -76,7 +76,7 @@ class Uncounted(abate.Policy):
 
 
 def counts_nothing() -> bool:
-    """Is the code of a stand-in that nobody watches free of counts?"""
+    """Return whether the code of a wrapper without a counting sink contains no counters."""
     names = {name for function in (nothing, anothing) for name in policy()(function).__code__.co_names}
     return names.isdisjoint({"_a_begun", "_a_good", "_a_bad", "_a_counted_drive"})
 
@@ -142,7 +142,7 @@ def main() -> int:
         bars.append((f"{name}: sink over no sink", ratios["sink"] / ratios["no sink"], 2.5))
         if "before" in ratios:
             bars.append((f"{name}: no sink over the code before", ratios["no sink"] / ratios["before"], NOISE))
-    print(f"\nA stand-in that nobody watches has no counts in its code: {counts_nothing()}")
+    print(f"\nA wrapper without a counting sink has no counters in its code: {counts_nothing()}")
     print("\nAgainst the bars\n\n| what | measured | bar | |\n|---|---:|---:|---|")
     for what, value, bar in bars:
         print(f"| {what} | {value:.2f} | {bar:g} | {'kept' if value <= bar else 'MISSED'} |")

@@ -80,7 +80,7 @@ def best(url: str, measure: Callable[[str], dict[str, float]]) -> dict[str, floa
 
 
 def requests(store: Store) -> list[tuple[str, float]]:
-    """Milliseconds for one exchange, of the server's time, when so many members share one thing of each kind."""
+    """Return the server's milliseconds for one exchange when a number of members share one limit of each kind."""
     kinds: dict[str, SyncRequest] = {
         "budget": BudgetRequest("x", BudgetTerms(), 1, 0, 0, 1),
         "bucket": BucketRequest("x", 1.0),

@@ -1,4 +1,4 @@
-"""What a shelter costs: nothing to speak of in calm, and little for those who wait.
+"""What a shelter costs: very little in calm, and little for waiting calls.
 
     python benchmarks/shelter.py
 
@@ -73,7 +73,7 @@ async def aratio(ours: Callable[[int], Awaitable[int]], theirs: Callable[[int], 
 
 
 async def waiting() -> None:
-    """Ten thousand who wait: what each takes, how long it takes to wake one, how long the loop stands still."""
+    """Ten thousand waiting calls: the memory of each, how long it takes to wake one, how long the loop is blocked."""
     shelter = abate.Shelter(capacity=2 * WAITERS, patience=600.0)
     policy = abate.Policy(on=Down, max_attempts=3, timeout=600.0, shelter=shelter)
     dispatcher = shelter.dispatcher()
@@ -90,7 +90,7 @@ async def waiting() -> None:
     sleepers, asleep = await started(sleep)
     tasks, waiters = await started(policy(load))
     assert shelter.waiters == WAITERS, shelter.waiters
-    print("\n| 10,000 who wait (asyncio) | |\n|---|---:|")
+    print("\n| 10,000 waiting calls (asyncio) | |\n|---|---:|")
     print(f"| bytes of a waiting call, with its task | {waiters:,.0f} |")
     print(f"| bytes of a task that only sleeps | {asleep:,.0f} |")
     for task in sleepers:
@@ -133,12 +133,12 @@ async def waiting() -> None:
         else:
             operation()
         operations.append(time.perf_counter() - began)
-    dispatcher.limiter.limit, dispatcher.limiter.prober.pause_until = 50.0, 0.0
+    dispatcher.limiter.limit, dispatcher.limiter.prober.next_probe = 50.0, 0.0
     dispatcher.abandoned(None, dispatcher.clock.now())
     await asyncio.wait(tasks)
     watcher.cancel()
-    print(f"| ms of the longest operation on the full room | {max(operations) * 1e3:.2f} |")
-    print(f"| ms that the loop stood still at most while all were let in | {max(stalls) * 1e3:.1f} |")
+    print(f"| ms of the longest operation on the full queue | {max(operations) * 1e3:.2f} |")
+    print(f"| ms that the loop was blocked at most while all were sent | {max(stalls) * 1e3:.1f} |")
 
 
 async def started(function: Callable[[], Awaitable[None]]) -> tuple[list[asyncio.Task[None]], float]:

@@ -52,7 +52,7 @@ def fill(queue: Queue, messages: int) -> float:
 
 
 def drain(queue: Queue, batch: int) -> float:
-    """Messages per second that are received and done, so many at a time."""
+    """Return the messages per second that are received and done in batches."""
     start = time.perf_counter()
     count = 0
     while messages := queue.receive(batch):

@@ -2,7 +2,7 @@
 
 Read ratios. `best` is the ratio of the minima, `paired` the median of the ratios within one round; where the two
 disagree by much, the machine was busy: run again. Each candidate's loop is compiled by itself, because CPython
-specialises code per call site and a shared loop would make candidates slow one another down.
+specialises code per call site, and in a shared loop candidates would slow each other down.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ from abate.observe.otel import OpenTelemetrySink, SharedSnapshot
 from abate.observe.page.recent_activity import RecentActivity
 from abate.observe.prometheus import PrometheusSink
 from abate.stores import StoreError
+from abate.stores.message_waits import Wakeups
 from abate.stores.postgres import listener as postgres_bells
 from abate.stores.postgres import pool as postgres_pool
 from abate.stores.redis.connection import RedisConnection
 from abate.stores.sqlite.database import Database
-from abate.stores.wakeups import Wakeups
 from abate.testing import VirtualClock
 from abate.wakeups import ThreadWakeup
 from tests.reentry import MOST_STEPS, at_every_bytecode
@@ -42,7 +42,7 @@ LOCKS = {
     ("wakeups.py", "ThreadWakeup"): PRIVATE,
     ("admit/breaker.py", "Circuit"): TESTED,
     ("admit/bucket.py", "BucketState"): TESTED,
-    ("admit/budget.py", "BudgetState"): TESTED,
+    ("admit/budget_state.py", "BudgetState"): TESTED,
     ("admit/dispatcher.py", "Dispatcher"): ELSEWHERE,
     ("admit/throttle.py", "ThrottleState"): TESTED,
     ("call/counters.py", "TotalsByName"): TESTED,
@@ -61,8 +61,8 @@ LOCKS = {
     ("observe/prometheus.py", "PrometheusSink"): TESTED,
     ("observe/log_sampler.py", "LogSampler"): TESTED,
     ("schedule/timeouts.py", "LatencyCounts"): TESTED,
-    ("stores/wakeups.py", "Wakeups"): TESTED,
-    ("stores/fleet/sync.py", "FleetSync"): ELSEWHERE,
+    ("stores/message_waits.py", "Wakeups"): TESTED,
+    ("stores/fleet/background_sync.py", "FleetSync"): ELSEWHERE,
     ("stores/postgres/listener.py", "Listener"): TESTED,
     ("stores/sqlite/database.py", "Database"): TESTED,
     ("testing/virtual_clock.py", "VirtualClock"): TESTED,
@@ -179,7 +179,7 @@ def quiet(section):
 class OfBudget(Case):
     """Nothing is overspent, wrongly refused, lost or counted twice."""
 
-    locks = (("admit/budget.py", "BudgetState"),)
+    locks = (("admit/budget_state.py", "BudgetState"),)
     interrupting = ("do_withdraw", "do_refund", "do_deposit")
     every = 7
     left = 4
@@ -255,7 +255,7 @@ class OfBucket(Case):
         return self.bucket._reserve(self.level, 2, None).due == 0.0
 
     def check(self):
-        self.level.settle()
+        self.level.charge_owed()
         assert all(self.noted("take", "claim"))
         taken = 3 * len(self.noted("take")) + 2 * len(self.noted("claim"))
         assert self.level.tokens == 15.0 - taken + len(self.noted("refund"))
@@ -289,7 +289,7 @@ class OfEmptyBucket(Case):
         self.bucket.refund()
 
     def check(self):
-        self.level.settle()
+        self.level.charge_owed()
         assert not any(self.noted("take"))
         assert all(due >= 1.0 for due in self.noted("claim"))
         made, broken = len(self.noted("claim")), len(self.noted("break_off"))
@@ -399,7 +399,7 @@ class OfBreaker(Case):
         good, failed, erred = circuit._counts
         assert good.total == len(self.noted("succeed", "record"))
         assert (failed.total, erred.total) == (self.failures + len(self.noted("fail")), len(self.noted("err")))
-        assert (circuit.tripped, circuit.trips, circuit.untold) == (False, 0, 0.0)
+        assert (circuit.tripped, circuit.trips, circuit.unreported_seconds) == (False, 0, 0.0)
         quiet(circuit.section)
 
 
@@ -436,7 +436,7 @@ class OfTrippingBreaker(OfBreaker):
         events.remove(self.told)
         circuit = self.breaker._circuits.main
         trips = bool(self.noted("fail", "err", "record"))
-        assert (circuit.tripped, circuit.trips, circuit.untold) == (trips, int(trips), 0.0)
+        assert (circuit.tripped, circuit.trips, circuit.unreported_seconds) == (trips, int(trips), 0.0)
         assert len(self.told.events) + sum(seconds > 0 for seconds in self.noted("record")) == trips
         assert circuit._older <= circuit._in_flight
         quiet(circuit.section)
@@ -761,7 +761,7 @@ class OfFullQueue(Case):
 class OfBells(Case):
     """Whoever is rung for is woken; nobody is left in line."""
 
-    locks = (("stores/wakeups.py", "Wakeups"),)
+    locks = (("stores/message_waits.py", "Wakeups"),)
 
     def make(self):
         self.wakeups = Wakeups(lambda: False)

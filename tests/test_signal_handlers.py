@@ -19,7 +19,7 @@ from abate.admit.limiter import Permit
 from abate.admit.shelter_queue import Waiter
 from abate.clients.grpc_stream import Stream
 from abate.schedule.deadlines import remaining
-from abate.stores.fleet.sync import FleetSync
+from abate.stores.fleet.background_sync import FleetSync
 from abate.stores.postgres import listener as postgres_bells
 from abate.stores.postgres import pool as postgres_pool
 from abate.testing import Script, VirtualClock
@@ -95,10 +95,10 @@ class OfDoor(cases.Case):
         assert self.dispatcher.waiters <= 5
 
     def check(self):
-        dispatcher, room, limiter = self.dispatcher, self.dispatcher._shelter_queue, self.dispatcher.limiter
+        dispatcher, room, limiter = self.dispatcher, self.dispatcher.core.queue, self.dispatcher.limiter
         cases.quiet(dispatcher._section)
         dispatcher.abandoned(None, self.clock.now())  # what was noted is done by the next operation
-        assert not dispatcher._to_wake
+        assert not dispatcher.core.to_wake
         given = [waiter.answer for waiter in self.waiters if type(waiter.answer) is Permit]
         out = [one for one in (*self.tickets, *given) if one.out and one.epoch == limiter.epoch]
         assert limiter.in_flight == len(out)
@@ -114,7 +114,7 @@ class OfDoor(cases.Case):
         guarded(lambda: [dispatcher.abandoned(one, self.clock.now()) for one in (*self.tickets, *given)])
         assert (room.size, limiter.in_flight, dispatcher.waiters) == (0, 0, 0)
         limiter.limit = 1.0
-        limiter.prober.pause_until = limiter.prober.hint_until = limiter._next_paced = -1.0
+        limiter.prober.next_probe = limiter.prober.hint_until = limiter._next_paced = -1.0
         assert type(guarded(self._knock)) is Permit
         waiter = self._knock()
         assert type(waiter) is Waiter
@@ -325,10 +325,10 @@ class OfDebts(cases.Case):
         self.level.owed += [2, 3]
 
     def do_settle(self):
-        self.level.settle()
+        self.level.charge_owed()
 
     def check(self):
-        self.level.settle()
+        self.level.charge_owed()
         assert (self.level.tokens, self.level.owed) == (15.0, [])
 
 
@@ -452,7 +452,7 @@ class OfStream(cases.Case):
 class OfJourney(cases.Case):
     """No journey is under way, and the next one is made."""
 
-    where = str(cases.SOURCE / "stores" / "fleet" / "sync.py")
+    where = str(cases.SOURCE / "stores" / "fleet" / "background_sync.py")
 
     def make(self):
         self.taken = []

@@ -1,7 +1,7 @@
 """Growing pauses before something that has failed is tried again. No clock, no lock.
 
-The pauses grow: 10 s, 20 s, 40 s, … up to five minutes. What has worked for five minutes begins at 10 s again. Nothing
-here has a lock: one thread at a time calls `claim`, `begin` and `end`; any may look at `on` and `until`.
+The pauses grow: 10 s, 20 s, 40 s, … up to five minutes. After five minutes without a failure they start at 10 s again.
+The caller must ensure that one thread at a time calls `claim`, `begin` and `end`; any thread may read `on` and `until`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Cooldown:
     def begin(self, now: float, trial: bool) -> float | None:
         """Start a pause after a failure; return its seconds, or None if it is paused already.
 
-        A `trial` is a failure of the one that has claimed to try it.
+        Pass `trial=True` if the failing caller was let through by `claim`.
         """
         if self.on and not trial:
             return None
@@ -48,7 +48,7 @@ class Cooldown:
         return self.pause
 
     def claim(self, now: float) -> bool:
-        """Return whether the caller may try it: one may after a pause; if it hangs, another after a longer one."""
+        """Return whether the caller may try it: one after a pause, and another after a longer pause if that one hangs."""
         if not self.on or now < self.until:
             return False
         self.pause = min(2.0 * self.pause, MAX_PAUSE)

@@ -35,7 +35,7 @@ def _annotations(kind: type) -> dict[str, Any]:
         from annotationlib import Format, get_annotations  # of a module that does not import them from __future__
 
         return get_annotations(kind, format=Format.FORWARDREF)
-    found: dict[str, Any] = kind.__dict__.get("__annotations__", {})  # noqa: RUF063  (inspect is what is to be spared)
+    found: dict[str, Any] = kind.__dict__.get("__annotations__", {})  # noqa: RUF063  (don't import inspect)
     return found
 
 
@@ -67,7 +67,7 @@ class _Signature:
 class Frozen(ComparedByFields):
     """A frozen value. Its annotations are its fields, in order; class attributes are their defaults.
 
-    `checked` is called at construction, for subclasses that have something to refuse.
+    `validate` is called at construction; subclasses override it to check their values.
 
     >>> class Point(Frozen):
     ...     x: float
@@ -114,15 +114,15 @@ class Frozen(ComparedByFields):
 class Shared:
     """An object with state that must not be duplicated by a copy: it counts, learns or holds calls back.
 
-    Within a process, a copy is the object itself. In a pickle are its settings: what is made from them, in whatever
-    process, begins anew.
+    Within a process, a copy is the object itself. A pickle holds its settings: an object made from it starts with fresh
+    state.
     """
 
     __slots__ = ()
 
     def _pickled_settings(self) -> dict[str, Any]:
         """Return the arguments that create a similar object."""
-        raise TypeError(f"{self!r} cannot be pickled: it is shared by those who work with it here")
+        raise TypeError(f"{self!r} cannot be pickled: its state belongs to this process")
 
     def __copy__(self) -> Self:
         return self
@@ -139,6 +139,6 @@ def _made(kind: type[Any], settings: dict[str, Any]) -> Any:
 
 
 def refuse_own_clock(thing: object, has_clock: bool) -> None:
-    """Refuse to pickle an object with its own clock: in another process that clock would not run."""
+    """Refuse to pickle an object with its own clock, which would not run in another process."""
     if has_clock:
         raise TypeError(f"{thing!r} cannot be pickled: it has a clock of its own")

@@ -44,7 +44,7 @@ class PerClock(Generic[S]):
         state: S | None = clock.states.get(self)
         if state is not None:
             return state
-        # two threads that come first at once get the same state
+        # two threads that create the state at the same time get the same one
         made: S = clock.states.setdefault(self, self._new(clock))
         return made
 

@@ -18,9 +18,9 @@ A signal handler may also raise (Ctrl-C, a soft time limit). The interpreter run
 begins, when a function of C has returned to Python, and when a loop jumps back; not between other bytecodes. Everything
 here relies on that:
 
-* An iterator takes a lock and releases it: what a `for` statement calls is followed by no handler, so that none comes
-  between taking the lock and the `try`. A `with` statement has that gap since Python 3.14.
-* What belongs together is changed by statements without calls.
+* An iterator takes a lock and releases it. No handler runs between a `for` statement that takes its item and the next
+  statement, so none comes between taking the lock and the `try`. A `with` statement has that gap since Python 3.14.
+* Values that must agree are changed by statements without calls in between.
 * A reference to something borrowed is dropped after it was given back, and giving back twice has no effect.
 """
 
@@ -54,7 +54,7 @@ def takes_lock(function: F) -> F:
 
 
 def may_wait() -> bool:
-    """Return whether the calling function may wait for another thread: not if it interrupted a section of its own."""
+    """Return whether the calling function may wait for another thread: not if it interrupted a section."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_code in _entering:
@@ -74,9 +74,9 @@ class Section:
     >>> section.call(outer, otherwise=str), seen
     ('inside', ['first', 'second'])
 
-    Where a call of `call` would cost too much, a method that is declared with `takes_lock` takes the lock itself, as
-    `call` does: it looks at `busy`, sets it for as long as something is half changed, and calls `run_deferred` after it
-    has let go if anything is `deferred`.
+    On hot paths a method that is declared with `takes_lock` takes the lock itself, as `call` does: it checks `busy`,
+    sets it while something is half changed, and calls `run_deferred` after releasing the lock if anything is
+    `deferred`.
     """
 
     __slots__ = ("__weakref__", "busy", "deferred", "entering", "leaving", "lock")
@@ -121,7 +121,8 @@ class Section:
     def entering_with_timeout(self) -> Iterator[bool]:
         """Like `entering`, for a section that is busy: each item tells whether the lock was taken within `MAX_WAIT`.
 
-        Of threads that wait for each other in a circle, the last one to wait finds the section busy. So one goes on.
+        If threads wait for each other in a cycle, the last one to wait finds the section busy, so at least one times
+        out and goes on: there is no deadlock.
         """
         return iter(partial(self.lock.acquire, True, MAX_WAIT), None)
 

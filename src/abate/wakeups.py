@@ -50,7 +50,7 @@ class ThreadWakeup:
         return True
 
     def wait(self, clock: Clock, seconds: float) -> bool:
-        """Wait for the wakeup, this long at most: has it rung?"""
+        """Wait up to `seconds`; return whether `notify` was called."""
         if isinstance(clock, MachineClock):
             return self._lock.acquire(timeout=min(max(0.0, seconds), TIMEOUT_MAX))
         clock.sleep(max(0.0, seconds))  # on a virtual clock, waiting is what moves time
@@ -77,8 +77,8 @@ class AsyncioWakeup:
     def notify(self) -> bool:
         loop = self.loop()
         if loop is None or loop.is_closed():
-            return False  # its tasks are gone
-        if self._notifying:  # a blocked loop is told once
+            return False  # no task of it will run again
+        if self._notifying:  # a blocked loop is notified once
             return True
         if _running_loop() is loop:
             self._wake()
@@ -89,7 +89,7 @@ class AsyncioWakeup:
         except RuntimeError:
             return False  # the loop was closed meanwhile
         except BaseException:
-            self._notifying = False  # a signal handler has raised: the next one tells the loop again
+            self._notifying = False  # a signal handler has raised: the next call notifies the loop again
             raise
         return True
 
@@ -122,7 +122,7 @@ class AsyncioWakeup:
         return future
 
     def rearm(self) -> bool:
-        """Prepare for the next `notify`; return whether the time was over."""
+        """Prepare for the next `notify`; return whether the timer had expired."""
         self._future, self._notified = None, False
         expired, self._expired = self._expired, False
         return expired
@@ -188,8 +188,8 @@ class TrioWakeup:
 
     def notified(self) -> Awaitable[None]:
         """Wait until this is notified."""
-        rung: Awaitable[None] = self._event.wait()
-        return rung
+        waiting: Awaitable[None] = self._event.wait()
+        return waiting
 
     def rearm(self) -> bool:
         """Prepare for the next wait; the caller has its own timer."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from abate import Budget, Policy
-from abate.admit.budget import Units
+from abate.admit.budget_units import Units
 from abate.admit.sliding_window import SLOTS
 from abate.testing import Script, VirtualClock
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abate import Budget, ConcurrencyLimit, Policy, TokenBucket
-from abate.admit.budget import MAX_UNTIMED
+from abate.admit.budget_state import MAX_UNTIMED
 from abate.admit.sliding_window import SLOTS
 from abate.clock import ever_used
 from abate.testing import VirtualClock
@@ -151,11 +151,11 @@ class Untouchable:
 
 
 @pytest.mark.parametrize(
-    "settle_counts",
+    "operation",
     [Budget.balance, Budget.try_withdraw, Budget.refund],
-    ids=lambda settle_counts: settle_counts.__name__,
+    ids=lambda operation: operation.__name__,
 )
-def test_within_a_slot_neither_a_deposit_nor_a_withdrawal_takes_the_lock(settle_counts):
+def test_within_a_slot_neither_a_deposit_nor_a_withdrawal_takes_the_lock(operation):
     """Once a slot is open, both work without the lock."""
     clock = VirtualClock()
     budget = Budget(ratio=1, reserve=5, window=SLOTS, clock=clock)
@@ -163,7 +163,7 @@ def test_within_a_slot_neither_a_deposit_nor_a_withdrawal_takes_the_lock(settle_
     lock = state.section.lock
     for _ in range(3):
         clock.advance(1.0)
-        settle_counts(budget)
+        operation(budget)
         assert clock.now() < state.end
         state.section.lock = Untouchable()
         budget.deposit()

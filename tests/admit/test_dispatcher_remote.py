@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import abate
-from abate.admit.budget import Budget, Units
+from abate.admit.budget import Budget
+from abate.admit.budget_units import Units
 from abate.admit.limiter import Limiter, Permit
 from abate.admit.shelter import Shelter
 from abate.admit.shelter_queue import Waiter
@@ -41,7 +42,7 @@ def test_total_deposits_never_expire():
             budget.deposit()
             clock.advance(0.5)
         state = budget.states.here()
-        state.settle_counts(clock.now())
+        state.update_counts(clock.now())
         assert state.earned == 10
 
 
@@ -54,7 +55,7 @@ def test_a_remote_outage_holds_calls_back_until_it_ends():
     """Nothing has failed here; other processes have seen failures."""
     clock = VirtualClock()
     shelter, dispatcher, policy = sheltered(clock)
-    dispatcher.apply_remote(True, closed_until=5.0, limit=inf)
+    dispatcher.apply_remote(True, paused_until=5.0, limit=inf)
     assert shelter.state == "probing"
     assert policy.call(clock.now) >= 5.0
 
@@ -63,7 +64,7 @@ def test_a_held_back_call_is_refused_at_its_deadline():
     """It waits as long as it can."""
     clock = VirtualClock()
     _, dispatcher, policy = sheltered(clock)
-    dispatcher.apply_remote(True, closed_until=1000.0, limit=inf)
+    dispatcher.apply_remote(True, paused_until=1000.0, limit=inf)
     with pytest.raises(abate.Refused):
         policy.call(lambda: None)
 
@@ -72,9 +73,9 @@ def test_a_repeated_remote_outage_changes_only_the_instant():
     """A process that is in a storm already keeps its state."""
     clock = VirtualClock()
     shelter, dispatcher, _ = sheltered(clock)
-    dispatcher.apply_remote(True, closed_until=5.0, limit=inf)
+    dispatcher.apply_remote(True, paused_until=5.0, limit=inf)
     epoch = dispatcher.limiter.epoch
-    dispatcher.apply_remote(True, closed_until=6.0, limit=inf)
+    dispatcher.apply_remote(True, paused_until=6.0, limit=inf)
     assert (shelter.state, dispatcher.limiter.epoch) == ("probing", epoch)
 
 
@@ -85,7 +86,7 @@ def test_a_remote_outage_ends_the_calm():
     for _ in range(100):
         policy.call(lambda: clock.advance(0.05))
     assert dispatcher.limiter.calm
-    dispatcher.apply_remote(True, closed_until=-inf, limit=inf)
+    dispatcher.apply_remote(True, paused_until=-inf, limit=inf)
     assert (shelter.state, dispatcher.limiter.calm) == ("probing", False)
 
 
@@ -93,7 +94,7 @@ def test_a_remote_limit_bounds_attempts_in_flight():
     """It holds until an answer arrives or the remote state changes."""
     clock = VirtualClock()
     _, dispatcher, _ = sheltered(clock)
-    dispatcher.apply_remote(False, closed_until=-inf, limit=1.0)
+    dispatcher.apply_remote(False, paused_until=-inf, limit=1.0)
     first = dispatcher.try_enter(0.0, 0.0, None, True)
     assert isinstance(first, Permit)
     second, third = dispatcher.try_enter(0.0, 0.0, None, True), dispatcher.try_enter(0.0, 0.0, None, True)
@@ -102,7 +103,7 @@ def test_a_remote_limit_bounds_attempts_in_flight():
     dispatcher.answered(first, 0.1, "orders")
     assert isinstance(second.answer, Permit)
     assert third.answer is None
-    dispatcher.apply_remote(False, closed_until=-inf, limit=inf)
+    dispatcher.apply_remote(False, paused_until=-inf, limit=inf)
     assert isinstance(third.answer, Permit)
 
 
@@ -110,7 +111,7 @@ def test_remote_recovery_wakes_waiting_calls():
     """A waiting call is sent when the remote state allows it."""
     shelter = Shelter(name="orders")
     dispatcher = shelter.dispatcher()
-    dispatcher.apply_remote(True, closed_until=dispatcher.clock.now() + 1000.0, limit=inf)
+    dispatcher.apply_remote(True, paused_until=dispatcher.clock.now() + 1000.0, limit=inf)
     done = []
     policy = abate.Policy(on=OSError, shelter=shelter)
     waiting = threading.Thread(target=lambda: done.append(policy.call(lambda: "fine")))
@@ -133,7 +134,7 @@ def test_the_prober_of_a_fleet_probes_sooner():
         for number in range(8):
             limiter.on_call(number * 0.25)
         limiter.on_failure(limiter.send(2.0), 2.0, Backoff(100.0, 100.0, jitter="none"))
-        pauses.append(limiter.prober.pause_until - 2.0)
+        pauses.append(limiter.prober.next_probe - 2.0)
     assert pauses[1] < pauses[0] / 10
 
 
@@ -144,9 +145,9 @@ def test_a_new_prober_does_not_wait_for_its_own_backoff():
     for number in range(8):
         limiter.on_call(number * 0.25)
     limiter.on_failure(limiter.send(2.0), 2.0, Backoff(100.0, 100.0, jitter="none"))
-    before = limiter.prober.pause_until
+    before = limiter.prober.next_probe
     limiter.apply_remote_outage(2.0, 50)
-    assert limiter.prober.pause_until < before
+    assert limiter.prober.next_probe < before
 
 
 def test_outcomes_are_counted():

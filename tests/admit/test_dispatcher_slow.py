@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abate import Policy, Shelter
-from abate.admit.dispatcher import QUEUE_FULL
 from abate.admit.limiter import INITIAL_LIMIT, Permit
+from abate.admit.shelter_core import QUEUE_FULL
 from abate.admit.shelter_queue import Waiter
 from abate.schedule.backoff import Backoff
 from abate.testing import VirtualClock

@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import abate
 from abate import Backoff, Policy, Shelter
-from abate.admit import dispatcher as doors
-from abate.admit.dispatcher import CLAIM_TIMEOUT, MISSED_TURN, STALLED_AFTER
+from abate.admit import shelter_core
 from abate.admit.limiter import Permit
+from abate.admit.shelter_core import CLAIM_TIMEOUT, MISSED_TURN, STALLED_AFTER
 from abate.admit.shelter_queue import Waiter
 from abate.testing import VirtualClock
 from abate.wakeups import AsyncioWakeup
@@ -86,8 +86,8 @@ CALLERS = {
 @pytest.mark.parametrize("given", [False, True], ids=["waiting", "with a permit"])
 def test_a_dropped_loop_is_collected(given, monkeypatch):
     """The shelter keeps no reference to an event loop that never runs again: its permits are returned."""
-    monkeypatch.setattr(doors, "STALLED_AFTER", 0.02)
-    monkeypatch.setattr(doors, "CLAIM_TIMEOUT", 0.02)
+    monkeypatch.setattr(shelter_core, "STALLED_AFTER", 0.02)
+    monkeypatch.setattr(shelter_core, "CLAIM_TIMEOUT", 0.02)
     policy, dispatcher, held = narrow(patience=0.3)
     loop, waiting = left_behind(policy)
     for task in waiting:
@@ -133,7 +133,7 @@ def test_a_dropped_loop_is_collected_without_further_calls(given):
     gc.collect()
     assert gone() is None
     assert gate.held == 0
-    assert (dispatcher._shelter_queue.size, dispatcher._timekeepers._by_loop) == (0, {})
+    assert (dispatcher.core.queue.size, dispatcher.core.timekeepers._by_loop) == (0, {})
 
 
 @pytest.mark.parametrize("queued", ["get", "put"])
@@ -172,8 +172,8 @@ def test_a_stopped_loop_does_not_hold_up_other_calls(caller):
     assert (
         policy.shelter.waiters,
         dispatcher.limiter.in_flight,
-        dispatcher._timekeepers._by_loop,
-        list(dispatcher._granted),
+        dispatcher.core.timekeepers._by_loop,
+        list(dispatcher.core.granted),
     ) == (0, 0, {}, [])
     loop.close()
 
@@ -183,7 +183,7 @@ def test_the_timekeeper_is_a_running_waiter(caller):
     """The shelter opens by the passing of time alone, while all earlier waiters sit in a stopped loop."""
     policy, dispatcher, held = narrow()
     loop, waiting = left_behind(policy, 2)
-    dispatcher.limiter.prober.pause_until = dispatcher.clock.now() + 0.3
+    dispatcher.limiter.prober.next_probe = dispatcher.clock.now() + 0.3
     dispatcher.abandoned(held, dispatcher.clock.now())
     dispatcher.limiter.state = "probing"
     assert caller(policy) == "fine"
@@ -211,7 +211,7 @@ def test_calls_of_a_blocked_loop_are_refused_when_it_resumes():
     thread.join(SOON)
     assert [type(result) for result in results[0]] == [abate.Refused] * 3
     dispatcher.abandoned(held, dispatcher.clock.now())
-    assert (dispatcher.limiter.in_flight, dispatcher._timekeepers._by_loop) == (0, {})
+    assert (dispatcher.limiter.in_flight, dispatcher.core.timekeepers._by_loop) == (0, {})
 
 
 def test_a_waiter_past_its_patience_gets_no_permit():
@@ -235,7 +235,7 @@ def test_a_thousand_waiters_of_a_closed_loop_are_skipped():
     """They are skipped by iteration, without recursion."""
     policy, dispatcher, held = narrow()
     policy.shelter.capacity = 5000
-    dispatcher._shelter_queue.capacity = 5000
+    dispatcher.core.queue.capacity = 5000
     loop, waiting = left_behind(policy, 1200)
     results, thread = in_thread(lambda: policy.call(lambda: "fine"))
     until(lambda: policy.shelter.waiters == 1201)
@@ -243,7 +243,7 @@ def test_a_thousand_waiters_of_a_closed_loop_are_skipped():
     dispatcher.answered(held, dispatcher.clock.now(), "")
     thread.join(SOON)
     assert results == ["fine"]
-    assert (policy.shelter.waiters, dispatcher.limiter.in_flight, dispatcher._timekeepers._by_loop) == (0, 0, {})
+    assert (policy.shelter.waiters, dispatcher.limiter.in_flight, dispatcher.core.timekeepers._by_loop) == (0, 0, {})
     for task in waiting:
         task._log_destroy_pending = False
 
@@ -501,11 +501,11 @@ class Sleepers(RuleBasedStateMachine):
         assert all(self.clock.time < waiter.deadline for waiter in awake)
         if awake:
             now = self.clock.time
-            assert now < self.dispatcher._due(), "a waiter could be sent"
+            assert now < self.dispatcher.core.due(), "a waiter could be sent"
             kept = [waiter for waiter in self.waiting if isinstance(waiter.answer, Permit)]
-            handed = {id(waiter): instant for instant, waiter in self.dispatcher._granted}
+            handed = {id(waiter): instant for instant, waiter in self.dispatcher.core.granted}
             assert all(now < handed[id(waiter)] + CLAIM_TIMEOUT for waiter in kept)
-        assert all(instant <= waiter.deadline for instant, waiter in self.dispatcher._granted)
+        assert all(instant <= waiter.deadline for instant, waiter in self.dispatcher.core.granted)
 
     @invariant()
     def who_waits_is_counted(self):
@@ -527,7 +527,7 @@ class Sleepers(RuleBasedStateMachine):
                     self.settle()
             assert not self.waiting
             assert (self.dispatcher.waiters, self.dispatcher.limiter.in_flight) == (0, 0)
-            assert (self.dispatcher._timekeepers._by_loop, len(self.dispatcher._granted)) == ({}, 0)
+            assert (self.dispatcher.core.timekeepers._by_loop, len(self.dispatcher.core.granted)) == ({}, 0)
 
 
 TestSleepers = Sleepers.TestCase

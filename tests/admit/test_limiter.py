@@ -19,19 +19,21 @@ from abate.admit.latency_model import (
     SILENCE_FACTOR,
 )
 from abate.admit.limiter import (
-    BASELINE_DRIFT,
     CALM_AFTER,
-    CLOSING_STREAK,
     FAST_STEP,
     INITIAL_LIMIT,
+    PROBING_STREAK,
     RECENT_OUTCOMES,
     RECOVERY_LIMIT,
     SHRINK_ON_QUEUEING,
-    TRIAL_AFTER,
-    TRIAL_ANSWERS,
-    TRIAL_GROWTH,
-    TRIAL_SECONDS,
     Limiter,
+)
+from abate.admit.load_experiment import (
+    BASELINE_DRIFT,
+    EXPERIMENT_AFTER,
+    EXPERIMENT_ANSWERS,
+    EXPERIMENT_SECONDS,
+    LIMIT_GROWTH,
 )
 from abate.admit.outage_detector import NO_OUTCOME_TIMEOUT
 from abate.admit.prober import OUTAGE_SHARE, PAUSE_RANGE, PROBE_RATIO
@@ -82,7 +84,7 @@ def limited(limit, now=0.0, baseline=0.05):
     return limiter
 
 
-def closed(now=0.0, plan=EXACT, rng=None):
+def paused(now=0.0, plan=EXACT, rng=None):
     """Return a limiter whose first attempt has failed."""
     limiter = Limiter(rng or random.Random(1), now)
     limiter.on_failure(limiter.send(now), now, plan)
@@ -92,7 +94,7 @@ def closed(now=0.0, plan=EXACT, rng=None):
 
 def all_fails(limiter, now, until=None, plan=EXACT):
     """Make enough consecutive failures to close the limiter, each with the same hint."""
-    for _ in range(CLOSING_STREAK):
+    for _ in range(PROBING_STREAK):
         assert limiter.state != "probing"
         limiter.on_failure(limiter.send(now), now, plan, until)
     assert limiter.state == "probing"
@@ -105,9 +107,9 @@ def test_a_new_limiter_allows_ten_in_flight():
     """No more are sent before one of them has an outcome or is overdue."""
     limiter = fresh()
     for _ in range(INITIAL_LIMIT):
-        assert limiter.may_send(0.0)
+        assert limiter.due() <= 0.0
         limiter.send(0.0)
-    assert not limiter.may_send(0.0)
+    assert limiter.due() > 0.0
     assert limiter.due() == NO_OUTCOME_TIMEOUT
 
 
@@ -130,11 +132,11 @@ def test_a_limit_that_is_not_reached_does_not_grow():
 
 def test_a_failure_before_any_answer_closes_the_limiter():
     """Nothing suggests that the server is up."""
-    limiter = closed()
+    limiter = paused()
     assert limiter.state == "probing"
     assert limiter.limit == 1.0
-    assert not limiter.may_send(0.5)
-    assert limiter.may_send(limiter.prober.pause_until)
+    assert limiter.due() > 0.5
+    assert limiter.prober.next_probe >= limiter.due()
 
 
 def test_a_single_failure_after_an_answer_does_not_close_the_limiter():
@@ -142,7 +144,7 @@ def test_a_single_failure_after_an_answer_does_not_close_the_limiter():
     limiter = fresh()
     limiter.on_failure(limiter.send(0.0), answer(limiter, 0.0), EXACT)
     assert limiter.state == "calm"
-    assert limiter.may_send(0.05)
+    assert limiter.due() <= 0.05
 
 
 @settings(max_examples=50)
@@ -193,11 +195,11 @@ def test_a_call_delayed_only_by_pacing_does_not_delay_the_calm():
     limiter = limited(10.0)
     limiter._last_held_back = -5.0
     limiter.send(0.0)
-    assert not limiter.may_send(0.0)
+    assert limiter.due() > 0.0
     assert limiter.due() == pytest.approx(limiter_module.PACING_RATIO * 0.05 / 10.0)
     limiter.on_held_back(0.0)
     assert limiter._last_held_back == -5.0
-    limiter.prober.pause_until = 1.0
+    limiter.prober.next_probe = 1.0
     limiter.on_held_back(0.0)
     assert limiter._last_held_back == 0.0
 
@@ -207,9 +209,9 @@ def test_calm_has_no_limit(sent):
     """Any number of attempts may be in flight."""
     limiter, now = settled()
     for _ in range(sent):
-        assert limiter.may_send(now)
+        assert now >= limiter.due()
         limiter.send(now)
-    assert limiter.may_send(now)
+    assert now >= limiter.due()
     assert limiter.due() <= now
 
 
@@ -269,7 +271,7 @@ def test_an_uncounted_failure_only_starts_counting(failures):
     assert not limiter.calm
     assert limiter.state == "calm"
     assert limiter.failure_ratio == 0.0
-    assert limiter.may_send(now)
+    assert now >= limiter.due()
 
 
 @given(slow=st.floats(5.0, 100.0))
@@ -353,7 +355,7 @@ def test_a_third_failing_at_random_rarely_closes_the_limiter(seed, share):
     closings, now = 0, 0.0
     for _ in range(1000):
         now += 0.01
-        (fail if chance.random() < share else answer)(limiter, max(now, limiter.prober.pause_until))
+        (fail if chance.random() < share else answer)(limiter, max(now, limiter.prober.next_probe))
         closings += limiter.state == "probing"
     assert closings <= 5
 
@@ -534,10 +536,10 @@ def persist(limiter, seconds, until, now=0.0, waiting=300):
 def test_latency_that_is_not_due_to_queueing_becomes_the_baseline():
     """More attempts did not make answers slower, for at least ten seconds."""
     limiter = limited(8.0)
-    now = persist(limiter, lambda _: 0.5, TRIAL_AFTER + TRIAL_SECONDS)
+    now = persist(limiter, lambda _: 0.5, EXPERIMENT_AFTER + EXPERIMENT_SECONDS)
     assert limiter.latencies.baseline == pytest.approx(0.05)
-    now = persist(limiter, lambda _: 0.5, 2 * TRIAL_AFTER + TRIAL_SECONDS, now)
-    assert limiter.latencies.baseline == pytest.approx(0.05 * BASELINE_DRIFT ** (TRIAL_AFTER + TRIAL_SECONDS))
+    now = persist(limiter, lambda _: 0.5, 2 * EXPERIMENT_AFTER + EXPERIMENT_SECONDS, now)
+    assert limiter.latencies.baseline == pytest.approx(0.05 * BASELINE_DRIFT ** (EXPERIMENT_AFTER + EXPERIMENT_SECONDS))
     while limiter.limit < 20.0:
         now = persist(limiter, lambda _: 0.5, now + 0.1, now)
     assert now < 180.0
@@ -550,7 +552,7 @@ def test_latency_that_is_due_to_queueing_does_not_become_the_baseline(workers):
     limiter = limited(3.0 * workers)
     persist(limiter, lambda limit: 0.05 * max(1.0, limit / workers), 600.0)
     assert limiter.latencies.baseline == pytest.approx(0.05, rel=0.02)
-    assert limiter.limit < TRIAL_GROWTH * (workers * 1.6 + 12)
+    assert limiter.limit < LIMIT_GROWTH * (workers * 1.6 + 12)
 
 
 def test_a_baseline_raised_by_mistake_is_lowered_again():
@@ -562,7 +564,7 @@ def test_a_baseline_raised_by_mistake_is_lowered_again():
 
 
 @pytest.mark.parametrize(("failure_ratio", "waiting"), [(0.2, 300), (0.0, 0)])
-def test_no_trial_while_attempts_fail_or_no_call_waits(failure_ratio, waiting):
+def test_no_experiment_while_attempts_fail_or_no_call_waits(failure_ratio, waiting):
     """Answers may be slow for other reasons then."""
     limiter = limited(8.0)
     now = 0.0
@@ -573,12 +575,12 @@ def test_no_trial_while_attempts_fail_or_no_call_waits(failure_ratio, waiting):
     assert limiter.latencies.baseline == pytest.approx(0.05)
 
 
-def test_a_trial_raises_the_limit_by_a_third_for_a_while():
+def test_an_experiment_raises_the_limit_by_a_third_for_a_while():
     """By at least one, for small limits."""
-    for limit, more in ((1.0, 2.0), (20.0, 20.0 * TRIAL_GROWTH)):
+    for limit, more in ((1.0, 2.0), (20.0, 20.0 * LIMIT_GROWTH)):
         limiter = limited(limit)
         limiter.latencies.recent = 0.5
-        limiter._trial_sums = (TRIAL_ANSWERS - 1, 50.0, limit * (TRIAL_ANSWERS - 1))
+        limiter.experiment.sums = (EXPERIMENT_ANSWERS - 1, 50.0, limit * (EXPERIMENT_ANSWERS - 1))
         limiter.on_answer(limiter.send(10.0), 10.5, 10)
         assert limiter.limit == more
         limiter.on_answer(limiter.send(10.6), 11.1, 10)
@@ -609,7 +611,7 @@ def test_almost_only_failures_close_the_limiter(answered):
         fail(limiter, 10.0 + row)
         row += 1
         assert row <= 2 * limiter_module.RECENT_OUTCOMES
-    assert row >= CLOSING_STREAK
+    assert row >= PROBING_STREAK
     assert limiter.failure_ratio >= limiter_module.OUTAGE_FAILURE_RATIO
     assert limiter.limit == 1.0
     assert limiter.in_flight == 0
@@ -617,35 +619,35 @@ def test_almost_only_failures_close_the_limiter(answered):
 
 def test_a_probe_is_one_attempt():
     """The next probe is sent when the last has failed and the pause is over."""
-    limiter = closed(0.0)
-    permit = limiter.send(limiter.prober.pause_until)
-    assert not limiter.may_send(limiter.prober.pause_until)
-    limiter.on_failure(permit, limiter.prober.pause_until + 0.1, EXACT)
-    assert limiter.prober.pause_until == pytest.approx(1.1 + 2.0)
-    assert not limiter.may_send(3.0)
-    assert limiter.may_send(3.2)
+    limiter = paused(0.0)
+    permit = limiter.send(limiter.prober.next_probe)
+    assert limiter.prober.next_probe < limiter.due()
+    limiter.on_failure(permit, limiter.prober.next_probe + 0.1, EXACT)
+    assert limiter.prober.next_probe == pytest.approx(1.1 + 2.0)
+    assert limiter.due() > 3.0
+    assert limiter.due() <= 3.2
 
 
 @given(pauses=st.integers(1, 12), base=st.floats(0.01, 5.0))
 def test_the_pause_of_an_idle_process_is_the_backoff(pauses, base):
     """Without jitter, exactly."""
     plan = Backoff(base, 30.0, jitter="none")
-    limiter = closed(0.0, plan)
+    limiter = paused(0.0, plan)
     now = 0.0
     for n in range(1, pauses + 1):
-        assert limiter.prober.pause_until - now == pytest.approx(plan.delay(n, random.Random()))
-        now = fail(limiter, limiter.prober.pause_until, plan)
+        assert limiter.prober.next_probe - now == pytest.approx(plan.delay(n, random.Random()))
+        now = fail(limiter, limiter.prober.next_probe, plan)
 
 
 @given(chance=CHANCE, pauses=st.integers(2, 12), jitter=st.sampled_from(["full", "equal", "decorrelated"]))
 def test_the_pause_is_a_jittered_backoff(chance, pauses, jitter):
     """At first up to its ceiling, then from half of it on: clients do not return together."""
     plan = Backoff(0.2, 30.0, jitter=jitter)
-    limiter = closed(0.0, plan, Chance(chance))
-    assert limiter.prober.pause_until == pytest.approx(plan.ceiling(1) * chance)
+    limiter = paused(0.0, plan, Chance(chance))
+    assert limiter.prober.next_probe == pytest.approx(plan.ceiling(1) * chance)
     for n in range(2, pauses + 1):
-        now = fail(limiter, limiter.prober.pause_until, plan)
-        assert limiter.prober.pause_until - now == pytest.approx(
+        now = fail(limiter, limiter.prober.next_probe, plan)
+        assert limiter.prober.next_probe - now == pytest.approx(
             plan.ceiling(n) * (PAUSE_RANGE[0] + PAUSE_RANGE[1] * chance)
         )
 
@@ -657,7 +659,7 @@ def outage(rate, seconds, plan, seed=1):
     for n in range(int(rate * seconds)):
         now = start + n / rate
         limiter.on_call(now)
-        if limiter.may_send(now):
+        if now >= limiter.due():
             sent.append(now - start)
             fail(limiter, now, plan)
     return sent
@@ -668,7 +670,7 @@ def outage(rate, seconds, plan, seed=1):
 def test_a_busy_process_probes_with_at_most_a_twentieth_of_its_calls(rate, seed, cap):
     """Except for the first few attempts; and the longer the outage, the fewer."""
     sent = outage(rate, 60.0, Backoff(0.2, cap), seed)
-    assert len(sent) <= PROBE_RATIO * rate * 60.0 + 2 * CLOSING_STREAK + 10
+    assert len(sent) <= PROBE_RATIO * rate * 60.0 + 2 * PROBING_STREAK + 10
     early, late = [sum(start <= at < start + 20 for at in sent) for start in (0, 40)]
     assert late < early
     assert late <= 20 / (40 * OUTAGE_SHARE * 0.8) + 1 + 20 / (cap / 2)
@@ -702,11 +704,11 @@ def test_old_calls_do_not_count_towards_the_rate():
 
 def test_an_answer_to_a_probe_sets_the_limit_to_three():
     """A fatal error is an answer too. Each further answer raises the limit."""
-    limiter = closed()
-    now = answer(limiter, limiter.prober.pause_until, waiting=9)
+    limiter = paused()
+    now = answer(limiter, limiter.prober.next_probe, waiting=9)
     assert limiter.state == "recovering"
     assert RECOVERY_LIMIT <= limiter.limit <= RECOVERY_LIMIT + FAST_STEP
-    assert limiter.closed_until() <= now
+    assert limiter.paused_until() <= now
     for _ in range(8):
         now = answer(limiter, now, waiting=9)
     assert limiter.limit >= RECOVERY_LIMIT + 8 * FAST_STEP
@@ -714,8 +716,8 @@ def test_an_answer_to_a_probe_sets_the_limit_to_three():
 
 def test_occasional_failures_after_the_first_answer_do_not_close_the_limiter():
     """Many failures do: the server is down again."""
-    limiter = closed()
-    now = answer(limiter, limiter.prober.pause_until, waiting=9)
+    limiter = paused()
+    now = answer(limiter, limiter.prober.next_probe, waiting=9)
     fail(limiter, now)
     assert limiter.state == "recovering"
     for _ in range(20):
@@ -727,14 +729,14 @@ def test_occasional_failures_after_the_first_answer_do_not_close_the_limiter():
 
 def test_an_answer_resets_the_pauses():
     """A following outage is a new one."""
-    limiter = closed()
+    limiter = paused()
     for _ in range(4):
-        fail(limiter, limiter.prober.pause_until)
-    assert limiter.prober.pause_until > 8.0
-    now = answer(limiter, limiter.prober.pause_until, waiting=9)
+        fail(limiter, limiter.prober.next_probe)
+    assert limiter.prober.next_probe > 8.0
+    now = answer(limiter, limiter.prober.next_probe, waiting=9)
     while limiter.state != "probing":
         fail(limiter, now)
-    assert limiter.prober.pause_until == now + 1.0
+    assert limiter.prober.next_probe == now + 1.0
 
 
 # -- hints
@@ -745,19 +747,19 @@ def test_a_hint_closes_the_limiter_when_all_fail(hint):
     """It then applies to all calls."""
     limiter, now = settled()
     all_fails(limiter, now, now + hint, Backoff(0.0, 0.0))
-    assert limiter.closed_until() == now + hint
-    assert not limiter.may_send(nextafter(now + hint, -inf))
-    assert limiter.may_send(now + hint)
+    assert limiter.paused_until() == now + hint
+    assert nextafter(now + hint, -inf) < limiter.due()
+    assert now + hint >= limiter.due()
 
 
-@given(hint=st.floats(0.0, 1000.0), failures=st.integers(1, CLOSING_STREAK - 1))
+@given(hint=st.floats(0.0, 1000.0), failures=st.integers(1, PROBING_STREAK - 1))
 def test_hints_of_some_calls_do_not_close_the_limiter(hint, failures):
     """Up to four in calm: they do not hold other calls back."""
     limiter, now = settled()
     for _ in range(failures):
         limiter.on_failure(limiter.send(now), now, EXACT, now + hint)
     assert limiter.state == "calm"
-    assert limiter.may_send(now)
+    assert now >= limiter.due()
 
 
 @given(patience=st.floats(0.1, 100.0), hint=st.floats(0.0, 1e6))
@@ -765,7 +767,7 @@ def test_no_hint_closes_for_longer_than_half_of_the_patience(patience, hint):
     """Waiting calls learn in time whether the hint still holds."""
     limiter = Limiter(random.Random(1), 0.0, patience)
     limiter.on_failure(limiter.send(0.0), 0.0, Backoff(0.0, 0.0), hint_until=hint)
-    assert limiter.closed_until() == min(hint, patience / 2)
+    assert limiter.paused_until() == min(hint, patience / 2)
 
 
 def test_an_answer_ends_a_hint():
@@ -776,7 +778,7 @@ def test_an_answer_ends_a_hint():
     assert limiter.due() == now + 20.0
     limiter.on_answer(late, now + 1.0, 0)
     assert limiter.state == "recovering"
-    assert limiter.may_send(now + 1.0)
+    assert now + 1.0 >= limiter.due()
 
 
 def test_a_late_hint_does_not_lengthen_the_pause():
@@ -784,10 +786,10 @@ def test_a_late_hint_does_not_lengthen_the_pause():
     limiter, now = settled()
     late = limiter.send(now)
     all_fails(limiter, now, now + 1.0)
-    pause_until, epoch = limiter.prober.pause_until, limiter.epoch
+    next_probe, epoch = limiter.prober.next_probe, limiter.epoch
     limiter.on_failure(late, now, EXACT, hint_until=now + 5.0)
-    assert limiter.closed_until() == now + 5.0
-    assert (limiter.prober.pause_until, limiter.epoch) == (pause_until, epoch)
+    assert limiter.paused_until() == now + 5.0
+    assert (limiter.prober.next_probe, limiter.epoch) == (next_probe, epoch)
 
 
 # -- silence and lost attempts
@@ -801,12 +803,12 @@ def test_silence_closes_the_limiter(baseline, late):
         limiter.send(now)
     too_long = now + max(MIN_SILENCE, SILENCE_FACTOR * limiter.latencies.baseline)
     limiter.on_call(too_long - 0.001)
-    assert limiter.may_send(too_long)
+    assert too_long >= limiter.due()
     limiter.on_call(too_long + late)
     assert not limiter.calm
     assert limiter.state == "storm"
     assert limiter.limit == INITIAL_LIMIT
-    assert not limiter.may_send(too_long + late)
+    assert too_long + late < limiter.due()
 
 
 def test_nine_in_flight_are_not_a_silence():
@@ -825,10 +827,10 @@ def test_an_outcome_ends_the_silence():
     limiter, now = settled()
     permits = [limiter.send(now) for _ in range(INITIAL_LIMIT)]
     limiter.on_call(now + 5.0)
-    assert not limiter.may_send(now + 5.0)
+    assert now + 5.0 < limiter.due()
     for permit in permits:
         limiter.on_answer(permit, now + 5.0, 5)
-    assert limiter.may_send(now + 5.0)
+    assert now + 5.0 >= limiter.due()
     limiter.on_call(now + 5.0)
     assert limiter.state == "recovering"
 
@@ -836,7 +838,7 @@ def test_an_outcome_ends_the_silence():
 def test_silence_in_a_storm_does_not_raise_the_limit():
     """It only ever stops attempts."""
     limiter = limited(2.0)
-    limiter._unanswered, limiter._unanswered_since = INITIAL_LIMIT, 0.0
+    limiter.hangs.unanswered, limiter.hangs.unanswered_since = INITIAL_LIMIT, 0.0
     limiter.on_call(50.0)
     assert limiter.limit == 2.0
     assert limiter.state == "recovering"
@@ -848,18 +850,18 @@ def test_an_overdue_attempt_allows_another():
     for _ in range(INITIAL_LIMIT):
         limiter.send(0.0)
     for overdue in (NO_OUTCOME_TIMEOUT, 2 * NO_OUTCOME_TIMEOUT, 3 * NO_OUTCOME_TIMEOUT):
-        assert not limiter.may_send(nextafter(overdue, 0.0))
-        assert limiter.may_send(overdue)
+        assert nextafter(overdue, 0.0) < limiter.due()
+        assert overdue >= limiter.due()
         limiter.send(overdue)
-        assert not limiter.may_send(overdue)
+        assert overdue < limiter.due()
 
 
 def test_a_probe_without_an_outcome_is_followed_by_another():
-    """A probe that hangs does not keep the limiter closed for ever."""
-    limiter = closed()
+    """A probe that hangs does not keep the limiter paused for ever."""
+    limiter = paused()
     limiter.send(5.0)
-    assert not limiter.may_send(14.9)
-    assert limiter.may_send(15.0)
+    assert limiter.due() > 14.9
+    assert limiter.due() <= 15.0
 
 
 @pytest.mark.parametrize("end", ["good", "bad", "void"])
@@ -889,11 +891,11 @@ def test_failures_of_attempts_in_flight_at_the_closing_do_not_lengthen_pauses():
     limiter, now = settled()
     left = [limiter.send(now) for _ in range(50)]
     all_fails(limiter, now)
-    pause_until = limiter.prober.pause_until
+    next_probe = limiter.prober.next_probe
     for permit in left:
         limiter.on_failure(permit, now + 0.1, EXACT)
     limiter.on_failure(None, now + 0.1, EXACT)
-    assert limiter.prober.pause_until == pause_until
+    assert limiter.prober.next_probe == next_probe
 
 
 def test_a_cancelled_attempt_counts_as_neither_answer_nor_failure():
@@ -901,15 +903,15 @@ def test_a_cancelled_attempt_counts_as_neither_answer_nor_failure():
     limiter = limited(1.0)
     permit = limiter.send(0.0)
     failure_ratio, baseline, state = limiter.failure_ratio, limiter.latencies.baseline, limiter.state
-    assert not limiter.may_send(1.0)
+    assert limiter.due() > 1.0
     limiter.on_abandoned(permit, 1.0)
-    assert limiter.may_send(1.0)
+    assert limiter.due() <= 1.0
     assert (limiter.failure_ratio, limiter.latencies.baseline, limiter.state) == (failure_ratio, baseline, state)
 
 
 def test_an_answer_without_a_permit_counts():
     """It was sent in calm, without counting, and ends while outcomes are counted."""
-    limiter = closed()
+    limiter = paused()
     limiter.on_answer(None, 0.1, 0)
     assert limiter.state == "recovering"
     assert limiter.in_flight == 0
@@ -950,7 +952,7 @@ class Whatever(RuleBasedStateMachine):
         limiter = self.limiter
         for _ in range(times):
             limiter.on_call(self.now)
-            if not limiter.may_send(self.now):
+            if self.now < limiter.due():
                 limiter.on_held_back(self.now)
                 return
             full, before = limiter._at_limit(), limiter.limit
@@ -1006,7 +1008,7 @@ class Whatever(RuleBasedStateMachine):
                     self.limiter.failure_ratio,
                 )
             elif self.limiter.state == "probing" and until is not None:
-                sure = not self.answered or (self.clean >= RECENT_OUTCOMES and self.callers >= CLOSING_STREAK)
+                sure = not self.answered or (self.clean >= RECENT_OUTCOMES and self.callers >= PROBING_STREAK)
                 hold = 10.0 if sure else min(10.0, self.now - self.since)
                 self.hint = max(self.hint, min(until, self.now + hold))
 
@@ -1049,16 +1051,13 @@ class Whatever(RuleBasedStateMachine):
     def due_is_true(self):
         due = self.limiter.due()
         assert due < inf
-        assert self.limiter.may_send(due)
-        if due > -inf:
-            assert not self.limiter.may_send(nextafter(due, -inf))
-        assert self.limiter.closed_until() <= due
+        assert self.limiter.paused_until() <= due
 
     @invariant()
     def nothing_goes_before_a_hint(self):
         if self.hint > -inf:
-            assert not self.limiter.may_send(nextafter(self.hint, -inf))
-        assert self.limiter.closed_until() >= self.hint
+            assert nextafter(self.hint, -inf) < self.limiter.due()
+        assert self.limiter.paused_until() >= self.hint
 
 
 TestWhatever = Whatever.TestCase

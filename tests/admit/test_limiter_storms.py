@@ -129,10 +129,10 @@ class World:
             return
         if left == ATTEMPTS:
             limiter.on_call(now)
-        if not shelter_queue.size and limiter.may_send(now):
+        if not shelter_queue.size and now >= limiter.due():
             self._send(limiter.send(now), began, left)
             return
-        if shelter_queue.full or limiter.closed_until() >= now + PATIENCE:
+        if shelter_queue.full or limiter.paused_until() >= now + PATIENCE:
             self.refused += 1
             return
         limiter.on_held_back(now)
@@ -151,7 +151,7 @@ class World:
         limiter, shelter_queue, now = self.limiter, self.shelter_queue, self.now
         if shelter_queue.size:
             limiter.on_held_back(now)
-        while shelter_queue.size and limiter.may_send(now):
+        while shelter_queue.size and now >= limiter.due():
             waiter = shelter_queue.next(now)
             shelter_queue.remove(waiter, "late")
             if now + limiter.latencies.expected_answer_in(0.0) < waiter.deadline:
@@ -192,13 +192,13 @@ class World:
     def _bad(self, permit, began, left, uncounted):
         limiter, now = self.limiter, self.now
         limiter.on_failure(permit, now, self.plan, None, uncounted)
-        closed_until = limiter.closed_until()
-        for waiter in self.shelter_queue.expiring_by(closed_until) if closed_until > now else []:
-            waiter.answer = "closed_until"
+        paused_until = limiter.paused_until()
+        for waiter in self.shelter_queue.expiring_by(paused_until) if paused_until > now else []:
+            waiter.answer = "paused"
             self.shelter_queue.remove(waiter, "late")
             self.refused += 1
         if left > 1:
-            delay = 0.0 if closed_until > now else self.plan.delay(ATTEMPTS - left + 1, self.rng)
+            delay = 0.0 if paused_until > now else self.plan.delay(ATTEMPTS - left + 1, self.rng)
             self.after(delay, lambda: self._enter(began, left - 1))
 
 

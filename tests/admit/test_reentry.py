@@ -26,17 +26,17 @@ class InterruptedUnits:
     """The terms of a ledger, whose reading is interrupted once."""
 
     def __init__(self, terms, interruption):
-        self._terms, self._interruption = terms, interruption
+        self._units, self._interruption = terms, interruption
         self.answers = []
 
     def __getattr__(self, name):
-        return getattr(self._terms, name)
+        return getattr(self._units, name)
 
     def balance(self, deposits, withdrawals):
         interruption, self._interruption = self._interruption, None
         if interruption is not None:
             self.answers.append(interruption())
-        return self._terms.balance(deposits, withdrawals)
+        return self._units.balance(deposits, withdrawals)
 
 
 class InterruptedLook(list):
@@ -81,7 +81,7 @@ def test_a_withdrawal_in_a_fold_is_granted_if_it_was_prepaid(clock, left, grante
     """Otherwise it is refused, and nothing is lost."""
     budget = budget_of(clock, left)
     state = budget.states.main
-    terms = state._terms = InterruptedUnits(state._terms, budget.try_withdraw)
+    terms = state._units = InterruptedUnits(state._units, budget.try_withdraw)
     budget.balance()
     assert terms.answers == [granted]
     assert budget.balance() == left - granted
@@ -143,7 +143,7 @@ def test_a_reentrant_take_leaves_the_tokens_of_the_interrupted_one(clock, tokens
     assert bucket.try_acquire(2)
     assert clock.answers == [taken]
     level = bucket._states.main
-    level.settle()
+    level.charge_owed()
     assert level.tokens == tokens - 2 - 3 * taken
 
 
@@ -156,7 +156,7 @@ def test_a_reentrant_reservation_waits_for_both(clock):
     (second,) = clock.answers
     assert (first.due, second.due) == (2.5, 2.5)
     assert list(level.reservations) == [first, second]
-    level.settle()
+    level.charge_owed()
     assert level.tokens == -2.0
 
 
@@ -230,7 +230,7 @@ def test_a_closed_breaker_admits_a_reentrant_attempt(clock):
 def test_a_trip_during_the_record_of_a_message_emits_its_event(clock, monkeypatch):
     """The re-entrant attempt emitted none, so the interrupted operation does."""
     told = []
-    monkeypatch.setattr(CircuitBreaker, "_tell", lambda self, circuit: told.append(circuit.take_untold()))
+    monkeypatch.setattr(CircuitBreaker, "_report_trip", lambda self, circuit: told.append(circuit.take_unreported()))
     breaker = CircuitBreaker(min_calls=2, pause=10.0, clock=clock)
     breaker.enter(retry=False)
     clock.interruption = lambda: (breaker.enter(retry=False), breaker.failed(accepted=False))
@@ -267,16 +267,16 @@ def test_an_attempt_interrupted_while_entering_has_not_entered(clock):
     """Whether it was counted already or would be later."""
 
     class Broken(CircuitBreaker):
-        def _tell(self, circuit):
+        def _report_trip(self, circuit):
             raise KeyboardInterrupt
 
     breaker = Broken(min_calls=1, clock=clock)
     circuit = breaker._circuits.main
-    circuit.untold = 1.0
+    circuit.unreported_seconds = 1.0
     with pytest.raises(KeyboardInterrupt):
         breaker.enter(retry=False)
     assert circuit._in_flight == 0
     entry = Entry()
     circuit.break_off(entry)
-    circuit._count_late(entry)
+    circuit._count_deferred(entry)
     assert circuit._in_flight == 0

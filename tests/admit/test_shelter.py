@@ -307,7 +307,7 @@ def test_threads_do_not_depend_on_a_stopped_loop():
     """The timekeeper of that loop may never run again: one of the threads keeps the time as well."""
     policy = sheltered(max_attempts=1)
     dispatcher = policy.shelter.dispatcher()
-    dispatcher.limiter.state, dispatcher.limiter.prober.pause_until = "probing", dispatcher.clock.now() + 0.05
+    dispatcher.limiter.state, dispatcher.limiter.prober.next_probe = "probing", dispatcher.clock.now() + 0.05
     loop = asyncio.new_event_loop()
     task = loop.create_task(policy.acall(Server().acall))
     loop.run_until_complete(asyncio.sleep(0.01, None))

@@ -34,7 +34,7 @@ def try_enter(dispatcher):
 
 def test_a_permit_or_place_that_the_call_does_not_get_is_returned(dispatcher):
     """A permit, and a place in the queue."""
-    dispatcher._state_changes.append(("", "calm", 0, 1.0))
+    dispatcher.core.state_changes.append(("", "calm", 0, 1.0))
     dispatcher._on_calm_change, calmed = broken, dispatcher._on_calm_change
     with pytest.raises(Broken):
         try_enter(dispatcher)
@@ -113,7 +113,7 @@ def test_a_repeated_outcome_of_a_permit_counts_once(dispatcher, way):
             dispatcher.failed(permit, 100.0, abate.Backoff(1.0), None, None, False, "orders")
         return dispatcher.limiter.in_flight, dispatcher.limiter.answers, dispatcher.limiter._failure_streak
 
-    permit, _ = try_enter(dispatcher), dispatcher._send(100.0)
+    permit, _ = try_enter(dispatcher), dispatcher.core.send(100.0)
     assert tell() == tell()
 
 
@@ -126,11 +126,11 @@ class Emptied(deque):
 
 def test_wakeups_and_events_sent_by_another_thread_are_not_repeated(dispatcher):
     """There is nothing left to do."""
-    dispatcher._to_wake, dispatcher._state_changes = Emptied(), Emptied()
-    dispatcher._waking = iter(dispatcher._to_wake.popleft, None)
+    dispatcher.core.to_wake, dispatcher.core.state_changes = Emptied(), Emptied()
+    dispatcher._waking = iter(dispatcher.core.to_wake.popleft, None)
     dispatcher.abandoned(None, 100.0)
     dispatcher.answered(None, 100.0, "orders")
-    assert (len(dispatcher._to_wake), len(dispatcher._state_changes)) == (0, 0)
+    assert (len(dispatcher.core.to_wake), len(dispatcher.core.state_changes)) == (0, 0)
 
 
 def test_a_reservation_is_queued_once():

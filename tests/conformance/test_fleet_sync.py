@@ -232,9 +232,9 @@ def test_a_hint_in_a_storm_closes_all_members(store, clock):
     store.sync_members("a:1:00", [ShelterReport("x", "probing", 0, 3, 20.0)])
     clock.advance(10.0)
     (advice,) = store.sync_members("b:2:ff", [ShelterReport("x", "calm", 0, 0, 0.0)])
-    assert (advice.state, advice.closed, advice.members) == ("storm", 10.0, 1)
+    assert (advice.state, advice.pause, advice.members) == ("storm", 10.0, 1)
     (advice,) = store.sync_members("b:2:ff", [ShelterReport("x", "calm", 1, 0, 0.0)])
-    assert (advice.state, advice.closed) == ("recovering", 0.0)
+    assert (advice.state, advice.pause) == ("recovering", 0.0)
 
 
 def test_a_hint_to_one_member_closes_no_other_while_others_are_answered(store):
@@ -246,7 +246,7 @@ def test_a_hint_to_one_member_closes_no_other_while_others_are_answered(store):
             ("a:1:00", ShelterReport("x", "calm", 5, 0, 0.0)),
         ):
             (advice,) = store.sync_members(member, [sight])
-            assert (advice.state, advice.closed) == ("calm", 0.0)
+            assert (advice.state, advice.pause) == ("calm", 0.0)
 
 
 def test_a_fleet_and_a_store_budget_of_one_name_share_their_counts(store):

@@ -8,7 +8,7 @@ import abate
 from abate.decide.outcome import Outcome
 from abate.decide.rules import MAX_GROUP_DEPTH, MAX_GROUP_MEMBERS, build_rules
 from abate.stores import open_store
-from abate.stores.redis.errors import _first
+from abate.stores.redis.error_texts import _first
 from abate.testing import Script, VirtualClock
 from abate.work.source import Message
 from abate.work.verdict_rules import MAX_TRACE_CHARS

@@ -431,7 +431,9 @@ def test_any_state_of_redis(redis_store, fields, weather, score):
         ShelterReport("api", "calm", 1, 0, 0.0),
     ]
     tokens, share, forecast = store.sync_members("me", requests)
-    assert (tokens.members >= 1, 0 <= share.part <= 1, forecast.state in ("calm", "storm", "recovering")) == (True,) * 3
+    assert (tokens.members >= 1, 0 <= share.share <= 1, forecast.state in ("calm", "storm", "recovering")) == (
+        True,
+    ) * 3
 
 
 def joined(store, url, path, wanted, part):
@@ -461,7 +463,7 @@ def test_a_bad_member_of_a_bucket_takes_nothing_from_the_others(kind, wanted, pa
     with open_store(url, clock=VirtualClock(start=1000.0)) as store:
         joined(store, url, tmp_path / "work.db", wanted, part)
         (share,) = store.sync_members("me", [BucketRequest("mails", 5.0)])
-        assert share.part == pytest.approx(0.9)
+        assert share.share == pytest.approx(0.9)
 
 
 def recovering_at_nothing(store, url, path):
@@ -524,7 +526,7 @@ KINDS = {
 def test_any_row_of_postgres(postgres_store, rows):
     """Whatever its columns take."""
     store = postgres_store
-    from abate.stores.contract import StoreError
+    from abate.stores.errors import StoreError
 
     queue = store.queue("orders")
     store.pool.run("DELETE FROM @.item")

@@ -177,8 +177,8 @@ def test_a_hint_closes_the_shelter_for_all_only_when_all_fail(outcomes, hint, pa
                 permit, now, plan, now + hint if outcome == "hint" else None, answered=outcome == "error"
             )
         if row < 5:
-            assert limiter.closed_until() <= now
-        assert limiter.closed_until() <= now + max(patience / 2, 0.02 * 1.1)
+            assert limiter.paused_until() <= now
+        assert limiter.paused_until() <= now + max(patience / 2, 0.02 * 1.1)
 
 
 def test_the_call_that_was_given_a_hint_never_comes_back_before_it():
@@ -389,8 +389,8 @@ def test_a_hint_after_a_mixture_holds_everybody_no_longer_than_all_has_failed():
         while len(found) < 12:
             limiter.on_failure(limiter.send(now), now, plan, now + 299.0)
             if limiter.state == "probing":
-                found.append(limiter.closed_until() - now)
-            now = max(now, limiter.closed_until())
+                found.append(limiter.paused_until() - now)
+            now = max(now, limiter.paused_until())
         return found
 
     assert pauses(mixed=False) == pytest.approx([5.0] * 12)

@@ -10,9 +10,9 @@ The rules:
 * Half-open: one trial at a time is admitted. A success closes the breaker; a failure trips it again for twice as long,
   up to `LONGEST` pauses. If a trial takes longer than a pause, another one is admitted.
 
-A consumer records for each message how often the breaker had tripped when it was taken, so messages from before a trip
-are ignored. A gate cannot tell attempts apart: when half-open, any success closes it, and a failure is attributed to
-attempts from before the trip as long as any of them are in flight.
+A consumer records for each message how often the breaker had tripped when the message was received, so messages from
+before a trip are ignored. A gate cannot distinguish attempts: when half-open, any success closes it, and a failure is
+attributed to an attempt from before the trip as long as any of these is in flight.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from abate.reentrant_locks import Section
 from abate.schedule.backoff import RandomSource
 
 LONGEST = 8.0
-"""The maximum time open, as a multiple of `pause`."""
+"""The breaker is open for at most this many times `pause`."""
 
 
 class Entry:
-    """One attempt: whether it was counted, and whether a signal handler that raised interrupted its `enter`."""
+    """One attempt: whether it was counted, and whether its `enter` was interrupted by a signal handler that raised."""
 
     __slots__ = ("broken_off", "counted")
 
@@ -72,7 +72,7 @@ class Circuit:
         "section",
         "tripped",
         "trips",
-        "untold",
+        "unreported_seconds",
     )
 
     def __init__(
@@ -93,12 +93,12 @@ class Circuit:
         self._older = 0
         """How many of these entered before the last trip."""
         self._trial_until = -inf
-        """The instant until which the current trial prevents another one."""
+        """While half-open, no further trial is admitted before this instant."""
         self.open_until = -inf
         self.tripped = False
         """Whether the breaker is open or half-open."""
         self.trips = 0
-        self.untold = 0.0
+        self.unreported_seconds = 0.0
         """The length in seconds of a trip whose event was not emitted yet; 0 if there is none."""
 
     def enter(self, entry: Entry) -> bool:
@@ -114,15 +114,15 @@ class Circuit:
         entry.counted = True
         return True
 
-    def enter_within(self, entry: Entry) -> bool:
+    def enter_reentrant(self, entry: Entry) -> bool:
         """Like `enter`, for a thread that is inside another operation: admit only if the breaker is closed."""
         if self.tripped:
             return False
-        self.section.run_or_defer(self._count_late, entry)
+        self.section.run_or_defer(self._count_deferred, entry)
         return True
 
-    def _count_late(self, entry: Entry) -> None:
-        """Count an attempt that was admitted by `enter_within`."""
+    def _count_deferred(self, entry: Entry) -> None:
+        """Count an attempt that was admitted by `enter_reentrant`."""
         if entry.broken_off:
             return
         self._in_flight += 1
@@ -153,23 +153,23 @@ class Circuit:
         if self._older:
             self._older -= 1
         if seconds:
-            self.untold = seconds
+            self.unreported_seconds = seconds
 
-    def settle(self, ok: bool, answered: bool, taken: int | None) -> float:
+    def record(self, ok: bool, answered: bool, taken: int | None) -> float:
         """Count the result of a consumer's message. Return the seconds for which it opened the breaker; 0 if not."""
         if self.tripped and taken is not None and taken != self.trips:
             return 0.0
         return self.outcome(ok, answered)
 
-    def settle_within(self, ok: bool, answered: bool, taken: int | None) -> float:
-        """Queue a `settle` for the operation that this thread is inside. Return 0."""
-        self.section.run_or_defer(self._settle_late, ok, answered, taken)
+    def record_reentrant(self, ok: bool, answered: bool, taken: int | None) -> float:
+        """Queue a `record` for the operation that this thread is inside. Return 0."""
+        self.section.run_or_defer(self._record_deferred, ok, answered, taken)
         return 0.0
 
-    def _settle_late(self, ok: bool, answered: bool, taken: int | None) -> None:
-        seconds = self.settle(ok, answered, taken)
+    def _record_deferred(self, ok: bool, answered: bool, taken: int | None) -> None:
+        seconds = self.record(ok, answered, taken)
         if seconds:
-            self.untold = seconds
+            self.unreported_seconds = seconds
 
     def outcome(self, ok: bool, answered: bool) -> float:
         """Count a success or a failure. Return the seconds for which it opened the breaker; 0 if it did not."""
@@ -214,9 +214,9 @@ class Circuit:
         self._trial_until = -inf
         return seconds
 
-    def take_untold(self) -> float:
+    def take_unreported(self) -> float:
         """Return the length in seconds of a trip whose event was not emitted yet, and reset it."""
-        seconds, self.untold = self.untold, 0.0
+        seconds, self.unreported_seconds = self.unreported_seconds, 0.0
         return seconds
 
     def after_fork(self) -> None:
@@ -298,17 +298,17 @@ class CircuitBreaker(Shared, Gate):
         the server answered with an error that does not mean overload, which the message itself may have caused.
         """
         circuit = self._circuits.here()
-        seconds = circuit.section.call(circuit.settle, ok, answered, taken, otherwise=circuit.settle_within)
-        if circuit.untold:
-            self._tell(circuit)
+        seconds = circuit.section.call(circuit.record, ok, answered, taken, otherwise=circuit.record_reentrant)
+        if circuit.unreported_seconds:
+            self._report_trip(circuit)
         return seconds
 
     def enter(self, retry: bool) -> Gate | None:
         circuit, entry = self._circuits.here(), Entry()
         try:
-            admitted = circuit.section.call(circuit.enter, entry, otherwise=circuit.enter_within)
-            if circuit.untold:
-                self._tell(circuit)
+            admitted = circuit.section.call(circuit.enter, entry, otherwise=circuit.enter_reentrant)
+            if circuit.unreported_seconds:
+                self._report_trip(circuit)
         except BaseException:
             circuit.section.run_or_defer(circuit.break_off, entry)
             raise
@@ -326,11 +326,11 @@ class CircuitBreaker(Shared, Gate):
             circuit.section.run_or_defer(circuit.void)
         else:
             circuit.section.run_or_defer(circuit.end, ok, answered)
-        if circuit.untold:
-            self._tell(circuit)
+        if circuit.unreported_seconds:
+            self._report_trip(circuit)
 
-    def _tell(self, circuit: Circuit) -> None:
-        seconds = circuit.section.call(circuit.take_untold, otherwise=float)
+    def _report_trip(self, circuit: Circuit) -> None:
+        seconds = circuit.section.call(circuit.take_unreported, otherwise=float)
         if seconds:
             logged = circuit.clock is clocks.current() and events.log_enabled(WARNING)
             events.emit(events.BreakerOpened(self.name, seconds, True), logged)

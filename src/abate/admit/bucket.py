@@ -1,8 +1,8 @@
 """The token bucket: a rate, with bursts up to a size.
 
 A caller that waits takes its tokens at once, below zero if necessary, and sleeps until they exist. So waiters are
-served in order, and need no wake-up. The tokens of an interrupted waiter are returned once no other waits behind it:
-the instants until which the others sleep were computed with its tokens taken.
+served in order, and need no wake-up. The tokens of an interrupted waiter are returned only when no later waiter is
+left, because the wake-up times of later waiters assume that these tokens are gone.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ class BucketState:
         self.at = clock.now()
         self.reservations: deque[Reservation] = deque()
         self.asked = 0
-        """Tokens that the thread inside is about to take."""
+        """Tokens that the operation under the lock is about to take."""
         self.owed: list[int] = []
         """Tokens taken by re-entrant operations, not charged yet."""
 
-    def settle(self) -> None:
+    def charge_owed(self) -> None:
         """Charge what is owed; called under the lock."""
         while self.owed:
-            self.tokens -= self.owed[0]  # charged twice for a moment rather than never
+            self.tokens -= self.owed[0]  # before it is deleted: an exception in between charges twice instead of never
             del self.owed[0]
 
     def spare(self) -> float:
-        """Return the tokens that remain after the thread inside has taken what it wants."""
+        """Return the tokens that remain after the operation under the lock has taken what it wants."""
         return self.tokens - self.asked - sum(self.owed)
 
     def after_fork(self) -> None:
@@ -100,9 +100,9 @@ class TokenBucket(Shared, Gate):
         """Take `n` tokens if they are available now. Return whether it did."""
         level = self._states.here()
         self._check(n)
-        return level.section.call(self._taken, level, n, otherwise=self._take_reentrant)
+        return level.section.call(self._try_take, level, n, otherwise=self._take_reentrant)
 
-    def _taken(self, level: BucketState, n: int) -> bool:
+    def _try_take(self, level: BucketState, n: int) -> bool:
         level.asked = n
         try:
             now = self._refill(level, n)
@@ -164,7 +164,7 @@ class TokenBucket(Shared, Gate):
             raise ValueError(f"n must be from 1 to the burst of {self.burst}, not {n!r}")
 
     def _refill(self, level: BucketState, n: int) -> float:
-        level.settle()
+        level.charge_owed()
         now = level.clock.now()
         if now > level.at:
             level.tokens = min(self._ceiling(n), level.tokens + (now - level.at) * self.rate)
@@ -184,9 +184,9 @@ class TokenBucket(Shared, Gate):
         """Take `n` tokens, now or in advance; return when they exist."""
         patience = cut_to_deadline(None if timeout is None else number("timeout", timeout, least=0))
         self._check(n)
-        return level.section.call(self._reserved, level, n, patience, otherwise=self._reserved_reentrant)
+        return level.section.call(self._reserve_locked, level, n, patience, otherwise=self._reserve_reentrant)
 
-    def _reserved(self, level: BucketState, n: int, patience: float | None) -> Reservation:
+    def _reserve_locked(self, level: BucketState, n: int, patience: float | None) -> Reservation:
         level.asked = n
         try:
             now = self._refill(level, n)
@@ -198,7 +198,7 @@ class TokenBucket(Shared, Gate):
         finally:
             level.asked = 0
 
-    def _reserved_reentrant(self, level: BucketState, n: int, patience: float | None) -> Reservation:
+    def _reserve_reentrant(self, level: BucketState, n: int, patience: float | None) -> Reservation:
         """Take `n` tokens in a re-entrant call."""
         now = level.clock.now()
         claim = self._due(n, level.spare(), now, patience)
@@ -218,12 +218,12 @@ class TokenBucket(Shared, Gate):
         return Reservation(n, now + wait)
 
     def _abandon(self, level: BucketState, claim: Reservation) -> None:
-        """Return the tokens of an interrupted wait, and of interrupted waits before it, if no wait follows them."""
+        """Refund the tokens of an interrupted wait, and of interrupted waits before it, if no wait follows them."""
         claim.broken_off = True
-        level.section.run_or_defer(self._return_abandoned, level)
+        level.section.run_or_defer(self._refund_abandoned, level)
 
-    def _return_abandoned(self, level: BucketState) -> None:
-        level.settle()
+    def _refund_abandoned(self, level: BucketState) -> None:
+        level.charge_owed()
         while level.reservations and level.reservations[-1].broken_off:
             level.tokens = min(float(self.burst), level.tokens + level.reservations[-1].n)
             del level.reservations[-1]

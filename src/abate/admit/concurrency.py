@@ -36,9 +36,8 @@ class ConcurrencyLimit(Shared, Gate):
 
     def after_fork(self) -> None:
         """Release all permits in the child: the threads that held them don't exist there."""
-        # No lock: each item of these iterators moves a permit to where it belongs, as one step. What a `for` statement
-        # takes from them is moved for good: no signal handler runs before the statement that follows, so that none can
-        # raise in between.
+        # No lock: taking an item from one of these iterators is atomic and moves one permit. No signal handler runs
+        # between a `for` statement that takes its item and the next statement, so no permit is lost.
         free: list[int] = []
         held: list[int] = []
         self._held = held

@@ -28,24 +28,24 @@ class Gate:
     name: str
 
     held_by_streams = False
-    """Whether a stream holds the gate until it ends: true for a limit on what is in flight. Other gates are left when
-    its first item has come."""
+    """Whether a stream stays in the gate until it ends: true for a limit on what is in flight. A stream leaves other
+    gates when its first item has come."""
 
     def enter(self, retry: bool) -> Gate | None:
         """Ask for one attempt: return None to admit it, or the gate that refuses it."""
         raise NotImplementedError
 
     def leave(self, accepted: bool | None) -> None:
-        """Take note that an attempt that entered has ended.
+        """Record that an attempt that entered has ended.
 
-        * `accepted` is True when the server took it, whatever it answered (a 404, a 500);
-        * False when it did not (a 503, a connection that was refused or broke, a timeout);
-        * None when it is unknown: the call was cancelled, an inner layer gave up, or the caller's deadline cut the
-          attempt off early. That says nothing about the server.
+        * `accepted` is True if the server took it, whatever it answered (a 404, a 500);
+        * False if it did not (a 503, a connection that was refused or broke, a timeout);
+        * None if it is unknown: the call was cancelled, an inner layer gave up, or the caller's deadline cut the
+          attempt off early.
         """
 
     def failed(self, accepted: bool | None) -> None:
-        """Take note that an attempt that entered has failed and is worth a retry.
+        """Record that an attempt that entered has failed and is worth a retry.
 
         `accepted` is as for `leave`: True for a failure that the server answered with (a 500).
         """
@@ -126,9 +126,9 @@ class All(Gate):
 
 
 def _each(gates: tuple[Gate, ...], tell: Callable[[Gate], object]) -> None:
-    """Call `tell` with each gate, the last one first; raise the first error after all were told.
+    """Call `tell` with each gate, the last one first; raise the first error after the last call.
 
-    A gate whose call raised is told again: a signal handler may have raised before the gate did anything.
+    A call that raised is repeated once: a signal handler may have raised before the gate did anything.
     """
     if gates:
         try:

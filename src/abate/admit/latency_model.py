@@ -9,8 +9,8 @@ TOLERATED_SLOWDOWN = 1.5
 SUSPECT_SLOWDOWN = 2.5
 """In calm, answers that take this many times the baseline start the counting of outcomes."""
 MIN_SLOWDOWN_SECONDS = 0.01
-"""An answer is slow only if it takes at least this much longer than the baseline: where answers take microseconds,
-every scheduling delay of this process is a multiple of the baseline."""
+"""An answer is slow only if it takes at least this much longer than the baseline: if answers take microseconds, every
+scheduling delay of this process is a multiple of the baseline."""
 MIN_SILENCE, SILENCE_FACTOR = 0.2, 8.0
 """An attempt without an answer hangs after `SILENCE_FACTOR` times the baseline, and at least `MIN_SILENCE` seconds."""
 DEFAULT_HANG_TIMEOUT = 1.0
@@ -50,7 +50,7 @@ class LatencyModel:
     def sample(self, seconds: float, now: float) -> bool:
         """Take one sample in calm; return whether answers have become suspiciously slow."""
         if now < self.next_sample:
-            return False  # sent together with one that was measured: a burst of answers is one sample
+            return False  # a burst of answers is one sample
         self.next_sample = now + 1 / SAMPLES_PER_SECOND
         self._samples += 1
         self.baseline = _moving_average(self.baseline, seconds, 1 / min(self._samples, BASELINE_SAMPLES))
@@ -86,7 +86,7 @@ class LatencyModel:
         return unknown if known is None else ANSWER_TIME_FACTOR * known
 
     def late_after(self) -> float:
-        """Return the seconds after which most answers have come."""
+        """Return the seconds after which an answer is late."""
         baseline = self.baseline
         return inf if baseline is None else max(TOLERATED_SLOWDOWN * baseline, baseline + MIN_SLOWDOWN_SECONDS)
 

@@ -3,8 +3,8 @@
 An error that the server answered with (a 500), or a hint, may concern one tenant only. It counts as an outage only if
 no call was answered well for much longer than usual: by chance alone that happens less than once in twenty thousand.
 
-Silence is the time without a good answer during which failures came. Two things are no silence: a pause in which
-nothing came at all, as when this process stalled, and the time in calm, where only a sample of good answers is counted.
+Silence is the time without a good answer during which failures came. Time without any outcome, as when this process
+stalls, is not added, nor is time in calm, where only a sample of good answers is counted.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from abate.admit.latency_model import MIN_SILENCE
 NO_OUTCOME_TIMEOUT = 10.0
 """Seconds without any outcome after which another attempt may go, even if the limit is reached."""
 SERVING_GAPS = 10.0
-"""Good answers have stopped after this many times their usual distance, at least `MIN_SILENCE` seconds. By chance that
-happens less than once in twenty thousand, however rare calls are."""
+"""Good answers have stopped after this many usual gaps, at least `MIN_SILENCE` seconds. By chance that happens less
+than once in twenty thousand, at any rate of calls."""
 MAX_STEP_GAPS = 2.0
-"""Between two failures silence grows by at most this many times the usual distance of good answers: in an outage
-failures come about as often as good answers did, and a longer pause is a stall of this process, or a time without
-calls."""
+"""A gap between two failures adds at most this many usual gaps to the silence. In an outage failures come about as
+often as good answers did; a longer gap is a stall of this process, or a time without calls."""
 MAX_GAP_GROWTH = 2.0
-"""After errors, a distance between two good answers counts as at most this many times the usual one: good answers that
-are rare during an outage do not become usual."""
+"""After errors, a gap between two good answers counts as at most this many usual gaps, so that the rare good answers of
+an outage do not become usual."""
 GAPS, CLEAN_ANSWERS = 30, 10
-"""The usual distance is a moving average over about `GAPS` distances, or `CLEAN_ANSWERS` while they grow: a server is
-found to be down too late rather than too soon."""
+"""The usual gap is a moving average over about `GAPS` gaps, or `CLEAN_ANSWERS` while they grow: it is better to
+recognize an outage late than to see one where there is none."""
 
 
 class OutageDetector:
@@ -76,7 +75,7 @@ class OutageDetector:
         self._silence, self.errors, self._failed = 0.0, 0, False
 
     def start_counting(self, now: float, unseen: float) -> None:
-        """Count every good answer from now on, but for those to attempts of the last `unseen` seconds."""
+        """Count good answers from now on, except those of attempts sent in the last `unseen` seconds."""
         self._last_answer = self._last_seen = now + unseen
 
     def on_failure(self, answered: bool, now: float) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 from abate import forks
 from abate.admit.dispatcher import Dispatcher
-from abate.admit.limiter import State
 from abate.clock import Clock, before_first_virtual_clock, ever_used
 from abate.errors import number, whole
+from abate.events import ShelterState
 from abate.frozen import Shared, refuse_own_clock
 from abate.per_clock import PerClock
 from abate.schedule.backoff import RandomSource
@@ -25,9 +25,9 @@ class Shelter(Shared):
 
     * In calm it costs almost nothing and holds no call back.
     * In a storm first attempts and retries wait for their turn. While everything fails, one probe is sent at a time;
-      when answers come again, more and more attempts are sent.
-    * `capacity`: the most calls that wait; one more is `Refused`.
-    * `patience`: the most seconds that a call waits for its turn, and never past its deadline. A call that cannot be
+      when answers come again, the limit on attempts in flight rises step by step.
+    * `capacity`: the maximum number of waiting calls; further ones are `Refused`.
+    * `patience`: the maximum seconds that a call waits for its turn, at most until its deadline. A call that cannot be
       sent in time ends at once, with reason ``shelter``.
     * `name`: the dependency's name in events and errors.
     * `clock`, `rng`: its own clock and random source. Without a clock it follows the context's, and keeps separate
@@ -72,12 +72,13 @@ class Shelter(Shared):
         self.rng = rng
         self.random_source: RandomSource = random if rng is None else rng
         self.calm = False
-        """Whether a wrapper may send an attempt without asking; only ever true for the machine's clock."""
+        """Whether a wrapper may send an attempt without asking the dispatcher; always False on other clocks than the
+        machine's."""
         self._calls = count()
         self._dispatchers: PerClock[Dispatcher] = PerClock(self._make_dispatcher, clock)
 
     def _make_dispatcher(self, clock: Clock) -> Dispatcher:
-        # virtual clocks keep their dispatchers, which must not keep the shelter: only the first one refers to it
+        # virtual clocks hold their dispatchers, which must not keep the shelter alive: only the first one refers to it
         own = None if hasattr(self, "_dispatchers") else self._on_calm_change
         return Dispatcher(self.name, self.capacity, self.patience, self.random_source, clock, own)
 
@@ -105,7 +106,7 @@ class Shelter(Shared):
         return self._dispatchers.here() if ever_used.virtual else self._dispatchers.main
 
     @property
-    def state(self) -> State:
+    def state(self) -> ShelterState:
         """The state: ``calm``, ``storm``, ``probing`` or ``recovering``."""
         return self.dispatcher().state
 
@@ -116,7 +117,7 @@ class Shelter(Shared):
 
     @property
     def limit(self) -> float:
-        """The most attempts that may be in flight; infinite in calm."""
+        """The maximum number of attempts in flight; infinite in calm."""
         return self.dispatcher().limit
 
     def apart(self) -> Shelter:

@@ -1,13 +1,13 @@
 """The wait queue of the shelter: which calls wait, and which goes next. No clock, no I/O.
 
 * At most `capacity` calls wait.
-* Fresh calls go first, then the oldest: callers of fresh calls are most likely still there, and an answer within a
-  second is nearly as good as an immediate one.
-* No call starves: every other turn is for the oldest call; once fresh calls become urgent, still one of
-  `OLDEST_EVERY`.
-* Fresh calls go first in, first out. If calls have been turning stale for `LIFO_AFTER` seconds, demand exceeds
-  capacity, and they go last in, first out (adaptive LIFO): a few calls wait too long instead of all.
-* A call that returns after a failed attempt queues behind those that have made none.
+* Fresh calls go first, because their callers are most likely still there, and an answer within a second is nearly as
+  good as an immediate one.
+* No call starves: every other turn is for the oldest call. Once fresh calls become urgent, one turn of `OLDEST_EVERY`
+  is.
+* Fresh calls go first in, first out. If calls have been aging for `LIFO_AFTER` seconds, demand exceeds capacity, and
+  they go last in, first out (adaptive LIFO): a few calls wait too long instead of all.
+* A call that returns after a failed attempt queues behind the calls that have made none.
 
 A signal handler may raise out of any call in here. So a waiter is marked `queued` and counted by statements without a
 call between them; it is put into a list before that, and removed from it after it is no longer `queued`. Entries of
@@ -30,9 +30,12 @@ URGENT_AFTER = 0.55
 """Seconds after which a fresh call is urgent."""
 OLDEST_EVERY = 16
 """One turn of this many is for the oldest call, however urgent the fresh ones are."""
-LIFO_AFTER, LIFO_ENDS_AFTER, MOVING_WITHIN = 3.0, 1.0, 0.25
-"""Seconds for which calls turn stale before LIFO begins; seconds without that after which it ends; the most seconds
-between two turns while the dependency is open."""
+LIFO_AFTER = 3.0
+"""LIFO begins after calls have been aging for this many seconds: passing `FRESH_SECONDS` in the queue."""
+LIFO_ENDS_AFTER = 1.0
+"""FIFO returns after this many seconds without a call that ages."""
+MOVING_WITHIN = 0.25
+"""The queue is moving if the last turn was at most this many seconds ago."""
 MAX_STALE = 64
 """Stale entries are removed when there are more than this, and more than waiters."""
 
@@ -40,7 +43,8 @@ MAX_STALE = 64
 class Waiter:
     """A call that waits for its turn until `deadline`; the call itself ends at `end`.
 
-    `answer` is the permit, or why there is none. A permit that is not `claimed` in time goes to another waiter.
+    `answer` is the permit or the refusal, None as long as it waits. A permit that is not `claimed` in time goes to
+    another waiter.
     """
 
     __slots__ = (
@@ -61,9 +65,9 @@ class Waiter:
         self.deadline = deadline
         self.end = end
         self.send_anyway_at = deadline if send_anyway_at is None else send_anyway_at
-        """The instant at which it is sent whatever the limit, if nothing has failed since it came."""
+        """The instant at which it is sent, even above the limit, if nothing has failed since it arrived."""
         self.next_check = inf
-        """The instant at which it checks for all waiters of its loop, as their timekeeper; infinite if it is not."""
+        """The instant at which it checks for all waiters of its loop, if it is their timekeeper; infinite otherwise."""
         self.order: tuple[float, int] = (began, 0)
         """The instant at which it queued for this attempt, and a serial number."""
         self.wakeup: Wakeup | None = None
@@ -98,8 +102,9 @@ class ShelterQueue:
         self._orders = count()
         self._turns = 0
         self.stale = 0
-        """Entries of waiters that have left."""
+        """The number of stale entries."""
         self._aged = self._overflowing = self._moved = -inf
+        """The instants when a call aged last, when calls began to age, and of the last turn."""
 
     @property
     def full(self) -> bool:
@@ -124,29 +129,29 @@ class ShelterQueue:
     def next(self, now: float, chance: float | None = None) -> Waiter | None:
         """Return the waiter whose turn is next; it stays queued until it is removed.
 
-        `chance`, a random number from 0 to 1, picks any fresh call instead, one that came since the last turn if
-        possible: a new caller is found sooner.
+        `chance`, a random number in [0, 1), picks any fresh call instead, preferably one that has come since the last
+        turn: so a new caller gets a turn sooner.
         """
         self._age(now)
         moved, self._moved = self._moved, now
         self._turns += 1
         pressed = self._fresh and now - self._fresh[0].began >= URGENT_AFTER
         oldest_first = self._turns % (OLDEST_EVERY if pressed else 2) == 0
-        last_come = now - self._overflowing > LIFO_AFTER and now - self._aged < LIFO_ENDS_AFTER
+        newest_first = now - self._overflowing > LIFO_AFTER and now - self._aged < LIFO_ENDS_AFTER
         self.trim()
         if chance is not None and self._fresh:
-            late = takewhile(lambda waiter: waiter.order[0] >= moved, reversed(self._fresh))
-            some = [waiter for waiter in late if waiter.queued and waiter.began >= moved]
-            some = some or [waiter for waiter in self._fresh if waiter.queued]
-            return some[int(chance * len(some))]
+            newest = takewhile(lambda waiter: waiter.order[0] >= moved, reversed(self._fresh))
+            choice = [waiter for waiter in newest if waiter.queued and waiter.began >= moved]
+            choice = choice or [waiter for waiter in self._fresh if waiter.queued]
+            return choice[int(chance * len(choice))]
         if self._oldest and (oldest_first or not self._fresh):
             return self._oldest[0]
-        return self._fresh[-1 if last_come else 0] if self._fresh else None
+        return self._fresh[-1 if newest_first else 0] if self._fresh else None
 
     def remove(self, waiter: Waiter, answer: Permit | str) -> None:
         """Remove a waiter, and give it this answer."""
         waiter.answer = answer
-        if waiter.queued:  # else an exception came before it was queued
+        if waiter.queued:  # false if an exception came before it was queued
             waiter.queued = False
             self.size -= 1
             self.stale += 1
@@ -175,7 +180,7 @@ class ShelterQueue:
             waiter = self._fresh[0]
             if waiter.queued:
                 heappush(self._oldest, waiter)
-                # while the dependency is closed, no call has a turn, and that is no overflow
+                # calls that age while no call has a turn, because the shelter is paused, are no sign of overflow
                 if now - self._aged > LIFO_ENDS_AFTER or now - self._moved > MOVING_WITHIN:
                     self._overflowing = now
                 self._aged = now

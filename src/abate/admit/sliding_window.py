@@ -1,7 +1,7 @@
 """A count over the last seconds: a ring of counters on a fixed grid of slots, in constant memory.
 
-An event counts from its slot on until that slot leaves the window, so it is forgotten at most one slot (a
-fiftieth of the window) before its time, and never after it.
+An event counts until its slot leaves the window, so it is forgotten up to one slot (a fiftieth of the window) early,
+and never late.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MIN_WINDOW = 0.001
 
 
 NO_COUNTS = array("I")
-"""The ring of a window that counts nothing: most budgets never see a withdrawal."""
+"""The ring of an empty window, shared to save memory: most budgets never have a withdrawal."""
 
 
 class SlidingWindow:
@@ -65,7 +65,7 @@ class SlidingWindow:
         return ahead
 
     def add(self, count: int) -> None:
-        """Count this many in the open slot."""
+        """Add to the count of the open slot."""
         if not count:
             return
         if not self._ring:

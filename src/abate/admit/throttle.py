@@ -4,8 +4,8 @@ From the SRE book: over the last two minutes, an attempt is refused here with pr
 ``max(0, (requests - k * accepts) / (requests + 1))``. Attempts that are refused here count as requests, so that the
 throttle tightens while the server is down; a share of attempts always gets through, so that it opens again.
 
-Whatever the server answered counts as accepted, including a 500: one caller's errors must not get other calls refused.
-Attempts that say nothing about the server (a cancellation, a caller's short deadline) are not counted.
+Every answer of the server counts as accepted, including a 500: one caller's errors must not get other calls refused.
+Attempts without an outcome (a cancellation, a caller's short deadline) are not counted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ThrottleState:
         return self.probability
 
     def last_probability(self, k: float) -> float:
-        """Return the share that was computed last: the counts may be half changed."""
+        """Return the share that was computed last, because the counts may be half changed."""
         return self.probability
 
     def request(self, k: float) -> float:

@@ -1,4 +1,4 @@
-"""Which waiter keeps the time: one per event loop, and one for all threads. Guarded by the dispatcher's lock."""
+"""Which waiter runs the timer for the others: one per event loop, one for all threads. Needs the dispatcher's lock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from abate.admit.shelter_queue import ShelterQueue, Waiter
 class Timekeepers:
     """The timekeeper of each event loop, and the loops that are stalled; the loop of a thread is None.
 
-    A waiter is put on `to_wake` before anything else changes: an exception may come out of any call.
+    A waiter is put on `to_wake` before anything else changes, because a signal handler may raise out of any call.
     """
 
     __slots__ = ("_by_loop", "_to_wake", "stalled")

@@ -20,9 +20,9 @@ def wait_in_thread(dispatcher: Dispatcher, waiter: Waiter) -> None:
     while waiter.answer is None or not dispatcher.claim_answer(waiter):
         # a wakeup does not interrupt a clock of the user's: check now and then
         due = min(dispatcher.due(waiter), dispatcher.clock.now() + THREAD_POLL)
-        rung = wakeup.wait(dispatcher.clock, due - dispatcher.clock.now())
+        notified = wakeup.wait(dispatcher.clock, due - dispatcher.clock.now())
         if waiter.answer is None:
-            dispatcher.on_timer(waiter, now(dispatcher.clock, None if rung else due))
+            dispatcher.on_timer(waiter, now(dispatcher.clock, None if notified else due))
 
 
 def wait_in_task(dispatcher: Dispatcher, waiter: Waiter) -> Awaitable[None]:

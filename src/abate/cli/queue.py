@@ -97,7 +97,7 @@ def open_existing(url: str) -> Store:
 
 def list_queues(store: Store, options: argparse.Namespace) -> int:
     """Print the queues and their depths."""
-    from abate.cli.terminal import seconds, table
+    from abate.cli.terminal import format_seconds, table
 
     queues = sorted(store.queues().items())
     if options.json:
@@ -107,7 +107,7 @@ def list_queues(store: Store, options: argparse.Namespace) -> int:
             table(
                 ["queue", "ready", "delayed", "leased", "dead", "oldest"],
                 [
-                    [name, depth.ready, depth.delayed, depth.leased, depth.dead, seconds(depth.age)]
+                    [name, depth.ready, depth.delayed, depth.leased, depth.dead, format_seconds(depth.age)]
                     for name, depth in queues
                 ],
             )

@@ -19,7 +19,7 @@ from abate.cli.health_server import HealthServer
 from abate.cli.import_target import import_target
 from abate.cli.listen_options import TOKEN, listen_address, serving_page
 from abate.cli.store_url import HELP, store_url
-from abate.cli.terminal import REDRAW, StatusLine, say, seconds
+from abate.cli.terminal import REDRAW, StatusLine, format_seconds, say
 from abate.errors import AbateError
 from abate.logs import Log
 from abate.redact import escaped, redacted
@@ -208,7 +208,7 @@ class ServiceRunner:
         if self.waiting is not None:
             parts.append(f"{self.waiting} waiting")
         if self.age is not None:
-            parts.append(f"oldest {seconds(self.age)}")
+            parts.append(f"oldest {format_seconds(self.age)}")
         if health.failing is not None:
             parts.append(f"source fails: {health.failing}")
         elif health.stuck:

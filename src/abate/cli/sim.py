@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 ASSERTION_FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 NO_OPTION = "\0"
-"""No argument begins like this: arguments after ``sim`` are parsed here, as the first decides which are valid."""
+"""As the prefix of options, this turns argparse's parsing off: the arguments after ``sim`` are parsed here, because the
+first one selects the parser."""
 PICTURES = (".png", ".svg")
 SENTENCE = re.compile(r"(?<=[.!?])\s")
 

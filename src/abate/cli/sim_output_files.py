@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from abate.cli.terminal import Progress, say, seconds
+from abate.cli.terminal import Progress, format_seconds, say
 from abate.sim.model import Clients
 from abate.sim.study import Study
 from abate.sim.world import World
@@ -48,7 +48,7 @@ def _maps(study: Study, options: argparse.Namespace, spent: float) -> Sequence[R
             say("no recovery map: it needs clients that call again and again, and a trigger, in every case")
         return []
     if not options.map and (needed := spent * survey_cost_ratio(study)) > PATIENCE:
-        say(f"no recovery map: it would take about {seconds(needed)}; use --map to draw it")
+        say(f"no recovery map: it would take about {format_seconds(needed)}; use --map to draw it")
         return []
     drawn: list[RecoveryMap | Hysteresis] = []
     for name, survey in (("recovery map", recovery_map), ("hysteresis", hysteresis)):
@@ -67,7 +67,7 @@ def supports_surveys(world: World) -> bool:
 
 
 def survey_cost_ratio(study: Study) -> float:
-    """Return how many times as many calls both maps make as the study; they have loads of their own.
+    """Return the ratio of the calls made by both maps, at loads of their own, to the calls made by the study.
 
     >>> from abate.sim import Scenario
     >>> from abate.sim.study import run_study
@@ -85,6 +85,6 @@ def survey_cost_ratio(study: Study) -> float:
         made += world.clients.offered * world.horizon * len(result.samples)
     # all variants have the loads of the first
     first = study.results[0].case.world
-    mapped, climbed = sum(default_loads(first, LOADS)), sum(default_loads(first, STEPS))
-    wanted = sum(mapped * len(LENGTHS) * world.horizon + 2 * climbed * HOLD for world in firsts.values())
-    return SEEDS * wanted / made
+    map_load, hysteresis_load = sum(default_loads(first, LOADS)), sum(default_loads(first, STEPS))
+    calls = sum(map_load * len(LENGTHS) * world.horizon + 2 * hysteresis_load * HOLD for world in firsts.values())
+    return SEEDS * calls / made

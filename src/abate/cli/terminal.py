@@ -65,10 +65,10 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]], figures_fro
     )
 
 
-def seconds(value: float | None) -> str:
+def format_seconds(value: float | None) -> str:
     """Format a duration.
 
-    >>> seconds(0.25), seconds(75), seconds(7500), seconds(200_000), seconds(None)
+    >>> format_seconds(0.25), format_seconds(75), format_seconds(7500), format_seconds(200_000), format_seconds(None)
     ('0.2 s', '75 s', '125 min', '56 h', '-')
     """
     if value is None:
@@ -139,7 +139,7 @@ class Progress:
         full = BAR * done // total
         left = (current().now() - self._began) / done * (total - done)
         bar = f"{'█' * full}{'░' * (BAR - full)}"
-        return f"{self._name} {bar} {done:,} of {total:,} runs, {seconds(left)} left"
+        return f"{self._name} {bar} {done:,} of {total:,} runs, {format_seconds(left)} left"
 
 
 def check_writable(option: str, name: str) -> None:

@@ -117,7 +117,7 @@ class Detached:
         if self._worker is not None:
             return
         starting, at_work = self._starting, self._threads  # a child that is forked here has its own
-        # the iterator takes the lock, so that no signal handler can raise between that and the `try`
+        # an iterator takes the lock: see `abate.reentrant_locks`
         for taken in iter(partial(starting.acquire, False), None):
             if not taken:
                 return  # another thread starts it

@@ -52,7 +52,7 @@ class DepthReading:
 class DepthReader:
     """Reads the queues of controllers and consumers, each store at most once in `every` seconds.
 
-    With `every`, the result while a read is open is the last one; without, a store that has not answered is failing.
+    While a read has not ended: with `every`, the previous result is returned; without it, the store counts as failing.
 
     >>> import abate
     >>> @abate.controller()

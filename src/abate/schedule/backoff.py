@@ -203,8 +203,8 @@ def schedule(backoff: Schedule | Callable[[int], float] | Iterable[float]) -> Sc
     return ListSchedule(delays)
 
 
-def max_total_delay(plan: Schedule, retries: int) -> float:
+def max_total_delay(backoff: Schedule, retries: int) -> float:
     """Return the maximum seconds that `retries` retries wait in total."""
     exact = min(whole("retries", retries, least=0), MAX_DELAYS)
-    settled = plan.ceiling(retries) * (retries - exact) if retries > exact else 0.0
-    return math.fsum(plan.ceiling(retry) for retry in range(1, exact + 1)) + settled
+    rest = backoff.ceiling(retries) * (retries - exact) if retries > exact else 0.0
+    return math.fsum(backoff.ceiling(retry) for retry in range(1, exact + 1)) + rest

@@ -101,7 +101,7 @@ class deadline:
             scope.open = False
 
     def remaining(self) -> float:
-        """Return the seconds left in this block, at least zero; before it is entered, those that it would have.
+        """Return the seconds left in this block, at least zero; before it is entered, the seconds that it would have.
 
         Infinite for ``deadline(None)``.
         """
@@ -125,7 +125,7 @@ def nearest_deadline() -> float | None:
 
 
 def call_timeout(seconds: float) -> _DeadlineScope:
-    """Return a deadline that is the timeout of one call of a client: the server has had its full time at the end.
+    """Return a deadline that is the timeout of one call of a client: an attempt that reaches it had its full time.
 
     >>> with deadline(60.0), call_timeout(5.0):
     ...     nearest_call_timeout()
@@ -136,7 +136,7 @@ def call_timeout(seconds: float) -> _DeadlineScope:
 
 
 def nearest_call_timeout() -> float | None:
-    """Return the timeout of the client's call in this context; None if another deadline is nearer, or without one."""
+    """Return the timeout of the client's call in this context; None if there is none, or another deadline is nearer."""
     scope = _scopes.nearest()
     if scope is None or scope.timeout is None or scope.instant != nearest_deadline():
         return None

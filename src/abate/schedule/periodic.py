@@ -83,8 +83,8 @@ class ticks:
 class _TickIterator(Iterator[Tick], AsyncIterator[Tick]):
     """The instants ``first + n * period``, each returned at most once.
 
-    With a key the grid is moved when the wall clock was set. Not a generator: an async one that is left by ``break``
-    has to be closed by hand under trio.
+    With a key the grid is moved when the wall clock was set. This is no generator, because under trio an async
+    generator that is left by ``break`` has to be closed by hand.
     """
 
     def __init__(self, period: float, key: object, clock: Clock) -> None:

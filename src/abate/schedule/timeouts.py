@@ -8,8 +8,8 @@ of the answers came.
   in constant memory: 4.2 KB for requests and connects together.
 * Two halves are counted, each for one `half_life`; the older one is dropped after another half-life. So an
   observation counts for one to two half-lives, and a change is forgotten at a known time.
-* A request that was cut off counts as twice as slow as the timeout that cut it off. So a timeout that has become too
-  short doubles until answers arrive again, instead of shrinking by what it cut off itself.
+* A request that was cut off counts as taking twice its timeout. So a timeout that has become too short doubles until
+  answers arrive again. If cut-off requests were ignored, it would shrink further.
 * While too few requests are counted for the quantile, the timeout is the ceiling.
 """
 
@@ -78,12 +78,12 @@ class Histogram:
 
     def bucket(self, share: float) -> int | None:
         """Return the bucket above which at most `share` of the counts lie; None if there are too few."""
-        most = int(self.total * share + ROUNDING)
-        if most < 1:
+        max_above = int(self.total * share + ROUNDING)
+        if max_above < 1:
             return None
         counts, place = self._counts, self._top
         above = counts[place] + counts[place + BUCKETS]
-        while above <= most:
+        while above <= max_above:
             place -= 1
             above += counts[place] + counts[place + BUCKETS]
         return place
@@ -203,7 +203,7 @@ class Timeouts(Shared):
         Traceback (most recent call last):
         ValueError: seconds must be a number at least 0, not -1.0
         """
-        # not shared with `observe_connect`: this is on the path of every request
+        # `Section.call` (see there) and `_bucket`, written out: this is on the path of every request
         if not 0.0 <= seconds < inf:
             number("seconds", seconds, least=0)
         bucket = int(log(seconds) * _PER_STEP + self._offset) if seconds > self._lowest else 0
@@ -315,7 +315,7 @@ class Timeouts(Shared):
         state: LatencyCounts | None = clock.states.get(self)
         if state is not None:
             return state
-        # two threads that ask first at the same time get the same state
+        # two threads that create the state at the same time get the same one
         made: LatencyCounts = clock.states.setdefault(self, LatencyCounts(self.half_life, clock))
         return made
 

@@ -12,7 +12,7 @@ from abate.call.policy import Policy
 from abate.call.policy_files import SHELTERS, load_policies, parse_policy, parse_shelters
 from abate.errors import choice, number, whole
 from abate.redact import escaped
-from abate.sim.aws_jitter import AWS_DECORRELATED, AwsDecorrelated
+from abate.sim.aws_decorrelated import AWS_DECORRELATED, AwsDecorrelated
 from abate.sim.measures import MEASURES, PER_SERVICE
 from abate.sim.model import Clients, Controllers, Duration, Limit, Row, Service
 from abate.sim.world import ENGINES, Engine, Trigger, World, WorldError

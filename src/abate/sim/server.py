@@ -161,7 +161,8 @@ class Server:
         self._from = min((start for start, _, _, _ in self._errors), default=inf)
         self._until = max((end for _, end, _, _ in self._errors), default=0.0)
         alone = len(self._errors) == 1 and self._errors[0][2] == 1.0
-        self._certain_error = self._errors[0][3] if alone else None  # the same for all, from start to end
+        # the error of every request in the span; None if it depends on chance, or on overlapping triggers
+        self._certain_error = self._errors[0][3] if alone else None
         self._unavailable = answer(503)()
         self._reduced_capacity_spans = reduced_capacity_spans(service, triggers)
         self._size = service.workers
@@ -178,7 +179,7 @@ class Server:
         if world.warmup:
             agenda.at(world.warmup, self._forget, None)
         self.callers: Sequence[Caller] = ()
-        """Of the services that this one calls."""
+        """How this service calls others."""
         for edge in {edge for start, end, _ in self._reduced_capacity_spans for edge in (start, end)}:
             agenda.at(edge, self._resize, None)
 

@@ -27,7 +27,9 @@ from collections.abc import Callable
 
 from abate.clock import Clock, as_clock
 from abate.stores.budget import BudgetTerms, StoreBudget
-from abate.stores.contract import DeadLetter, Depth, Queue, Store, StoreError, StoreUnreachable
+from abate.stores.errors import StoreError, StoreUnreachable
+from abate.stores.queue_contract import DeadLetter, Depth, Queue
+from abate.stores.store_contract import Store
 
 __all__ = [
     "BudgetTerms",

@@ -13,7 +13,8 @@ from __future__ import annotations
 from math import floor
 from typing import Protocol
 
-from abate.admit.budget import MAX_SETTING, Units
+from abate.admit.budget import MAX_SETTING
+from abate.admit.budget_units import Units
 from abate.admit.sliding_window import MIN_WINDOW, SLOTS
 from abate.errors import number
 from abate.frozen import Frozen
@@ -94,7 +95,7 @@ class StoreBudget:
         return self._store.exchange(self.name, self.terms, want=1) == 1
 
     def refund(self) -> None:
-        """Take the newest withdrawal back: its retry was not made."""
+        """Refund the newest withdrawal, because its retry was not sent."""
         self._store.exchange(self.name, self.terms, returned=1)
 
     def balance(self) -> float:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abate.sim import load_scenario
-from abate.sim.aws_jitter import AwsDecorrelated
+from abate.sim.aws_decorrelated import AwsDecorrelated
 from abate.sim.scenario import Case
 
 VARIANTS = ("none", "exponential", "equal", "full", "decorrelated")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from abate.sim import Scenario, load_scenario, run_study
 from abate.sim.report import Hysteresis, RecoveryMap, hysteresis, recovery_map, write_picture, write_report
-from abate.sim.report.contents import choose_pictures
+from abate.sim.report.choose_pictures import choose_pictures
 from abate.sim.report.labels import one_line
 from abate.sim.report.time_pictures import STRETCHES, Span, span_of
 from abate.sim.study import Study, estimate

@@ -57,8 +57,8 @@ def test_an_idle_member_keeps_a_small_part(fleet_sync):
             one.try_acquire()
         busy.sync_once()
         idle.sync_once()
-    assert one._part > 0.8
-    assert other._part > 0.01
+    assert one._share > 0.8
+    assert other._share > 0.01
 
 
 def test_a_member_s_rate_is_its_part_of_the_fleet_s_rate(fleet_sync):
@@ -121,11 +121,11 @@ def test_the_part_of_a_member_that_stops_syncing_is_released(manual_sync):
     with abate.open_store("memory:", clock=clock) as store:
         (gone,) = store.sync_members("a", [BucketRequest("mails", 10.0)])
         (newcomer,) = store.sync_members("b", [BucketRequest("mails", 10.0)])
-        assert gone.part == pytest.approx(0.9)
-        assert newcomer.part == pytest.approx(0.1)
+        assert gone.share == pytest.approx(0.9)
+        assert newcomer.share == pytest.approx(0.1)
         clock.advance(MEMBER_TIMEOUT)
         (alone,) = store.sync_members("b", [BucketRequest("mails", 10.0)])
-        assert (alone.part, alone.members) == (pytest.approx(0.9), 1)
+        assert (alone.share, alone.members) == (pytest.approx(0.9), 1)
 
 
 def test_a_policy_accepts_it_as_a_gate(fleet_sync):

@@ -18,9 +18,9 @@ from abate import registry
 from abate.observe import snapshot
 from abate.stores import BudgetTerms, open_store
 from abate.stores.fleet import FleetBucket, FleetBudget, FleetShelter
-from abate.stores.fleet import sync as fleet_sync
+from abate.stores.fleet import background_sync as fleet_sync
 from abate.stores.fleet.messages import ShelterReport
-from abate.stores.sqlite import sync
+from abate.stores.sqlite import shared_limits
 from tests.conformance.conftest import SHARED, STORES
 from tests.stores.processes import forks, in_child, until
 
@@ -107,7 +107,7 @@ def test_a_child_s_shelter_applies_the_fleet_s_hint(shared):
         until(lambda: shelter._answers and shared.fleet_sync.rounds > before)
         for other in ("member-2", "member-3"):
             shared.sync_members(other, [ShelterReport("orders", "probing", 0, 1, 30.0)])
-        until(lambda: shelter._dispatchers.main._remote_closed_until > time.monotonic() + 1.0)
+        until(lambda: shelter._dispatchers.main.core.remote_paused_until > time.monotonic() + 1.0)
         with pytest.raises(abate.Refused), abate.deadline(0.01):
             work()
         return "refused"
@@ -121,7 +121,7 @@ def test_a_call_that_waits_in_a_child_starts_the_sync(local):
     work = decorated(shelter=shelter)
     limiter = shelter._dispatchers.main.limiter
     limiter.apply_remote_outage(time.monotonic(), 1)
-    limiter.prober.pause_until = time.monotonic() + 60.0
+    limiter.prober.next_probe = time.monotonic() + 60.0
 
     def child():
         threading.Thread(target=work, daemon=True).start()
@@ -137,7 +137,7 @@ def test_a_child_s_bucket_has_a_part_of_its_own(shared):
 
     def child():
         bucket.try_acquire()
-        until(lambda: bucket._members == 2 and 0.0 < bucket._part < 0.9)
+        until(lambda: bucket._members == 2 and 0.0 < bucket._share < 0.9)
         return "shared"
 
     assert in_child(child) == "shared"
@@ -353,7 +353,7 @@ def test_a_child_without_a_sync_thread_makes_its_calls(local, monkeypatch, caplo
 
 def test_a_killed_child_leaves_the_fleet(local, monkeypatch):
     """It counts as a member until MEMBER_TIMEOUT after its last sync."""
-    monkeypatch.setattr(sync, "MEMBER_TIMEOUT", 0.3)
+    monkeypatch.setattr(shared_limits, "MEMBER_TIMEOUT", 0.3)
     budget = local.budget("orders", ratio=0.0, reserve=4.0, window=10.0)
     reading, writing = os.pipe()
     child = os.fork()
@@ -418,8 +418,8 @@ def test_the_workers_of_a_prefork_server_share_one_budget(shared):
 
 APP = """
     import abate
-    from abate.stores.fleet import sync
-    sync.SYNC_INTERVAL = 0.02
+    from abate.stores.fleet import background_sync
+    background_sync.SYNC_INTERVAL = 0.02
     store = abate.open_store({url!r})
     work = abate.Policy(name="orders", on=ConnectionError,
                         budget=store.budget("orders", ratio=1.0, reserve=0.0, window=1000.0))(lambda: None)

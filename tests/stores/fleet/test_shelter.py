@@ -11,9 +11,9 @@ from abate.admit.shelter_queue import Waiter
 from abate.stores.fleet import FleetShelter
 from abate.stores.fleet.messages import ShelterAdvice
 
-STORM = ShelterAdvice("storm", closed=0.0, probe=False, limit=0.0, members=7)
-RECOVERING = ShelterAdvice("recovering", closed=0.0, probe=False, limit=1.0, members=7)
-CALM = ShelterAdvice("calm", closed=0.0, probe=False, limit=inf, members=7)
+STORM = ShelterAdvice("storm", pause=0.0, probe=False, limit=0.0, members=7)
+RECOVERING = ShelterAdvice("recovering", pause=0.0, probe=False, limit=1.0, members=7)
+CALM = ShelterAdvice("calm", pause=0.0, probe=False, limit=inf, members=7)
 REPLY_VALID = 3.0
 """Seconds for which advice is valid."""
 
@@ -89,7 +89,7 @@ def test_in_an_outage_the_prober_sends_one_at_a_time(member):
 
 def test_the_prober_waits_for_the_hint(member):
     """A server that asked for a pause is not probed before it is over."""
-    member.apply(STORM._replace(probe=True, closed=20.0))
+    member.apply(STORM._replace(probe=True, pause=20.0))
     assert member.try_send(after=19.0) is None
     assert member.try_send(after=20.1) is not None
 
@@ -123,7 +123,7 @@ def test_a_limit_below_one_admits_nothing_until_the_advice_expires(member, limit
 def test_recovering_and_calm_members_wait_for_the_hint(member):
     """A hint holds in both states."""
     for advice in (RECOVERING, CALM):
-        member.apply(advice._replace(closed=20.0))
+        member.apply(advice._replace(pause=20.0))
         assert member.try_send(after=19.0) is None
         permit = member.try_send(after=20.1)
         assert permit is not None
@@ -131,7 +131,7 @@ def test_recovering_and_calm_members_wait_for_the_hint(member):
 
 
 @pytest.mark.parametrize("lifted", ["calm advice", "fall_back", "on_close"])
-@pytest.mark.parametrize("before", [STORM, RECOVERING, RECOVERING._replace(limit=0.0), CALM._replace(closed=60.0)])
+@pytest.mark.parametrize("before", [STORM, RECOVERING, RECOVERING._replace(limit=0.0), CALM._replace(pause=60.0)])
 def test_calm_advice_fallback_and_close_lift_remote_limits(member, before, lifted):
     """The local state stays as it was, and attempts are admitted at once."""
     member.apply(before)
@@ -141,7 +141,7 @@ def test_calm_advice_fallback_and_close_lift_remote_limits(member, before, lifte
     else:
         getattr(member.shelter, lifted)()
     assert member.shelter.state == state, "lifting a remote limit is no outage"
-    assert (member.dispatcher._remote_closed_until, member.dispatcher._remote_limit) == (-inf, inf)
+    assert (member.dispatcher.core.remote_paused_until, member.dispatcher.core.remote_limit) == (-inf, inf)
     first = member.try_send()
     assert first is not None
     member.answered(first)
@@ -168,26 +168,26 @@ def test_the_first_report_has_no_answers_and_no_failures(fleet_sync, flaky):
         "Recording", (), {"sync_members": lambda self, member, requests: reports.extend(requests) or [CALM]}
     )()
     FleetShelter(fleet_sync(), "orders")
-    assert [(one.state, one.answered, one.failed, one.closed) for one in reports] == [("calm", 0, 0, 0.0)]
+    assert [(one.state, one.answered, one.failed, one.hint_left) for one in reports] == [("calm", 0, 0, 0.0)]
 
 
 def test_a_report_has_the_remaining_seconds_of_a_hint(member):
     """Until the hint is over, with or without calls."""
     policy = abate.Policy(on=busy, max_attempts=1, shelter=member.shelter)
     now = member.dispatcher.clock.now()
-    assert member.shelter.request(now).closed == 0.0
+    assert member.shelter.request(now).hint_left == 0.0
     with pytest.raises(Busy):
         policy.call(lambda: (_ for _ in ()).throw(Busy()))
     first = member.shelter.request(now)
     assert (first.failed, first.answered, first.state) == (1, 0, "probing")
-    assert first.closed == pytest.approx(member.shelter.patience / 2, abs=0.1)
+    assert first.hint_left == pytest.approx(member.shelter.patience / 2, abs=0.1)
     later = member.shelter.request(now + 2.0)
-    assert later.closed == pytest.approx(first.closed - 2.0)
-    assert member.shelter.request(now + 100.0).closed == 0.0
+    assert later.hint_left == pytest.approx(first.hint_left - 2.0)
+    assert member.shelter.request(now + 100.0).hint_left == 0.0
 
 
 def test_error_responses_are_not_reported(member):
-    """They may concern one caller; a process that gets only errors closes its own shelter."""
+    """They may concern one caller; a process that gets only errors pauses its own shelter."""
     policy = abate.Policy(on=failing, max_attempts=1, shelter=member.shelter)
     for _ in range(6):
         with pytest.raises((Failing, abate.Refused)), abate.deadline(0.1):

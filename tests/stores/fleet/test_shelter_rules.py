@@ -58,7 +58,7 @@ def fleet(clock):
 def test_calm_advice_restricts_no_member(fleet):
     """Members that report answers, or nothing, are advised of calm."""
     advice = fleet(5).sync(UP)
-    assert {(one.state, one.closed, one.probe, one.limit) for one in advice} == {("calm", 0.0, False, inf)}
+    assert {(one.state, one.pause, one.probe, one.limit) for one in advice} == {("calm", 0.0, False, inf)}
     assert advice[-1].members == 5
 
 
@@ -128,7 +128,7 @@ def test_setting_the_clock_back_prolongs_no_outage():
     """Instants too far in the future are bounded."""
     known = OutageState("storm", until=10_000.0, prober="a", turn=10_003.0)
     known, advice = update(known, DOWN, "b", MemberCounts(2, 0, 1, 1), now=1_000.0)
-    assert advice.closed <= 3600.0
+    assert advice.pause <= 3600.0
     assert update(known, DOWN, "b", MemberCounts(2, 0, 1, 1), now=1_000.0 + PROBE_TURN)[1].probe
 
 
@@ -252,7 +252,7 @@ def test_a_hint_shorter_than_a_second_is_shared(fleet):
     """Other members are closed for the same half second."""
     members = fleet(2)
     members.sync(ShelterReport("orders", "probing", 0, 1, 0.5), members.names[:1])
-    assert members.sync(NOTHING, members.names[1:])[0].closed == pytest.approx(0.5)
+    assert members.sync(NOTHING, members.names[1:])[0].pause == pytest.approx(0.5)
 
 
 def test_a_hint_in_an_outage_closes_every_member(fleet):
@@ -260,9 +260,9 @@ def test_a_hint_in_an_outage_closes_every_member(fleet):
     members = fleet(3)
     members.sync(ShelterReport("orders", "probing", 0, 1, 20.0), members.names[:1])
     members.clock.advance(10.0)
-    assert [one.closed for one in members.sync(NOTHING)] == pytest.approx([10.0] * 3)
+    assert [one.pause for one in members.sync(NOTHING)] == pytest.approx([10.0] * 3)
     members.clock.advance(10.0)
-    assert [one.closed for one in members.sync(NOTHING)] == [0.0] * 3
+    assert [one.pause for one in members.sync(NOTHING)] == [0.0] * 3
 
 
 def test_one_member_s_hint_closes_no_other_while_others_get_answers(fleet):
@@ -273,7 +273,7 @@ def test_one_member_s_hint_closes_no_other_while_others_get_answers(fleet):
         advice = members.sync(ShelterReport("orders", "probing", 0, 5, 299.0), members.names[:1]) + members.sync(
             UP, members.names[1:]
         )
-        assert {(one.state, one.closed, one.limit) for one in advice} == {("calm", 0.0, inf)}
+        assert {(one.state, one.pause, one.limit) for one in advice} == {("calm", 0.0, inf)}
         members.clock.advance(1.0)
 
 
@@ -281,15 +281,15 @@ def test_the_first_answer_ends_a_shared_hint(fleet):
     """The server serves other members; the member with the hint keeps it locally."""
     members = fleet(3)
     members.sync(ShelterReport("orders", "probing", 0, 1, 20.0), members.names[:1])
-    assert members.sync(BACK, members.names[:1])[0].closed == 0.0
-    assert [one.closed for one in members.sync(NOTHING)] == [0.0] * 3
+    assert members.sync(BACK, members.names[:1])[0].pause == 0.0
+    assert [one.pause for one in members.sync(NOTHING)] == [0.0] * 3
 
 
 def test_a_shared_hint_is_cut_to_30_seconds(fleet):
     """A hint of 299 s closes the fleet for 30 s."""
     members = fleet(2)
     advice = members.sync(ShelterReport("orders", "probing", 0, 1, 299.0), members.names[:1])
-    assert advice[0].closed == pytest.approx(30.0)
+    assert advice[0].pause == pytest.approx(30.0)
 
 
 def test_dependencies_are_independent(fleet):
@@ -333,8 +333,8 @@ def test_the_rules_hold_for_any_reports(known, steps):
         before = known
         was = before.state if now < max(before.turn, before.grown) + OUTAGE_TIMEOUT else "calm"
         known, advice = update(known, report, member, counts, now)
-        assert advice.closed == max(0.0, known.until - now)
-        assert (advice.closed == 0.0) or known.state == "storm"
+        assert advice.pause == max(0.0, known.until - now)
+        assert (advice.pause == 0.0) or known.state == "storm"
         if was == known.state == "storm":
             assert known.until >= min(before.until, now)
         if was == "recovering":
@@ -415,7 +415,7 @@ def test_an_answer_to_the_prober_starts_the_recovery(fleet_sync):
     fail(first)
     for one in fleet_syncs:
         one.sync_once()
-    first._dispatchers.main.limiter.prober.pause_until = 0.0
+    first._dispatchers.main.limiter.prober.next_probe = 0.0
     abate.Policy(on=ConnectionError, shelter=first).call(lambda: None)
     assert first.state == "recovering"
     for one in fleet_syncs:

@@ -10,7 +10,7 @@ import pytest
 import redis as driver
 
 from abate.stores import Depth, StoreError, open_store
-from abate.stores.contract import Queue
+from abate.stores.queue_contract import Queue
 from abate.stores.redis import scripts
 from abate.testing import VirtualClock
 from abate.work.source import Back, Done, Message

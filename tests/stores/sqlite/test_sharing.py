@@ -4,7 +4,7 @@ import sqlite3
 import threading
 import time
 
-from abate.stores import wakeups
+from abate.stores import message_waits
 from tests.stores.processes import Thread, waiting
 
 KIND = "sqlite"
@@ -14,8 +14,8 @@ def test_who_waits_does_not_storm_the_file(store, monkeypatch):
     """A look now and then, with jitter, and none by the others who wait."""
     looks, changed = [], store.wakeups._changed
     monkeypatch.setattr(store.wakeups, "_changed", lambda: looks.append(threading.get_ident()) or changed())
-    monkeypatch.setattr(wakeups, "MIN_POLL", 0.1)
-    monkeypatch.setattr(wakeups, "MAX_POLL", 0.2)
+    monkeypatch.setattr(message_waits, "MIN_POLL", 0.1)
+    monkeypatch.setattr(message_waits, "MAX_POLL", 0.2)
     queue, begun = store.queue("orders"), time.monotonic()
     threads = [waiting(store, queue, 1.0) for _ in range(5)]
     assert [thread.answer() for thread in threads] == [[]] * 5

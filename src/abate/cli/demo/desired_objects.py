@@ -1,7 +1,7 @@
 """What controllers reconcile: each keeps one object of the API at the version that is wanted.
 
 Each change must be written to the API once. A controller whose connection is dropped does not know what it has missed:
-it reads the object again and writes one more version, its own report.
+it reads the object again and writes one additional version, with its own state.
 """
 
 from __future__ import annotations

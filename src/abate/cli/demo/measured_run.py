@@ -32,7 +32,7 @@ class DemoRun:
         self.written = 0
         self.wanted: int | None = None
         self.recovered: float | None = None
-        """Seconds from the end of the outage until everything was written that was wanted by then."""
+        """Seconds from the end of the outage until all changes requested before that instant are written."""
 
     @property
     def now(self) -> float:

@@ -8,8 +8,8 @@ is processed with the next one.
       ▲                    └──────► failures ──► decide, schedule, admit ──┐
       └────────────────────────────────────────────────────────────────────┘
 
-The rules are vectorized forms of the production ones (`abate.sim.fleet.vectorized`). A world that has a feature without
-such a form is run by the exact engine, and a note says so.
+The rules are vectorized forms of the production ones (`abate.sim.fleet.vector_rules`). A world that has a feature
+without such a form is run by the exact engine, and a note says so.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from abate.schedule.periodic import consistent_jitter
 from abate.sim.fleet.timer_wheel import WIDTH
-from abate.sim.fleet.vectorized import Floats, VectorRate, stream
+from abate.sim.fleet.vector_rules import Floats, VectorRate, stream
 from abate.sim.model import Clients
 from abate.sim.varying_rate import VaryingRate
 from abate.sim.world import World

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from abate.sim.fleet.vectorized import Floats, Whole
+from abate.sim.fleet.vector_rules import Floats, Whole
 
 FIRST = 1024
 """Initial number of rows."""

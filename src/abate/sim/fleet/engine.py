@@ -21,7 +21,7 @@ from abate.sim.fleet.server import LATE, Server
 from abate.sim.fleet.server_workers import Started
 from abate.sim.fleet.timer_wheel import PER_SECOND, WIDTH, TimerWheel
 from abate.sim.fleet.unsupported import unsupported_features
-from abate.sim.fleet.vectorized import Floats, Mask, VectorBackoff, VectorBudget, Whole, stream
+from abate.sim.fleet.vector_rules import Floats, Mask, VectorBackoff, VectorBudget, Whole, stream
 from abate.sim.measures import EDGE, Load, Run
 from abate.sim.model import Clients, Duration, Service
 from abate.sim.server import answer
@@ -236,7 +236,7 @@ class Fleet:
         waiting = sent[np.isfinite(due[sent])]
         self._timers.add(waiting, due[waiting])
         calls = self._timers.take(bucket)
-        # a timer of an attempt that has ended finds another deadline here, or none
+        # timers are not cancelled: ignore one whose attempt has ended, so that its row has another deadline, or none
         calls = np.unique(calls[due[calls] < (bucket + 1) * WIDTH])
         at = due[calls]
         due[calls] = np.inf

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from abate.sim.fleet.call_table import CallTable
 from abate.sim.fleet.timer_wheel import WIDTH
-from abate.sim.fleet.vectorized import Floats, Whole
+from abate.sim.fleet.vector_rules import Floats, Whole
 from abate.sim.latency_histogram import LatencyHistogram
 from abate.sim.measures import EDGE, MAX_POINTS, PER_SECOND, Load, Run, slot
 from abate.sim.world import World

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from abate.sim.fleet.vectorized import Floats, Whole
+from abate.sim.fleet.vector_rules import Floats, Whole
 
 FIRST = 1024
 GROWTH = 1.5

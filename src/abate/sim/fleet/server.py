@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from abate.sim.fleet.request_queue import RequestQueue
 from abate.sim.fleet.server_workers import DiscreteWorkers, FluidWorkers, Started
 from abate.sim.fleet.timer_wheel import WIDTH
-from abate.sim.fleet.vectorized import Floats, Whole, stream
+from abate.sim.fleet.vector_rules import Floats, Whole, stream
 from abate.sim.measures import Load
 from abate.sim.model import Duration, Service
 from abate.sim.world import World

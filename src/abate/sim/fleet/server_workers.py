@@ -11,7 +11,7 @@ import numpy as np
 
 from abate.sim.fleet.request_queue import RequestQueue
 from abate.sim.fleet.timer_wheel import WIDTH, TimerWheel
-from abate.sim.fleet.vectorized import Floats, Mask, VectorRate, Whole, duration_sampler
+from abate.sim.fleet.vector_rules import Floats, Mask, VectorRate, Whole, duration_sampler
 from abate.sim.model import Duration, Service
 from abate.sim.server import reduced_capacity_spans, service_rate, workers_at
 from abate.sim.world import Trigger

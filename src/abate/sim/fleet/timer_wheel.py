@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from abate.sim.fleet.vectorized import Floats, Whole
+from abate.sim.fleet.vector_rules import Floats, Whole
 
 WIDTH = 0.01
 """Seconds of a bucket."""

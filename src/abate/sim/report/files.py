@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from abate.sim.report.contents import Survey, choose_pictures
+from abate.sim.report.choose_pictures import Survey, choose_pictures
 from abate.sim.study import Study
 
 SUFFIXES = (".png", ".svg")

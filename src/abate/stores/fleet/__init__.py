@@ -5,9 +5,9 @@ all limits of this process, and gets what is granted until the next time. Calls 
 slow or down, each process applies local limits, and logs that.
 """
 
+from abate.stores.fleet.background_sync import FleetSync
 from abate.stores.fleet.bucket import FleetBucket
 from abate.stores.fleet.budget import FleetBudget
 from abate.stores.fleet.shelter import FleetShelter
-from abate.stores.fleet.sync import FleetSync
 
 __all__ = ["FleetBucket", "FleetBudget", "FleetShelter", "FleetSync"]

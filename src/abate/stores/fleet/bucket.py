@@ -1,8 +1,8 @@
-"""A token bucket that a fleet shares: each process has a part of the rate, by its demand.
+"""A token bucket that a fleet shares: each process has a share of the rate, by its demand.
 
-The store grants the parts so that they never add up to more than the whole. Waiting is as in any bucket. Without a
-valid reply of the store each process has an equal part, by the last known number of members. A forked child starts its
-sync when it asks for the first token; until the first reply it has the part of a new member.
+The store grants the shares so that they never add up to more than the whole. Waiting is as in any bucket. Without a
+valid reply of the store each process has an equal share, by the last known number of members. A forked child starts its
+sync when it asks for the first token; until the first reply it has the share of a new member.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import NoReturn
 from abate import forks
 from abate.admit.bucket import BucketState, Reservation, TokenBucket
 from abate.clock import MACHINE
+from abate.stores.fleet.background_sync import FIRST_REPLY_TIMEOUT, FleetSync
 from abate.stores.fleet.messages import BucketGrant, BucketRequest
-from abate.stores.fleet.sync import FIRST_REPLY_TIMEOUT, FleetSync
 
 NEWCOMER_SHARE = 0.1
-"""The part of a new member, as a part of an equal part. With a rate of 0 it would wait forever."""
+"""The share of a new member, as a fraction of an equal share. With a rate of 0 it would wait forever."""
 
 
 class FleetBucket(TokenBucket):
@@ -35,7 +35,7 @@ class FleetBucket(TokenBucket):
         "_fleet_sync",
         "_members",
         "_new",
-        "_part",
+        "_share",
         "_since",
         "_valid_until",
         "whole_rate",
@@ -56,12 +56,12 @@ class FleetBucket(TokenBucket):
     def _reset(self) -> None:
         self._asked = 0  # tokens since the last request
         self._since = MACHINE.now()
-        self._part = 0.0
-        self._valid_until = -inf  # the instant until which the part is valid
+        self._share = 0.0
+        self._valid_until = -inf  # the instant until which the share is valid
         self._new = True  # no token asked for, and no reply yet
 
     def after_fork(self) -> None:
-        """Start in the child without a part."""
+        """Start in the child without a share."""
         self._reset()
 
     def try_acquire(self, n: int = 1) -> bool:
@@ -74,16 +74,16 @@ class FleetBucket(TokenBucket):
         return super()._reserve(level, n, timeout)
 
     def _refill(self, level: BucketState, n: int) -> float:
-        part, now = self._part, MACHINE.now()
+        share, now = self._share, MACHINE.now()
         if now >= self._valid_until:
             if self._new:
-                # the first use in a child: siblings that don't know of each other must not take an equal part each
+                # the first use in a child: siblings that don't know of each other must not take an equal share each
                 self._valid_until = now + FIRST_REPLY_TIMEOUT
             else:
-                part = 1.0 / self._members
+                share = 1.0 / self._members
             self._new = False
             self._fleet_sync.start()
-        self.rate = self.whole_rate * max(part, NEWCOMER_SHARE / self._members)
+        self.rate = self.whole_rate * max(share, NEWCOMER_SHARE / self._members)
         return super()._refill(level, n)
 
     def _ceiling(self, n: int) -> float:
@@ -101,11 +101,11 @@ class FleetBucket(TokenBucket):
         return BucketRequest(self.name, asked / elapsed)
 
     def apply(self, reply: BucketGrant, until: float) -> None:
-        """Use this part until the next sync."""
-        self._part, self._members, self._valid_until, self._new = reply.part, reply.members, until, False
+        """Use this share until the next sync."""
+        self._share, self._members, self._valid_until, self._new = reply.share, reply.members, until, False
 
     def fall_back(self) -> None:
-        """Use an equal part from now on."""
+        """Use an equal share from now on."""
         self._valid_until, self._new = -inf, False
 
     on_close = fall_back

@@ -1,11 +1,11 @@
 """A retry budget that a fleet shares without a round trip per call.
 
 A process holds tokens, each of them a withdrawal that the store has counted already. A withdrawal takes a token, or
-spends what this process has earned and not reported yet. With neither it is refused, and a sync is requested soon: for
-as many tokens as were needed lately, and while idle for a part of half the reserve.
+spends what this process has earned and not reported yet. With neither, it is refused and a sync is requested soon. The
+sync asks for as many tokens as were needed lately; an idle process asks for its share of half the reserve.
 
 Deposits are counted as in any budget, so a call that succeeds costs the same. Without a valid reply of the store it is
-a local budget: the same ratio, and this process's part of the reserve.
+a local budget: the same ratio, and this process's share of the reserve.
 
 A forked child starts with nothing. Its first deposit or withdrawal starts its sync; until the first reply it may spend
 what it has earned itself.
@@ -19,23 +19,25 @@ from math import ceil, inf
 from typing import NoReturn
 
 from abate import forks
-from abate.admit.budget import Budget, BudgetState, FundedBy, Units
+from abate.admit.budget import Budget, FundedBy
+from abate.admit.budget_state import BudgetState
+from abate.admit.budget_units import Units
 from abate.clock import MACHINE, ever_used
 from abate.stores.budget import BudgetTerms
+from abate.stores.fleet.background_sync import FIRST_REPLY_TIMEOUT, FleetSync
 from abate.stores.fleet.messages import BudgetGrant, BudgetRequest
-from abate.stores.fleet.sync import FIRST_REPLY_TIMEOUT, FleetSync
 
 DEMAND_FACTOR = 1.5
 """Tokens are requested for the demand since the last sync, times this."""
 IDLE_RESERVE_SHARE = 0.5
-"""The part of the reserve that all members together hold while idle."""
+"""The share of the reserve that all members together hold while idle."""
 
 
 class StartOnFirstUse(Iterator[int]):
     """Replaces the counter of deposits in a child until the first deposit, which starts the sync.
 
     So only children that use the budget join the fleet, and no call has to check whether it is the first. Reading the
-    balance is no use: a metrics reader that runs in every child must not make every child a member.
+    balance does not count as use: otherwise a metrics reader in every child would make every child a member.
     """
 
     __slots__ = ("_budget",)
@@ -101,13 +103,13 @@ class FleetBudget(Budget):
 
     def after_fork(self) -> None:
         """Start with nothing in the child: the parent reports and spends what it has earned."""
-        ledger = self.states.main
-        ledger.forget_deposits()
+        state = self.states.main
+        state.forget_deposits()
         self._reset()
         if self._fleet_sync.is_closed:
             self._valid_until = -inf
         else:
-            ledger.timed_deposits = StartOnFirstUse(self)
+            state.timed_deposits = StartOnFirstUse(self)
 
     def note_use(self) -> bool:
         """Note the first use in a child. Return whether its sync runs now."""
@@ -139,7 +141,7 @@ class FleetBudget(Budget):
         return True
 
     def refund(self) -> None:
-        """Take the newest withdrawal back: its retry was not made."""
+        """Refund the newest withdrawal, because its retry was not sent."""
         if self._refundable > 0 and not self._in_virtual_time() and MACHINE.now() < self._valid_until:
             self._refundable -= 1
             self._tokens.append(None)
@@ -153,25 +155,25 @@ class FleetBudget(Budget):
         """Return how many retries this process could make now."""
         if self._in_virtual_time() or MACHINE.now() >= self._valid_until:
             return super().balance()
-        ledger = self.states.main
-        credit = ledger.section.call(self._credit, ledger, otherwise=self._known_credit)
+        state = self.states.main
+        credit = state.section.call(self._credit, state, otherwise=self._known_credit)
         return len(self._tokens) + max(0, credit) / self._earning_units.one
 
-    def _credit(self, ledger: BudgetState) -> int:
+    def _credit(self, state: BudgetState) -> int:
         """Return what was earned here since the last sync, less what was spent of it, in units."""
-        ledger.settle_counts(ledger.now())
-        return self._known_credit(ledger)
+        state.update_counts(state.now())
+        return self._known_credit(state)
 
-    def _known_credit(self, ledger: BudgetState) -> int:
-        return self._earning_units.balance(ledger.earned - self._reported_deposits, self._unreported_withdrawals)
+    def _known_credit(self, state: BudgetState) -> int:
+        return self._earning_units.balance(state.earned - self._reported_deposits, self._unreported_withdrawals)
 
     def _borrow(self) -> bool:
         """Spend what was earned here and not reported yet."""
-        ledger = self.states.main
-        return ledger.section.call(self._borrow_locked, ledger, otherwise=_refused)
+        state = self.states.main
+        return state.section.call(self._borrow_locked, state, otherwise=_refused)
 
-    def _borrow_locked(self, ledger: BudgetState) -> bool:
-        if self._credit(ledger) < self._earning_units.one:
+    def _borrow_locked(self, state: BudgetState) -> bool:
+        if self._credit(state) < self._earning_units.one:
             return False
         self._unreported_withdrawals += 1
         return True
@@ -180,8 +182,8 @@ class FleetBudget(Budget):
 
     def request(self, now: float) -> BudgetRequest:
         """Return what was earned and spent, what is held, and what is wanted."""
-        ledger = self.states.main
-        earned, spent = ledger.section.call(self._report, ledger, now, otherwise=_nothing_new)
+        state = self.states.main
+        earned, spent = state.section.call(self._report, state, now, otherwise=_nothing_new)
         needed, self._demand = self._demand, 0
         self._held = len(self._tokens)
         # 0 with more members than tokens: idle members must not hold every token
@@ -189,13 +191,13 @@ class FleetBudget(Budget):
         want = max(quiet, ceil(DEMAND_FACTOR * needed))
         return BudgetRequest(self.name, self._shared_terms, earned, spent, self._held, want)
 
-    def _report(self, ledger: BudgetState, now: float) -> tuple[int, int]:
+    def _report(self, state: BudgetState, now: float) -> tuple[int, int]:
         """Return what was earned and spent since the last sync."""
-        ledger.settle_counts(ledger.now())
+        state.update_counts(state.now())
         if now >= self._valid_until:  # local deposits and withdrawals are not reported
-            self._reported_deposits, self._unreported_withdrawals, self._refundable = ledger.earned, 0, 0
+            self._reported_deposits, self._unreported_withdrawals, self._refundable = state.earned, 0, 0
             self._tokens.clear()
-        earned, self._reported_deposits = ledger.earned - self._reported_deposits, ledger.earned
+        earned, self._reported_deposits = state.earned - self._reported_deposits, state.earned
         spent, self._unreported_withdrawals = self._unreported_withdrawals, 0
         return earned, spent
 
@@ -236,5 +238,5 @@ def _refused(_: BudgetState) -> bool:
 
 
 def _nothing_new(_: BudgetState, now: float) -> tuple[int, int]:
-    """Report nothing within the section (a signal handler closes the store): it is reported later."""
+    """Report nothing now: a signal handler closes the store within the section. The counts are reported later."""
     return 0, 0

@@ -5,10 +5,10 @@ same replies.
 
 * **Budget**: one balance for all (see `abate.stores.budget`). Tokens count as withdrawn when they are granted. Tokens
   that a member still holds are returned with each sync and granted anew, so a token is never older than one sync, and
-  the tokens of a killed process leave the window by themselves. A member gets at most its part of the balance.
-* **Bucket**: each member has a part of the rate, by its demand; the parts never add up to more than one. A tenth is
+  the tokens of a killed process leave the window by themselves. A member gets at most its share of the balance.
+* **Bucket**: each member has a share of the rate, by its demand; the shares never add up to more than one. A tenth is
   reserved for new members.
-* **Shelter**: see `outage`.
+* **Shelter**: see `shelter_rules`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from math import ceil
 from abate.stores.budget import BudgetTerms
 
 NEWCOMERS_RESERVE = 0.1
-"""The part of a bucket's rate that is reserved for new members."""
+"""The share of a bucket's rate that is reserved for new members."""
 IDLE_DEMAND = 0.05
-"""The demand of an idle member, as a part of the average demand."""
+"""The demand of an idle member, as a fraction of the average demand."""
 
 
 def budget_grant(terms: BudgetTerms, deposits: int, withdrawals: int, want: int, members: int) -> int:
@@ -33,8 +33,8 @@ def budget_grant(terms: BudgetTerms, deposits: int, withdrawals: int, want: int,
     return min(want, ceil(left / max(1, members)))
 
 
-def bucket_share(wanted: float, others_wanted: list[float], others_parts: list[float]) -> float:
-    """Return one member's part of a bucket's rate, given the demands and the parts of the others.
+def bucket_share(wanted: float, others_wanted: list[float], others_shares: list[float]) -> float:
+    """Return one member's share of a bucket's rate, given the demands and the shares of the others.
 
     >>> bucket_share(10.0, [10.0], [0.45]), bucket_share(10.0, [], []), bucket_share(10.0, [10.0], [0.9])
     (0.45, 0.9, 0.09...)
@@ -42,4 +42,4 @@ def bucket_share(wanted: float, others_wanted: list[float], others_parts: list[f
     demands = [wanted, *others_wanted]
     least = IDLE_DEMAND * sum(demands) / len(demands) or 1.0
     fair = max(wanted, least) / sum(max(demand, least) for demand in demands)
-    return max(0.0, min(fair * (1.0 - NEWCOMERS_RESERVE), 1.0 - sum(others_parts)))
+    return max(0.0, min(fair * (1.0 - NEWCOMERS_RESERVE), 1.0 - sum(others_shares)))

@@ -1,7 +1,7 @@
 """The requests of a process to a store, and the replies: one sync of shared limits.
 
-A process sends one request for each limit that it shares, about once a second, all in one round trip. It is a member of
-the fleet until it has sent nothing for `MEMBER_TIMEOUT` seconds.
+A shared limit is a budget, a bucket or a shelter. A process sends one request for each of its shared limits, about once
+a second, all in one round trip. It is a member of the fleet until it has sent nothing for `MEMBER_TIMEOUT` seconds.
 """
 
 from __future__ import annotations
@@ -43,36 +43,36 @@ class BucketRequest(NamedTuple):
 
 
 class BucketGrant(NamedTuple):
-    """For a bucket: this process's part of the rate until the next sync, and the number of members."""
+    """For a bucket: this process's share of the rate until the next sync, and the number of members."""
 
-    part: float
+    share: float
     members: int
 
 
 class ShelterReport(NamedTuple):
     """For a shelter: what this process has seen of a dependency since the last sync.
 
-    `state` is that of its own limiter; `closed` is how many seconds of a server's hint are left.
+    `state` is that of its own limiter; `hint_left` is the seconds until a server's hint has passed.
     """
 
     name: str
     state: str
     answered: int
     failed: int
-    closed: float
+    hint_left: float
 
 
 class ShelterAdvice(NamedTuple):
     """For a shelter: what the fleet knows of a dependency.
 
     * `state`: calm, storm (an outage) or recovering.
-    * `closed`: seconds for which no process sends anything.
+    * `pause`: seconds for which no process sends anything.
     * `probe`: whether this process is the one that probes.
     * `limit`: how many calls of this process may be in flight during recovery; below 1, none yet.
     """
 
     state: str
-    closed: float
+    pause: float
     probe: bool
     limit: float
     members: int

@@ -1,9 +1,11 @@
-"""A shelter that a fleet shares: what one process learns about a dependency, all know.
+"""A shelter that a fleet shares: what one process learns about a dependency, all processes apply.
 
-Each process reports what it sees of the dependency, and applies the advice that it gets (see `outage`): in a storm one
-process probes and the others send nothing; during recovery the limit grows step by step. Without a valid reply of the
-store each process shelters alone. A forked child starts its sync with the first call that enters its dispatcher: in
-calm that is the first call that is measured, which in a child is the very first.
+Each process reports what it sees of the dependency, and applies the advice that it gets (see `shelter_rules`): in an
+outage one process probes and the others send nothing; during recovery the limit grows step by step. Without a valid
+reply of the store each process shelters alone.
+
+A forked child starts its sync when a call first enters its dispatcher. In calm only measured calls enter it, and the
+first call of a child always is measured.
 """
 
 from __future__ import annotations
@@ -12,11 +14,11 @@ from math import inf
 from typing import NoReturn
 
 from abate import forks
-from abate.admit.limiter import State
 from abate.admit.shelter import Shelter
+from abate.events import ShelterState
 from abate.schedule.backoff import RandomSource
+from abate.stores.fleet.background_sync import FleetSync
 from abate.stores.fleet.messages import ShelterAdvice, ShelterReport
-from abate.stores.fleet.sync import FleetSync
 
 
 class FleetShelter(Shelter):
@@ -41,7 +43,7 @@ class FleetShelter(Shelter):
         rng: RandomSource | None = None,
     ) -> None:
         self._fleet_sync = fleet_sync
-        self._reported_state: State = "calm"
+        self._reported_state: ShelterState = "calm"
         super().__init__(capacity, patience, name=name, rng=rng)
         self._answers = self._failures = 0
         forks.register(self)  # after the dispatcher, which is repaired first
@@ -74,23 +76,23 @@ class FleetShelter(Shelter):
         answered, self._answers = answers - self._answers, answers
         failed, self._failures = failures - self._failures, failures
         # a process without calls must not be the prober
-        concerned = failed or answered or dispatcher.waiters
-        state = dispatcher.state if concerned else "calm"
+        has_calls = failed or answered or dispatcher.waiters
+        state = dispatcher.state if has_calls else "calm"
         return ShelterReport(self.name, state, answered, failed, max(0.0, dispatcher.hint_until - now))
 
     def apply(self, reply: ShelterAdvice, until: float) -> None:
         """Apply the advice until the next one."""
         dispatcher = self._dispatchers.main
-        closed = dispatcher.clock.now() + reply.closed if reply.closed else -inf
+        paused_until = dispatcher.clock.now() + reply.pause if reply.pause else -inf
         match reply.state:
             case "storm":
-                dispatcher.apply_remote(True, closed if reply.probe else until, inf, reply.members)
+                dispatcher.apply_remote(True, paused_until if reply.probe else until, inf, reply.members)
             case "recovering" if reply.limit < 1:
                 dispatcher.apply_remote(False, until, inf)
             case "recovering":
-                dispatcher.apply_remote(False, closed, reply.limit)
+                dispatcher.apply_remote(False, paused_until, reply.limit)
             case _:
-                dispatcher.apply_remote(False, closed, inf)
+                dispatcher.apply_remote(False, paused_until, inf)
 
     def fall_back(self) -> None:
         """Shelter alone."""

@@ -6,16 +6,16 @@
 
 * The report of a member counts for `REPORT_VALID` seconds: bad if more calls failed than were answered since the last
   report, good if calls were answered. A member whose own network is broken does not hold back the others.
-* **storm** (an outage): one member probes for `PROBE_TURN` seconds; then the next member that reports and has calls
-  waiting does, so that no idle or disconnected member keeps the turn. The others send nothing. When no member has had
-  calls for `OUTAGE_TIMEOUT` seconds, the outage is forgotten.
+* **storm**, the stored name of an outage: one member probes for `PROBE_TURN` seconds; then the next member that reports
+  and has calls waiting does, so that no idle or disconnected member keeps the turn. The others send nothing. When no
+  member has had calls for `OUTAGE_TIMEOUT` seconds, the outage is forgotten.
 * **recovering**: the fleet may have `limit` calls in flight, at first an eighth of its members. Each answer raises the
   limit, by a factor of at most `LIMIT_GROWTH` per second, or `SLOW_GROWTH` once each member has one. A member whose
   calls fail by more than `MAX_FAILURE_RATIO` halves it, once a second. Members share it equally. While that is less
-  than one each, some have one: those whose position among the members, rotated by one each second, is below the limit.
+  than one call each, members take turns: those whose position, rotated by one each second, is below the limit have one.
   At `CALM_LIMIT` per member the state is calm.
-* A hint applies to the member that got it. In a storm it holds back all members, for `MAX_CLOSED` seconds at most, and
-  until the first answer.
+* A hint applies to the member that got it. In a storm it pauses all members, for `MAX_PAUSE` seconds at most, and until
+  the first answer.
 * Errors that the server answers with and that are no overload (a 500) are not reported: they may concern one member's
   callers only. A member that gets nothing else shelters alone.
 """
@@ -33,10 +33,10 @@ PROBE_TURN = 3.0
 """Seconds for which one member probes."""
 OUTAGE_TIMEOUT = 30.0
 """Seconds without calls after which an outage is forgotten."""
-MAX_CLOSED = 30.0
-"""Seconds; a longer hint is shortened to this, and then probed."""
+MAX_PAUSE = 30.0
+"""Seconds; after this part of a longer hint the dependency is probed."""
 FIRST_LIMIT, FIRST_LIMIT_SHARE = 4.0, 1 / 8
-"""The first limit of the fleet: this many calls, or this part of the members if that is more."""
+"""The first limit of the fleet: this many calls, or this share of the members if that is more."""
 LIMIT_GROWTH, GROWTH_INTERVAL = 2.0, 1.0
 """The limit grows by at most this factor in this many seconds."""
 SLOW_GROWTH = 1.1
@@ -87,31 +87,33 @@ def update(
     >>> update(known, down, "b", counts._replace(bad=2, place=1), now=10.1)[1].probe
     False
     """
-    known = _expire(known, now)
+    known = _reset_stale(known, now)
     if known.state == "calm":
         if counts.bad > counts.good and classify(report) == "bad":
             known = known._replace(state="storm", prober=member, turn=now + PROBE_TURN)
     elif known.state == "storm":
-        known = _in_storm(known, report, member, counts, now)
+        known = _during_outage(known, report, member, counts, now)
     else:
         known = _recovering(known, report, member, counts, now)
-    if known.state == "storm" and report.closed > 0:
-        known = known._replace(until=max(known.until, now + min(report.closed, MAX_CLOSED)))
+    if known.state == "storm" and report.hint_left > 0:
+        known = known._replace(until=max(known.until, now + min(report.hint_left, MAX_PAUSE)))
     return known, _advice(known, member, counts, now)
 
 
-def _expire(known: OutageState, now: float) -> OutageState:
-    """Drop what is over: an outage without calls, and instants of a clock that was set back."""
+def _reset_stale(known: OutageState, now: float) -> OutageState:
+    """End an outage without calls, and clamp instants of the future, which a clock that was set back leaves behind."""
     if known.state != "calm" and now >= max(known.turn, known.grown) + OUTAGE_TIMEOUT:
         known = OutageState()
-    if known.state == "recovering":  # from 0, which another program may have written, it would never grow
+    if known.state == "recovering":  # another program may have written 0, from which the limit would never grow
         known = known._replace(limit=max(1.0, known.limit), base=max(1.0, known.base))
     return known._replace(
-        until=min(known.until, now + MAX_CLOSED), turn=min(known.turn, now + PROBE_TURN), grown=min(known.grown, now)
+        until=min(known.until, now + MAX_PAUSE), turn=min(known.turn, now + PROBE_TURN), grown=min(known.grown, now)
     )
 
 
-def _in_storm(known: OutageState, report: ShelterReport, member: str, counts: MemberCounts, now: float) -> OutageState:
+def _during_outage(
+    known: OutageState, report: ShelterReport, member: str, counts: MemberCounts, now: float
+) -> OutageState:
     if report.answered > report.failed:
         first = max(FIRST_LIMIT, counts.members * FIRST_LIMIT_SHARE)
         return known._replace(state="recovering", until=-inf, limit=first, base=first, grown=now)
@@ -137,12 +139,17 @@ def _recovering(
 
 
 def _advice(known: OutageState, member: str, counts: MemberCounts, now: float) -> ShelterAdvice:
-    closed = max(0.0, known.until - now)
+    pause = max(0.0, known.until - now)
     if known.state == "calm":
-        return ShelterAdvice("calm", closed, False, inf, counts.members)
+        return ShelterAdvice("calm", pause, False, inf, counts.members)
     if known.state == "storm":
-        return ShelterAdvice("storm", closed, known.prober == member, 0.0, counts.members)
+        return ShelterAdvice("storm", pause, known.prober == member, 0.0, counts.members)
     each = known.limit / counts.members
     if each < 1:
-        each = float((counts.place + floor(now / GROWTH_INTERVAL)) % counts.members < known.limit)
-    return ShelterAdvice("recovering", closed, False, each, counts.members)
+        each = float(_has_turn(known, counts, now))
+    return ShelterAdvice("recovering", pause, False, each, counts.members)
+
+
+def _has_turn(known: OutageState, counts: MemberCounts, now: float) -> bool:
+    """Return whether a member may have one call in flight while there is less than one for each."""
+    return (counts.place + floor(now / GROWTH_INTERVAL)) % counts.members < known.limit

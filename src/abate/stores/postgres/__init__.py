@@ -10,7 +10,7 @@
 
 The server's clock applies, so the clocks of workers need not agree. Every completed operation is on the server's disk
 if its ``synchronous_commit`` is on, which is the default; if it is off, a crash of the server may undo the latest
-operations, including leases. Budgets, buckets and shelters commit asynchronously (see `sync_functions`).
+operations, including leases. Budgets, buckets and shelters commit asynchronously (see `shared_limit_functions`).
 
 A process has one or two connections, at most four, and one that listens while a thread waits for a message. PgBouncer
 in transaction mode hides notifications: waiting threads then poll about twice a second, with jitter.

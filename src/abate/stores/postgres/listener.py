@@ -22,10 +22,10 @@ from abate import forks
 from abate.logs import Log
 from abate.reentrant_locks import Section
 from abate.schedule.backoff import RandomSource
-from abate.stores.contract import StoreError
+from abate.stores.errors import StoreError
+from abate.stores.message_waits import QueueWaiter, WaitList, Wakeups
 from abate.stores.postgres.pool import Pool
 from abate.stores.postgres.session import Session, SessionError
-from abate.stores.wakeups import QueueWaiter, WaitList, Wakeups
 
 log = Log("abate.stores")
 

@@ -21,9 +21,9 @@ from time import monotonic, sleep
 from abate import forks
 from abate.logs import Log
 from abate.schedule.backoff import RandomSource
-from abate.stores.contract import StoreError, StoreUnreachable
+from abate.stores.errors import StoreError, StoreUnreachable
 from abate.stores.postgres.address import Address
-from abate.stores.postgres.errors import to_store_error
+from abate.stores.postgres.error_texts import to_store_error
 from abate.stores.postgres.schema import UnusableDatabase, migrate, with_schema
 from abate.stores.postgres.session import ConnectFailed, ConnectionLost, Row, Session, SessionError, StatementFailed
 
@@ -96,7 +96,7 @@ class Pool:
         rows: list[Row] = []
         free = self._free  # a forked child gets a new one
         try:
-            # take a slot by an iterator: a signal handler can't raise between taking it and entering the `try`
+            # an iterator takes a slot: see `abate.reentrant_locks`
             for _ in iter(partial(free.get, timeout=max(0.0, deadline - monotonic())), NEVER):
                 try:
                     rows = self._run_on_one(statement, params, deadline)

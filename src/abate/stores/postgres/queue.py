@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from math import isfinite
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
-from abate.stores.contract import DeadLetter, Depth, Queue
 from abate.stores.encoding import (
     MAX_REASON_BYTES,
     decode_attributes,
@@ -22,6 +21,7 @@ from abate.stores.postgres.encoding import decode_text, encode_text
 from abate.stores.postgres.listener import ListeningWaiter
 from abate.stores.postgres.pool import Pool
 from abate.stores.postgres.session import Row
+from abate.stores.queue_contract import DeadLetter, Depth, Queue
 from abate.work.key_queue import QueueFull
 from abate.work.source import Back, Bury, Done, Message, Settlement, Verdict
 

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 
 from abate.clock import Clock, MachineClock
 from abate.stores.budget import BudgetTerms
-from abate.stores.contract import Depth, Store
 from abate.stores.encoding import DEFAULT_MAX_BODY
 from abate.stores.fleet.messages import SyncReply, SyncRequest
-from abate.stores.postgres import sync
+from abate.stores.message_waits import Wakeups
+from abate.stores.postgres import sync_codec
 from abate.stores.postgres.address import Address
 from abate.stores.postgres.encoding import encode_text
 from abate.stores.postgres.listener import Listener
 from abate.stores.postgres.pool import Pool
 from abate.stores.postgres.queue import PostgresQueue, depths
-from abate.stores.wakeups import Wakeups
+from abate.stores.queue_contract import Depth
+from abate.stores.store_contract import Store
 
 SYNC_TIMEOUT = 1.0
 """Seconds for one sync of shared limits; a process that gets no reply in time applies local limits."""
@@ -69,7 +70,7 @@ class PostgresStore(Store):
         ((granted,),) = self.pool.run(
             "SELECT @.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9)",
             encode_text(name),
-            *(str(value) for value in sync.units(terms).values()),
+            *(str(value) for value in sync_codec.units(terms).values()),
             str(deposits),
             str(returned),
             str(want),
@@ -78,13 +79,13 @@ class PostgresStore(Store):
         return int(granted or 0)
 
     def sync_members(self, member: str, requests: Sequence[SyncRequest]) -> list[SyncReply]:
-        encoded = json.dumps([sync.encode_request(request) for request in requests])
+        encoded = json.dumps([sync_codec.encode_request(request) for request in requests])
         rows = self.pool.run(
             "SELECT * FROM @.trade($1, $2, $3, $4)",
             encode_text(member),
             encoded,
-            sync.CONSTANTS,
+            sync_codec.CONSTANTS,
             self.now(),
             limit=SYNC_TIMEOUT,
         )
-        return [sync.decode_reply(request, row) for request, row in zip(requests, rows, strict=True)]
+        return [sync_codec.decode_reply(request, row) for request, row in zip(requests, rows, strict=True)]

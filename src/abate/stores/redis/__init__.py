@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from abate.clock import Clock
-from abate.stores.contract import StoreError
+from abate.stores.errors import StoreError
 from abate.stores.redis.address import parse_url
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from redis.retry import Retry
 
 from abate import forks
 from abate.logs import Log
-from abate.stores.contract import StoreError, StoreUnreachable
+from abate.stores.errors import StoreError, StoreUnreachable
 from abate.stores.redis.address import Address
-from abate.stores.redis.errors import explain, is_wrong_type
+from abate.stores.redis.error_texts import explain, is_wrong_type
 from abate.stores.redis.scripts import Script
 
 log = Log("abate.stores")
@@ -224,7 +224,7 @@ def refuse_old(name: str, version: str) -> None:
 
     >>> refuse_old("redis://cache:6379/0", "5.0.14")
     Traceback (most recent call last):
-    abate.stores.contract.StoreError: redis://cache:6379/0 is Redis 5.0.14: expected 6.2 or newer, or Valkey
+    abate.stores.errors.StoreError: redis://cache:6379/0 is Redis 5.0.14: expected 6.2 or newer, or Valkey
     """
     try:
         found = tuple(int(part) for part in version.split(".")[:2])

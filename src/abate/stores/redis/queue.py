@@ -1,4 +1,4 @@
-"""A queue in Redis: each operation of `abate.stores.contract` is one script (see `scripts`, and the folder lua).
+"""A queue in Redis: each operation of `abate.stores.queue_contract` is one script (see `scripts`, and the folder lua).
 
 A queue has these keys, all under one hash tag, so that a cluster keeps them on one node:
 
@@ -38,7 +38,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from abate.schedule.backoff import RandomSource
-from abate.stores.contract import DeadLetter, Depth, Queue
 from abate.stores.encoding import (
     MAX_REASON_BYTES,
     batches,
@@ -48,6 +47,7 @@ from abate.stores.encoding import (
     preview_content,
     unreadable_reason,
 )
+from abate.stores.queue_contract import DeadLetter, Depth, Queue
 from abate.stores.redis import scripts
 from abate.stores.redis.connection import MAX_BLOCK
 from abate.stores.redis.scripts import BATCH, Script

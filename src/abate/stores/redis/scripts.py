@@ -62,8 +62,10 @@ DEPTH = _of_queue("depth")
 COUNTING = {"SLOTS": SLOTS, "MAX_PER_SLOT": MAX_PER_SLOT, "KEPT_FOR": KEPT_FOR, "MAX_KEPT_FOR": MAX_KEPT_FOR}
 BALANCE = Script("clock", "budget_counts", "budget_balance", **COUNTING)
 EXCHANGE = Script("clock", "budget_counts", "budget_exchange", **COUNTING)
-TOKENS = Script("clock", "budget_counts", "members", "budget_grant", MEMBER_TIMEOUT=messages.MEMBER_TIMEOUT, **COUNTING)
-SHARE = Script(
+BUDGET_GRANT = Script(
+    "clock", "budget_counts", "members", "budget_grant", MEMBER_TIMEOUT=messages.MEMBER_TIMEOUT, **COUNTING
+)
+BUCKET_GRANT = Script(
     "clock",
     "bucket_grant",
     MEMBER_TIMEOUT=messages.MEMBER_TIMEOUT,
@@ -71,7 +73,7 @@ SHARE = Script(
     IDLE_DEMAND=grant_rules.IDLE_DEMAND,
     KEPT_FOR=KEPT_FOR,
 )
-FORECAST = Script(
+SHELTER_ADVICE = Script(
     "clock",
     "members",
     "shelter_rules",
@@ -88,5 +90,5 @@ FORECAST = Script(
     MAX_FAILURE_RATIO=shelter_rules.MAX_FAILURE_RATIO,
     CALM_LIMIT=shelter_rules.CALM_LIMIT,
     OUTAGE_TIMEOUT=shelter_rules.OUTAGE_TIMEOUT,
-    MAX_CLOSED=shelter_rules.MAX_CLOSED,
+    MAX_PAUSE=shelter_rules.MAX_PAUSE,
 )

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 from abate.clock import Clock, MachineClock
 from abate.stores.budget import BudgetTerms
-from abate.stores.contract import Depth, Store, StoreError
 from abate.stores.encoding import DEFAULT_MAX_BODY, batches
+from abate.stores.errors import StoreError
 from abate.stores.fleet.messages import SyncReply, SyncRequest
-from abate.stores.redis import scripts, sync
+from abate.stores.queue_contract import Depth
+from abate.stores.redis import scripts, sync_codec
 from abate.stores.redis.connection import RedisConnection
 from abate.stores.redis.key_names import KeyNames
 from abate.stores.redis.queue import RedisQueue, decode_depth
 from abate.stores.redis.scripts import BATCH
+from abate.stores.store_contract import Store
 
 
 class RedisStore(Store):
@@ -62,19 +64,19 @@ class RedisStore(Store):
     # -- shared limits
 
     def balance(self, name: str, terms: BudgetTerms) -> float:
-        keys, args = self.names.budget_keys(name)[:1], (self.now(), *sync.encode_terms(terms))
+        keys, args = self.names.budget_keys(name)[:1], (self.now(), *sync_codec.encode_terms(terms))
         deposits, withdrawals = self.server.call(scripts.BALANCE, keys, args, repeatable=True)
         return terms.balance(int(deposits), int(withdrawals))
 
     def _exchange(self, name: str, terms: BudgetTerms, deposits: int, want: int, returned: int) -> int:
-        counts = sync.clamp_counts(deposits, want, returned)
-        args = (self.now(), *sync.encode_terms(terms), *counts)
+        counts = sync_codec.clamp_counts(deposits, want, returned)
+        args = (self.now(), *sync_codec.encode_terms(terms), *counts)
         return int(self.server.call(scripts.EXCHANGE, self.names.budget_keys(name)[:1], args))
 
     def sync_members(self, member: str, requests: Sequence[SyncRequest]) -> list[SyncReply | StoreError]:
-        calls = [sync.encode_request(self.names, self.now(), member, request) for request in requests]
+        calls = [sync_codec.encode_request(self.names, self.now(), member, request) for request in requests]
         replies = self.server.calls(calls, "sync", skip_wrong_type=True)
         return [
-            reply if isinstance(reply, StoreError) else sync.decode_reply(request, reply)
+            reply if isinstance(reply, StoreError) else sync_codec.decode_reply(request, reply)
             for request, reply in zip(requests, replies, strict=True)
         ]

@@ -1,7 +1,7 @@
 """The connection of a process to a SQLite file, and the transactions on it.
 
-* A process has one connection and a lock, not a connection per thread: SQLite allows one writer at a time, and a thread
-  that waits for a lock is woken at once, while one that waits for a file has to poll every few milliseconds.
+* A process has one connection and a lock, not a connection per thread: SQLite allows one writer at a time. A thread
+  that waits for the lock is woken at once, but a thread that waits for the file has to poll every few milliseconds.
 * A transaction acquires the write lock at its beginning (``BEGIN IMMEDIATE``), so it never has to restart in the
   middle. While another process holds the lock, the thread tries again after short random pauses, up to `timeout`; it
   releases the connection's lock during a pause.
@@ -23,7 +23,6 @@ import random
 import sqlite3
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import RLock, get_ident
@@ -34,8 +33,8 @@ from weakref import finalize
 from abate import forks
 from abate.logs import Log
 from abate.schedule.backoff import RandomSource
-from abate.stores.contract import StoreError
-from abate.stores.sqlite import file_checks, file_clock
+from abate.stores.errors import StoreError
+from abate.stores.sqlite import file_checks, file_clock, inherited_connections
 from abate.stores.sqlite.schema import UnusableDatabase, migrate
 
 log = Log("abate.stores")
@@ -56,6 +55,10 @@ object that another thread drops lives until its creating thread runs again, and
 that closes the file. So free-threaded builds cache none."""
 
 BEGIN = "BEGIN IMMEDIATE"
+BUSY = object()
+"""Another process holds the file's lock."""
+FORK_WAIT = 5.0
+"""Seconds that a fork waits for a transaction; a longer one may hang, and must not block the fork."""
 FILE_CHECK_INTERVAL = 0.1
 """Seconds between two checks of the inodes of the file and its log; each transaction also checks the file's before it
 writes."""
@@ -138,7 +141,8 @@ class Database:
     def _run_locked(self, first: str, args: Any, act: Callable[[sqlite3.Cursor], T]) -> T:
         """Execute the first statement and return `act` of its cursor, with the connection's lock held.
 
-        Reads may have to wait too: while another process recovers the log of one that was killed.
+        Reads may have to wait too: while another process recovers the log of one that was killed. When the lock is
+        released, no transaction is open and `_owner` is 0, wherever a signal handler may have raised.
         """
         # A function, not a context manager: a signal handler may raise between `__enter__` and the block, and the lock
         # would then stay locked until the exception is dropped.
@@ -151,23 +155,13 @@ class Database:
                     self._refuse_reentry()
                     try:
                         self._owner = get_ident()
-                        try:
-                            answer = self._checked_connection(first == BEGIN).execute(first, args)
-                        except (sqlite3.Error, UnusableDatabase, OSError) as error:
-                            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-                            end = monotonic() + self._timeout if end is None else end
-                            if code != sqlite3.SQLITE_BUSY or monotonic() >= end:
-                                raise self._to_store_error(error) from error
-                        else:
-                            try:
-                                return act(answer)
-                            except sqlite3.Error as error:
-                                raise self._to_store_error(error) from error
+                        answer = self._execute(first, args, act, end)
+                        if answer is not BUSY:
+                            return answer  # type: ignore[return-value]
                     finally:
                         try:
-                            # A signal handler may raise anywhere, even right after BEGIN. No call precedes this one,
-                            # since another handler could raise in it. A child that was forked in the middle has no
-                            # connection here: the transaction belongs to the parent.
+                            # No call precedes this one, since a second handler could raise in it. A child that was
+                            # forked in the middle has no connection here: the transaction belongs to the parent.
                             if self._db is not None and self._db.in_transaction:  # SQLite itself may have rolled back
                                 self._db.execute("ROLLBACK")
                         except sqlite3.Error as error:
@@ -179,7 +173,22 @@ class Database:
                 finally:
                     lock.release()
                 break
+            end = monotonic() + self._timeout if end is None else end
             sleep(MIN_LOCK_RETRY + self._rng.random() * (MAX_LOCK_RETRY - MIN_LOCK_RETRY))
+
+    def _execute(self, first: str, args: Any, act: Callable[[sqlite3.Cursor], T], end: float | None) -> T | object:
+        """Execute the first statement and return `act` of its cursor, or `BUSY` to try again until `end`."""
+        try:
+            cursor = self._checked_connection(first == BEGIN).execute(first, args)
+        except (sqlite3.Error, UnusableDatabase, OSError) as error:
+            busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+            if busy and (self._timeout > 0 if end is None else monotonic() < end):
+                return BUSY
+            raise self._to_store_error(error) from error
+        try:
+            return act(cursor)
+        except sqlite3.Error as error:
+            raise self._to_store_error(error) from error
 
     def _refuse_reentry(self) -> None:
         """Refuse a signal handler or finalizer that interrupts an operation of its own thread; needs the lock."""
@@ -231,7 +240,7 @@ class Database:
     def _open(self) -> sqlite3.Connection:
         db, file = self._connect(self.path)
         self._db = db  # set first, so that a fork during the rest finds it
-        self._closer = finalize(self, _close, db, self._process)
+        self._closer = finalize(self, inherited_connections.close_if_own, db, self._process)
         self._closer.atexit = False
         try:
             self._prepare(db)
@@ -258,7 +267,7 @@ class Database:
             file_checks.create(path)
         while True:
             file = file_checks.inode(path)
-            if file in _inherited_files:
+            if file in inherited_connections.files:
                 raise StoreError(
                     f"{self} can't be used in this process: its parent had the file open when it forked this one, and "
                     "SQLite's locks don't work here. Close connections of your own before a fork, and don't fork "
@@ -368,42 +377,12 @@ class Database:
         elif self._open_file is not None and (
             self._db is not None or self._open_file.file in file_checks.open_inodes()
         ):
-            _inherited_files.add(self._open_file.file)
+            inherited_connections.files.add(self._open_file.file)
         db = self._detached()
         if db is not None:
-            _parents_connections.append(db)
-            if interrupted:  # this thread is inside a transaction, and must not continue it
-                db.set_authorizer(lambda *_: sqlite3.SQLITE_DENY)
-            if self.path is not None:
-                _never_close(db)
+            inherited_connections.keep_unused(db, interrupted, in_memory=self.path is None)
 
     def _notice_fork(self) -> None:
         """Call `after_fork` in a child that C code has forked without Python's hooks."""
         if self._process != os.getpid():
             self.after_fork()
-
-
-_parents_connections: list[sqlite3.Connection] = []
-"""In a child, the connections of its parent."""
-_inherited_files: set[file_checks.Inode] = set()
-"""In a child, the files whose descriptors it has inherited."""
-
-
-def _close(db: sqlite3.Connection, process: int) -> None:
-    """Close the connection of a dropped store; in a child, leave the parent's connection open."""
-    if os.getpid() == process:
-        db.close()
-    else:
-        _never_close(db)
-
-
-def _never_close(db: sqlite3.Connection) -> None:
-    """Keep a connection open even when Python exits: closing the parent's might delete a log that is in use."""
-    with suppress(ImportError):
-        import ctypes
-
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))
-
-
-FORK_WAIT = 5.0
-"""Seconds that a fork waits for a transaction; a longer one may hang, and must not block the fork."""

@@ -1,4 +1,4 @@
-"""A queue in SQLite: each operation of `abate.stores.contract` is one transaction.
+"""A queue in SQLite: each operation of `abate.stores.queue_contract` is one transaction.
 
 The SQL is in `queue_statements`, the order of messages in `next_items`. `now` is read after the write lock was
 acquired, which may take a while: a lease begins when it is written.
@@ -14,7 +14,6 @@ from sqlite3 import Connection
 from time import sleep
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from abate.stores.contract import DeadLetter, Depth, Queue
 from abate.stores.encoding import (
     DEFAULT_MAX_BODY,
     MAX_ATTRIBUTES_BYTES,
@@ -27,10 +26,11 @@ from abate.stores.encoding import (
     preview_attributes,
     unreadable_reason,
 )
+from abate.stores.message_waits import QueueWaiter
+from abate.stores.queue_contract import DeadLetter, Depth, Queue
 from abate.stores.sqlite import queue_statements as sql
 from abate.stores.sqlite.next_items import next_items
 from abate.stores.sqlite.schema import DEAD, LEASED
-from abate.stores.wakeups import QueueWaiter
 from abate.work.key_queue import QueueFull
 from abate.work.source import Back, Bury, Done, Message, Settlement
 

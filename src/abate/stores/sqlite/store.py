@@ -8,13 +8,15 @@ from sqlite3 import Connection
 
 from abate.clock import Clock, MachineClock
 from abate.stores.budget import BudgetTerms
-from abate.stores.contract import Depth, Store, StoreError
 from abate.stores.encoding import DEFAULT_MAX_BODY
+from abate.stores.errors import StoreError
 from abate.stores.fleet.messages import SyncReply, SyncRequest
-from abate.stores.sqlite import sync
+from abate.stores.message_waits import Wakeups
+from abate.stores.queue_contract import Depth
+from abate.stores.sqlite import shared_limits
 from abate.stores.sqlite.database import Database
 from abate.stores.sqlite.queue import SqliteQueue, depths
-from abate.stores.wakeups import Wakeups
+from abate.stores.store_contract import Store
 
 CLEANUP_INTERVAL = 10.0
 """Seconds between two deletions of expired members."""
@@ -63,15 +65,15 @@ class SqliteStore(Store):
 
     def balance(self, name: str, terms: BudgetTerms) -> float:
         _, since, _ = terms.slot(self.now())
-        ((deposits, withdrawals),) = self.file.read(sync.COUNTED, (name, since))
+        ((deposits, withdrawals),) = self.file.read(shared_limits.COUNTED, (name, since))
         return terms.balance(deposits, withdrawals)
 
     def _exchange(self, name: str, terms: BudgetTerms, deposits: int, want: int, returned: int) -> int:
         def exchange(db: Connection) -> int:
             now = self.now()
-            paid, withdrawn = sync.window_counts(db, now, name, terms, returned)
+            paid, withdrawn = shared_limits.window_counts(db, now, name, terms, returned)
             granted = terms.granted(paid + deposits, withdrawn, want)
-            sync.add_counts(db, now, name, terms, deposits, granted)
+            shared_limits.add_counts(db, now, name, terms, deposits, granted)
             return granted
 
         return self.file.transaction(exchange)
@@ -81,7 +83,7 @@ class SqliteStore(Store):
             now = self.now()
             if abs(now - self._last_cleanup) >= CLEANUP_INTERVAL:
                 self._last_cleanup = now
-                sync.delete_gone_members(db, now)
-            return [sync.reply(db, now, member, request) for request in requests]
+                shared_limits.delete_gone_members(db, now)
+            return [shared_limits.reply(db, now, member, request) for request in requests]
 
         return self.file.transaction(reply)

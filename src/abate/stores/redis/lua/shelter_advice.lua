@@ -1,9 +1,9 @@
--- Answer a ShelterReport. Reply: state, seconds closed, probe, limit, number of members.
+-- Answer a ShelterReport. Reply: state, seconds of pause, probe, limit, number of members.
 local MEMBERS, GOOD, BAD, WEATHER = unpack(KEYS)
 local member = ARGV[2]
 local report = {
   state = ARGV[3], seen = ARGV[4],
-  answered = tonumber(ARGV[5]), failed = tonumber(ARGV[6]), closed = tonumber(ARGV[7]),
+  answered = tonumber(ARGV[5]), failed = tonumber(ARGV[6]), hint_left = tonumber(ARGV[7]),
 }
 
 local members = came(MEMBERS, member)
@@ -51,5 +51,5 @@ if known.state ~= 'calm' then
   redis.call('EXPIRE', WEATHER, math.ceil(math.max(0, known.closed_until - now)) + KEPT_FOR)
 end
 
-local state, closed, probe, limit = advice(known, member, counts)
-return {state, closed, probe, limit, members}
+local state, pause, probe, limit = advice(known, member, counts)
+return {state, pause, probe, limit, members}

@@ -7,8 +7,8 @@ import pytest
 from abate.stores import StoreUnreachable, open_store
 from abate.stores.budget import BudgetTerms
 from abate.stores.fleet import FleetBudget, FleetSync
-from abate.stores.fleet import sync as sync_module
-from abate.stores.fleet.sync import BATCH, REPLY_VALID, SYNC_INTERVAL
+from abate.stores.fleet import background_sync as sync_module
+from abate.stores.fleet.background_sync import BATCH, REPLY_VALID, SYNC_INTERVAL
 from tests.conformance.conftest import STORES
 
 TERMS = BudgetTerms(0.2, 1.0, 10.0)

@@ -26,14 +26,14 @@ COUNTED = f"""
         AND typeof(deposits) = 'integer' AND deposits BETWEEN 0 AND {2**52}
         AND typeof(withdrawals) = 'integer' AND withdrawals BETWEEN 0 AND {2**52}
 """
-COUNT = """
+ADD_COUNTS = """
     INSERT INTO slot (budget, begins, forgotten, deposits, withdrawals) VALUES (?, ?, ?, ?, ?)
     ON CONFLICT (budget, begins) DO UPDATE SET
         forgotten = max(forgotten, excluded.forgotten),
         deposits = deposits + excluded.deposits,
         withdrawals = withdrawals + excluded.withdrawals
 """
-COME = """
+JOIN = """
     INSERT INTO member (scope, member, seen, wanted, sees) VALUES (?, ?, ?, ?, ?)
     ON CONFLICT (scope, member) DO UPDATE SET seen = excluded.seen, wanted = excluded.wanted, sees = excluded.sees
 """
@@ -68,7 +68,7 @@ def _touch_member(
         "DELETE FROM member WHERE scope = ? AND (seen <= ? OR seen > ?)",
         (scope, now - MEMBER_TIMEOUT, now + MEMBER_TIMEOUT),
     )
-    db.execute(COME, (scope, member, now, wanted, sees))
+    db.execute(JOIN, (scope, member, now, wanted, sees))
     (members,) = db.execute("SELECT count(*) FROM member WHERE scope = ?", (scope,)).fetchone()
     return int(members)
 
@@ -101,7 +101,7 @@ def add_counts(db: Connection, now: float, name: str, terms: BudgetTerms, deposi
     """Add counts to the current slot."""
     begins, _, forgotten = terms.slot(now)
     if deposits or withdrawals:
-        db.execute(COUNT, (name, begins, forgotten, min(deposits, MAX_PER_SLOT), min(withdrawals, MAX_PER_SLOT)))
+        db.execute(ADD_COUNTS, (name, begins, forgotten, min(deposits, MAX_PER_SLOT), min(withdrawals, MAX_PER_SLOT)))
 
 
 def _take_back(db: Connection, name: str, since: float, returned: int) -> None:
@@ -132,9 +132,9 @@ def _bucket_grant(db: Connection, now: float, member: str, request: BucketReques
         "AND typeof(wanted) = 'real' AND wanted BETWEEN 0 AND 1e15 AND typeof(part) = 'real' AND part BETWEEN 0 AND 1",
         (scope, member),
     ).fetchall()
-    part = grant_rules.bucket_share(request.wanted, [wanted for wanted, _ in others], [part for _, part in others])
-    db.execute("UPDATE member SET part = ? WHERE scope = ? AND member = ?", (part, scope, member))
-    return BucketGrant(part, members)
+    share = grant_rules.bucket_share(request.wanted, [wanted for wanted, _ in others], [share for _, share in others])
+    db.execute("UPDATE member SET part = ? WHERE scope = ? AND member = ?", (share, scope, member))
+    return BucketGrant(share, members)
 
 
 # -- shelters

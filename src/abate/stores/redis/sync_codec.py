@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import gcd
 from typing import Any, TypeAlias, assert_never
 
-from abate.admit.budget import Units
+from abate.admit.budget_units import Units
 from abate.stores.budget import BudgetTerms
 from abate.stores.fleet.messages import (
     BucketGrant,
@@ -58,12 +58,12 @@ def encode_request(names: KeyNames, now: str, member: str, request: SyncRequest)
     match request:
         case BudgetRequest(name, terms, earned, spent, held, want):
             counts = clamp_counts(earned, want, held, spent)
-            return scripts.TOKENS, names.budget_keys(name), (now, *encode_terms(terms), *counts, member)
+            return scripts.BUDGET_GRANT, names.budget_keys(name), (now, *encode_terms(terms), *counts, member)
         case BucketRequest(name, wanted):
-            return scripts.SHARE, names.bucket_keys(name), (now, repr(wanted), member)
-        case ShelterReport(name, state, answered, failed, closed):
-            sight = (state, classify(request), answered, failed, repr(closed))
-            return scripts.FORECAST, names.shelter_keys(name), (now, member, *sight)
+            return scripts.BUCKET_GRANT, names.bucket_keys(name), (now, repr(wanted), member)
+        case ShelterReport(name, state, answered, failed, hint_left):
+            report = (state, classify(request), answered, failed, repr(hint_left))
+            return scripts.SHELTER_ADVICE, names.shelter_keys(name), (now, member, *report)
         case other:
             assert_never(other)
 
@@ -76,7 +76,7 @@ def decode_reply(request: SyncRequest, answer: Sequence[Any]) -> SyncReply:
         case BucketRequest():
             return BucketGrant(float(answer[0]), answer[1])
         case ShelterReport():
-            state, closed, probe, limit, members = answer
-            return ShelterAdvice(state.decode(), float(closed), bool(probe), float(limit), members)
+            state, pause, probe, limit, members = answer
+            return ShelterAdvice(state.decode(), float(pause), bool(probe), float(limit), members)
         case other:
             assert_never(other)

@@ -1,4 +1,4 @@
-"""Encode the sync requests of a fleet's members for PostgreSQL, and decode the replies (see `sync_functions`)."""
+"""Encode the sync requests of a fleet's members for PostgreSQL (`shared_limit_functions`), and decode the replies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from math import inf
 from typing import Any, assert_never
 
-from abate.admit.budget import Units
+from abate.admit.budget_units import Units
 from abate.stores.budget import BudgetTerms
 from abate.stores.fleet import grant_rules, shelter_rules
 from abate.stores.fleet.messages import (
@@ -38,7 +38,7 @@ CONSTANTS = json.dumps(
         "shed": shelter_rules.MAX_FAILURE_RATIO,
         "plenty": shelter_rules.CALM_LIMIT,
         "stale": shelter_rules.OUTAGE_TIMEOUT,
-        "longest": shelter_rules.MAX_CLOSED,
+        "longest": shelter_rules.MAX_PAUSE,
     }
 )
 """The constants of the rules, passed with every sync."""
@@ -67,7 +67,7 @@ def encode_request(request: SyncRequest) -> dict[str, Any]:
                 "state": request.state,
                 "answered": request.answered,
                 "failed": request.failed,
-                "closed": repr(request.closed),
+                "closed": repr(request.hint_left),
                 "sees": shelter_rules.classify(request),
             }
         case other:
@@ -87,14 +87,14 @@ def units(terms: BudgetTerms) -> dict[str, Any]:
 
 def decode_reply(request: SyncRequest, row: Row) -> SyncReply:
     """Decode the reply to a request."""
-    members, granted, part, state, closed, probe, limit = row
+    members, granted, share, state, pause, probe, limit = row
     many = int(members or 0)
     match request:
         case BudgetRequest():
             return BudgetGrant(int(granted or 0), many)
         case BucketRequest():
-            return BucketGrant(float(part or 0), many)
+            return BucketGrant(float(share or 0), many)
         case ShelterReport():
-            return ShelterAdvice((state or b"").decode(), float(closed or 0), probe == b"t", float(limit or inf), many)
+            return ShelterAdvice((state or b"").decode(), float(pause or 0), probe == b"t", float(limit or inf), many)
         case other:
             assert_never(other)

@@ -1,8 +1,8 @@
-"""Wake threads that wait for a message of a store.
+"""The threads of this process that wait for a message of a store, and how they are woken.
 
 A message added by this process wakes a waiting thread at once. To notice messages of other processes, one waiting
-thread polls the file for changes, about thirty times a second; when it stops waiting, another one takes over. There is
-no background thread.
+thread polls a SQLite file for changes, about thirty times a second; when it stops waiting, another one takes over.
+There is no background thread. (A store in PostgreSQL is not polled here: its listener wakes the threads.)
 """
 
 from __future__ import annotations

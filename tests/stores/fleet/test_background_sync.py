@@ -11,9 +11,9 @@ import pytest
 from abate.registry import Registry
 from abate.stores import BudgetTerms, open_store
 from abate.stores.fleet import FleetBudget, FleetSync
-from abate.stores.fleet import sync as sync_module
+from abate.stores.fleet import background_sync as sync_module
+from abate.stores.fleet.background_sync import MIN_SYNC_INTERVAL
 from abate.stores.fleet.messages import BucketRequest
-from abate.stores.fleet.sync import MIN_SYNC_INTERVAL
 
 LIMIT = 30.0
 """Seconds: keeps a broken test from hanging."""
@@ -128,7 +128,7 @@ def test_an_unreferenced_budget_is_not_synced(manual_sync):
 
 def test_an_object_shared_as_the_thread_ends_is_synced(monkeypatch):
     """The last shared object is gone, and a new one joins while the thread checks."""
-    monkeypatch.setattr("abate.stores.fleet.sync.SYNC_INTERVAL", 0.01)
+    monkeypatch.setattr("abate.stores.fleet.background_sync.SYNC_INTERVAL", 0.01)
     with open_store("memory:") as store:
         kept = []
 
@@ -165,7 +165,7 @@ def test_a_thread_that_cannot_start_is_logged_once_and_retried(monkeypatch, capl
 
 
 def interrupted(function, handler):
-    """Call a function and run a signal handler before each line of it that lies in sync.py."""
+    """Call a function and run a signal handler before each line of it that lies in background_sync.py."""
 
     def trace(frame, event, arg):
         if frame.f_code.co_filename != sync_module.__file__:

@@ -1,16 +1,17 @@
-"""The background sync: sends what a process shares to its store, about once a second, in a thread of its own.
+"""The background sync: exchanges requests and grants of shared limits with the store, about once a second, in a thread.
 
-Calls never wait for it. A reply is valid for `REPLY_VALID` seconds. A limit without a valid reply (the store is slow,
-down, or was never reached) is local, which is logged once, and once more when it is over. After failures the sync runs
-less often, with jitter, so that a store that comes back is not hit by all processes at once.
+Calls never wait for it. A reply is valid for `REPLY_VALID` seconds. A shared limit without a valid reply (the store is
+slow, down, or was never reached) is applied locally, which is logged once, and once more when the store answers again.
+After failures the sync runs less often, with jitter, so that a store that comes back is not hit by all processes at
+once.
 
-A round costs the same for each name. It is split into batches, each a round trip and a transaction of its own, so that
-neither the store nor a limit that joins waits for all of it. A limit that joins is synced by itself first. After a
-round the sync pauses for at least as long as the round took.
+The cost of a round grows with the number of shared limits. It is split into batches, each a round trip and a
+transaction of its own, so that the store is not blocked for a whole round. A new shared limit is synced at once, by
+itself. After a round the sync pauses for at least as long as the round took.
 
 A forked child is another member. Its sync starts with the first use of a shared limit (a deposit, a withdrawal, a call
-that enters a shelter), so that children that execute another program, or do nothing, never join. Calls, and so signal
-handlers and finalizers, use `start` and `sync_soon`: neither waits for a lock.
+that enters a shelter), so that children that execute another program, or do nothing, never join. Calls, also those of
+signal handlers and finalizers, use `start` and `sync_soon`, which don't wait for a lock.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class FleetSync:
         if self._thread is not None or self.is_closed:
             return True
         starting = self._starting  # a child that is forked in the middle has another one
-        # an iterator takes the lock, so that no signal handler can raise between that and the `try`
+        # an iterator takes the lock: see `abate.reentrant_locks`
         for taken in iter(partial(starting.acquire, False), None):
             if not taken:
                 return True  # another thread is starting it
@@ -181,7 +182,7 @@ class FleetSync:
             self._in_round = False
             return
         if not self.rounds:
-            return  # a child that has used no limit
+            return  # a child that has used no shared limit
         try:
             for batch in batches(last, BATCH):
                 self._store.sync_members(self.member, batch)
@@ -191,7 +192,7 @@ class FleetSync:
     def _locked(self, act: Callable[[], T]) -> T:
         """Call `act` while no other thread syncs."""
         lock = self._round_lock
-        for _ in iter(lock.acquire, None):  # a `with` statement may be interrupted before it has begun
+        for _ in iter(lock.acquire, None):  # not a `with` statement: see `abate.reentrant_locks`
             try:
                 return act()
             finally:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from abate import Backoff, Budget
 from abate.schedule.backoff import JITTERS, ListSchedule
 from abate.schedule.hints import delay_after_hint
-from abate.sim.fleet.vectorized import VectorBackoff, VectorBudget, VectorRate, duration_sampler, stream
+from abate.sim.fleet.vector_rules import VectorBackoff, VectorBudget, VectorRate, duration_sampler, stream
 from abate.sim.model import SHAPES, SPREAD, Duration
 from abate.sim.varying_rate import VaryingRate
 from abate.testing import VirtualClock

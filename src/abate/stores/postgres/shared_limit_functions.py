@@ -1,6 +1,6 @@
 """PL/pgSQL functions of a fleet's shared limits, by the rules in `stores.budget` and `stores.fleet`.
 
-The conformance suite checks that both implementations give the same answers.
+The conformance suite checks that SQLite, Redis and PostgreSQL give the same replies.
 
 * All requests of one member are answered in one round trip. Requests of several members for the same limit are
   serialized by advisory locks, which are taken in a fixed order.

@@ -6,7 +6,7 @@ unchanged.
 
 from __future__ import annotations
 
-from abate.stores.contract import StoreError, StoreUnreachable
+from abate.stores.errors import StoreError, StoreUnreachable
 from abate.stores.postgres.address import Address
 from abate.stores.postgres.session import ConnectFailed, ConnectionLost, SessionError, StatementFailed, TimedOut
 

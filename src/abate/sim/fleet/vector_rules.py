@@ -16,7 +16,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from abate.admit.budget import Budget, Units
+from abate.admit.budget import Budget
+from abate.admit.budget_units import Units
 from abate.admit.sliding_window import SlidingWindow
 from abate.schedule.backoff import Backoff, ListSchedule
 from abate.schedule.hints import CAPPED_RETRY, ROOM, SPREAD
