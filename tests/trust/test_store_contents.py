@@ -7,6 +7,7 @@ import json
 import math
 import sqlite3
 import time
+from contextlib import closing
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -143,7 +144,7 @@ def test_any_row_of_sqlite(tmp_path_factory, rows, data):
         queue = store.queue("orders")
         queue.add("good", "good")
         queue.add("urgent", "urgent", priority=3)
-        with sqlite3.connect(path) as db:
+        with closing(sqlite3.connect(path)) as db, db:
             db.execute("PRAGMA ignore_check_constraints = ON")
             for number, row in enumerate(rows):
                 key = data.draw(st.one_of(st.just(f"bad-{number}"), st.binary(max_size=8), st.just("k" * 600)))
@@ -228,7 +229,7 @@ def test_a_row_of_sqlite_that_is_no_message_is_buried(tmp_path, column, value):
     with open_store(f"sqlite:///{path}") as store:
         queue = store.queue("orders")
         row = {"key": "bad", column: value}
-        with sqlite3.connect(path) as db:
+        with closing(sqlite3.connect(path)) as db, db:
             names = ", ".join(["queue", *row])
             db.execute(f"INSERT INTO item ({names}) VALUES (?{', ?' * len(row)})", ("orders", *row.values()))
         db.close()
@@ -245,7 +246,7 @@ def test_a_row_of_sqlite_without_a_priority_is_served(tmp_path, priority):
     with open_store(f"sqlite:///{path}") as store:
         queue = store.queue("orders")
         queue.add("later", after=600.0)
-        with sqlite3.connect(path) as db:
+        with closing(sqlite3.connect(path)) as db, db:
             db.execute("PRAGMA ignore_check_constraints = ON")
             db.execute("INSERT INTO item (queue, key, priority) VALUES ('orders', 'odd', ?)", (priority,))
         db.close()
@@ -261,7 +262,7 @@ def test_what_was_written_beside_a_lease_of_sqlite_does_not_stop_a_settlement(tm
         queue.add("a")
         for due, priority in [("soon", "high"), (5.0, -3), (math.inf, None)]:
             (message,) = queue.receive()
-            with sqlite3.connect(path) as db:
+            with closing(sqlite3.connect(path)) as db, db:
                 db.execute("UPDATE item SET again_due = ?, again_priority = ?, again_body = NULL", (due, priority))
             db.close()
             queue.done(message)
@@ -275,7 +276,7 @@ def test_tables_that_were_emptied(tmp_path):
     with open_store(f"sqlite:///{path}") as store:
         store.queue("orders").add("good", "good")
         store.queue("orders").add("urgent", "urgent", priority=1)
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         for table in ("lease", "instant", "queue"):
             db.execute(f"DELETE FROM {table}")
     db.close()
@@ -444,7 +445,7 @@ def joined(store, url, path, wanted, part):
     elif url.startswith("postgres"):
         store.pool.run(f"INSERT INTO @.member VALUES ('bucket:mails', 'other', {now}, '{wanted}', '{part}', 'nothing')")
     else:
-        with sqlite3.connect(path) as db:
+        with closing(sqlite3.connect(path)) as db, db:
             try:
                 row = ("other", now, wanted, part)
                 db.execute("INSERT INTO member VALUES ('bucket:mails', ?, ?, ?, ?, 'nothing')", row)
@@ -475,7 +476,7 @@ def recovering_at_nothing(store, url, path):
     elif url.startswith("postgres"):
         store.pool.run("INSERT INTO @.weather VALUES ('api', 'recovering', 0, 'x', 0, 0, 0, 9e15)")
     else:
-        with sqlite3.connect(path) as db:
+        with closing(sqlite3.connect(path)) as db, db:
             db.execute("INSERT INTO weather VALUES ('api', 'recovering', 0, 'x', ?, 0, 0, ?)", (now, now))
         db.close()
 
@@ -605,7 +606,7 @@ def test_the_command_shows_what_can_be_shown(tmp_path, capsys):
     path = tmp_path / "work.db"
     with open_store(f"sqlite:///{path}") as store:
         store.queue("orders").add("good", "good")
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         for number, died in enumerate([1e300, -1e300, 1e18, 0.0, -math.inf]):
             db.execute(
                 "INSERT INTO item (queue, key, state, due, body, reason, receives) VALUES (?, ?, 2, ?, ?, ?, 'many')",
