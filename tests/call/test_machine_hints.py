@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abate import Backoff, Policy, Ruling, Shelter
+from abate import Backoff, Budget, Policy, Ruling, Shelter
 from abate.call import Call, Stop, Wait
 from abate.events import Retry
 from abate.schedule.hints import ROOM, SPREAD
@@ -105,7 +105,7 @@ def test_a_hint_before_the_deadline_is_kept_if_its_spread_does_not_fit(fixed, hi
 
 def test_no_call_with_a_hint_before_its_deadline_gives_up():
     """Three hundred calls are asked to come back after 20 of 30 seconds: all make a second attempt, spread out."""
-    policy = Policy(on=lambda error: Ruling.overload(hint=20.0), timeout=30.0)
+    policy = Policy(on=lambda error: Ruling.overload(hint=20.0), timeout=30.0, budget=Budget.unlimited())
     with VirtualClock() as clock:
         actions = [Call(policy, clock.now() + 30.0).failed(ERROR, clock.now()) for _ in range(300)]
     waits = [action.until for action in actions if isinstance(action, Wait)]
@@ -118,11 +118,11 @@ def test_a_shelter_is_told_the_delay_within_the_deadline(fixed):
     """It closes until the hinted retry, not until after the call's deadline."""
     with VirtualClock():
         shelter = Shelter(name="shop")
-        policy = Policy(on=lambda error: Ruling.overload(hint=20.0), timeout=30.0, shelter=shelter, rng=fixed(0.5))
-        call = Call(policy, 30.0)
+        policy = Policy(on=lambda error: Ruling.overload(hint=2.0), timeout=3.0, shelter=shelter, rng=fixed(0.5))
+        call = Call(policy, 3.0)
         call.begin()
-        assert call.failed(ERROR, 0.0) == Wait(24.0)
-        assert shelter.dispatcher().limiter.closed_until() == pytest.approx(24.0)
+        assert call.failed(ERROR, 0.0) == Wait(2.4)
+        assert shelter.dispatcher().limiter.paused_until() == pytest.approx(2.4)
 
 
 def test_the_event_of_a_hinted_retry_tells_both_delay_and_hint(abate_events):

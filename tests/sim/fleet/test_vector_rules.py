@@ -59,13 +59,14 @@ def test_delays_are_those_of_the_schedule(plan, asked, overload):
     assert VectorBackoff(plan, 40).ceiling(retries).tolist() == [plan.ceiling(retry) for retry, _, _ in asked]
 
 
-@given(plan=plans, asked=calls, hint=st.floats(0.0, 300.0))
-def test_hints_are_kept_and_spread_as_by_the_rule(plan, asked, hint):
-    """Never earlier than asked, with the retry's own delay on top."""
+@given(plan=plans, asked=calls, hint=st.floats(0.0, 300.0), left=st.none() | st.floats(0.0, 400.0))
+def test_hints_are_kept_and_spread_as_by_the_rule(plan, asked, hint, left):
+    """Never earlier than asked, with the retry's own delay on top, as long as that fits before the deadline."""
     own = [plan.delay(retry, Drawn(uniform), previous) for retry, uniform, previous in asked]
-    expected = [delay_after_hint(hint, plan, retry, delay) for (retry, _, _), delay in zip(asked, own, strict=True)]
+    retries = [retry for retry, _, _ in asked]
+    expected = [delay_after_hint(hint, plan, *each, left) for each in zip(retries, own, strict=True)]
     found = VectorBackoff(plan, 40).delay_after_hint(
-        hint, np.array([retry for retry, _, _ in asked], np.intp), np.array(own)
+        hint, np.array(retries, np.intp), np.array(own), np.inf if left is None else np.full(len(own), left)
     )
     assert found.tolist() == expected
 

@@ -101,8 +101,7 @@ class VectorBackoff:
             own = np.where(wider, stretched, own)
         available = (left - hint) * (1.0 - ROOM)
         tight = (available > 0.0) & (available < longest)
-        shrunk = own * np.where(tight, available, 1.0) / np.where(tight, longest, 1.0)
-        return hint + np.where(tight, shrunk, own)
+        return hint + own * np.where(tight, available / np.where(tight, longest, 1.0), 1.0)
 
 
 class VectorBudget:
