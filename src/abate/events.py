@@ -306,11 +306,7 @@ def _log_first(event: Event) -> None:
 
 DEFAULT_LOG = "abate.observe.default_logging"
 default_log: Sink = _log_first
-<<<<<<< HEAD
-"""Writes events to the logger ``abate``, and handles errors of logging: see `abate.observe.default_logging`."""
-=======
 """Writes events to the logger ``abate``, and handles the errors of that itself: see `abate.observe.default_logging`."""
->>>>>>> machine
 log_enabled: Callable[[int], bool] = _find_logger
 """Returns whether the default log takes events of a level, as `logging` numbers them."""
 _log_by_default = True
