@@ -59,9 +59,10 @@ def test_delays_are_those_of_the_schedule(plan, asked, overload):
     assert VectorBackoff(plan, 40).ceiling(retries).tolist() == [plan.ceiling(retry) for retry, _, _ in asked]
 
 
-@given(plan=plans, asked=calls, hint=st.floats(0.0, 300.0), left=st.none() | st.floats(0.0, 400.0))
-def test_hints_are_kept_and_spread_as_by_the_rule(plan, asked, hint, left):
+@given(plan=plans, asked=calls, hint=st.floats(0.0, 300.0), beyond=st.none() | st.floats(-10.0, 20.0))
+def test_hints_are_kept_and_spread_as_by_the_rule(plan, asked, hint, beyond):
     """Never earlier than asked, with the retry's own delay on top, as long as that fits before the deadline."""
+    left = None if beyond is None else max(0.0, hint + beyond)
     own = [plan.delay(retry, Drawn(uniform), previous) for retry, uniform, previous in asked]
     retries = [retry for retry, _, _ in asked]
     expected = [delay_after_hint(hint, plan, *each, left) for each in zip(retries, own, strict=True)]
