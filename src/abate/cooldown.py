@@ -48,7 +48,7 @@ class Cooldown:
         return self.pause
 
     def claim(self, now: float) -> bool:
-        """Return whether the caller may try: one after a pause, another after a longer pause if that one hangs."""
+        """Return whether the caller may try it: one may after a pause; if it hangs, another may after a longer one."""
         if not self.on or now < self.until:
             return False
         self.pause = min(2.0 * self.pause, MAX_PAUSE)

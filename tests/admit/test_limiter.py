@@ -796,7 +796,7 @@ def test_a_late_hint_does_not_lengthen_the_pause():
 
 
 @given(baseline=st.floats(0.001, 2.0), late=st.floats(0.01, 5.0))
-def test_silence_closes_the_limiter(baseline, late):
+def test_silence_lowers_the_limit(baseline, late):
     """Ten attempts without an outcome for too long: no more are sent, long before they time out."""
     limiter, now = settled(baseline)
     for _ in range(INITIAL_LIMIT):

@@ -235,8 +235,7 @@ class Limiter:
 
     def _is_quiet(self, now: float) -> bool:
         """Return whether nothing has failed and no call was held back for `CALM_AFTER` seconds."""
-        quiet = now - CALM_AFTER
-        return self._last_trouble <= quiet and self._last_held_back <= quiet and self.paused_until() <= now
+        return max(self._last_trouble, self._last_held_back) <= now - CALM_AFTER and self.paused_until() <= now
 
     def on_failure(
         self,

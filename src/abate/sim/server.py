@@ -161,8 +161,7 @@ class Server:
         self._from = min((start for start, _, _, _ in self._errors), default=inf)
         self._until = max((end for _, end, _, _ in self._errors), default=0.0)
         alone = len(self._errors) == 1 and self._errors[0][2] == 1.0
-        # the error of every request in the span; None if it depends on chance, or on overlapping triggers
-        self._certain_error = self._errors[0][3] if alone else None
+        self._certain_error = self._errors[0][3] if alone else None  # None: by chance, or overlapping triggers
         self._unavailable = answer(503)()
         self._reduced_capacity_spans = reduced_capacity_spans(service, triggers)
         self._size = service.workers
