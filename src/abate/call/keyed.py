@@ -7,7 +7,7 @@ shelter) has one budget, gate and shelter for each key.
   `IDLE_SECONDS` is evicted. If there are too many, those used in the fewest seconds are evicted first, and of these the
   least recently used. So a flood of new keys evicts other new keys: a key used in n different seconds is evicted only
   when `most` other keys have been used in at least n seconds each. A key that returns starts over, with a shelter that
-  closes at the first failure.
+  pauses at the first failure.
 * State in use is not lost: a key that was evicted while its calls wait or are in flight, or while its policy is
   referenced, is found again. So memory is bounded by `most` and by the program's calls.
 * There is no lock: every change is one atomic operation of a dict, because the collector, a signal handler or another

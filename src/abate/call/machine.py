@@ -427,10 +427,10 @@ class Call:
         return counts[kind] >= self.policy.max_attempts_by_kind.get(kind, inf)
 
     def _hint_or_shelter_delay(self, ruling: Ruling, now: float) -> float:
-        """Return the delay after a hint; or 0 without a hint, as the shelter is closed."""
+        """Return the delay after a hint; or 0 without a hint, as the shelter pauses."""
         policy, hint = self.policy, ruling.hint
         if hint is None:
-            return 0.0  # the shelter is closed: its wait queue replaces the backoff
+            return 0.0  # the shelter pauses: its wait queue replaces the backoff
         if policy.shelter is not None:
             return self._hinted_delay
         plan = policy.overload_backoff if ruling.reason == "overload" else policy.backoff
