@@ -532,3 +532,19 @@ class Sleepers(RuleBasedStateMachine):
 
 TestSleepers = Sleepers.TestCase
 TestSleepers.settings = settings(deadline=None, max_examples=40, stateful_step_count=40)
+
+
+@pytest.mark.parametrize("patience", [2.0, 20.0])
+def test_a_loop_that_wakes_has_a_timekeeper_though_its_first_waiter_leaves(patience):
+    """Its timekeeper was dropped while it was stalled, and is out of time; a waiter behind it keeps the time then."""
+    state = Sleepers()
+    state.begin(patience, 1.0, False)
+    for calls, place in [(1, 1), (3, 1), (1, 0), (1, 1)]:
+        state.strand(place, calls, 0)
+    state.pass_time(1.0)
+    state.strand(0, 1, 0)
+    state.fall_asleep_or_wake(1, True)
+    state.who_is_awake_is_not_held_up()
+    state.pass_time(12.0)
+    state.who_is_awake_is_not_held_up()
+    state.teardown()

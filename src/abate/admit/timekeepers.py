@@ -51,13 +51,17 @@ class Timekeepers:
             del self._by_loop[loop]
 
     def replace(self, waiter: Waiter, shelter_queue: ShelterQueue) -> None:
-        """Remove a waiter that leaves; if it was the timekeeper, wake another one of its loop to take over."""
+        """Remove a waiter that leaves; unless its loop has another timekeeper, wake one of the loop to take over.
+
+        A loop that was stalled has none: its timekeeper was dropped, and may be the first to wake and to leave.
+        """
         loop = _loop(waiter)
-        if self._by_loop.get(loop) is not waiter:
+        keeper = self._by_loop.get(loop)
+        if keeper is not waiter and (keeper is not None or not shelter_queue.size):
             return
         heir = shelter_queue.waiter_in_loop(loop)
         if heir is None:
-            del self._by_loop[loop]
+            self._by_loop.pop(loop, None)
             return
         self._to_wake.append(heir)
         heir.next_check = -inf  # it checks as soon as it wakes
