@@ -298,10 +298,13 @@ def _use_logger(found: Callable[[int], bool]) -> None:
 def _log_first(event: Event) -> None:
     """Import the default log, which is not needed before its first event, and write that."""
     try:
-        log: Sink = import_module(DEFAULT_LOG).log  # by name, as it belongs to a higher layer
+        module = import_module(DEFAULT_LOG)  # by name, as it belongs to a higher layer
     except ImportError:
         return  # the interpreter shuts down
-    log(event)
+    # a signal handler or a finalizer that interrupted the import finds the module without it
+    log: Sink | None = getattr(module, "log", None)
+    if log is not None:
+        log(event)
 
 
 DEFAULT_LOG = "abate.observe.default_logging"
