@@ -284,7 +284,10 @@ def _find_logger(level: int) -> bool:
         return level >= WARNING and not sys.is_finalizing()
     import logging
 
-    found: Callable[[int], bool] = logging.getLogger("abate").isEnabledFor
+    get_logger = getattr(logging, "getLogger", None)
+    if get_logger is None:
+        return False  # a signal handler or a finalizer has interrupted the import of `logging`
+    found: Callable[[int], bool] = get_logger("abate").isEnabledFor
     _changes.run_or_defer(_use_logger, found)
     return found(level)
 
