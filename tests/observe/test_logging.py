@@ -334,7 +334,7 @@ class FakeTimer:
 
 
 def test_an_interrupted_start_of_a_timer_leaves_one_timer_in_the_end(monkeypatch):
-    """A signal handler may raise when the thread runs already: it must not start others for as long as a storm lasts."""
+    """A signal handler may raise when the thread runs already: two chains of timers would last as long as a storm."""
     started = []
     monkeypatch.setattr(FakeTimer, "started", started, raising=False)
     monkeypatch.setattr(FakeTimer, "interrupted", [True], raising=False)

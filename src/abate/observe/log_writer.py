@@ -93,7 +93,7 @@ class LogWriter:
             raise
 
     def write_due(self, state: ClockState, number: int) -> None:
-        """Write the summaries that are due, when the timer of this number expires, unless another one has replaced it."""
+        """Write the summaries that are due: the timer of this number has expired, and no other one has replaced it."""
         if state.timer not in (0, number):
             return
         state.timer = 0
