@@ -115,6 +115,29 @@ def test_a_context_can_adopt_a_shared_block_and_carry_it(block, share, adopt, se
         assert before.run(seen) is None
 
 
+@each_shared_block
+def test_threads_share_blocks_of_their_own(block, share, adopt, seen):
+    """Tests may run in threads side by side: each has its own clock, however they overlap."""
+    outside, steps = contextvars.copy_context(), [threading.Event(), threading.Event()]
+    found = []
+
+    def other():
+        with block(), share():
+            steps[0].set()
+            steps[1].wait(30.0)
+            found.append(contextvars.Context().run(seen) == seen() is not None)
+
+    with block(), share():
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert steps[0].wait(30.0)
+        found.append(outside.run(seen) == seen() is not None)
+    steps[1].set()
+    thread.join(30.0)
+    assert found == [True, True]
+    assert outside.run(seen) is None
+
+
 def test_a_block_of_ones_own_wins_over_the_shared_one():
     """Sharing fills a gap; it takes nothing away, and what was shared before is shared again afterwards."""
     before = contextvars.copy_context()

@@ -284,7 +284,10 @@ def _find_logger(level: int) -> bool:
         return level >= WARNING and not sys.is_finalizing()
     import logging
 
-    found: Callable[[int], bool] = logging.getLogger("abate").isEnabledFor
+    get_logger = getattr(logging, "getLogger", None)
+    if get_logger is None:
+        return False  # a signal handler or a finalizer has interrupted the import of `logging`
+    found: Callable[[int], bool] = get_logger("abate").isEnabledFor
     _changes.run_or_defer(_use_logger, found)
     return found(level)
 
@@ -298,10 +301,13 @@ def _use_logger(found: Callable[[int], bool]) -> None:
 def _log_first(event: Event) -> None:
     """Import the default log, which is not needed before its first event, and write that."""
     try:
-        log: Sink = import_module(DEFAULT_LOG).log  # by name, as it belongs to a higher layer
+        module = import_module(DEFAULT_LOG)  # by name, as it belongs to a higher layer
     except ImportError:
         return  # the interpreter shuts down
-    log(event)
+    # a signal handler or a finalizer that interrupted the import finds the module without it
+    log: Sink | None = getattr(module, "log", None)
+    if log is not None:
+        log(event)
 
 
 DEFAULT_LOG = "abate.observe.default_logging"

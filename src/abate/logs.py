@@ -109,7 +109,8 @@ def report_error(text: str, args: tuple[Any, ...] = ()) -> None:
     """Print to stderr what could not be logged, and why, unless the program has switched that off."""
     import logging
 
-    if not logging.raiseExceptions:
+    # a signal handler or a finalizer that interrupted the import of `logging` finds an incomplete module
+    if not getattr(logging, "raiseExceptions", True):
         return
     error = sys.exc_info()[1]
     try:

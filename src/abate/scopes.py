@@ -92,8 +92,8 @@ class Scopes(Generic[S]):
 
     def __init__(self, name: str) -> None:
         self._here: ContextVar[S | None] = ContextVar(name, default=None)
-        self._shared: tuple[int, S | None] | None = None
-        """A thread, and the scope for those of its contexts that have none."""
+        self._shared: dict[int, S] = {}
+        """For threads, by number: the scope for those of their contexts that have none."""
         _variables.append(self._here)
         self.peek = self._here.get
         """Return None if no scope can be open, apart from a shared one: the cheapest check."""
@@ -128,31 +128,30 @@ class Scopes(Generic[S]):
     def nearest(self) -> S | None:
         """Return the innermost open scope."""
         scope = self._open(self._here.get())
-        if scope is None and self._shared is not None:
-            return self._shared_scope()
+        if scope is None and self._shared:
+            return self._open(self._shared.get(threading.get_ident()))
         return scope
 
     @contextmanager
     def shared_in_thread(self) -> Iterator[None]:
         """Share the innermost open scope with all contexts of this thread that have none, until the block ends."""
-        before = self._shared
-        self._shared = threading.get_ident(), self.nearest()
+        thread, scope = threading.get_ident(), self.nearest()
+        before = self._shared.get(thread)
+        if scope is not None:
+            self._shared[thread] = scope
         try:
             yield
         finally:
-            self._shared = before
+            if before is None:
+                self._shared.pop(thread, None)
+            else:
+                self._shared[thread] = before
 
     def adopt(self) -> None:
         """Enter the shared scope, if it counts here, so that copies of this context have it in other threads too."""
         scope = self.nearest()
         if scope is not None and self._here.get() is not scope:
             self._here.set(scope)
-
-    def _shared_scope(self) -> S | None:
-        shared = self._shared
-        if shared is None or shared[0] != threading.get_ident():
-            return None
-        return self._open(shared[1])
 
     def open_parent(self, scope: S) -> S | None:
         """Return the next open scope around `scope`."""

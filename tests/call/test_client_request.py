@@ -279,3 +279,17 @@ def test_a_shelter_hears_of_a_failure_that_has_no_second_body():
             with pytest.raises(Exception):  # noqa: B017  (refused, once it is closed)
                 policy.call(outcome_of, [OSError()])
         assert not shelter.dispatcher().calm
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("//me:hunter2@api.example/orders", "//api.example/orders"),
+        ("https:/me:hunter2@api.example/orders", "https:/api.example/orders"),
+        ("https:///me:hunter2@api.example/orders", "https:///api.example/orders"),
+        ("/orders/me@example", "/orders/me@example"),
+    ],
+)
+def test_an_invalid_url_shows_no_secrets_either(url, shown):
+    """The error of a URL that lacks its scheme is reported like any other."""
+    assert ClientRequest(None, lambda _: ("GET", url), lambda _: None).target() == f"GET {shown}"

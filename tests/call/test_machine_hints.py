@@ -125,6 +125,18 @@ def test_a_shelter_is_told_the_delay_within_the_deadline(fixed):
         assert shelter.dispatcher().limiter.paused_until() == pytest.approx(2.4)
 
 
+@pytest.mark.parametrize("hint", [0.0, 0.005])
+def test_a_hint_of_an_attempt_that_the_deadline_cut_short_is_kept(fixed, hint):
+    """Such an attempt tells the shelter nothing, but the call may still have time for a retry."""
+    with VirtualClock():
+        rule = lambda error: Ruling.overload(hint=hint)  # noqa: E731
+        settings = {"timeout": 100.0, "attempt_timeout": 5.0, "backoff": Backoff(8.0), "rng": fixed(0.5)}
+        call = Call(Policy(on=rule, shelter=Shelter(), **settings), 100.0)
+        call.begin()
+        call.allowance(98.0)
+        assert call.failed(ERROR, 99.99).until == pytest.approx(99.99 + hint + 0.5 * 0.8 * (0.01 - hint))
+
+
 def test_the_event_of_a_hinted_retry_tells_both_delay_and_hint(abate_events):
     """Who listens can tell the server's part of a wait from the policy's."""
     answer(10.0, [1.0], name="orders")

@@ -371,6 +371,48 @@ def test_logging_is_imported_to_write_only():
     assert error == "orders: gave up after 3 attempts and 0 s (attempts): OSError('down')\n"
 
 
+def test_a_call_in_the_middle_of_the_import_is_not_broken():
+    """A signal handler or a finalizer may make a call while the first event imports the log: its line is lost."""
+    out, error = run_program(
+        "import sys, abate\n"
+        "from abate.testing import Script\n"
+        "policy = abate.Policy(name='orders', on=OSError, max_attempts=1)\n"
+        "def call(where):\n"
+        "    try: policy.call(Script(OSError(where)))\n"
+        "    except OSError as error: print(error)\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'abate.observe.logging': call('inner')\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "call('outer')\n"
+    )
+    assert out.split() == ["inner", "outer"]
+    assert error == "orders: gave up after 1 attempt and 0 s (attempts): OSError('outer')\n"
+
+
+def test_a_call_in_the_middle_of_the_import_of_logging_is_not_broken():
+    """The program's own import may be interrupted as well, by a call or by a worker that logs something itself."""
+    out, error = run_program(
+        "import sys, abate\n"
+        "from abate.logs import Log\n"
+        "from abate.testing import Script\n"
+        "policy = abate.Policy(name='orders', on=OSError, max_attempts=1)\n"
+        "def call(where):\n"
+        "    try: policy.call(Script(OSError(where)))\n"
+        "    except OSError as error: print(error)\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if 'logging' in sys.modules and sys.meta_path.pop(0): call('inner'); Log('abate').warning('own')\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "for name in ('string', 'traceback'): sys.modules.pop(name, None)\n"
+        "import logging\n"
+        "call('outer')\n"
+    )
+    assert out.split() == ["inner", "outer"]
+    assert "logging failed on 'own'" in error
+    assert error.endswith("\norders: gave up after 1 attempt and 0 s (attempts): OSError('outer')\n")
+
+
 def test_a_program_that_configures_logging_sees_retries():
     """Also if it does so after importing abate."""
     out, _ = run_program(

@@ -258,3 +258,18 @@ def test_a_child_has_its_own_lock():
     with held_elsewhere(sampler._section):
         sampler.after_fork()
         assert kinds(sampler.lines(failed(), 0.0)) == ["failing"]
+
+
+def test_names_beyond_the_bound_are_not_a_search_each(monkeypatch):
+    """Policies that are made per tenant fail together: the lines of all are decided under one lock."""
+    searches = []
+    forget_ended = LogSampler._forget_ended
+    monkeypatch.setattr(
+        LogSampler, "_forget_ended", lambda sampler, now: (searches.append(now), forget_ended(sampler, now))
+    )
+    sampler = LogSampler(window=WINDOW, max_episodes=10)
+    for second in (0.0, 1.0, WINDOW - 0.5):
+        for tenant in range(100):
+            sampler.lines(failed(f"tenant {tenant}"), second)
+    assert searches == [0.0]
+    assert [line.name for line in sampler.lines(failed("tenant 101"), 3 * WINDOW) if line.event] == ["tenant 101"]

@@ -12,7 +12,7 @@ import pytest
 
 import abate
 from abate import events
-from abate.observe import LoggingSink, event_text
+from abate.observe import LoggingSink, event_text, log_writer
 from abate.observe.log_writer import LogWriter, flush_all
 from tests.stores.processes import forks, in_child
 
@@ -318,3 +318,48 @@ def test_a_dropped_sink_is_collected():
     del sink
     gc.collect()
     assert weak() is None
+
+
+class FakeTimer:
+    """Timers that expire when the test says so."""
+
+    def __init__(self, seconds, function, args):
+        self.expire = lambda: function(*args)
+        self.started.append(self)
+
+    def start(self):
+        if self.interrupted:
+            self.interrupted.pop()
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_start_of_a_timer_leaves_one_timer_in_the_end(monkeypatch):
+    """A signal handler may raise when the thread runs already: two chains of timers would last as long as a storm."""
+    started = []
+    monkeypatch.setattr(FakeTimer, "started", started, raising=False)
+    monkeypatch.setattr(FakeTimer, "interrupted", [True], raising=False)
+    monkeypatch.setattr(log_writer, "Timer", FakeTimer)
+    lines = LogWriter(lambda line: None, burst=1)
+    event = events.Recovered("orders", 2, 0.5)
+    lines(event)
+    with pytest.raises(KeyboardInterrupt):
+        lines(event)
+    lines(event)
+    assert len(started) == 2
+    for timer in started.copy():
+        timer.expire()
+    assert len(started) == 3
+
+
+def test_a_timer_whose_start_was_interrupted_goes_on_if_no_event_comes(monkeypatch):
+    """Its thread may run all the same, and is the only one that can write the summary."""
+    started = []
+    monkeypatch.setattr(FakeTimer, "started", started, raising=False)
+    monkeypatch.setattr(FakeTimer, "interrupted", [True], raising=False)
+    monkeypatch.setattr(log_writer, "Timer", FakeTimer)
+    lines = LogWriter(lambda line: None, burst=1)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(2):
+            lines(events.Recovered("orders", 2, 0.5))
+    started[0].expire()
+    assert len(started) == 2

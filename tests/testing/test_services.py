@@ -88,6 +88,24 @@ def test_an_async_test_awaits_it():
         assert asyncio.run(test()) == {"retry": 1, "done": 1}
 
 
+def test_a_cancelled_run_ends_its_service():
+    """A time limit of the test leaves nothing running in an event loop that other tests share."""
+    reconcile = abate.controller()(lambda key: abate.Again(after=10.0))
+
+    async def test():
+        reconcile.add("a")
+        running = asyncio.ensure_future(arun_for(reconcile, 1e9))
+        while not reconcile.health().live:
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        return reconcile.health().live, len(asyncio.all_tasks())
+
+    with VirtualClock():
+        assert asyncio.run(test()) == (False, 1)
+
+
 def test_an_error_of_the_service_is_raised():
     """Nothing is swallowed on the way, and nothing waits for the end of the time."""
     handle = abate.consumer()(lambda message: None)

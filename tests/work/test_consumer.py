@@ -203,6 +203,24 @@ def test_a_breaker_limits_receives_while_a_dependency_is_down(store):
 # -- the controller with a store
 
 
+@pytest.mark.parametrize("given", [None, CircuitBreaker(min_calls=10)])
+def test_a_reset_closes_the_breaker_unless_it_is_shared(given):
+    """A dependency that was down in one test is not down in the next one."""
+
+    @abate.consumer(max_receives=1, breaker=given)
+    def handle(message):
+        raise ConnectionError
+
+    with VirtualClock(), abate.open_store("memory:") as store:
+        for key in range(40):
+            store.queue("handle").send(str(key))
+        run_for(handle, 1.0, store)
+        assert handle.breaker.seconds_until_half_open()
+        handle.reset()
+        assert (handle.breaker.seconds_until_half_open() is None) is (given is None)
+        assert given is None or handle.breaker is given
+
+
 def test_keys_in_a_store_survive_their_process(tmp_path):
     """The next process handles the keys that an earlier one added."""
     url = f"sqlite:///{tmp_path}/work.db"

@@ -467,6 +467,27 @@ def test_a_reset_forgets_the_backoff_of_a_key():
             reconcile.reset()
 
 
+def test_a_reset_fills_the_budget_again_unless_it_is_shared():
+    """What the keys of one test have spent is no reason for the next test's keys to come back slowly."""
+
+    def drain_two(reconcile):
+        reconcile.reset()
+        reconcile.add("a")
+        reconcile.add("b")
+        return reconcile.run(drain=True)
+
+    made = abate.controller(backoff=[50.0])
+    failing, other = made(fail), made(fail)
+    assert drain_two(failing) == {"retry": 2}
+    while failing._budget.try_withdraw():
+        pass
+    assert drain_two(failing) == {"retry": 2}
+    assert drain_two(other) == {"retry": 2}
+    shared = Budget(0.0, 0.1)
+    given = abate.controller(backoff=[50.0], budget=shared)(fail)
+    assert [drain_two(given), drain_two(given)] == [{"retry": 1, "slow": 1}, {"slow": 2}]
+
+
 def test_a_reset_keeps_sources_and_what_it_was_told():
     """Only what has happened is forgotten."""
     seen = []

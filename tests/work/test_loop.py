@@ -496,6 +496,16 @@ def test_stop_iteration_is_an_error_like_another():
     assert abate.consumer(breaker=False)(handle).run(source, drain=True) == {"retry": 1}
 
 
+def test_a_source_that_counts_in_a_way_of_its_own_can_be_drained():
+    """The drain is over: what it leaves can't be told, and nothing fails for that."""
+
+    class Counting(FakeSource):
+        def depth(self):
+            return len(self.messages)
+
+    assert work(lambda message: None, Counting(*messages("a"))) == {"done": 1}
+
+
 def test_a_message_that_kills_its_workers_is_buried_untouched():
     """Handed out more often than allowed: no worker sees it again."""
     source = FakeSource(Message("poison", receives=11))

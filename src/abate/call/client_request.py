@@ -7,6 +7,7 @@ event.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 MAX_METHOD, MAX_URL = 20, 300
 """The most characters of a method and of a URL in an event."""
+SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}:/{1,9}|/{2,9}")
+"""What precedes the user info or the host, in invalid URLs as well: they are reported, too."""
 
 
 class ClientRequest:
@@ -97,10 +100,13 @@ def _without_secrets(url: str) -> str:
 
     >>> _without_secrets("https://me:secret@api.example/orders?token=1#there")
     'https://api.example/orders'
+    >>> _without_secrets("//me:secret@api.example/orders"), _without_secrets("https:/me:secret@api.example/orders")
+    ('//api.example/orders', 'https:/api.example/orders')
     """
-    scheme, separator, rest = redacted(url).partition("://")
-    if not separator:
-        scheme, rest = "", scheme
+    text = redacted(url)
+    scheme = SCHEME.match(text)
+    begin = "" if scheme is None else scheme[0]
+    rest = text[len(begin) :]
     path = rest.partition("?")[0].partition("#")[0]
     host, slash, path = path.partition("/")
-    return one_line(f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}", MAX_URL)
+    return one_line(f"{begin}{host.rpartition('@')[2]}{slash}{path}", MAX_URL)

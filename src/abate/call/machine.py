@@ -484,18 +484,20 @@ class Call:
         uncounted = visit is None  # sent by a wrapper in calm, where successes are not counted
         if visit is None:
             visit = self._visit = ShelterVisit(dispatcher, now)
-        if accepted is None:
-            dispatcher.abandoned(visit.permit, now, suspicious=uncounted and _says_failure(ruling))
-            visit.drop_permit()
-            return 0.0
-        if not _says_failure(ruling):
-            visit.answered(policy.name)
-            return 0.0
+        says_failure = _says_failure(ruling)
         plan = policy.overload_backoff if ruling.reason == "overload" else policy.backoff
         hint_until = None
-        if ruling.hint is not None and ruling.hint <= policy.max_hint:
+        if says_failure and ruling.hint is not None and ruling.hint <= policy.max_hint:
+            # for the retry as well, also after an attempt that tells the shelter nothing
             self._hinted_delay = self._delay_after_hint(ruling.hint, plan, failed_at)
             hint_until = now + self._hinted_delay
+        if accepted is None:
+            dispatcher.abandoned(visit.permit, now, suspicious=uncounted and says_failure)
+            visit.drop_permit()
+            return 0.0
+        if not says_failure:
+            visit.answered(policy.name)
+            return 0.0
         retry = max(1, min(self.attempts, int(min(policy.attempt_limit, _MANY)) - 1))
         closed = dispatcher.failed(visit.permit, now, plan, hint_until, error, uncounted, policy.name, retry, accepted)
         visit.drop_permit()

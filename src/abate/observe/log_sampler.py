@@ -144,6 +144,7 @@ class LogSampler:
         "__weakref__",
         "_due",
         "_episodes",
+        "_full_until",
         "_keys",
         "_now",
         "_ready",
@@ -163,6 +164,8 @@ class LogSampler:
         self._keys: OrderedDict[int, int] = OrderedDict()  # failures in a row
         self._now = -inf
         self._due = inf
+        self._full_until = -inf
+        """No episode can be forgotten before this instant: not searched at each event of a name beyond the bound."""
         self._section = Section()
         self._ready: list[LogLine] = []
         """Lines that were decided and not yet written."""
@@ -210,6 +213,7 @@ class LogSampler:
         self._ready = []
         self._episodes = {}
         self._due = inf
+        self._full_until = -inf
 
     def _decide_and_take_lines(self, event: Event | None, key: EpisodeKey | None, now: float) -> list[LogLine]:
         self._section.run_or_defer(self._decide, event, key, now)
@@ -243,7 +247,8 @@ class LogSampler:
         """Count an event, with a summary of earlier ones if that is due; return whether the event is a line."""
         episode = self._episodes.get(key)
         if episode is None and len(self._episodes) >= self.max_episodes:
-            self._forget_ended(now)
+            if now >= self._full_until:
+                self._forget_ended(now)
             if len(self._episodes) >= self.max_episodes:
                 key = (key[0], OTHER_NAMES, "")
                 episode = self._episodes.get(key)
@@ -269,6 +274,9 @@ class LogSampler:
             for key, episode in self._episodes.items()
             if now < max(episode.last, episode.began) + self.window or episode.untold
         }
+        self._full_until = min(
+            (max(episode.last, episode.began) + self.window for episode in self._episodes.values()), default=-inf
+        )
 
     def _close_quiet(self, now: float) -> None:
         """End the episodes that have been quiet for long enough."""

@@ -24,16 +24,18 @@ log = Log("abate")
 class ClockState:
     """The sampler of one clock."""
 
-    __slots__ = ("__weakref__", "clock", "has_timer", "sampler")
+    __slots__ = ("__weakref__", "clock", "sampler", "timer", "timers")
 
     def __init__(self, clock: Clock, transitions: LogSampler) -> None:
         self.clock = clock
         self.sampler = transitions
-        self.has_timer = False
-        """Is a timer waiting for the next summary?"""
+        self.timer = 0
+        """The number of the timer that waits for the next summary; 0 if there is none."""
+        self.timers = 0
+        """How many timers were started so far."""
 
     def after_fork(self) -> None:
-        self.has_timer = False
+        self.timer = 0
         self.sampler.after_fork()
 
 
@@ -66,7 +68,7 @@ class LogWriter:
         state = self._by_clock.here()
         for line in state.sampler.lines(event, state.clock.now()):
             self._write(line)
-        if state.clock is MACHINE and not state.has_timer and not isinf(state.sampler.due):
+        if state.clock is MACHINE and not state.timer and not isinf(state.sampler.due):
             self._start_timer(state)
 
     def flush(self) -> None:
@@ -76,23 +78,25 @@ class LogWriter:
             self._write(line)
 
     def _start_timer(self, state: ClockState) -> None:
-        state.has_timer = True
+        number = state.timer = state.timers = state.timers + 1
         wait = max(0.0, state.sampler.due - state.clock.now())
         # events counted meanwhile may be due earlier
-        timer = Timer(min(wait, state.sampler.quiet), _write_due, (ref(self), state))
+        timer = Timer(min(wait, state.sampler.quiet), _write_due, (ref(self), state, number))
         timer.daemon = True
         timer.name = "abate-summary"
         try:
             timer.start()
         except RuntimeError:  # no thread can be started: the next event brings the summary
-            state.has_timer = False
-        except BaseException:  # of a signal handler
-            state.has_timer = False
+            state.timer = 0
+        except BaseException:  # of a signal handler: the timer may run, and is replaced by that of the next event
+            state.timer = 0
             raise
 
-    def write_due(self, state: ClockState) -> None:
-        """Write the summaries that are due."""
-        state.has_timer = False
+    def write_due(self, state: ClockState, number: int) -> None:
+        """Write the summaries that are due: the timer of this number has expired, and no other one has replaced it."""
+        if state.timer not in (0, number):
+            return
+        state.timer = 0
         try:
             for line in state.sampler.due_lines(state.clock.now()):
                 self._write(line)
@@ -102,11 +106,11 @@ class LogWriter:
             self._start_timer(state)
 
 
-def _write_due(weak: ref[LogWriter], state: ClockState) -> None:
+def _write_due(weak: ref[LogWriter], state: ClockState, number: int) -> None:
     """Write summaries unless the sink was collected: the timer does not keep it alive."""
     lines = weak()
     if lines is not None:
-        lines.write_due(state)
+        lines.write_due(state, number)
 
 
 _open: WeakSet[LogWriter] = WeakSet()

@@ -62,8 +62,10 @@ async def arun_for(
         service.stop()
         return await running
     finally:
-        running.cancel()
         time_over.cancel()
+        if not running.done():  # this was cancelled: the service ends before the test does
+            running.cancel()
+            await asyncio.wait({running})
 
 
 def _virtual_clock() -> VirtualClock:

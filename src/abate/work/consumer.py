@@ -33,6 +33,7 @@ class Consumer(Service[P, T]):
         workers: int,
         verdict_rules: VerdictRules,
         breaker: CircuitBreaker | None,
+        own_breaker: bool,
         timeout: float | None,
         grace: float,
     ) -> None:
@@ -40,6 +41,8 @@ class Consumer(Service[P, T]):
         self.source = None if source is None else self._open_source(source)
         self.verdict_rules = verdict_rules
         self.breaker = breaker
+        self._own_breaker = own_breaker
+        """Whether the breaker was made for this consumer, and not given to it."""
         registry.services.add(self)
 
     def _source(self, given: object) -> Source:
@@ -95,6 +98,21 @@ class Consumer(Service[P, T]):
     def backoff(self) -> Schedule:
         """Return the schedule of delays after failures of a message."""
         return self.verdict_rules.backoff
+
+    def reset(self) -> None:
+        """Forget what earlier runs have left, for the next test: the circuit breaker is closed. Not during a run.
+
+        What is in the source stays, and so does the state of a breaker that was given with ``breaker=``, as others may
+        use it.
+
+        >>> import abate
+        >>> @abate.consumer()
+        ... def handle(message): ...
+        >>> handle.reset()
+        """
+        super().reset()
+        if self.breaker is not None and self._own_breaker:
+            self.breaker = self.breaker.apart()
 
     def _verdict_rules(self) -> VerdictRules:
         return self.verdict_rules
@@ -166,7 +184,8 @@ def consumer(
             name=name,
             workers=workers,
             verdict_rules=verdict_rules,
-            breaker=None if breaker is False else breaker or CircuitBreaker(rng=rng),
+            breaker=None if breaker is False else CircuitBreaker(rng=rng) if breaker is None else breaker,
+            own_breaker=breaker is None,
             timeout=timeout,
             grace=grace,
         )

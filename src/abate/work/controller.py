@@ -59,6 +59,7 @@ class Controller(Service[P, T]):
         leader: bool,
         verdict_rules: VerdictRules,
         budget: Budget,
+        own_budget: bool,
         timeout: float | None,
         grace: float,
         rng: RandomSource | None,
@@ -68,6 +69,8 @@ class Controller(Service[P, T]):
         self._capacity = capacity
         self._rules = verdict_rules
         self._budget = budget
+        self._own_budget = own_budget
+        """Whether the budget was made for this controller, and not given to it."""
         self._rng: RandomSource = rng or random
         self._feeds: list[feeds.Feed] = []
         self._remembers = resync is not None and keys is None
@@ -285,7 +288,8 @@ class Controller(Service[P, T]):
 
         For tests that share a controller. Its functions, sources and settings stay, and so does what is in a store; a
         store that it has opened from a URL is opened again, so ``memory:`` is empty. After `run(store)` the controller
-        has the store that it was made with.
+        has the store that it was made with. The retry budget is full again, unless it was given with ``budget=``: then
+        others may use it.
 
         >>> import abate
         >>> @abate.controller()
@@ -300,6 +304,9 @@ class Controller(Service[P, T]):
         super().reset()
         if self._opened:
             self.store.close()
+        if self._own_budget:
+            self._budget = self._budget.apart()
+            self._rules = self._rules.with_budget(self._budget)
         self._start_empty()
 
     def _source(self, given: object) -> Source:

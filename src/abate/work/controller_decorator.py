@@ -92,6 +92,7 @@ def controller(
             leader=leader,
             verdict_rules=verdict_rules,
             budget=pays,
+            own_budget=budget is None,
             timeout=timeout,
             grace=grace,
             rng=rng,

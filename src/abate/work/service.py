@@ -184,6 +184,8 @@ class Service(Generic[P, T]):
 
     async def _log_left(self, durable: bool) -> None:
         """Log what a drain leaves in its queue; warn of what is lost with this process."""
+        from abate.stores import Depth
+
         threads = DaemonThreadPool(1)
         try:
             cut = clocks.current().within(min(DEPTH_TIMEOUT, self.seconds_left()))
@@ -194,8 +196,8 @@ class Service(Generic[P, T]):
             return
         finally:
             threads.shutdown()
-        if depth is None:
-            return
+        if not isinstance(depth, Depth):
+            return  # the source can't count, or counts in a way of its own
         counts = {"ready": depth.ready, "delayed": depth.delayed, "in flight": depth.leased, "buried": depth.dead}
         left = [f"{count} {state}" for state, count in counts.items() if count]
         if not left:

@@ -16,6 +16,7 @@ The first rule that applies:
 from __future__ import annotations
 
 import random
+from copy import copy
 from inspect import isasyncgen, isgenerator
 from typing import Literal, NamedTuple
 
@@ -91,6 +92,12 @@ class VerdictRules:
         self._max_receives = max_receives
         self._rng: RandomSource = rng or random
         self._warned = False
+
+    def with_budget(self, budget: Budget) -> VerdictRules:
+        """Return the same rules with another retry budget."""
+        rules = copy(self)
+        rules._budget = budget
+        return rules
 
     def over_receive_limit(self, receives: int, unanswered: int | None = 0) -> Decision | None:
         """Bury a message that was received too often without being settled: it has killed its processes.
