@@ -308,6 +308,9 @@ def test_plain_reads(statement):
         "SELECT * FROM a LOCK IN SHARE MODE",
         "SELECT 1 /*! INTO OUTFILE 'a' */",
         "SELECT 1; DELETE FROM a",
+        "SELECT nextval -- a comment\n('numbers')",
+        "SELECT nextval --and\n('numbers')",
+        "SELECT pay # a comment\n(1)",
     ],
 )
 def test_statements_that_are_no_plain_reads(statement):
