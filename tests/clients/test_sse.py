@@ -64,6 +64,15 @@ def test_an_id_without_data_counts(way):
 
 
 @every
+@pytest.mark.parametrize(("sent", "resumed"), [(" 9 \t", "9"), ("  ", None)])
+def test_spaces_around_an_id_are_not_sent(way, sent, resumed):
+    """HTTP has none around the value of a header: the reconnect would fail."""
+    with EventServer(stream(f"id: {sent}\ndata: a\n\n")) as server:
+        assert [event.id for event in way.read(server.url, policy=policy())] == [sent]
+    assert server.last_ids == [None, resumed]
+
+
+@every
 def test_a_program_can_resume_where_it_was(way):
     """And send headers, parameters and a body of its own."""
     with EventServer(stream(*numbered(8))) as server:

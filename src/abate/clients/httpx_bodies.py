@@ -178,8 +178,14 @@ async def adrain(stream: Any, seconds: float) -> bytes | None:
                 body += await anext(parts)
             except StopAsyncIteration:
                 return bytes(body)
-    # the library's generators must not be abandoned: cut them off where they wait
+    await cut_off(parts)
+    return None
+
+
+async def cut_off(parts: AsyncIterator[bytes]) -> None:
+    """End httpx's generators, which must not be abandoned (trio warns): cut them off where they wait."""
     cut = clocks.current().within(0.0)
-    async with cut:
-        while True:
-            await anext(parts)
+    with suppress(Exception):
+        async with cut:
+            while True:
+                await anext(parts)
