@@ -25,7 +25,7 @@ from abate.clients.client_rules import Library
 from abate.clients.headers import ATTEMPT, DEADLINE
 from abate.clients.http_client import MIN_TIMEOUT, ClientSettings, HttpRequest, Key
 from abate.clients.httpx_bodies import streams_of
-from abate.clients.httpx_call import EXTENSION, HttpxCall
+from abate.clients.httpx_call import EXTENSION, STREAM_READ, HttpxCall
 from abate.clients.outer_retries import forbid_retry
 from abate.clients.stopwatch import Stopwatch, Timeouts
 from abate.clients.trust import SECRET, Secret
@@ -157,7 +157,8 @@ class RetryingTransport:
             settings.set_headers(request.headers, request.url.host, exchange.attempt)
             if exchange.key is not None:
                 request.headers[KEY_HEADER] = exchange.key
-            request.extensions = {**request.extensions, "timeout": self._cut(request.extensions.get("timeout", {}))}
+            cut = self._cut(request.extensions.get("timeout", {}))
+            request.extensions = {**request.extensions, "timeout": cut, STREAM_READ: exchange.stream_read}
         if timeouts is not None:
             watch = Stopwatch(timeouts, settings.judge_error)
             request.extensions["trace"] = self._connect_tracer(watch, request.extensions.get("trace"))

@@ -16,6 +16,7 @@ alike. An unknown event is content. An encoding other than gzip and deflate is h
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ from typing import Any, NamedTuple
 import httpx2
 
 from abate import clock as clocks
+from abate.clients.httpx_bodies import cut_off
+from abate.clients.httpx_call import STREAM_READ
 from abate.clients.sse_parser import EventParser, EventTooLarge, ServerSentEvent
 from abate.decide.responses import STREAM_ERRORS
 from abate.schedule.deadlines import deadline_passed
@@ -36,6 +39,10 @@ PREAMBLE = frozenset(
 )
 """Types of events that come before any content."""
 
+RESUMABLE = "httpx2._transports.default"
+"""The module of the streams that another iterator continues; others, of transports of users, may begin again."""
+
+STATUS = re.compile(r"[45][0-9]{2}")
 UNKNOWN_ERROR = 500
 STATUSES = {
     **STREAM_ERRORS,
@@ -80,7 +87,9 @@ def error_status(error: object) -> int:
     if not isinstance(error, Mapping):
         return UNKNOWN_ERROR
     named = [error.get(field) for field in ("code", "type", "status")]
-    for name in named:  # some servers send the status itself
+    for name in named:  # some servers send the status itself, Azure as text
+        if isinstance(name, str) and STATUS.fullmatch(name):
+            return int(name)
         if isinstance(name, int) and not isinstance(name, bool) and 400 <= name <= 599:
             return name
     return next((STATUSES[name] for name in named if isinstance(name, str) and name in STATUSES), UNKNOWN_ERROR)
@@ -178,8 +187,8 @@ class ErrorEventTransport(httpx2.BaseTransport):
             return response
         stream: Any = response.stream
         found: StreamError | bool = False
+        begun = rest = iter(stream)
         try:
-            rest = iter(stream)
             for piece in rest:
                 found = beginning.hold(piece)
                 if found:
@@ -190,7 +199,10 @@ class ErrorEventTransport(httpx2.BaseTransport):
         if isinstance(found, StreamError):
             stream.close()
             return _error_response(response, found)
-        response.stream = _ResumedStream(beginning.pieces, rest, stream)
+        if found and _restore_read_timeout(request) and type(stream).__module__ == RESUMABLE:
+            # a generator of httpcore's has taken its timeout at its start; another one goes on where it stands
+            rest = iter(stream)
+        response.stream = _ResumedStream(beginning.pieces, rest, stream, begun)
         return response
 
     def close(self) -> None:
@@ -210,16 +222,19 @@ class AsyncErrorEventTransport(httpx2.AsyncBaseTransport):
             return response
         stream: Any = response.stream
         found: StreamError | bool = False
+        _restore_read_timeout(request)  # the wait for content is cut off from outside
+        rest = aiter(stream)
         try:
-            rest = aiter(stream)
             async for piece in rest:
                 found = beginning.hold(piece)
                 if found:
                     break
         except BaseException:
+            await cut_off(rest)
             await stream.aclose()
             raise
         if isinstance(found, StreamError):
+            await cut_off(rest)
             await stream.aclose()
             return _error_response(response, found)
         response.stream = _AsyncResumedStream(beginning.pieces, rest, stream)
@@ -232,8 +247,11 @@ class AsyncErrorEventTransport(httpx2.AsyncBaseTransport):
 class _ResumedStream(httpx2.SyncByteStream):
     """A stream of which the first pieces were read already."""
 
-    def __init__(self, pieces: list[bytes], rest: Iterator[bytes], stream: httpx2.SyncByteStream) -> None:
+    def __init__(
+        self, pieces: list[bytes], rest: Iterator[bytes], stream: httpx2.SyncByteStream, begun: Iterator[bytes]
+    ) -> None:
         self._pieces, self._rest, self._stream = pieces, rest, stream
+        self._begun = begun  # its end would close the stream
 
     def __iter__(self) -> Iterator[bytes]:
         pieces, self._pieces = self._pieces, []
@@ -257,6 +275,14 @@ class _AsyncResumedStream(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+
+
+def _restore_read_timeout(request: httpx2.Request) -> bool:
+    """Give the rest of a stream its own read timeout if the attempt has cut it; return whether it has."""
+    if STREAM_READ not in request.extensions:
+        return False
+    request.extensions["timeout"]["read"] = request.extensions[STREAM_READ]
+    return True
 
 
 def _beginning(response: httpx2.Response) -> Beginning | None:
