@@ -313,6 +313,27 @@ def test_errors_have_a_status_and_a_body(data, status, body):
     assert body is None or json.loads(found.body) == body
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        '{"type": "error", "error": {"type": "overl',
+        "",
+        "overloaded",
+        "null",
+        [],
+        "[1]",
+        {"error": None},
+        {"message": "no"},
+    ],
+)
+def test_an_event_named_error_is_one_whatever_its_data(data):
+    """Data that can't be read is a failure of the server."""
+    found = said(data, "error")
+    assert isinstance(found, StreamError)
+    assert found.status == 500
+    assert "error" in json.loads(found.body)
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
     lambda inner: (

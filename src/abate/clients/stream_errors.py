@@ -110,10 +110,12 @@ def read_event(event: ServerSentEvent) -> StreamError | bool:
     try:
         data = json.loads(event.data)
     except (ValueError, RecursionError):
-        return event.event not in PREAMBLE
+        data = event.data
+    if event.event == "error" and not isinstance(data, dict):
+        data = {"error": data or "unknown"}
     if not isinstance(data, dict):
-        return True
-    found = _error_in(data)
+        return event.event not in PREAMBLE
+    found = data if event.event == "error" and not data.get("error") else _error_in(data)
     if found is not None:
         body = data if "error" in data else {"error": found}
         return StreamError(error_status(found), json.dumps(body).encode())
