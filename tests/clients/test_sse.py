@@ -195,6 +195,16 @@ def test_a_post_is_reconnected_if_it_may_be_repeated(way):
 
 
 @every
+@pytest.mark.parametrize("kind", [dict, list])
+def test_an_idempotency_key_allows_to_repeat_a_post(way, kind):
+    """Whether the headers are a mapping or pairs."""
+    headers = kind({"Idempotency-Key": "8e03978e"}.items())
+    with EventServer(stream(*numbered(1))) as server:
+        way.read(server.url, method="POST", headers=headers, policy=policy())
+    assert len(server.requests) == 2
+
+
+@every
 def test_a_refused_connection_is_tried_again(way):
     """By the default policy's rule for network errors."""
     with EventServer() as server:

@@ -182,8 +182,8 @@ def events(
         raise TypeError(f"last_event_id must be a string, not {short_repr(last_event_id)}")
     wrap, read = _reader(client)
     position = Position(last_event_id, whole("max_event", max_event, least=1))
-    headers = request.get("headers")
-    rule = OnEventStream(policy.rules, position, http.repeatable(method, headers if hasattr(headers, "get") else None))
+    headers = request.get("headers") or {}  # a mapping, or pairs
+    rule = OnEventStream(policy.rules, position, http.repeatable(method, dict(headers)))
     # position holds where to resume, so that there is nothing to change in the arguments
     reading = policy.replace(on=rule, unless=(), resume=lambda last: {})
     return wrap(reading, read)(client, method, url, position, bound, request)
