@@ -90,6 +90,12 @@ def _decoded(library: Any, response: Any, body: bytes) -> bytes | None:
     return bytes(decoded)
 
 
+def is_event_stream(response: Any) -> bool:
+    """Return whether the body is a stream of server-sent events, which may be silent between them."""
+    kind: str = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    return response.status_code == 200 and kind == "text/event-stream"
+
+
 def is_small(response: Any) -> bool:
     """Return whether the headers allow a body short enough to read."""
     length = response.headers.get("Content-Length", "0")

@@ -5,7 +5,8 @@ The client keeps redirects, auth, cookies and streaming; each request that it se
 * A response that will be retried is read to its end if that is near, and closed before every wait (backoff or
   shelter), so that its connection serves other calls. If a gate or a shelter then refuses the next attempt, this
   response is returned after all; reading a body of more than 64 KB raises ``ReadError``.
-* The final response is returned unread: a failure in its body is not retried.
+* The final response is returned unread: a failure in its body is not retried. Server-sent events may be as long apart
+  as the request's own read timeout and the deadline around the call allow.
 * The timeouts of an attempt are cut to the time until the deadline. After the deadline nothing is sent: the error is
   ``ConnectTimeout``.
 """
@@ -24,7 +25,7 @@ from abate.call.policy import Policy
 from abate.clients.client_rules import Library
 from abate.clients.headers import ATTEMPT, DEADLINE
 from abate.clients.http_client import MIN_TIMEOUT, ClientSettings, HttpRequest, Key
-from abate.clients.httpx_bodies import streams_of
+from abate.clients.httpx_bodies import is_event_stream, streams_of
 from abate.clients.httpx_call import EXTENSION, STREAM_READ, HttpxCall
 from abate.clients.outer_retries import forbid_retry
 from abate.clients.stopwatch import Stopwatch, Timeouts
@@ -168,6 +169,8 @@ class RetryingTransport:
                 yield
                 if watch is not None:
                     watch.response_received(exchange.held.status_code)
+            if STREAM_READ in request.extensions and is_event_stream(exchange.held):
+                request.extensions["timeout"]["read"] = exchange.stream_read
         finally:
             request.headers, request.extensions = kept  # the next user of this request needs other values
 

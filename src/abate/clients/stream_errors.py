@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import httpx2
 
 from abate import clock as clocks
-from abate.clients.httpx_bodies import cut_off
+from abate.clients.httpx_bodies import cut_off, is_event_stream
 from abate.clients.httpx_call import STREAM_READ
 from abate.clients.sse_parser import EventParser, EventTooLarge, ServerSentEvent
 from abate.decide.responses import STREAM_ERRORS
@@ -289,8 +289,7 @@ def _restore_read_timeout(request: httpx2.Request) -> bool:
 
 def _beginning(response: httpx2.Response) -> Beginning | None:
     """Return where to keep the beginning of a response; None if it is not an event stream that can be read."""
-    kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if response.status_code != 200 or kind != "text/event-stream":
+    if not is_event_stream(response):
         return None
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding == "identity":
