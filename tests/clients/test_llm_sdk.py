@@ -59,6 +59,15 @@ def test_settings_of_the_sdk_are_passed_on(way):
     assert client.default_headers["X-Team"] == "shop"
 
 
+@pytest.mark.parametrize("timeout", [1800, 600.5, None, httpx2.Timeout(5.0, read=900.0), httpx2.Timeout(None)])
+def test_a_timeout_beyond_the_default_policys_is_refused(way, timeout):
+    """It would be cut without a word. With a policy of the program's own it is for the rest of a stream."""
+    with pytest.raises(ValueError, match=r"no effect: .* 600 s; write policy=.*default_policy\.replace\(timeout="):
+        way.client(None, NOWHERE, timeout=timeout)
+    assert way.client(policy(timeout=600.0), NOWHERE, timeout=timeout).timeout == timeout
+    assert way.client(None, NOWHERE, timeout=600.0).timeout == 600.0
+
+
 @pytest.mark.parametrize(("retries", "attempts"), [(5, 6), (1, 2), (None, 3), (-1, 3), (True, 2), ("2", 3)])
 def test_retries_of_the_sdk_are_refused(way, retries, attempts):
     """The error says what to write instead."""

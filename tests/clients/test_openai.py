@@ -1,12 +1,16 @@
 """OpenAI's SDK: what is particular about it. What both SDKs have in common is in `test_llm_sdk`."""
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
+import threading
+import warnings
 
 import openai
 import pytest
+import trio
 
 import abate
 import abate.clients.openai
@@ -134,6 +138,77 @@ def test_a_task_that_is_cancelled_leaves_no_connection_taken():
             server.script.append(stream(*events, then=server.hang))
             asyncio.run(cancel(server, pieces))
         assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("pause", [1.3, 0.0])
+def test_after_the_first_content_silence_is_the_sdks_to_judge(pause):
+    """The policy's timeout, which ends the wait for content, does not cut the read timeout of the rest."""
+    answer = [*BEGINNINGS[RESPONSES], CONTENTS[RESPONSES][0]]
+    rest = [CONTENTS[RESPONSES][1], *ENDS[RESPONSES]]
+
+    def go_on(connection):
+        threading.Event().wait(pause)  # longer than the policy's timeout
+        for each in rest:
+            connection.sendall(f"{len(each):x}\r\n{each}\r\n".encode())
+        connection.sendall(b"0\r\n\r\n")
+        return True
+
+    def asks(server):
+        with client(server, policy(timeout=1.0)) as opened:
+            for _ in range(2):
+                items = opened.responses.create(model="m", input="Say hello", stream=True)
+                yield "".join(item.delta for item in items if item.type == "response.output_text.delta")
+
+    async def ask(server):
+        made = abate.clients.openai.async_client(policy(timeout=1.0), api_key="an-example", base_url=f"{server.url}/v1")
+        async with made as opened:
+            items = await opened.responses.create(model="m", input="Say hello", stream=True)
+            return "".join([item.delta async for item in items if item.type == "response.output_text.delta"])
+
+    with LLMServer(stream(*answer, then=go_on)) as server:
+        assert list(asks(server)) == [TEXT, TEXT]
+    assert {request.connection for request in server.requests} == {1}
+    with LLMServer(stream(*answer, then=go_on)) as server:
+        assert asyncio.run(ask(server)) == TEXT
+
+
+def test_a_deadline_around_the_call_bounds_the_rest_too():
+    """It is the program's own, for all that is done inside it."""
+    with LLMServer() as server, client(server, policy(timeout=60.0)) as opened:
+        server.script.append(stream(*BEGINNINGS[CHAT], CONTENTS[CHAT][0], then=server.hang))
+        with abate.deadline(1.0):
+            items = opened.chat.completions.create(model="m", messages=ASK, stream=True)
+            with pytest.raises(openai.APITimeoutError):
+                list(items)
+
+
+def test_a_stream_without_content_ends_under_a_timeout():
+    """Nothing is left to read on."""
+    with LLMServer(*[stream(*BEGINNINGS[CHAT])] * 2) as server, client(server, policy(timeout=60.0)) as opened:
+        for _ in range(2):
+            items = opened.chat.completions.create(model="m", messages=ASK, stream=True)
+            assert sum(1 for _ in items) == 1
+    assert {request.connection for request in server.requests} == {1}
+
+
+def test_no_generator_is_abandoned_under_trio():
+    """Of httpx's, which trio would warn about: not even at an error event."""
+    overloaded = stream(*BEGINNINGS[RESPONSES], typed("error", code="server_is_overloaded"))
+
+    async def ask(server):
+        made = abate.clients.openai.async_client(policy(), api_key="an-example", base_url=f"{server.url}/v1")
+        async with made as opened:
+            items = await opened.responses.create(model="m", input="Say hello", stream=True)
+            return [item.type async for item in items]
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with LLMServer(overloaded) as server:
+            assert trio.run(ask, server)[-1] == "response.completed"
+        gc.collect()
+    assert [
+        str(each.message) for each in caught if "httpx2" in str(each.message) or "httpcore" in str(each.message)
+    ] == []
 
 
 def test_a_long_stream_leaves_its_connection_for_others():

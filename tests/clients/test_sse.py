@@ -64,6 +64,15 @@ def test_an_id_without_data_counts(way):
 
 
 @every
+@pytest.mark.parametrize(("sent", "resumed"), [(" 9 \t", "9"), ("  ", None)])
+def test_spaces_around_an_id_are_not_sent(way, sent, resumed):
+    """HTTP has none around the value of a header: the reconnect would fail."""
+    with EventServer(stream(f"id: {sent}\ndata: a\n\n")) as server:
+        assert [event.id for event in way.read(server.url, policy=policy())] == [sent]
+    assert server.last_ids == [None, resumed]
+
+
+@every
 def test_a_program_can_resume_where_it_was(way):
     """And send headers, parameters and a body of its own."""
     with EventServer(stream(*numbered(8))) as server:
@@ -182,6 +191,16 @@ def test_a_post_is_reconnected_if_it_may_be_repeated(way):
     with EventServer(respond(429), stream(*numbered(1))) as server, pytest.raises(StreamEnded) as raised:
         way.read(server.url, method="POST", policy=policy())
     assert abate.report(raised.value).reason == "unsafe"
+    assert len(server.requests) == 2
+
+
+@every
+@pytest.mark.parametrize("kind", [dict, list])
+def test_an_idempotency_key_allows_to_repeat_a_post(way, kind):
+    """Whether the headers are a mapping or pairs."""
+    headers = kind({"Idempotency-Key": "8e03978e"}.items())
+    with EventServer(stream(*numbered(1))) as server:
+        way.read(server.url, method="POST", headers=headers, policy=policy())
     assert len(server.requests) == 2
 
 

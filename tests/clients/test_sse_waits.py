@@ -9,6 +9,8 @@ import httpx2
 import pytest
 
 import abate
+import abate.clients.httpx
+import abate.clients.httpx2
 from abate.clients.sse import StreamEnded
 from abate.testing import Recorder, VirtualClock
 from tests.clients.llm_server import stream
@@ -95,6 +97,24 @@ def test_silence_before_the_first_event_is_bounded_as_well(way):
         with pytest.raises(errors) as raised:
             way.read(server.url, policy=policy(), idle=0.1)
     assert abate.report(raised.value).attempts == 3
+
+
+@pytest.mark.parametrize("way", [Way(httpx, "threads"), Way(httpx2, "asyncio")], ids=repr)
+def test_the_timeout_of_a_policy_below_ends_with_the_headers(way):
+    """A transport that retries cuts the timeouts of its attempts, but not the silence between events after them."""
+
+    def pause(connection):
+        threading.Event().wait(1.3)  # longer than the transport's policy allows for a call
+        data = numbered(2)[0].encode()
+        connection.sendall(f"{len(data):x}\r\n".encode() + data + b"\r\n0\r\n\r\n")
+        return True
+
+    module = {httpx: abate.clients.httpx, httpx2: abate.clients.httpx2}[way.library]
+    transport = (module.Transport if way.sync else module.AsyncTransport)(policy(timeout=1.0))
+    with EventServer(stream(numbered(1)[0], then=pause)) as server:
+        found = way.read(server.url, policy=policy(max_attempts=1), count=2, client={"transport": transport})
+    assert texts(found) == ["event 1", "event 2"]
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[2], WAYS[5]], ids=repr)

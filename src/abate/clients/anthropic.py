@@ -67,7 +67,9 @@ def client(
     0
     """
     policy = default_policy if policy is None else policy
-    llm_sdk.check_settings("abate.clients.anthropic", policy, client_class, anthropic.Anthropic, settings)
+    llm_sdk.check_settings(
+        "abate.clients.anthropic", policy, client_class, anthropic.Anthropic, settings, default_policy
+    )
     http_client = llm_sdk.retrying_client(anthropic.DefaultHttpxClient, policy, transport)
     return client_class(max_retries=0, http_client=http_client, **settings)
 
@@ -99,6 +101,8 @@ def async_client(
     0
     """
     policy = default_policy if policy is None else policy
-    llm_sdk.check_settings("abate.clients.anthropic", policy, client_class, anthropic.AsyncAnthropic, settings)
+    llm_sdk.check_settings(
+        "abate.clients.anthropic", policy, client_class, anthropic.AsyncAnthropic, settings, default_policy
+    )
     http_client = llm_sdk.retrying_client(anthropic.DefaultAsyncHttpxClient, policy, transport)
     return client_class(max_retries=0, http_client=http_client, **settings)

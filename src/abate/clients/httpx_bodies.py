@@ -90,6 +90,12 @@ def _decoded(library: Any, response: Any, body: bytes) -> bytes | None:
     return bytes(decoded)
 
 
+def is_event_stream(response: Any) -> bool:
+    """Return whether the body is a stream of server-sent events, which may be silent between them."""
+    kind: str = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    return response.status_code == 200 and kind == "text/event-stream"
+
+
 def is_small(response: Any) -> bool:
     """Return whether the headers allow a body short enough to read."""
     length = response.headers.get("Content-Length", "0")
@@ -178,8 +184,14 @@ async def adrain(stream: Any, seconds: float) -> bytes | None:
                 body += await anext(parts)
             except StopAsyncIteration:
                 return bytes(body)
-    # the library's generators must not be abandoned: cut them off where they wait
+    await cut_off(parts)
+    return None
+
+
+async def cut_off(parts: AsyncIterator[bytes]) -> None:
+    """End httpx's generators, which must not be abandoned (trio warns): cut them off where they wait."""
     cut = clocks.current().within(0.0)
-    async with cut:
-        while True:
-            await anext(parts)
+    with suppress(Exception):
+        async with cut:
+            while True:
+                await anext(parts)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 EXTENSION = "abate"
 """The key of what a request says about itself: ``extensions={"abate": {"idempotent": True}}``."""
+STREAM_READ = "abate_stream_read"
+"""The key of the read timeout for the rest of a stream, after the call: it is not cut to the policy's own deadline."""
 
 
 class HttpxCall:
@@ -42,6 +44,8 @@ class HttpxCall:
         self.sent = False
         self.extensions: Any = request.extensions  # of the attempt that brought the last response
         self._began = 0.0
+        self.stream_read: float | None = None
+        """The read timeout of the request, cut to the deadline around the call only."""
         self._exhausted: Any = None
 
     def choose_policy(self) -> Policy:
@@ -58,6 +62,7 @@ class HttpxCall:
             idempotent=idempotent_by_extension(says[EXTENSION]) if EXTENSION in says else None,
         )
         self._began = self.now()
+        self.stream_read = cut_to_deadline(says.get("timeout", {}).get("read"))
         return self.policy
 
     def __enter__(self) -> Self:

@@ -5,7 +5,8 @@ The client keeps redirects, auth, cookies and streaming; each request that it se
 * A response that will be retried is read to its end if that is near, and closed before every wait (backoff or
   shelter), so that its connection serves other calls. If a gate or a shelter then refuses the next attempt, this
   response is returned after all; reading a body of more than 64 KB raises ``ReadError``.
-* The final response is returned unread: a failure in its body is not retried.
+* The final response is returned unread: a failure in its body is not retried. Server-sent events may be as long apart
+  as the request's own read timeout and the deadline around the call allow.
 * The timeouts of an attempt are cut to the time until the deadline. After the deadline nothing is sent: the error is
   ``ConnectTimeout``.
 """
@@ -24,8 +25,8 @@ from abate.call.policy import Policy
 from abate.clients.client_rules import Library
 from abate.clients.headers import ATTEMPT, DEADLINE
 from abate.clients.http_client import MIN_TIMEOUT, ClientSettings, HttpRequest, Key
-from abate.clients.httpx_bodies import streams_of
-from abate.clients.httpx_call import EXTENSION, HttpxCall
+from abate.clients.httpx_bodies import is_event_stream, streams_of
+from abate.clients.httpx_call import EXTENSION, STREAM_READ, HttpxCall
 from abate.clients.outer_retries import forbid_retry
 from abate.clients.stopwatch import Stopwatch, Timeouts
 from abate.clients.trust import SECRET, Secret
@@ -157,7 +158,8 @@ class RetryingTransport:
             settings.set_headers(request.headers, request.url.host, exchange.attempt)
             if exchange.key is not None:
                 request.headers[KEY_HEADER] = exchange.key
-            request.extensions = {**request.extensions, "timeout": self._cut(request.extensions.get("timeout", {}))}
+            cut = self._cut(request.extensions.get("timeout", {}))
+            request.extensions = {**request.extensions, "timeout": cut, STREAM_READ: exchange.stream_read}
         if timeouts is not None:
             watch = Stopwatch(timeouts, settings.judge_error)
             request.extensions["trace"] = self._connect_tracer(watch, request.extensions.get("trace"))
@@ -167,6 +169,8 @@ class RetryingTransport:
                 yield
                 if watch is not None:
                     watch.response_received(exchange.held.status_code)
+            if STREAM_READ in request.extensions and is_event_stream(exchange.held):
+                request.extensions["timeout"]["read"] = exchange.stream_read
         finally:
             request.headers, request.extensions = kept  # the next user of this request needs other values
 

@@ -26,8 +26,10 @@ def default_policy(name: str) -> Policy:
     return Policy(on=http.transient, name=name, timeout=TIMEOUT)
 
 
-def check_settings(module: str, policy: object, client_class: object, base: type, settings: dict[str, Any]) -> None:
-    """Refuse settings that would put a second layer of retries above the policy, or replace its transport."""
+def check_settings(
+    module: str, policy: object, client_class: object, base: type, settings: dict[str, Any], default: Policy
+) -> None:
+    """Refuse settings that would add a second layer of retries, replace the policy's transport, or have no effect."""
     if not isinstance(policy, Policy):
         # not even a short repr: it may be an API key
         raise TypeError(f"policy must be a Policy, not a {type(policy).__name__}: settings of the SDK are keywords")
@@ -45,6 +47,18 @@ def check_settings(module: str, policy: object, client_class: object, base: type
             "http_client= would replace the transport that retries: write transport=httpx2.HTTPTransport(...), which"
             " the policy's transport is put around (httpx2.AsyncHTTPTransport for async clients)"
         )
+    if policy is default and _is_longer(settings.get("timeout", 0.0), TIMEOUT):
+        raise ValueError(
+            f"timeout={settings['timeout']!r} would have no effect: the default policy ends the call, all attempts"
+            f" together, after {TIMEOUT:g} s; write policy={module}.default_policy.replace(timeout=...)"
+        )
+
+
+def _is_longer(timeout: object, seconds: float) -> bool:
+    """Return whether a timeout of the SDK's allows a longer silence; None is no timeout at all."""
+    if isinstance(timeout, httpx2.Timeout):
+        timeout = timeout.read
+    return timeout is None or (isinstance(timeout, (int, float)) and timeout > seconds)
 
 
 def retrying_client(kind: type[ClientT], policy: Policy, transport: Any) -> ClientT:

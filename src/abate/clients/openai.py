@@ -66,7 +66,7 @@ def client(
     0
     """
     policy = default_policy if policy is None else policy
-    llm_sdk.check_settings("abate.clients.openai", policy, client_class, openai.OpenAI, settings)
+    llm_sdk.check_settings("abate.clients.openai", policy, client_class, openai.OpenAI, settings, default_policy)
     http_client = llm_sdk.retrying_client(openai.DefaultHttpxClient, policy, transport)
     return client_class(max_retries=0, http_client=http_client, **settings)
 
@@ -98,6 +98,6 @@ def async_client(
     0
     """
     policy = default_policy if policy is None else policy
-    llm_sdk.check_settings("abate.clients.openai", policy, client_class, openai.AsyncOpenAI, settings)
+    llm_sdk.check_settings("abate.clients.openai", policy, client_class, openai.AsyncOpenAI, settings, default_policy)
     http_client = llm_sdk.retrying_client(openai.DefaultAsyncHttpxClient, policy, transport)
     return client_class(max_retries=0, http_client=http_client, **settings)

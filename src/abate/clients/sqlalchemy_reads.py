@@ -15,17 +15,18 @@ Statements sent by the driver's own cursor are not seen, nor what a view or a tr
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, event
 from sqlalchemy.orm import Session, SessionTransaction, SessionTransactionOrigin, scoped_session, sessionmaker
 
 __all__ = ["end_reads", "watch"]
 
-WRITING_WORDS = re.compile(r"\b(?:FOR|INTO|LOCK|PROCEDURE)\b|;\s*\S|/\*", re.IGNORECASE)
-"""What makes a SELECT more than a read; MySQL executes some comments."""
+WRITING_WORDS = re.compile(r"\b(?:FOR|INTO|LOCK|PROCEDURE)\b|;\s*\S|/\*|(?:--|#)[^\n]*\n\s*\(", re.IGNORECASE)
+"""What makes a SELECT more than a read; MySQL executes some comments, and one may hide the name of a function."""
 
 CALLED = re.compile(r"([\w$.\"`\]]+)\s*\(")
 """A function's name, with its schema, or a keyword, before its parenthesis."""
@@ -42,8 +43,14 @@ ltrim max min mod now nullif rank round row_number rtrim substr substring sum tr
 HARMLESS = frozenset(KEYWORDS.split() + FUNCTIONS.split())
 """What may stand before a parenthesis in a plain SELECT: keywords, types, and functions that only compute."""
 
+MAX_FRAMES = 12
+"""Frames between an event of SQLAlchemy and the statement that caused it: in 2.0 and 2.1 there are fewer."""
+
 _only_reads: WeakKeyDictionary[Connection, bool] = WeakKeyDictionary()
 """Whether the transaction of a connection has sent plain SELECTs only; without an entry, it is not known."""
+
+_explicit: WeakSet[Connection] = WeakSet()
+"""The watched connections whose transaction the program began: its end is the program's."""
 
 _connections: WeakKeyDictionary[SessionTransaction, list[Connection]] = WeakKeyDictionary()
 """The connections of the transactions of sessions that were watched from their beginning."""
@@ -103,6 +110,8 @@ def _why_not(source: Session | Connection) -> str | None:
         if source.new or source.dirty or source.deleted:
             return "has new, changed or deleted objects"
         connections = _connections.get(transaction)
+    if any(connection in _explicit for connection in connections or ()):
+        return "was begun explicitly"
     if connections is None or any(connection not in _only_reads for connection in connections):
         return "began before `transaction(...)` was made, so that it is not known what it has written"
     if not all(_only_reads[connection] for connection in connections):
@@ -117,6 +126,22 @@ def _listen(target: Any, name: str, listener: Callable[..., None]) -> None:
 
 def _connection_began(connection: Connection) -> None:
     _only_reads[connection] = True
+    if _is_autobegin():
+        _explicit.discard(connection)
+    else:
+        _explicit.add(connection)
+
+
+def _is_autobegin() -> bool:
+    """Return whether SQLAlchemy begins a transaction by itself: only its own frames know."""
+    frame = sys._getframe(1)
+    for _ in range(MAX_FRAMES):
+        if frame.f_code.co_name == "_autobegin" and frame.f_globals.get("__name__") == "sqlalchemy.engine.base":
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
 
 
 def _note_statement(connection: Connection, cursor: Any, statement: str, *details: Any) -> None:

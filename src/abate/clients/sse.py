@@ -16,13 +16,12 @@ The parser is in `abate.clients.sse_parser`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, overload
 
-from abate import clock as clocks
 from abate.call.policy import Policy
 from abate.call.stream import wrap_async_generator, wrap_generator
+from abate.clients.httpx_bodies import cut_off
 from abate.clients.sse_parser import MAX_EVENT, EventParser, EventTooLarge, ServerSentEvent
 from abate.decide import http
 from abate.decide.outcome import FATAL, Outcome, Ruling
@@ -183,8 +182,8 @@ def events(
         raise TypeError(f"last_event_id must be a string, not {short_repr(last_event_id)}")
     wrap, read = _reader(client)
     position = Position(last_event_id, whole("max_event", max_event, least=1))
-    headers = request.get("headers")
-    rule = OnEventStream(policy.rules, position, http.repeatable(method, headers if hasattr(headers, "get") else None))
+    headers = request.get("headers") or {}  # a mapping, or pairs
+    rule = OnEventStream(policy.rules, position, http.repeatable(method, dict(headers)))
     # position holds where to resume, so that there is nothing to change in the arguments
     reading = policy.replace(on=rule, unless=(), resume=lambda last: {})
     return wrap(reading, read)(client, method, url, position, bound, request)
@@ -218,17 +217,8 @@ async def _aread_httpx(
                 for event in position.read(piece):
                     yield event
         finally:
-            await _cut_off(pieces)
+            await cut_off(pieces)
     raise _ended(url)
-
-
-async def _cut_off(pieces: AsyncIterator[bytes]) -> None:
-    """End httpx's generators, which must not be abandoned (trio warns): cut them off where they wait."""
-    cut = clocks.current().within(0.0)
-    with suppress(Exception):
-        async with cut:
-            while True:
-                await anext(pieces)
 
 
 async def _read_aiohttp(
@@ -263,8 +253,9 @@ def _httpx_request(client: Any, position: Position, idle: float | None, request:
 def _set_headers(headers: Any, position: Position) -> None:
     headers.setdefault("Accept", MEDIA_TYPE)
     headers.setdefault("Cache-Control", "no-store")
-    if position.last_id:
-        headers["Last-Event-ID"] = position.last_id
+    last_id = position.last_id.strip(" \t")  # as browsers do: h11 refuses a value with spaces around it
+    if last_id:
+        headers["Last-Event-ID"] = last_id
 
 
 def _is_over(status: int, headers: Mapping[str, str], raise_for_status: Callable[[], object]) -> bool:

@@ -16,6 +16,7 @@ alike. An unknown event is content. An encoding other than gzip and deflate is h
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ from typing import Any, NamedTuple
 import httpx2
 
 from abate import clock as clocks
+from abate.clients.httpx_bodies import cut_off, is_event_stream
+from abate.clients.httpx_call import STREAM_READ
 from abate.clients.sse_parser import EventParser, EventTooLarge, ServerSentEvent
 from abate.decide.responses import STREAM_ERRORS
 from abate.schedule.deadlines import deadline_passed
@@ -36,6 +39,10 @@ PREAMBLE = frozenset(
 )
 """Types of events that come before any content."""
 
+RESUMABLE = "httpx2._transports.default"
+"""The module of the streams that another iterator continues; others, of transports of users, may begin again."""
+
+STATUS = re.compile(r"[45][0-9]{2}")
 UNKNOWN_ERROR = 500
 STATUSES = {
     **STREAM_ERRORS,
@@ -80,7 +87,9 @@ def error_status(error: object) -> int:
     if not isinstance(error, Mapping):
         return UNKNOWN_ERROR
     named = [error.get(field) for field in ("code", "type", "status")]
-    for name in named:  # some servers send the status itself
+    for name in named:  # some servers send the status itself, Azure as text
+        if isinstance(name, str) and STATUS.fullmatch(name):
+            return int(name)
         if isinstance(name, int) and not isinstance(name, bool) and 400 <= name <= 599:
             return name
     return next((STATUSES[name] for name in named if isinstance(name, str) and name in STATUSES), UNKNOWN_ERROR)
@@ -101,10 +110,12 @@ def read_event(event: ServerSentEvent) -> StreamError | bool:
     try:
         data = json.loads(event.data)
     except (ValueError, RecursionError):
-        return event.event not in PREAMBLE
+        data = event.data
+    if event.event == "error" and not isinstance(data, dict):
+        data = {"error": data or "unknown"}
     if not isinstance(data, dict):
-        return True
-    found = _error_in(data)
+        return event.event not in PREAMBLE
+    found = data if event.event == "error" and not data.get("error") else _error_in(data)
     if found is not None:
         body = data if "error" in data else {"error": found}
         return StreamError(error_status(found), json.dumps(body).encode())
@@ -178,8 +189,8 @@ class ErrorEventTransport(httpx2.BaseTransport):
             return response
         stream: Any = response.stream
         found: StreamError | bool = False
+        begun = rest = iter(stream)
         try:
-            rest = iter(stream)
             for piece in rest:
                 found = beginning.hold(piece)
                 if found:
@@ -190,7 +201,10 @@ class ErrorEventTransport(httpx2.BaseTransport):
         if isinstance(found, StreamError):
             stream.close()
             return _error_response(response, found)
-        response.stream = _ResumedStream(beginning.pieces, rest, stream)
+        if found and _restore_read_timeout(request) and type(stream).__module__ == RESUMABLE:
+            # a generator of httpcore's has taken its timeout at its start; another one goes on where it stands
+            rest = iter(stream)
+        response.stream = _ResumedStream(beginning.pieces, rest, stream, begun)
         return response
 
     def close(self) -> None:
@@ -210,16 +224,19 @@ class AsyncErrorEventTransport(httpx2.AsyncBaseTransport):
             return response
         stream: Any = response.stream
         found: StreamError | bool = False
+        _restore_read_timeout(request)  # the wait for content is cut off from outside
+        rest = aiter(stream)
         try:
-            rest = aiter(stream)
             async for piece in rest:
                 found = beginning.hold(piece)
                 if found:
                     break
         except BaseException:
+            await cut_off(rest)
             await stream.aclose()
             raise
         if isinstance(found, StreamError):
+            await cut_off(rest)
             await stream.aclose()
             return _error_response(response, found)
         response.stream = _AsyncResumedStream(beginning.pieces, rest, stream)
@@ -232,8 +249,11 @@ class AsyncErrorEventTransport(httpx2.AsyncBaseTransport):
 class _ResumedStream(httpx2.SyncByteStream):
     """A stream of which the first pieces were read already."""
 
-    def __init__(self, pieces: list[bytes], rest: Iterator[bytes], stream: httpx2.SyncByteStream) -> None:
+    def __init__(
+        self, pieces: list[bytes], rest: Iterator[bytes], stream: httpx2.SyncByteStream, begun: Iterator[bytes]
+    ) -> None:
         self._pieces, self._rest, self._stream = pieces, rest, stream
+        self._begun = begun  # its end would close the stream
 
     def __iter__(self) -> Iterator[bytes]:
         pieces, self._pieces = self._pieces, []
@@ -259,10 +279,17 @@ class _AsyncResumedStream(httpx2.AsyncByteStream):
         await self._stream.aclose()
 
 
+def _restore_read_timeout(request: httpx2.Request) -> bool:
+    """Give the rest of a stream its own read timeout if the attempt has cut it; return whether it has."""
+    if STREAM_READ not in request.extensions:
+        return False
+    request.extensions["timeout"]["read"] = request.extensions[STREAM_READ]
+    return True
+
+
 def _beginning(response: httpx2.Response) -> Beginning | None:
     """Return where to keep the beginning of a response; None if it is not an event stream that can be read."""
-    kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if response.status_code != 200 or kind != "text/event-stream":
+    if not is_event_stream(response):
         return None
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding == "identity":

@@ -227,6 +227,22 @@ def test_transactions_that_were_begun_explicitly_are_refused(engine):
             refused(lambda: transaction(connection).call(balance), "belongs to a `with` block")
 
 
+def test_a_connections_transaction_that_was_begun_explicitly_is_refused(engine):
+    """Its end is the program's, also where a session is bound to the connection."""
+    with engine.connect() as connection:
+        run = transaction(connection)
+        begun = connection.begin()
+        balance(connection)
+        refused(lambda: run.call(balance), "was begun explicitly")
+        with Session(connection) as session:
+            inner = transaction(session)
+            balance(session)
+            refused(lambda: inner.call(balance), "was begun explicitly")
+        begun.rollback()
+        balance(connection)
+        assert run.call(add, 5) == 105
+
+
 def test_savepoints_are_refused(engine):
     """Somebody wants to return to it."""
     with Session(engine) as session:
@@ -308,6 +324,9 @@ def test_plain_reads(statement):
         "SELECT * FROM a LOCK IN SHARE MODE",
         "SELECT 1 /*! INTO OUTFILE 'a' */",
         "SELECT 1; DELETE FROM a",
+        "SELECT nextval -- a comment\n('numbers')",
+        "SELECT nextval --and\n('numbers')",
+        "SELECT pay # a comment\n(1)",
     ],
 )
 def test_statements_that_are_no_plain_reads(statement):
