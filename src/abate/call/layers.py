@@ -28,7 +28,7 @@ from types import FrameType, TracebackType
 
 from abate.clock import in_trio
 from abate.decide.responses import forbids_retry, read, report_on, report_within
-from abate.errors import Report
+from abate.errors import Report, RetryExhausted
 
 NOTE = "abate: "
 MAX_CHAIN = 100
@@ -140,6 +140,8 @@ def mark(error: BaseException, give_up: GiveUp) -> None:
         except ValueError:
             pass  # another thread that gave up on the same error has removed it
     _put(error, "__abate__", give_up)
+    if isinstance(error, RetryExhausted) and error.report is report and not give_up.advice:
+        return  # its text is this report
     if report.reason != "fatal" or report.attempts > 1:
         if notes is None:
             _put(error, "__notes__", [give_up.note])
