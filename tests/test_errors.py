@@ -257,6 +257,13 @@ def test_signatures_are_true(function):
         (lambda: abate.Policy(on=OSError, retries=3), "did you mean 'max_attempts'?"),
         (lambda: abate.Policy(on=OSError, exceptions=OSError), "did you mean 'on'?"),
         (lambda: abate.Policy(on=OSError, wait=1.0), "did you mean 'backoff'?"),
+        (lambda: abate.Policy(on=OSError, max_time=10.0), "did you mean 'timeout'?"),
+        (lambda: abate.Policy(on=OSError, before_sleep=print), "did you mean 'before_retry'?"),
+        (lambda: abate.Policy(on=OSError, giveup=print), "did you mean 'unless'?"),
+        (
+            lambda: abate.Policy(on=OSError, retry_error_callback=print),
+            "the last error is raised; catch it around the call",
+        ),
         (lambda: abate.Policy(on=OSError, breaker=None), "did you mean 'gate'?"),
         (lambda: abate.consumer(max_attempts=3), "did you mean 'max_receives'?"),
     ],

@@ -227,12 +227,18 @@ SYNONYMS = {
     **dict.fromkeys(("attempts", "retries", "max_retries", "tries", "max_tries", "stop"), _ATTEMPTS),
     "max_attempts": _ATTEMPTS[1:],
     **dict.fromkeys(("exceptions", "exception", "retry_on", "retry", "errors"), ("on",)),
-    **dict.fromkeys(("wait", "delay", "jitter"), ("backoff",)),
+    **dict.fromkeys(("wait", "delay", "jitter", "interval", "max_delay", "wait_max", "max_wait"), ("backoff",)),
+    **dict.fromkeys(("max_time", "total_timeout", "deadline", "max_elapsed"), ("timeout",)),
+    **dict.fromkeys(("giveup", "ignore", "retry_unless"), ("unless",)),
+    **dict.fromkeys(("before_sleep", "on_retry", "on_backoff"), ("before_retry",)),
+    **dict.fromkeys(("predicate", "retry_if"), ("on",)),
     **dict.fromkeys(("limit", "throttle", "bucket", "circuit_breaker"), ("gate", "breaker")),
     "breaker": ("gate",),
     "fuse": ("breaker",),
 }
 """Settings by the words that other libraries use for them."""
+FALLBACKS = frozenset({"retry_error_callback", "fallback", "default", "on_giveup", "recover"})
+"""Words of other libraries for what is done when the attempts have run out."""
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
@@ -245,6 +251,8 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """
     from difflib import get_close_matches
 
+    if name in FALLBACKS and "raises" in known:
+        return f"{what} {name!r}: the last error is raised; catch it around the call, and return something else there"
     names = list(known)
     # a word of another library first: 'retries' is spelt more like 'raises' than like what it means
     likely = [meant for meant in SYNONYMS.get(name, ()) if meant in names] or get_close_matches(name, names, 1)

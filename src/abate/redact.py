@@ -52,6 +52,7 @@ class _Patterns(NamedTuple):
     authority: re.Pattern[str]
     word: re.Pattern[str]
     host: re.Pattern[str]
+    line_end: re.Pattern[str]
     query: re.Pattern[str]
     value: re.Pattern[str]
     pair: re.Pattern[str]
@@ -94,6 +95,7 @@ def _patterns() -> _Patterns:
         authority=re.compile(r'[^\s"<>/?#]*'),
         word=re.compile(r'[^\s"<>]*'),
         host=re.compile(r"(?:\[[^\]@]*\]|[^:@\[\]]*)(?::\d*)?"),
+        line_end=re.compile(r"([^']*)'\\{1,8}[nrt]"),  # behind a quoted URL, in a `repr`
         query=re.compile(r'[?#]([^\s"<>]+)'),
         value=re.compile(
             rf"(?is)({NAMES})"
@@ -255,6 +257,9 @@ def _end_of_user_info(text: str, begin: int, patterns: _Patterns) -> int:
     if all(patterns.host.fullmatch(part) for part in authority.split(",")):
         return begin
     if all(patterns.host.fullmatch(part) for part in authority.rstrip(CLOSING).split(",")):
+        return begin
+    quoted = patterns.line_end.match(authority)
+    if quoted is not None and "@" not in authority and patterns.host.fullmatch(quoted[1]):
         return begin
     if ":" not in authority.rpartition("@")[0] and "@" in authority:
         return begin + authority.rindex("@")

@@ -36,6 +36,14 @@ def test_sleeping_moves_time_and_takes_none():
     assert (clock.now(), clock.wall(), clock.waits) == (3700.0, 3700.0, [3600.0])
 
 
+def test_waits_are_the_delays_that_were_asked_for():
+    """A policy waits until a time; the difference of two times is not exactly the delay."""
+    script = Script(OSError(), OSError(), OSError(), OSError(), "fine")
+    with VirtualClock() as clock:
+        abate.Policy(on=OSError, max_attempts=5, backoff=[0.1, 0.5]).call(script)
+    assert clock.waits == [0.1, 0.5, 0.5, 0.5]
+
+
 def test_time_does_not_go_back():
     """Advancing by less than nothing is refused, and a wait for the past moves nothing."""
     clock = VirtualClock()

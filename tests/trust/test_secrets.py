@@ -115,6 +115,7 @@ def test_a_secret_on_which_a_text_is_cut_is_hidden(secret, longest, shift):
         "http://[::1]:8080/ and http://[::1]/",
         "https://registry.example/@types/node is at https://h/#top",
         "postgresql://db1:5432,db2:5433/work",
+        repr(OSError("503 for url 'http://127.0.0.1:46379'\nFor more information ask")),
         "is x=1? who knows: a=b, c == d",
         "Basic authentication failed; the bearer of bad news",
         "the password is wrong: password: too short",
@@ -130,6 +131,12 @@ def test_a_secret_on_which_a_text_is_cut_is_hidden(secret, longest, shift):
 def test_ordinary_text_passes_unchanged(text):
     """What has no secret is written as it is."""
     assert redacted(text) == one_line(text) == text
+
+
+@pytest.mark.parametrize("url", ["http://bot:hunter2'\nx@api.example/", "http://bot:hunter2'\tx"])
+def test_what_stands_behind_a_quote_in_a_repr_may_be_a_secret(url):
+    """The end of a quoted URL is not guessed if an @ follows, or if what stands before it is no port."""
+    assert "hunter2" not in one_line(repr(OSError(f"no answer from '{url}'")))
 
 
 @given(st.text(st.characters(exclude_characters=":=?#"), max_size=200))

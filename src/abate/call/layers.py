@@ -7,8 +7,8 @@ because attempts would multiply. Four conditions must hold. A successful call pa
   another inner layer.
 * Its first retry came after the outer attempt began: calls that retry are numbered, and an attempt stores the last
   number.
-* The error is the same, or derived from it: raised ``from`` it, a member of a group, or a translation
-  (`is_translation`). An error that a fallback raises later is a different one.
+* The error is the same, or derived from it: raised ``from`` it, a member of a group, a translation (`is_translation`),
+  or raised for the response that an HTTP client gave up on. An error that a fallback raises later is a different one.
 * The inner call ran in the task and thread of the outer attempt; or the error's traceback leads through the inner call.
   Which policies the two calls belong to does not matter.
 
@@ -19,16 +19,16 @@ got the same object in two attempts in a row, its mark counts in its own task an
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
 from threading import get_ident
 from types import FrameType, TracebackType
-from typing import Any
 
 from abate.clock import in_trio
-from abate.errors import Report
+from abate.decide.responses import forbids_retry, read, report_on, report_within
+from abate.errors import Report, RetryExhausted
 
 NOTE = "abate: "
 MAX_CHAIN = 100
@@ -140,6 +140,8 @@ def mark(error: BaseException, give_up: GiveUp) -> None:
         except ValueError:
             pass  # another thread that gave up on the same error has removed it
     _put(error, "__abate__", give_up)
+    if isinstance(error, RetryExhausted) and error.report is report and not give_up.advice:
+        return  # its text is this report
     if report.reason != "fatal" or report.attempts > 1:
         if notes is None:
             _put(error, "__notes__", [give_up.note])
@@ -175,44 +177,24 @@ def report(source: object) -> Report | None:
                 "report() takes the exception that a call raised, or the response of an HTTP client, not a"
                 f" {type(source).__name__}"
             )
-        return _report_on(source)
+        return report_on(source)
     for found in error_chain(source):
         give_up = _mark_of(found)
-        attached = _report_on(_read(found, "response")) if give_up is None else give_up.report
+        attached = report_within(found) if give_up is None else give_up.report
         if attached is not None:
             return attached
     return None
 
 
-REPORT = "abate_report"
-"""Where clients leave the report on a response: in httpx's ``extensions``, else as an attribute."""
-
-
-def _report_on(response: object) -> Report | None:
-    """Return the report that a client left on a response."""
-    extensions = _read(response, "extensions")
-    found = extensions.get(REPORT) if isinstance(extensions, Mapping) else None
-    if found is None:
-        found = _read(response, REPORT)
-    return found if isinstance(found, Report) else None
-
-
 def _is_response(source: object) -> bool:
-    return any(isinstance(_read(source, name), int) for name in ("status_code", "status"))
-
-
-def _read(source: object, name: str) -> Any:
-    """Return an attribute, or None if it does not exist or raises, as some of httpx's do."""
-    try:
-        return getattr(source, name, None)
-    except Exception:
-        return None
+    return any(isinstance(read(source, name), int) for name in ("status_code", "status"))
 
 
 def given_up_within(error: BaseException, since: int) -> GiveUp | None:
     """Return the mark that a policy inside the attempt attached to this error, or to one that it is derived from.
 
-    `since` is the last serial when the attempt began.
+    The error may also have been raised for a response that a client gave up on, as by ``raise_for_status``. `since` is
+    the last serial when the attempt began.
     """
     if (
         _mark_of(error) is None
@@ -220,12 +202,22 @@ def given_up_within(error: BaseException, since: int) -> GiveUp | None:
         and error.__cause__ is None
         and not isinstance(error, BaseExceptionGroup)
     ):
-        return None  # the usual case, without a walk
+        return _given_up_response(error, since)  # the usual case, without a walk
     for found in error_chain(error, is_translation):
         give_up = _mark_of(found)
-        if give_up is not None and give_up.serial > since and _came_through(give_up, found):
+        if give_up is None:
+            give_up = _given_up_response(found, since)
+            if give_up is not None:
+                return give_up
+        elif give_up.serial > since and _came_through(give_up, found):
             return give_up
     return None
+
+
+def _given_up_response(error: BaseException, since: int) -> GiveUp | None:
+    """Return a mark for an error whose response a client gave up on."""
+    report = report_within(error)
+    return None if report is None or not forbids_retry(report) else GiveUp(report, since + 1)
 
 
 def _came_through(give_up: GiveUp, error: BaseException) -> bool:

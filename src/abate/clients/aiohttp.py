@@ -357,6 +357,8 @@ def _target(request: ClientRequest) -> tuple[str, str]:
 def _mark(response: ClientResponse, report: Report, forbids_retry: bool) -> None:
     """Put a report on a response that is given up on; its headers can't be changed."""
     response.abate_report = report  # type: ignore[attr-defined]
+    # this is all that the response shares with the error of `raise_for_status`
+    response.request_info.abate_report = report  # type: ignore[attr-defined]
 
 
 def _host(request: ClientRequest) -> tuple[str | None, int | None]:

@@ -25,7 +25,7 @@ from abate.decide.network_errors import BUILTIN_ERRORS, judge_network_error
 from abate.decide.outcome import FATAL, LAYER, Outcome, Ruling
 from abate.decide.request_settings import request
 from abate.decide.responses import KEY_HEADER as KEY_HEADER
-from abate.decide.responses import FoundResponse, Headers, read, repeatable, safe_to_repeat
+from abate.decide.responses import FoundResponse, Headers, read, repeatable, retried_by_sdk, safe_to_repeat
 from abate.decide.responses import header as header
 from abate.decide.rules import Rule
 from abate.schedule.header_hints import error_body, find_hint, lower_case
@@ -131,6 +131,8 @@ class OnTransient(Rule):
             found = FoundResponse.of_error(error)
             if found is not None or network is None:
                 return _judge_found(found)
+        if network.retry and retried_by_sdk(error):
+            return LAYER
         safe = safe_to_repeat(error) if network.retry and network.reached else None
         return network if safe is None else Ruling(True, network.reason, network.hint, True, safe, network.answered)
 

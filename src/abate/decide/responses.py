@@ -5,10 +5,11 @@ Nothing here does I/O: a body counts only if the library has loaded it already.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from abate.errors import Report
+from abate.errors import LayeredRetryWarning, Report
 from abate.frozen import Frozen
 from abate.schedule.header_hints import error_body
 
@@ -23,6 +24,9 @@ IDEMPOTENT_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELET
 FINAL_REASONS = frozenset({"unsafe", "hint", "budget", "layer"})
 """Reasons of a report that forbid outer policies to repeat the work, even after a single attempt."""
 STATUS_NAMES = ("status_code", "status", "code")
+SDK_RETRIES = "x-stainless-retry-count"
+"""The header in which SDKs say how many times they have sent a request before."""
+MAX_DIGITS = 4
 PLAIN_TYPES = frozenset({type(None), bool, int, float, str, bytes, list, tuple, dict, set})
 """Types of results that are no responses."""
 MAX_VALUE_CHARS = 100
@@ -74,7 +78,7 @@ class FoundResponse(Frozen):
             headers_of(carrier),
             safe_to_repeat(error, carrier),
             _loaded_body(carrier) if body is None else body,
-            _given_up(carrier),
+            _given_up(carrier) or retried_by_sdk(carrier),
         )
 
     @classmethod
@@ -195,11 +199,60 @@ def _loaded_body(response: object) -> bytes | None:
     return None
 
 
+def report_on(response: object) -> Report | None:
+    """Return the report that a client left on a response: in httpx's ``extensions``, else as an attribute."""
+    extensions = read(response, "extensions")
+    found = extensions.get(REPORT) if isinstance(extensions, Mapping) else None
+    if found is None:
+        found = read(response, REPORT)
+    return found if isinstance(found, Report) else None
+
+
+def report_within(error: object) -> Report | None:
+    """Return the report on the response of an error; aiohttp's errors have only the request's `request_info`."""
+    found = report_on(read(error, "response"))
+    return report_on(read(error, "request_info")) if found is None else found
+
+
+def forbids_retry(report: Report) -> bool:
+    """Return whether outer policies must not repeat the work.
+
+    >>> forbids_retry(Report("orders", 3, 0.5, "attempts")), forbids_retry(Report("orders", 1, 0.0, "attempts"))
+    (True, False)
+    """
+    return report.reason != "fatal" and (report.attempts > 1 or report.reason in FINAL_REASONS)
+
+
 def _given_up(carrier: object) -> bool:
     """Return whether a response was given up on by a policy inside, or says so of a service behind the server."""
-    extensions = read(carrier, "extensions")
-    report = extensions.get(REPORT) if isinstance(extensions, dict) else read(carrier, REPORT)
-    if isinstance(report, Report) and report.reason != "fatal":
-        return report.attempts > 1 or report.reason in FINAL_REASONS
+    report = report_on(carrier)
+    if report is None:
+        report = report_on(read(carrier, "request_info"))
+    if report is not None and report.reason != "fatal":
+        return forbids_retry(report)
     value = header(headers_of(carrier), EXHAUSTED_HEADER)
     return value is not None and any(part.strip() == "1" for part in value[:MAX_VALUE_CHARS].split(","))
+
+
+def retried_by_sdk(carrier: object) -> bool:
+    """Return whether the request of an error, or of its response, is a retry by an SDK, and warn once if it is.
+
+    SDKs made by Stainless, such as those of OpenAI and Anthropic, retry unless they are built with ``max_retries=0``. A
+    response that a client below the SDK judges is none of an error: there, the SDK is the outer layer.
+    """
+    value = header(headers_of(read(carrier, "request")), SDK_RETRIES)
+    if value is None or not value.isdecimal() or len(value) > MAX_DIGITS or int(value) == 0:
+        return False
+    if SDK_RETRIES not in _warned:
+        _warned.add(SDK_RETRIES)
+        warnings.warn(
+            "the SDK has retried an error that a policy retries as well; only the SDK's retries count, so that retries"
+            " don't multiply: build its client with max_retries=0",
+            LayeredRetryWarning,
+            stacklevel=2,
+        )
+    return True
+
+
+_warned: set[str] = set()
+"""The kinds of layers that have been warned of."""

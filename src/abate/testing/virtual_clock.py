@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from itertools import count
+from math import ulp
 from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -53,7 +54,7 @@ class VirtualClock:
 
     Entered with ``with``, it is the clock of the context, sync and async: policies, budgets, buckets, deadlines and
     ticks follow it, in the tasks started there as well, until the block ends. Given as ``clock=`` to one of them, it
-    is that one's alone. `waits` holds the seconds of every sleep.
+    is that one's alone. `waits` holds the seconds of every sleep, without the rounding errors of differences of times.
 
     >>> import abate
     >>> with VirtualClock() as clock:
@@ -96,12 +97,17 @@ class VirtualClock:
 
     def sleep(self, seconds: float) -> None:
         """Advance the time by a wait."""
-        self.waits.append(seconds)
+        self.waits.append(self._without_noise(seconds))
         self.advance(max(0.0, seconds))
+
+    def _without_noise(self, seconds: float) -> float:
+        """Return the delay that was meant: a wait is the difference of two times, which rounds in the last digits."""
+        meant = round(seconds, 10)
+        return meant if abs(meant - seconds) <= 4 * ulp(self._now + abs(seconds)) else seconds
 
     async def asleep(self, seconds: float) -> None:
         """Wait in a task until its time has come."""
-        self.waits.append(seconds)
+        self.waits.append(self._without_noise(seconds))
         due = self._now + max(0.0, seconds)
         if clocks.in_trio():
             await self._asleep_in_trio(due)
