@@ -145,11 +145,11 @@ class _RequestInFlight:
         except (ClientOSError, ServerDisconnectedError) as error:
             _note_give_up(self.request, error)
             raise
-        except _TotalTimeout as over:
-            raise over.error from None
-        except BaseException:
+        except BaseException as error:
             if self.held is not None:
                 self.held.close()  # the call did not end by the policy's decision
+            if isinstance(error, _TotalTimeout):
+                raise error.error from None
             raise
 
     @deadline_aware
@@ -181,6 +181,7 @@ class _RequestInFlight:
         small = (response.content_length or 0) <= MAX_DRAIN_BYTES
         if response.status >= 400 and small and is_judged_by_body(self.policy, *_read(response), self.attempts):
             await _load(response, drain_timeout(remaining()))
+            self.check_total()
         return response
 
     async def send(self) -> ClientResponse:
@@ -195,9 +196,13 @@ class _RequestInFlight:
         except TimeoutError as error:
             if self.scope.expired():
                 raise self.timed_out() from error
-            if getattr(getattr(self.request, "_timer", None), "_cancelled", False):
-                raise _TotalTimeout(error) from None
+            self.check_total(error)
             raise
+
+    def check_total(self, error: TimeoutError | None = None) -> None:
+        """End the call if aiohttp's `total` timeout has passed: it interrupts only what waits at that moment."""
+        if getattr(getattr(self.request, "_timer", None), "_cancelled", False):
+            raise _TotalTimeout(error or TimeoutError()) from None
 
     def bound_request(self) -> None:
         """Give the attempt the time of a request, from now on."""
@@ -241,6 +246,7 @@ class _RequestInFlight:
                 response.close()
             elif body:
                 response.content = _stream_of(body)
+        self.check_total()
 
 
 async def _drain(content: StreamReader) -> bytes | None:
