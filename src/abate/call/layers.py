@@ -28,6 +28,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from abate.clock import in_trio
+from abate.decide.responses import forbids_repeating, read, report_on
 from abate.errors import Report
 
 NOTE = "abate: "
@@ -175,44 +176,24 @@ def report(source: object) -> Report | None:
                 "report() takes the exception that a call raised, or the response of an HTTP client, not a"
                 f" {type(source).__name__}"
             )
-        return _report_on(source)
+        return report_on(source)
     for found in error_chain(source):
         give_up = _mark_of(found)
-        attached = _report_on(_read(found, "response")) if give_up is None else give_up.report
+        attached = report_on(_response_of(found)) if give_up is None else give_up.report
         if attached is not None:
             return attached
     return None
 
 
-REPORT = "abate_report"
-"""Where clients leave the report on a response: in httpx's ``extensions``, else as an attribute."""
-
-
-def _report_on(response: object) -> Report | None:
-    """Return the report that a client left on a response."""
-    extensions = _read(response, "extensions")
-    found = extensions.get(REPORT) if isinstance(extensions, Mapping) else None
-    if found is None:
-        found = _read(response, REPORT)
-    return found if isinstance(found, Report) else None
-
-
 def _is_response(source: object) -> bool:
-    return any(isinstance(_read(source, name), int) for name in ("status_code", "status"))
-
-
-def _read(source: object, name: str) -> Any:
-    """Return an attribute, or None if it does not exist or raises, as some of httpx's do."""
-    try:
-        return getattr(source, name, None)
-    except Exception:
-        return None
+    return any(isinstance(read(source, name), int) for name in ("status_code", "status"))
 
 
 def given_up_within(error: BaseException, since: int) -> GiveUp | None:
     """Return the mark that a policy inside the attempt attached to this error, or to one that it is derived from.
 
-    `since` is the last serial when the attempt began.
+    `since` is the last serial when the attempt began; there have been retries since. An error about a response
+    (``raise_for_status``) has the mark of the client that gave up on that response.
     """
     if (
         _mark_of(error) is None
@@ -220,12 +201,23 @@ def given_up_within(error: BaseException, since: int) -> GiveUp | None:
         and error.__cause__ is None
         and not isinstance(error, BaseExceptionGroup)
     ):
-        return None  # the usual case, without a walk
+        return given_up_on(_response_of(error))  # the usual case, without a walk
     for found in error_chain(error, is_translation):
-        give_up = _mark_of(found)
+        give_up = _mark_of(found) or given_up_on(_response_of(found))
         if give_up is not None and give_up.serial > since and _came_through(give_up, found):
             return give_up
     return None
+
+
+def _response_of(error: BaseException) -> object:
+    response = read(error, "response")
+    return error if response is None else response
+
+
+def given_up_on(response: object) -> GiveUp | None:
+    """Return the mark of the client that gave up on this response after retries; None for anything else."""
+    report = report_on(response)
+    return None if report is None or not forbids_repeating(report) else GiveUp(report, retry_serials.last)
 
 
 def _came_through(give_up: GiveUp, error: BaseException) -> bool:

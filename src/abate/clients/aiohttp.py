@@ -20,6 +20,7 @@ import warnings
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any
 from weakref import ref
 
@@ -34,6 +35,7 @@ with requires_extra(by="abate.clients.aiohttp", extra="aiohttp"):
         ClientOSError,
         ClientRequest,
         ClientResponse,
+        ClientResponseError,
         ConnectionTimeoutError,
         MultipartWriter,
         ServerDisconnectedError,
@@ -363,6 +365,22 @@ def _target(request: ClientRequest) -> tuple[str, str]:
 def _mark(response: ClientResponse, report: Report, forbids_retry: bool) -> None:
     """Put a report on a response that is given up on; its headers can't be changed."""
     response.abate_report = report  # type: ignore[attr-defined]
+    # a method of the class: as an attribute it would hold the response, whose connection would be freed late
+    response.__class__ = _given_up_class(type(response))
+
+
+@lru_cache(maxsize=10)
+def _given_up_class(kind: type[ClientResponse]) -> type[ClientResponse]:
+    """Return the class of responses that were given up on: the errors that they raise carry their report."""
+
+    def raise_for_status(self: Any) -> None:
+        try:
+            kind.raise_for_status(self)
+        except ClientResponseError as error:
+            error.abate_report = self.abate_report  # type: ignore[attr-defined]
+            raise
+
+    return type(kind.__name__, (kind,), {"raise_for_status": raise_for_status})
 
 
 def _host(request: ClientRequest) -> tuple[str | None, int | None]:

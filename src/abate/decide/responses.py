@@ -197,9 +197,26 @@ def _loaded_body(response: object) -> bytes | None:
 
 def _given_up(carrier: object) -> bool:
     """Return whether a response was given up on by a policy inside, or says so of a service behind the server."""
-    extensions = read(carrier, "extensions")
-    report = extensions.get(REPORT) if isinstance(extensions, dict) else read(carrier, REPORT)
-    if isinstance(report, Report) and report.reason != "fatal":
-        return report.attempts > 1 or report.reason in FINAL_REASONS
+    report = report_on(carrier)
+    if report is not None and report.reason != "fatal":
+        return forbids_repeating(report)
     value = header(headers_of(carrier), EXHAUSTED_HEADER)
     return value is not None and any(part.strip() == "1" for part in value[:MAX_VALUE_CHARS].split(","))
+
+
+def report_on(carrier: object) -> Report | None:
+    """Return the report that a client left on a response; or on an error, where that has no response."""
+    extensions = read(carrier, "extensions")
+    found = extensions.get(REPORT) if isinstance(extensions, Mapping) else None
+    if found is None:
+        found = read(carrier, REPORT)
+    return found if isinstance(found, Report) else None
+
+
+def forbids_repeating(report: Report) -> bool:
+    """Return whether outer policies must not repeat the work that this report is about.
+
+    >>> forbids_repeating(Report("orders", 3, 1.0, "attempts")), forbids_repeating(Report("orders", 1, 0.0, "attempts"))
+    (True, False)
+    """
+    return report.reason != "fatal" and (report.attempts > 1 or report.reason in FINAL_REASONS)
