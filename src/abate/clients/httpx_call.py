@@ -120,7 +120,9 @@ class HttpxCall:
         response = self.held
         response.request = self.request  # for rules that read it
         status, headers = response.status_code, response.headers
-        if status < 400 or not is_judged_by_body(self.policy, status, headers, self.attempt) or not is_small(response):
+        if status < 400 or not is_small(response):
+            return 0.0
+        if not is_judged_by_body(self.policy, response, status, headers, self.attempt):
             return 0.0
         return drain_timeout(remaining())
 
