@@ -81,8 +81,8 @@ class HttpxCall:
         self.sent = False
         self.release(remaining())
         self.begin()
-        with self.owner.prepared(self):
-            self.held = self.owner.inner.handle_request(self.request)
+        with self.owner.prepared(self) as request:
+            self.held = self.owner.inner.handle_request(request)
         self._load_error()
         return self.held
 
@@ -96,11 +96,11 @@ class HttpxCall:
         self.sent = False
         await self.arelease(remaining())
         self.begin()
-        with self.owner.prepared(self):
+        with self.owner.prepared(self) as request:
             left = remaining()
             cut = nullcontext() if left is None else clocks.current().within(left)
             async with cut:
-                self.held = await self.owner.inner.handle_async_request(self.request)
+                self.held = await self.owner.inner.handle_async_request(request)
         await self._aload_error()
         return self.held
 
