@@ -103,7 +103,8 @@ def is_error_response(result: object) -> bool:
     try:
         code = getattr(result, "status_code", None)
         if not isinstance(code, int):
-            code = getattr(result, "status", None)
+            # what has no headers is no response, and its status may be a query: Celery's results ask their backend
+            code = None if getattr(result, "headers", None) is None else getattr(result, "status", None)
     except Exception:
         return False
     return isinstance(code, int) and 400 <= code <= 599
