@@ -127,7 +127,7 @@ def test_a_decorator_does_not_retry_a_response_that_the_client_gave_up_on(get, o
                 raise ValueError("no orders") from error
             raise
 
-    with Server(*always(503)) as server, pytest.raises(Exception) as caught:  # noqa: PT011  (one of each library)
+    with Server(*always(503)) as server, pytest.raises(Exception) as caught:
         load(server.url)
     assert len(server.requests) == 3
     if on is not abate.http.transient:  # a ValueError is none of its business
@@ -148,7 +148,7 @@ def test_a_predicate_on_results_does_not_retry_what_the_client_gave_up_on(get):
 @pytest.mark.parametrize("get", [raised_by_requests, raised_by_httpx, raised_by_aiohttp])
 def test_the_error_of_a_response_tells_its_report(get):
     """However the library makes the error."""
-    with Server(*always(503)) as server, pytest.raises(Exception) as caught:  # noqa: PT011  (one of each library)
+    with Server(*always(503)) as server, pytest.raises(Exception) as caught:
         get(server.url).raise_for_status()
     assert abate.report(caught.value).attempts == 3
 

@@ -19,13 +19,12 @@ got the same object in two attempts in a row, its mark counts in its own task an
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
 from threading import get_ident
 from types import FrameType, TracebackType
-from typing import Any
 
 from abate.clock import in_trio
 from abate.decide.responses import forbids_repeating, read, report_on

@@ -25,7 +25,16 @@ from abate.admit.budget import Budget
 from abate.admit.dispatcher import Dispatcher
 from abate.admit.gate import All, Gate
 from abate.admit.shelter_queue import Waiter
-from abate.call.layers import FINAL_REASONS, NO_LAYER, GiveUp, flag_exhausted, given_up_on, given_up_within, mark, retry_serials
+from abate.call.layers import (
+    FINAL_REASONS,
+    NO_LAYER,
+    GiveUp,
+    flag_exhausted,
+    given_up_on,
+    given_up_within,
+    mark,
+    retry_serials,
+)
 from abate.call.shelter_visit import ShelterVisit, holds_permit
 from abate.clock import current, ever_used
 from abate.decide.outcome import Outcome, Ruling
@@ -518,8 +527,12 @@ class Call:
 
     def _layered(self, outcome: Outcome | Exception) -> bool:
         """Return whether a policy inside this attempt has retried already, and warn about it once."""
-        error = outcome.error if type(outcome) is Outcome else outcome
-        found = given_up_on(outcome.result) if error is None else given_up_within(error, self.since)
+        if isinstance(outcome, Exception):
+            found = given_up_within(outcome, self.since)
+        elif outcome.error is None:
+            found = given_up_on(outcome.result)
+        else:
+            found = given_up_within(outcome.error, self.since)
         if found is None:
             return False
         self._inner_give_up, inner = found, found.report

@@ -257,9 +257,7 @@ def drain_timeout(left: float | None) -> float:
     return DRAIN_SECONDS if left is None else max(0.0, min(left, DRAIN_SECONDS))
 
 
-def is_judged_by_body(
-    policy: Policy, response: Any, status: int, headers: Mapping[str, str], attempt: int
-) -> bool:
+def is_judged_by_body(policy: Policy, response: Any, status: int, headers: Mapping[str, str], attempt: int) -> bool:
     """Return whether the JSON body of an error may change the ruling: a quota that is used up, or a hint.
 
     Not if this response is final in any case: a body that doesn't come in time is lost, and the caller needs it.
