@@ -180,12 +180,8 @@ class _RequestInFlight:
 
     async def with_error(self, response: ClientResponse) -> ClientResponse:
         """Return the response; read the body of an error that is to be judged by it."""
-        small = (response.content_length or 0) <= MAX_DRAIN_BYTES
-        if (
-            response.status >= 400
-            and small
-            and is_judged_by_body(self.policy, response, *_read(response), self.attempts)
-        ):
+        small_error = response.status >= 400 and (response.content_length or 0) <= MAX_DRAIN_BYTES
+        if small_error and is_judged_by_body(self.policy, response, *_read(response), self.attempts):
             await _load(response, drain_timeout(remaining()))
             self.check_total()
         return response
