@@ -72,6 +72,28 @@ def test_total_stands_around_all_attempts(on):
     assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize("kind", ["text/plain", "application/json"])
+def test_total_ends_a_call_that_reads_the_body_of_an_error(kind):
+    """Before it is judged, or while it is discarded: the wait after it is not slept through."""
+
+    async def run(server):
+        async with session(policy(), timeout=aiohttp.ClientTimeout(total=0.1)) as client:
+            async with asyncio.timeout(10) as bound:
+                with pytest.raises(TimeoutError):
+                    await client.get(server.url)
+        assert not bound.expired()
+
+    def stall(connection):
+        head = f"HTTP/1.1 503 Busy\r\nContent-Type: {kind}\r\nRetry-After: 60\r\nContent-Length: 9\r\n\r\n"
+        connection.sendall(head.encode())
+        return server.hang(connection)
+
+    with Server() as server:
+        server.script.append(stall)
+        asyncio.run(run(server))
+    assert len(server.requests) == 1
+
+
 def test_total_ends_a_wait():
     """A backoff that is longer than the total is not slept through."""
 

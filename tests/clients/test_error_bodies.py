@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import threading
 
 import pytest
 
@@ -129,3 +130,26 @@ def test_the_body_of_a_final_response_is_not_waited_for(driver):
     with Server(late) as server:
         answer = driver.fetch(Ask(server.url, stream=True), policy(max_attempts=1))
     assert (answer.status, answer.body, answer.report.reason) == (500, slow, "attempts")
+
+
+@STREAMS
+@pytest.mark.parametrize(
+    "rules",
+    [{"on": TimeoutError}, {"on": abate.http.status(429)}, {"unless": abate.http.status(503)}],
+    ids=["errors only", "another status", "not this status"],
+)
+def test_the_body_of_a_response_that_is_not_retried_is_not_waited_for(driver, stream, rules):
+    """However late it comes, it reaches the caller."""
+    let_go = threading.Event()
+
+    def late(connection):
+        head = f"HTTP/1.1 503 Busy\r\nContent-Type: application/json\r\nContent-Length: {len(BUSY)}\r\n\r\n"
+        connection.sendall(head.encode())
+        let_go.wait(DRAIN_SECONDS * 2)
+        connection.sendall(BUSY)
+        return True
+
+    with Server(late) as server:
+        answer = driver.fetch(Ask(server.url, stream=stream), policy(**rules))
+    assert (answer.status, answer.body) == (503, BUSY)
+    assert len(server.requests) == 1

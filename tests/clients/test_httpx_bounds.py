@@ -1,13 +1,16 @@
 """httpx: deadlines, timeouts, budgets, and what a transport is built with."""
 
+import asyncio
 import subprocess
 import sys
 import threading
 
 import httpx
+import httpx2
 import pytest
 
 import abate
+import abate.clients.httpx2
 from abate.clients.httpx import AsyncTransport, Transport
 from abate.testing import VirtualClock
 from tests.clients.httpx_ways import WAYS, policy
@@ -182,3 +185,29 @@ def test_httpx2_alone_is_enough():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "200\n"
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2], ids=lambda library: library.__name__)
+def test_tasks_that_send_one_request_at_the_same_time_share_nothing(library):
+    """Each call has a key of its own, or the server would take several orders for one."""
+    seen = []
+
+    async def run():
+        async def answer(request):
+            seen.append(request.headers["Idempotency-Key"])
+            if len(seen) == 3:
+                all_sent.set()
+            await all_sent.wait()
+            return library.Response(200)
+
+        all_sent = asyncio.Event()
+        ours = getattr(abate.clients, library.__name__)
+        transport = ours.AsyncTransport(policy(), library.MockTransport(answer), idempotency_key=True)
+        async with library.AsyncClient(transport=transport) as client:
+            request = client.build_request("POST", "http://orders/", content=b"one pizza")
+            await asyncio.gather(*(client.send(request) for _ in range(3)))
+            return request
+
+    request = asyncio.run(run())
+    assert len(set(seen)) == 3
+    assert "Idempotency-Key" not in request.headers

@@ -1,14 +1,19 @@
 """One layer retries, with the layers of others above an HTTP client, on real sockets."""
 
+import asyncio
 import warnings
 
+import aiohttp
 import anthropic
 import httpx2
 import openai
 import pytest
+import requests
 
 import abate
+import abate.clients.aiohttp
 import abate.clients.httpx2
+import abate.clients.requests
 from abate.clients import outer_retries
 from abate.clients.outer_retries import earlier_retries
 from tests.clients.drivers import ALL_DRIVERS, Ask, driver_name, policy
@@ -85,6 +90,67 @@ def test_a_response_that_was_given_up_on_says_so(driver):
         assert answer.headers["x-should-retry"] == ("true" if not settings else "false")
     with Server(*[respond(503)] * 3) as server:
         assert driver.fetch(Ask(server.url), policy()).headers["x-should-retry"] == "false"
+
+
+def raised_by_requests(url):
+    with requests.Session() as session:
+        session.mount("http://", abate.clients.requests.Adapter(policy()))
+        return session.get(url)
+
+
+def raised_by_httpx(url):
+    with httpx2.Client(transport=abate.clients.httpx2.Transport(policy()), trust_env=False) as client:
+        return client.get(url)
+
+
+def raised_by_aiohttp(url):
+    async def run():
+        async with aiohttp.ClientSession(middlewares=(abate.clients.aiohttp.middleware(policy()),)) as client:
+            return await client.get(url)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("get", [raised_by_requests, raised_by_httpx, raised_by_aiohttp])
+@pytest.mark.parametrize("on", [Exception, abate.http.transient, lambda error: True], ids=["type", "http", "predicate"])
+@pytest.mark.parametrize("wrapped", [False, True], ids=["as it is", "wrapped"])
+@pytest.mark.filterwarnings("ignore::abate.LayeredRetryWarning")
+def test_a_decorator_does_not_retry_a_response_that_the_client_gave_up_on(get, on, wrapped):
+    """Nor the error that is made of it, whatever the decorator retries."""
+
+    @policy(on=on, name="around")
+    def load(url):
+        try:
+            get(url).raise_for_status()
+        except Exception as error:
+            if wrapped:
+                raise ValueError("no orders") from error
+            raise
+
+    with Server(*always(503)) as server, pytest.raises(Exception) as caught:
+        load(server.url)
+    assert len(server.requests) == 3
+    if on is not abate.http.transient:  # a ValueError is none of its business
+        assert abate.report(caught.value).reason == "layer"
+
+
+@pytest.mark.parametrize("get", [raised_by_requests, raised_by_httpx, raised_by_aiohttp])
+@pytest.mark.filterwarnings("ignore::abate.LayeredRetryWarning")
+def test_a_predicate_on_results_does_not_retry_what_the_client_gave_up_on(get):
+    """Responses that were sent once are its to retry."""
+    load = policy(on=abate.on_result(lambda answer: True), name="around")(get)
+    for status, sent in ((503, 3), (404, 3)):
+        with Server(*always(status)) as server:
+            load(server.url)
+        assert len(server.requests) == sent
+
+
+@pytest.mark.parametrize("get", [raised_by_requests, raised_by_httpx, raised_by_aiohttp])
+def test_the_error_of_a_response_tells_its_report(get):
+    """However the library makes the error."""
+    with Server(*always(503)) as server, pytest.raises(Exception) as caught:
+        get(server.url).raise_for_status()
+    assert abate.report(caught.value).attempts == 3
 
 
 @DRIVERS

@@ -452,3 +452,18 @@ def test_a_call_of_an_sdk_is_retried(ask):
     with Server(json_response(429, {}), json_response(529, {}), json_response(200, answer)) as server:
         assert abate.Policy(on=transient, backoff=FAST).call(ask, server).id == "1"
         assert len(server.requests) == 3
+
+
+def test_the_status_of_what_is_no_response_is_not_read():
+    """Where a property asks a database, as the state of a job does, each good result would cost a query."""
+
+    class Job:
+        asked = 0
+
+        @property
+        def status(self):
+            Job.asked += 1
+            return 503
+
+    assert not is_error_response(Job())
+    assert Job.asked == 0

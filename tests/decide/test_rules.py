@@ -290,6 +290,19 @@ def test_rules_within_rules_keep_their_unless():
     assert decide((build_rules(OSError, unless=FileNotFoundError), Exception), KeyError()) == BLIP
 
 
+def test_a_good_result_that_unless_matches_stays_good():
+    """`unless` takes results from what `on` would retry; it makes no failures."""
+    rules = build_rules(on=on_result(lambda job: job["pending"]), unless=on_result(lambda job: job["failed"]))
+    assert rules.is_good({"pending": False, "failed": True})
+    assert rules.decide(Outcome(None, {"pending": True, "failed": True})) == FATAL
+
+
+def test_a_predicate_of_on_may_rely_on_unless():
+    """A result that `unless` matches is final, also where `on` can't judge it."""
+    rules = build_rules(on=on_result(lambda job: job["pending"]), unless=on_result(lambda job: job is None))
+    assert rules.decide(Outcome(None, None)) == FATAL
+
+
 def test_unless_may_speak_against_results():
     """A rule on results in `unless` makes a result fatal, before `on` is asked."""
     either = build_rules(on_result(lambda result: result > 1), unless=on_result(lambda result: result > 5))

@@ -27,7 +27,7 @@ from threading import get_ident
 from types import FrameType, TracebackType
 
 from abate.clock import in_trio
-from abate.decide.responses import forbids_retry, read, report_on, report_within
+from abate.decide.responses import forbids_repeating, read, report_on
 from abate.errors import Report, RetryExhausted
 
 NOTE = "abate: "
@@ -180,7 +180,7 @@ def report(source: object) -> Report | None:
         return report_on(source)
     for found in error_chain(source):
         give_up = _mark_of(found)
-        attached = report_within(found) if give_up is None else give_up.report
+        attached = report_on(_response_of(found)) if give_up is None else give_up.report
         if attached is not None:
             return attached
     return None
@@ -193,8 +193,8 @@ def _is_response(source: object) -> bool:
 def given_up_within(error: BaseException, since: int) -> GiveUp | None:
     """Return the mark that a policy inside the attempt attached to this error, or to one that it is derived from.
 
-    The error may also have been raised for a response that a client gave up on, as by ``raise_for_status``. `since` is
-    the last serial when the attempt began.
+    `since` is the last serial when the attempt began; there have been retries since. An error about a response
+    (``raise_for_status``) has the mark of the client that gave up on that response.
     """
     if (
         _mark_of(error) is None
@@ -202,22 +202,23 @@ def given_up_within(error: BaseException, since: int) -> GiveUp | None:
         and error.__cause__ is None
         and not isinstance(error, BaseExceptionGroup)
     ):
-        return _given_up_response(error, since)  # the usual case, without a walk
+        return given_up_on(_response_of(error))  # the usual case, without a walk
     for found in error_chain(error, is_translation):
-        give_up = _mark_of(found)
-        if give_up is None:
-            give_up = _given_up_response(found, since)
-            if give_up is not None:
-                return give_up
-        elif give_up.serial > since and _came_through(give_up, found):
+        give_up = _mark_of(found) or given_up_on(_response_of(found))
+        if give_up is not None and give_up.serial > since and _came_through(give_up, found):
             return give_up
     return None
 
 
-def _given_up_response(error: BaseException, since: int) -> GiveUp | None:
-    """Return a mark for an error whose response a client gave up on."""
-    report = report_within(error)
-    return None if report is None or not forbids_retry(report) else GiveUp(report, since + 1)
+def _response_of(error: BaseException) -> object:
+    response = read(error, "response")
+    return error if response is None else response
+
+
+def given_up_on(response: object) -> GiveUp | None:
+    """Return the mark of the client that gave up on this response after retries; None for anything else."""
+    report = report_on(response)
+    return None if report is None or not forbids_repeating(report) else GiveUp(report, retry_serials.last)
 
 
 def _came_through(give_up: GiveUp, error: BaseException) -> bool:

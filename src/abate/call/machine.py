@@ -25,7 +25,16 @@ from abate.admit.budget import Budget
 from abate.admit.dispatcher import Dispatcher
 from abate.admit.gate import All, Gate
 from abate.admit.shelter_queue import Waiter
-from abate.call.layers import FINAL_REASONS, NO_LAYER, GiveUp, flag_exhausted, given_up_within, mark, retry_serials
+from abate.call.layers import (
+    FINAL_REASONS,
+    NO_LAYER,
+    GiveUp,
+    flag_exhausted,
+    given_up_on,
+    given_up_within,
+    mark,
+    retry_serials,
+)
 from abate.call.shelter_visit import ShelterVisit, holds_permit
 from abate.clock import current, ever_used
 from abate.decide.outcome import Outcome, Ruling
@@ -349,7 +358,7 @@ class Call:
                 events.emit(events.FirstFailure(policy.name, ruling.reason, error, *self._sent(outcome)), logged)
         else:
             listening = self._logged or events.sinks
-        reason = self._why_not_retry(ruling, error, now)
+        reason = self._why_not_retry(ruling, outcome, now)
         if reason is not None:
             return Stop(reason)
         if closed or ruling.hint is not None:
@@ -390,12 +399,12 @@ class Call:
         if logged or events.sinks:
             events.emit(events.BudgetRefused(self.policy.name, gate, self.attempts), logged)
 
-    def _why_not_retry(self, ruling: Ruling, error: Exception | None, now: float) -> str | None:
+    def _why_not_retry(self, ruling: Ruling, outcome: Outcome | Exception, now: float) -> str | None:
         """Return the reason to give up, or None; checks everything but budget and shelter."""
         policy, deadline, hint = self.policy, self.deadline, ruling.hint
         if not ruling.retry:
             return self._why_final(ruling)
-        if retry_serials.last != self.since and self._layered(error):
+        if retry_serials.last != self.since and self._layered(outcome):
             return "layer"
         if self.attempts >= policy.attempt_limit or (ever_used.off and is_off()):
             return "attempts"
@@ -518,9 +527,14 @@ class Call:
                 mistake.__context__ = outcome.error
             raise
 
-    def _layered(self, error: Exception | None) -> bool:
+    def _layered(self, outcome: Outcome | Exception) -> bool:
         """Return whether a policy inside this attempt has retried already, and warn about it once."""
-        found = None if error is None else given_up_within(error, self.since)
+        if isinstance(outcome, Exception):
+            found = given_up_within(outcome, self.since)
+        elif outcome.error is None:
+            found = given_up_on(outcome.result)
+        else:
+            found = given_up_within(outcome.error, self.since)
         if found is None:
             return False
         self._inner_give_up, inner = found, found.report

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any
 from weakref import ref
 
@@ -34,6 +35,7 @@ with requires_extra(by="abate.clients.aiohttp", extra="aiohttp"):
         ClientOSError,
         ClientRequest,
         ClientResponse,
+        ClientResponseError,
         ConnectionTimeoutError,
         MultipartWriter,
         ServerDisconnectedError,
@@ -145,11 +147,11 @@ class _RequestInFlight:
         except (ClientOSError, ServerDisconnectedError) as error:
             _note_give_up(self.request, error)
             raise
-        except _TotalTimeout as over:
-            raise over.error from None
-        except BaseException:
+        except BaseException as error:
             if self.held is not None:
                 self.held.close()  # the call did not end by the policy's decision
+            if isinstance(error, _TotalTimeout):
+                raise error.error from None
             raise
 
     @deadline_aware
@@ -178,9 +180,10 @@ class _RequestInFlight:
 
     async def with_error(self, response: ClientResponse) -> ClientResponse:
         """Return the response; read the body of an error that is to be judged by it."""
-        small = (response.content_length or 0) <= MAX_DRAIN_BYTES
-        if response.status >= 400 and small and is_judged_by_body(self.policy, *_read(response), self.attempts):
+        small_error = response.status >= 400 and (response.content_length or 0) <= MAX_DRAIN_BYTES
+        if small_error and is_judged_by_body(self.policy, response, *_read(response), self.attempts):
             await _load(response, drain_timeout(remaining()))
+            self.check_total()
         return response
 
     async def send(self) -> ClientResponse:
@@ -195,9 +198,13 @@ class _RequestInFlight:
         except TimeoutError as error:
             if self.scope.expired():
                 raise self.timed_out() from error
-            if getattr(getattr(self.request, "_timer", None), "_cancelled", False):
-                raise _TotalTimeout(error) from None
+            self.check_total(error)
             raise
+
+    def check_total(self, error: TimeoutError | None = None) -> None:
+        """End the call if aiohttp's `total` timeout has passed: it interrupts only what waits at that moment."""
+        if getattr(getattr(self.request, "_timer", None), "_cancelled", False):
+            raise _TotalTimeout(error or TimeoutError()) from None
 
     def bound_request(self) -> None:
         """Give the attempt the time of a request, from now on."""
@@ -241,6 +248,7 @@ class _RequestInFlight:
                 response.close()
             elif body:
                 response.content = _stream_of(body)
+        self.check_total()
 
 
 async def _drain(content: StreamReader) -> bytes | None:
@@ -357,8 +365,24 @@ def _target(request: ClientRequest) -> tuple[str, str]:
 def _mark(response: ClientResponse, report: Report, forbids_retry: bool) -> None:
     """Put a report on a response that is given up on; its headers can't be changed."""
     response.abate_report = report  # type: ignore[attr-defined]
-    # this is all that the response shares with the error of `raise_for_status`
-    response.request_info.abate_report = report  # type: ignore[attr-defined]
+    if not issubclass(type(response), ClientResponse):
+        return  # a test's own
+    # a method of the class: as an attribute it would hold the response, whose connection would be freed late
+    response.__class__ = _given_up_class(type(response))  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=10)
+def _given_up_class(kind: type[ClientResponse]) -> type[ClientResponse]:
+    """Return the class of responses that were given up on: the errors that they raise carry their report."""
+
+    def raise_for_status(self: Any) -> None:
+        try:
+            kind.raise_for_status(self)
+        except ClientResponseError as error:
+            error.abate_report = self.abate_report  # type: ignore[attr-defined]
+            raise
+
+    return type(kind.__name__, (kind,), {"raise_for_status": raise_for_status})
 
 
 def _host(request: ClientRequest) -> tuple[str | None, int | None]:

@@ -81,6 +81,17 @@ class ClientRules(Rule):
         ruling = self.rules.judge(outcome)
         return FATAL if ruling is None and view.status_code >= 400 else ruling
 
+    def may_retry(self, response: Any) -> bool:
+        """Return whether a rule for HTTP may retry a response whose body has not been read."""
+        if not self.replayable:
+            return False
+        outcome = Outcome(None, response)
+        # predicates on results are not asked: they may count, or read the body
+        for rule in self.rules.unless:
+            if rule.reads_responses and not rule.reads_results and _retries(rule, outcome):
+                return False
+        return any(rule.reads_responses and (rule.reads_results or _retries(rule, outcome)) for rule in self.rules.on)
+
     def judge_whole_group(self, outcome: Outcome) -> Ruling | None:
         return self._unless_body(self.rules.judge_whole_group(outcome))
 
@@ -136,6 +147,11 @@ def client_rules(rules: Rules, library: Library, replayable: bool) -> ClientRule
         tuple(_fitted(rule, library) for rule in rules.on), tuple(_fitted(rule, library) for rule in rules.unless)
     )
     return ClientRules(fitted, library, replayable)
+
+
+def _retries(rule: Rule, outcome: Outcome) -> bool:
+    ruling = rule.judge(outcome)
+    return ruling is not None and ruling.retry
 
 
 def _fitted(rule: Rule, library: Library) -> Rule:

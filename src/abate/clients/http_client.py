@@ -23,7 +23,7 @@ from abate.call import async_driver, counters, sync_driver
 from abate.call.client_request import ClientCall, ClientRequest
 from abate.call.machine import Stop
 from abate.call.policy import Policy
-from abate.clients.client_rules import KeyFunction, Library, client_rules
+from abate.clients.client_rules import ClientRules, KeyFunction, Library, client_rules
 from abate.clients.headers import PrivateHeaders
 from abate.clients.outer_retries import MESH_RETRIES, earlier_retries, tells_outer_layers
 from abate.clients.stopwatch import Timeouts
@@ -257,10 +257,11 @@ def drain_timeout(left: float | None) -> float:
     return DRAIN_SECONDS if left is None else max(0.0, min(left, DRAIN_SECONDS))
 
 
-def is_judged_by_body(policy: Policy, status: int, headers: Mapping[str, str], attempt: int) -> bool:
+def is_judged_by_body(policy: Policy, response: Any, status: int, headers: Mapping[str, str], attempt: int) -> bool:
     """Return whether the JSON body of an error may change the ruling: a quota that is used up, or a hint.
 
-    Not if this response is final in any case. `policy` is the request's, `attempt` the number of the attempt.
+    Not if this response is final in any case: a body that doesn't come in time is lost, and the caller needs it.
+    `policy` is the request's, `attempt` the number of the attempt.
     """
     if attempt >= policy.attempt_limit or "json" not in (http.header(headers, "Content-Type") or "").lower():
         return False
@@ -268,4 +269,6 @@ def is_judged_by_body(policy: Policy, status: int, headers: Mapping[str, str], a
     if ruling is None or not ruling.retry:
         return False
     # a hint in its body makes a 503 safe to repeat
-    return bool(policy.idempotent) or not ruling.reached or status == 503
+    if not (policy.idempotent or not ruling.reached or status == 503):
+        return False
+    return all(rule.may_retry(response) for rule in policy.rules.on if isinstance(rule, ClientRules))

@@ -86,8 +86,8 @@ class HttpxCall:
         self.sent = False
         self.release(remaining())
         self.begin()
-        with self.owner.prepared(self):
-            self.held = self.owner.inner.handle_request(self.request)
+        with self.owner.prepared(self) as request:
+            self.held = self.owner.inner.handle_request(request)
         self._load_error()
         return self.held
 
@@ -101,11 +101,11 @@ class HttpxCall:
         self.sent = False
         await self.arelease(remaining())
         self.begin()
-        with self.owner.prepared(self):
+        with self.owner.prepared(self) as request:
             left = remaining()
             cut = nullcontext() if left is None else clocks.current().within(left)
             async with cut:
-                self.held = await self.owner.inner.handle_async_request(self.request)
+                self.held = await self.owner.inner.handle_async_request(request)
         await self._aload_error()
         return self.held
 
@@ -125,7 +125,9 @@ class HttpxCall:
         response = self.held
         response.request = self.request  # for rules that read it
         status, headers = response.status_code, response.headers
-        if status < 400 or not is_judged_by_body(self.policy, status, headers, self.attempt) or not is_small(response):
+        if status < 400 or not is_small(response):
+            return 0.0
+        if not is_judged_by_body(self.policy, response, status, headers, self.attempt):
             return 0.0
         return drain_timeout(remaining())
 

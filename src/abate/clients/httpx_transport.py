@@ -146,33 +146,32 @@ class RetryingTransport:
         return ATTEMPT not in headers
 
     @contextmanager
-    def prepared(self, exchange: HttpxCall) -> Iterator[None]:
-        """Set the headers and timeouts of one attempt, and restore the request after it."""
+    def prepared(self, exchange: HttpxCall) -> Iterator[Any]:
+        """Yield the request of one attempt, with its headers and timeouts.
+
+        Where more than the number is set it is a copy: several tasks may send one request at the same time.
+        """
         request, settings = exchange.request, self.settings
         timeouts, watch = settings.timeouts, None
         if self._private.is_ours(request.url.host):
             request.headers[ATTEMPT] = str(exchange.attempt)
-        kept = request.headers, request.extensions
         if exchange.key is not None or timeouts is not None or remaining() is not None or self._has_foreign(request):
-            request.headers = request.headers.copy()
+            request = _copy(request)
             settings.set_headers(request.headers, request.url.host, exchange.attempt)
             if exchange.key is not None:
                 request.headers[KEY_HEADER] = exchange.key
-            cut = self._cut(request.extensions.get("timeout", {}))
-            request.extensions = {**request.extensions, "timeout": cut, STREAM_READ: exchange.stream_read}
+            request.extensions["timeout"] = self._cut(request.extensions.get("timeout", {}))
+            request.extensions[STREAM_READ] = exchange.stream_read
         if timeouts is not None:
             watch = Stopwatch(timeouts, settings.judge_error)
             request.extensions["trace"] = self._connect_tracer(watch, request.extensions.get("trace"))
         exchange.extensions = request.extensions
-        try:
-            with watch or nullcontext():
-                yield
-                if watch is not None:
-                    watch.response_received(exchange.held.status_code)
-            if STREAM_READ in request.extensions and is_event_stream(exchange.held):
-                request.extensions["timeout"]["read"] = exchange.stream_read
-        finally:
-            request.headers, request.extensions = kept  # the next user of this request needs other values
+        with watch or nullcontext():
+            yield request
+            if watch is not None:
+                watch.response_received(exchange.held.status_code)
+        if STREAM_READ in request.extensions and is_event_stream(exchange.held):
+            request.extensions["timeout"]["read"] = exchange.stream_read
 
     def _has_foreign(self, request: Any) -> bool:
         """Return whether headers besides the attempt's number must be set on this request, or some removed from it."""
@@ -303,6 +302,14 @@ class AsyncTransport(RetryingTransport):
 
     async def aclose(self) -> None:
         await self.inner.aclose()
+
+
+def _copy(request: Any) -> Any:
+    """Return a copy of a request with headers and extensions of its own; httpx's own way leaves the body out."""
+    copied = object.__new__(type(request))
+    copied.__dict__.update(request.__dict__)
+    copied.headers, copied.extensions = request.headers.copy(), dict(request.extensions)
+    return copied
 
 
 def _read(response: Any) -> tuple[int, Mapping[str, str]]:

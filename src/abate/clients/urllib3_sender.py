@@ -110,7 +110,7 @@ class Sender(Generic[R]):
         """Read the body of an error that is to be judged by it, if it has not been read."""
         status, headers = self._library.read_response(response)
         unread = status >= 400 and self._library.body_of(response) is None
-        if unread and is_judged_by_body(policy, status, headers, attempt):
+        if unread and is_judged_by_body(policy, response, status, headers, attempt):
             load(getattr(response, "raw", response), drain_timeout(remaining()))
 
     def _send_timed(self, send_once: Callable[[Timeout], R], timeout: Timeout) -> R:

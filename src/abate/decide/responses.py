@@ -107,7 +107,8 @@ def is_error_response(result: object) -> bool:
     try:
         code = getattr(result, "status_code", None)
         if not isinstance(code, int):
-            code = getattr(result, "status", None)
+            # what has no headers is no response, and its status may be a query: Celery's results ask their backend
+            code = None if getattr(result, "headers", None) is None else getattr(result, "status", None)
     except Exception:
         return False
     return isinstance(code, int) and 400 <= code <= 599
@@ -199,37 +200,11 @@ def _loaded_body(response: object) -> bytes | None:
     return None
 
 
-def report_on(response: object) -> Report | None:
-    """Return the report that a client left on a response: in httpx's ``extensions``, else as an attribute."""
-    extensions = read(response, "extensions")
-    found = extensions.get(REPORT) if isinstance(extensions, Mapping) else None
-    if found is None:
-        found = read(response, REPORT)
-    return found if isinstance(found, Report) else None
-
-
-def report_within(error: object) -> Report | None:
-    """Return the report on the response of an error; aiohttp's errors have only the request's `request_info`."""
-    found = report_on(read(error, "response"))
-    return report_on(read(error, "request_info")) if found is None else found
-
-
-def forbids_retry(report: Report) -> bool:
-    """Return whether outer policies must not repeat the work.
-
-    >>> forbids_retry(Report("orders", 3, 0.5, "attempts")), forbids_retry(Report("orders", 1, 0.0, "attempts"))
-    (True, False)
-    """
-    return report.reason != "fatal" and (report.attempts > 1 or report.reason in FINAL_REASONS)
-
-
 def _given_up(carrier: object) -> bool:
     """Return whether a response was given up on by a policy inside, or says so of a service behind the server."""
     report = report_on(carrier)
-    if report is None:
-        report = report_on(read(carrier, "request_info"))
     if report is not None and report.reason != "fatal":
-        return forbids_retry(report)
+        return forbids_repeating(report)
     value = header(headers_of(carrier), EXHAUSTED_HEADER)
     return value is not None and any(part.strip() == "1" for part in value[:MAX_VALUE_CHARS].split(","))
 
@@ -256,3 +231,21 @@ def retried_by_sdk(carrier: object) -> bool:
 
 _warned: set[str] = set()
 """The kinds of layers that have been warned of."""
+
+
+def report_on(carrier: object) -> Report | None:
+    """Return the report that a client left on a response; or on an error, where that has no response."""
+    extensions = read(carrier, "extensions")
+    found = extensions.get(REPORT) if isinstance(extensions, Mapping) else None
+    if found is None:
+        found = read(carrier, REPORT)
+    return found if isinstance(found, Report) else None
+
+
+def forbids_repeating(report: Report) -> bool:
+    """Return whether outer policies must not repeat the work that this report is about.
+
+    >>> forbids_repeating(Report("orders", 3, 1.0, "attempts")), forbids_repeating(Report("orders", 1, 0.0, "attempts"))
+    (True, False)
+    """
+    return report.reason != "fatal" and (report.attempts > 1 or report.reason in FINAL_REASONS)

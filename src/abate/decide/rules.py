@@ -159,12 +159,22 @@ class Rules(Rule):
         for rule in self.unless:
             ruling = rule.judge(outcome)
             if ruling is not None and ruling.retry:
-                return FATAL
+                return None if outcome.error is None and self._is_wanted(outcome) else FATAL
+        return self._judge_on(outcome)
+
+    def _judge_on(self, outcome: Outcome) -> Ruling | None:
         for rule in self.on:
             ruling = rule.judge(outcome)
             if ruling is not None:
                 return ruling
         return None
+
+    def _is_wanted(self, outcome: Outcome) -> bool:
+        """Return whether a result that `unless` matches is good in any case, because `on` would not retry it."""
+        try:
+            return self._judge_on(outcome) is None
+        except Exception:
+            return False  # a predicate may rely on `unless` to keep such results from it
 
     def is_good(self, result: object) -> bool:
         """Return whether no rule asks for a retry of this result."""
