@@ -24,6 +24,9 @@ MAX_METHOD, MAX_URL = 20, 300
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}:/{1,9}|/{2,9}")
 """What precedes the user info or the host, in invalid URLs as well: they are reported, too."""
 
+HOST = re.compile(r"(?:\[[^\]@]*\]|[^:@\[\]]*)(?::\d*)?")
+"""A host, with a port or without."""
+
 
 class ClientRequest:
     """The request of a client's call, as its library has it.
@@ -102,6 +105,8 @@ def _without_secrets(url: str) -> str:
     'https://api.example/orders'
     >>> _without_secrets("//me:secret@api.example/orders"), _without_secrets("https:/me:secret@api.example/orders")
     ('//api.example/orders', 'https:/api.example/orders')
+    >>> _without_secrets("//me:sec/ret@api.example/orders"), _without_secrets("https://packages.example:8080/@shop/cart")
+    ('//api.example/orders', 'https://packages.example:8080/@shop/cart')
     """
     text = redacted(url)
     scheme = SCHEME.match(text)
@@ -109,4 +114,6 @@ def _without_secrets(url: str) -> str:
     rest = text[len(begin) :]
     path = rest.partition("?")[0].partition("#")[0]
     host, slash, path = path.partition("/")
+    if "@" in path and HOST.fullmatch(host.rpartition("@")[2]) is None:  # the slash is in a password
+        host, slash, path = path.rpartition("@")[2].partition("/")
     return one_line(f"{begin}{host.rpartition('@')[2]}{slash}{path}", MAX_URL)
