@@ -5,12 +5,16 @@ Every function takes the response as the inner transport returned it, with a bod
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from abate import clock as clocks
 from abate.clients.http_client import BODY_DISCARDED, MAX_DECODED, MAX_DRAIN_BYTES, MIN_TIMEOUT, PIECE
+
+SMALL_PIECE = 8
+"""How many bytes are decoded at once of an encoding whose few bytes may become megabytes, such as Brotli."""
 
 
 class Streams(NamedTuple):
@@ -69,16 +73,67 @@ def streams_of(library: Any) -> Streams:
     return Streams(DiscardedStream, ContinuedStream, LoadedStream)
 
 
+def piece_size(encoding: str) -> int:
+    """Return how many bytes of an encoded body may be decoded at once; 0 for a body that is encoded twice.
+
+    httpx decodes all that it is given at once. A byte of gzip becomes at most a thousand bytes, of Brotli some
+    megabytes. Two encodings multiply.
+
+    >>> piece_size("gzip"), piece_size("br"), piece_size("gzip, identity"), piece_size("gzip, gzip")
+    (1024, 8, 1024, 0)
+    """
+    encodings = [name for name in re.split(r"[\s,]+", encoding.lower()) if name not in ("", "identity")]
+    if len(encodings) > 1:
+        return 0
+    return PIECE if not encodings or encodings[0] in ("gzip", "x-gzip", "deflate") else SMALL_PIECE
+
+
+def split_pieces(part: bytes, size: int) -> Iterator[bytes]:
+    """Yield the bytes in pieces of at most `size`."""
+    for start in range(0, len(part), size):
+        yield part[start : start + size]
+
+
+def bound_decoding(library: Any, response: Any) -> bool:
+    """Let the body of an unread response be decoded in small pieces; return False if it is encoded twice."""
+    if "Content-Encoding" not in response.headers:
+        return True
+    size, stream = piece_size(response.headers["Content-Encoding"]), response.stream
+    if not size:
+        return False
+
+    class SplitStream(library.SyncByteStream, library.AsyncByteStream):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[bytes]:
+            for part in stream:
+                yield from split_pieces(part, size)
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            async for part in stream:
+                for piece in split_pieces(part, size):
+                    yield piece
+
+        def close(self) -> None:
+            stream.close()
+
+        async def aclose(self) -> None:
+            await stream.aclose()
+
+    response.stream = SplitStream()
+    return True
+
+
 def _decoded(library: Any, response: Any, body: bytes) -> bytes | None:
     """Return a body without its content encoding; None if it can't be decoded, or is too large then."""
+    if "Content-Encoding" not in response.headers:
+        return body
+    size = piece_size(response.headers["Content-Encoding"])
+    if not size:
+        return None
 
     class Pieces(library.SyncByteStream):  # type: ignore[misc]
         def __iter__(self) -> Iterator[bytes]:
-            for start in range(0, len(body), PIECE):
-                yield body[start : start + PIECE]
+            return split_pieces(body, size)
 
-    if "Content-Encoding" not in response.headers:
-        return body
     decoded = bytearray()
     try:
         for part in library.Response(response.status_code, headers=response.headers, stream=Pieces()).iter_bytes():

@@ -3,12 +3,14 @@
 The stream is reconnected when it breaks, falls silent or ends, with ``Last-Event-ID``, as often as the policy allows:
 
 * an event that was handed out is a success: attempts count from there, so that a stream that goes on delivering may be
-  reconnected for ever, within the policy's budget. `timeout` bounds the time until the next event;
+  reconnected for ever, within the policy's budget. `timeout` bounds the time until the first event, and after a break
+  until the next one; comments don't extend it. While a stream is open, comments keep it so;
 * the delay is the policy's, and never shorter than the last ``retry:`` of the server, which counts as its hint;
 * events that were received but not read when a connection broke may be lost with it (in aiohttp): a server that sends
   IDs sends them again;
 * 204 ends the stream, as does a policy that gives up. A status of 4xx, any other content type and an event that is too
-  large are errors. A stream that is still there but ends without events fails the attempt: `StreamEnded`;
+  large are errors, and so is a body that is encoded twice. A stream that is still there but ends without events fails
+  the attempt: `StreamEnded`;
 * a response that a client of abate's below has retried and given up on is not retried again: one layer retries.
 
 The parser is in `abate.clients.sse_parser`.
@@ -16,19 +18,21 @@ The parser is in `abate.clients.sse_parser`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 from abate.call.policy import Policy
 from abate.call.stream import wrap_async_generator, wrap_generator
-from abate.clients.httpx_bodies import cut_off
+from abate.clients.httpx_bodies import bound_decoding, cut_off, split_pieces
 from abate.clients.sse_parser import MAX_EVENT, EventParser, EventTooLarge, ServerSentEvent
+from abate.clock import MACHINE
 from abate.decide import http
 from abate.decide.outcome import FATAL, Outcome, Ruling
 from abate.decide.rules import Rule, Rules
 from abate.errors import AbateError, number, whole
 from abate.redact import one_line, short_repr
-from abate.schedule.deadlines import cut_to_deadline
+from abate.schedule.deadlines import cut_to_deadline, deadline_passed
 
 if TYPE_CHECKING:
     import aiohttp
@@ -39,6 +43,8 @@ __all__ = ["EventTooLarge", "NotAnEventStream", "ServerSentEvent", "StreamEnded"
 
 IDLE = 60.0
 MEDIA_TYPE = "text/event-stream"
+SLICE = 16_384
+"""How many bytes are parsed before the deadline is checked and other tasks have a turn: a few milliseconds of lines."""
 
 
 class StreamEnded(AbateError, ConnectionError):
@@ -197,9 +203,13 @@ def _read_httpx(
     with client.stream(method, url, **request) as response:
         if _is_over(response.status_code, response.headers, response.raise_for_status):
             return
+        library = _prepare(client, response)
         position.begin()
         for piece in response.iter_bytes():
-            yield from position.read(piece)
+            for part in split_pieces(piece, SLICE):
+                yield from position.read(part)
+                if deadline_passed():  # comments are no silence
+                    raise library.ReadTimeout("the deadline passed before an event came", request=response.request)
     raise _ended(url)
 
 
@@ -210,12 +220,15 @@ async def _aread_httpx(
     async with client.stream(method, url, **request) as response:
         if _is_over(response.status_code, response.headers, response.raise_for_status):
             return
+        _prepare(client, response)
         position.begin()
-        pieces = response.aiter_bytes()
+        pieces, parsed = response.aiter_bytes(), 0
         try:
             async for piece in pieces:
-                for event in position.read(piece):
-                    yield event
+                for part in split_pieces(piece, SLICE):
+                    for event in position.read(part):
+                        yield event
+                    parsed = await _after(parsed + len(part))
         finally:
             await cut_off(pieces)
     raise _ended(url)
@@ -235,10 +248,29 @@ async def _read_aiohttp(
         if _is_over(response.status, response.headers, response.raise_for_status):
             return
         position.begin()
+        parsed = 0
         async for piece in response.content.iter_any():
-            for event in position.read(piece):
-                yield event
+            for part in split_pieces(piece, SLICE):
+                for event in position.read(part):
+                    yield event
+                parsed = await _after(parsed + len(part))
     raise _ended(url)
+
+
+async def _after(parsed: int) -> int:
+    """Give other tasks a turn, and deadlines a chance, once `SLICE` bytes are parsed; return how many count on."""
+    if parsed < SLICE:
+        return parsed
+    await MACHINE.asleep(0.0)
+    return 0
+
+
+def _prepare(client: Any, response: Any) -> Any:
+    """Bound what is decoded at once; return the client's library."""
+    library = sys.modules[_kind_of(client)[0]]
+    if not bound_decoding(library, response):
+        raise NotAnEventStream("the response is encoded more than once")
+    return library
 
 
 def _httpx_request(client: Any, position: Position, idle: float | None, request: dict[str, Any]) -> dict[str, Any]:
@@ -283,10 +315,15 @@ READERS: dict[tuple[str, str], tuple[Any, Any]] = {
 
 
 def _reader(client: object) -> tuple[Any, Any]:
-    for kind in type(client).__mro__:
-        reader = READERS.get((kind.__module__.partition(".")[0], kind.__name__))
-        if reader is not None:
-            return reader
+    return READERS[_kind_of(client)]
+
+
+def _kind_of(client: object) -> tuple[str, str]:
+    """Return the library and the name of a client's class, which may be a subclass."""
+    for base in type(client).__mro__:
+        kind = base.__module__.partition(".")[0], base.__name__
+        if kind in READERS:
+            return kind
     raise TypeError(
         "client must be a Client or AsyncClient of httpx or httpx2, or a ClientSession of aiohttp, not"
         f" {short_repr(client)}"

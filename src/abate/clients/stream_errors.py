@@ -6,8 +6,8 @@ The transports here lie below the retrying one. They read the beginning of each 
   the error as its JSON body, so that everything above treats it as that. The stream is closed.
 * Otherwise the stream is handed on as it came, byte by byte, as soon as its first content is there. Pings, comments,
   `message_start`, `response.created` and chunks without text are held back until then.
-* What is held back is bounded: after `MAX_HELD_BYTES` or `MAX_HELD_SECONDS` the stream is handed on, whatever comes.
-  A silent server is left to the timeouts of the request.
+* What is held back is bounded: after `MAX_HELD_BYTES` (packed or unpacked) or `MAX_HELD_SECONDS` the stream is handed
+  on, whatever comes. A silent server is left to the timeouts of the request.
 
 Streams of the Messages API, of chat completions, of the Responses API and of servers that speak one of them are read
 alike. An unknown event is content. An encoding other than gzip and deflate is handed on unread.
@@ -118,8 +118,15 @@ def read_event(event: ServerSentEvent) -> StreamError | bool:
     found = data if event.event == "error" and not data.get("error") else _error_in(data)
     if found is not None:
         body = data if "error" in data else {"error": found}
-        return StreamError(error_status(found), json.dumps(body).encode())
+        return StreamError(error_status(found), _as_json(body))
     return not (event.event in PREAMBLE or _word(data, "type") in PREAMBLE or _is_empty_chunk(data))
+
+
+def _as_json(body: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(body).encode()
+    except RecursionError:  # one level deeper than what could just be read
+        return b'{"error": {"message": "the error of the stream is nested too deeply"}}'
 
 
 def _error_in(data: dict[str, Any]) -> object:
@@ -163,9 +170,10 @@ class Beginning:
     def hold(self, piece: bytes) -> StreamError | bool:
         """Take a piece; return the error that the stream begins with, or whether to hand it on."""
         self.pieces.append(piece)
-        self._bytes += len(piece)
         try:
-            for event in self._parser.feed(self._decode(piece)):
+            text = self._decode(piece)
+            self._bytes += max(len(piece), len(text))  # a few bytes may stand for a megabyte of comments
+            for event in self._parser.feed(text):
                 found = read_event(event)
                 if found:
                     return found

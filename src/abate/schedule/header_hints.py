@@ -33,7 +33,8 @@ MAX_DETAILS = 100
 DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h|d))+", re.ASCII)
 DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(\D+)", re.ASCII)
 UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-PARAMETER = re.compile(r"(\w+)\s*=\s*(\d+)", re.ASCII)
+# possessive, and from the beginning of a word: linear, whatever the header holds
+PARAMETER = re.compile(r"(?<!\w)(\w++)\s*+=\s*+(\d++)", re.ASCII)
 
 RETRY_INFO = "google.rpc.RetryInfo"
 OPENAI_LIMITS = ("requests", "tokens")
@@ -123,7 +124,8 @@ def _retry_info(body: Mapping[str, Any] | None) -> float | None:
     error = None if body is None else body.get("error", body)
     details = error.get("details") if isinstance(error, Mapping) else None
     for detail in details[:MAX_DETAILS] if isinstance(details, list) else ():
-        if isinstance(detail, Mapping) and str(detail.get("@type"))[-MAX_CHARS:].endswith(RETRY_INFO):
+        kind = detail.get("@type") if isinstance(detail, Mapping) else None
+        if isinstance(kind, str) and kind.endswith(RETRY_INFO):
             return _duration(detail.get("retryDelay"))
     return None
 
