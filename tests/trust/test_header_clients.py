@@ -15,6 +15,7 @@ from abate.clients.httpx import AsyncTransport, Transport
 from abate.clients.requests import Adapter
 from abate.clients.trust import Secret
 from abate.clients.urllib3 import PoolManager
+from tests.clients import drivers
 from tests.clients.server import Server, respond
 
 SECRET = Secret("only-our-services-know-this")
@@ -112,6 +113,15 @@ def test_an_upstream_can_only_end_the_call_that_it_answers(get):
         assert get(server.url, {}, None) == 503
         assert get(server.url, {}, None) == 200
     assert [request.headers["abate-attempt"] for request in server.requests] == ["1", "1", "2"]
+
+
+@pytest.mark.parametrize("driver", drivers.ALL_DRIVERS, ids=drivers.driver_name)
+def test_the_word_of_an_upstream_counts_whatever_rule_retries(driver):
+    """Also by a predicate on the library's own response, which knows nothing of it."""
+    every_result = drivers.policy(on=abate.on_result(lambda response: True))
+    with Server(*[respond(503, ("Abate-Exhausted", "1"))] * 3) as server:
+        answer = driver.fetch(drivers.Ask(server.url), every_result)
+    assert (answer.status, answer.report.reason, len(server.requests)) == (503, "layer", 1)
 
 
 @CLIENTS
