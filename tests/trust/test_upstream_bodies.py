@@ -102,6 +102,19 @@ def test_an_error_that_is_packed_twice_fills_no_memory(asynchronous, encoding):
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("length", ["9" * 5000, "0" * 5000, "-1", "2, 2", "²", "x"])
+def test_a_length_of_any_digits_is_read(length):
+    """Transports other than those of HTTP/1 hand on what they got."""
+
+    def answer(request):
+        headers = {"Content-Type": "application/json", "Content-Length": length.encode()}
+        return httpx.Response(429, headers=headers, stream=httpx.ByteStream(b"{}"))
+
+    with httpx.Client(transport=Transport(policy(max_attempts=2), httpx.MockTransport(answer))) as client:
+        response = client.get("http://up/")
+    assert (response.status_code, abate.report(response).attempts) == (429, 2)
+
+
 # -- streams
 
 

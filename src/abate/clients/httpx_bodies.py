@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from abate import clock as clocks
 from abate.clients.http_client import BODY_DISCARDED, MAX_DECODED, MAX_DRAIN_BYTES, MIN_TIMEOUT, PIECE
 
+MAX_LENGTH_DIGITS = 20
+"""Digits of a ``Content-Length``; Python refuses to convert thousands."""
 SMALL_PIECE = 8
 """How many bytes are decoded at once of an encoding whose few bytes may become megabytes, such as Brotli."""
 
@@ -154,7 +156,9 @@ def is_event_stream(response: Any) -> bool:
 def is_small(response: Any) -> bool:
     """Return whether the headers allow a body short enough to read."""
     length = response.headers.get("Content-Length", "0")
-    return not length.isdecimal() or int(length) <= MAX_DRAIN_BYTES
+    if not length.isdecimal():
+        return True
+    return len(length) <= MAX_LENGTH_DIGITS and int(length) <= MAX_DRAIN_BYTES
 
 
 def load(streams: Streams, response: Any, request: Any, extensions: Any, seconds: float) -> None:
