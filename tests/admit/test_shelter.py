@@ -1,6 +1,7 @@
 """The shelter under threads, loops and forks, on the machine's clock: no call lost or sent twice, no permit leaked."""
 
 import asyncio
+import gc
 import threading
 import time
 
@@ -10,6 +11,7 @@ import trio
 import abate
 from abate import Backoff, Policy, Shelter, wakeups
 from abate.admit.dispatcher import Dispatcher
+from abate.admit.shelter_core import without_traceback
 from tests.reentry import inside
 
 QUICK = Backoff(0.001, 0.002)
@@ -242,6 +244,61 @@ def test_the_last_error_is_not_held_in_calm():
             clock.advance(0.01)
         assert dispatcher.limiter.calm
         assert dispatcher.last_error is None
+
+
+def test_a_dropped_loop_does_not_live_on_in_the_last_error():
+    """A call whose event loop is dropped during its second attempt gives its permits back."""
+    permits, shelter, tries = abate.ConcurrencyLimit(5), Shelter(), []
+    policy = Policy(on=Down, backoff=[0.0], gate=permits, shelter=shelter, attempt_timeout=30.0)
+
+    async def call():
+        tries.append(1)
+        if len(tries) == 1:
+            raise Down
+        await asyncio.sleep(60.0)
+
+    async def until_the_second_attempt():
+        while len(tries) < 2:
+            await asyncio.sleep(0.01)
+
+    loop = asyncio.new_event_loop()
+    loop.create_task(policy.acall(call))._log_destroy_pending = False
+    loop.run_until_complete(until_the_second_attempt())
+    assert (permits.held, shelter.dispatcher().limiter.in_flight) == (1, 1)
+    loop.close()
+    del loop
+    for _ in range(3):
+        gc.collect()
+    assert (permits.held, shelter.dispatcher().limiter.in_flight) == (0, 0)
+
+
+class Uncopyable(Down):
+    """An error whose class makes no second one."""
+
+    def __new__(cls, *args):
+        if args:
+            raise TypeError
+        return super().__new__(cls)
+
+    def __init__(self):
+        super().__init__()
+        self.args = ("once",)
+
+
+def test_the_cause_of_refusals_is_a_copy_without_frames():
+    """It has the text, the attributes and the notes of the error, and neither its traceback nor its report."""
+    try:
+        Policy(on=Down, max_attempts=1).call(Server(failures=1))
+    except Down as error:
+        error.status = 503
+        copy = without_traceback(error)
+        assert (type(copy), copy.args, copy.status) == (Down, error.args, 503)
+        assert copy.__notes__ == error.__notes__
+        assert copy.__traceback__ is copy.__cause__ is copy.__context__ is abate.report(copy) is None
+        assert abate.report(error).attempts == 1
+        assert error.__traceback__ is not None
+    assert without_traceback(Uncopyable()) is None
+    assert str(without_traceback(OSError(2, "gone", "a.txt"))) == str(OSError(2, "gone", "a.txt"))
 
 
 def test_cancelling_a_refused_waiter_changes_nothing():

@@ -41,6 +41,26 @@ STALLED_AFTER = 1.0
 """Seconds after its deadline at which a waiter counts as stalled, and between two searches for such waiters."""
 
 
+def without_traceback(error: Exception) -> Exception | None:
+    """Return a copy of an error for the refusals of other calls; None if its class can't be copied.
+
+    The frames of its traceback, and those in the mark of an inner policy, often refer to the task that made the
+    attempt. Kept here, they would keep the task after its event loop was dropped, with the permit that it holds.
+
+    >>> copy = without_traceback(ConnectionError("no answer"))
+    >>> copy, copy.__traceback__
+    (ConnectionError('no answer'), None)
+    """
+    try:
+        args = OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args  # with its file names
+        copy = type(error).__new__(type(error), *args)
+        copy.__dict__.update(error.__dict__)
+    except Exception:  # a class of the user's own may refuse
+        return None
+    copy.__dict__.pop("__abate__", None)
+    return copy
+
+
 class Failure(NamedTuple):
     """A failed attempt, as reported by its call; for the fields see `Limiter.on_failure`."""
 
@@ -92,6 +112,7 @@ class ShelterCore:
         self.remote_paused_until, self.remote_limit = -inf, inf
         """What the fleet says: no attempt before this instant, at most this many in flight."""
         self.last_error: Exception | None = None
+        """The error of the last failed attempt, without its traceback: the cause of refusals."""
 
     # -- before an attempt
 
