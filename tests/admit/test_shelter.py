@@ -272,17 +272,16 @@ def test_a_dropped_loop_does_not_live_on_in_the_last_error():
     assert (permits.held, shelter.dispatcher().limiter.in_flight) == (0, 0)
 
 
-class Uncopyable(Down):
-    """An error whose class makes no second one."""
+class Sealed(Down):
+    """An error that is made in one way only, and does not change."""
 
     def __new__(cls, *args):
-        if args:
-            raise TypeError
-        return super().__new__(cls)
+        raise TypeError
 
-    def __init__(self):
-        super().__init__()
-        self.args = ("once",)
+    __init__ = __new__
+
+    def __setattr__(self, name, value):
+        raise AttributeError(name)
 
 
 def test_the_cause_of_refusals_is_a_copy_without_frames():
@@ -297,8 +296,24 @@ def test_the_cause_of_refusals_is_a_copy_without_frames():
         assert copy.__traceback__ is copy.__cause__ is copy.__context__ is abate.report(copy) is None
         assert abate.report(error).attempts == 1
         assert error.__traceback__ is not None
-    assert without_traceback(Uncopyable()) is None
-    assert str(without_traceback(OSError(2, "gone", "a.txt"))) == str(OSError(2, "gone", "a.txt"))
+    sealed = Exception.__new__(Sealed, "once")
+    assert (type(without_traceback(sealed)), str(without_traceback(sealed))) == (Sealed, "once")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(2, "gone", "a.txt"),
+        OSError("no answer"),
+        ExceptionGroup("all", [Down("one"), ExceptionGroup("more", [Down("two")])]),
+        KeyError("key"),
+    ],
+)
+def test_a_copy_of_an_error_reads_like_it(error):
+    """Its text and its representation are the same."""
+    copy = without_traceback(error)
+    assert copy is not error
+    assert (type(copy), str(copy), repr(copy)) == (type(error), str(error), repr(error))
 
 
 def test_cancelling_a_refused_waiter_changes_nothing():
