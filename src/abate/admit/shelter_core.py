@@ -58,7 +58,9 @@ def without_traceback(error: Exception) -> Exception:
     (ConnectionError('no answer'), None)
     """
     kind = type(error)
-    built_in: Any = next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
+    built_in: Any = kind
+    while built_in.__flags__ & _HEAP_TYPE:  # no generator, which would swallow what a signal handler raises as it ends
+        built_in = built_in.__base__
     if isinstance(error, ExceptionGroup):
         parts = [without_traceback(part) for part in error.exceptions]
         copy: Exception = built_in.__new__(kind, error.message, parts)
