@@ -17,6 +17,8 @@ import abate
 from abate import events
 from abate.admit.limiter import Permit
 from abate.admit.shelter_queue import Waiter
+from abate.call import before_retry
+from abate.call.before_retry import RetryContext
 from abate.clients.grpc_stream import Stream
 from abate.schedule.deadlines import remaining
 from abate.stores.fleet.background_sync import FleetSync
@@ -678,3 +680,100 @@ def test_a_call_gives_back_what_it_holds(way, prepare, error):
     points = raised_at_every_point(lambda: Call(prepare), way, error=error, every=5)
     gc.collect()  # coroutines that were never awaited warn here, not in a later test
     assert points > 100
+
+
+# -- streams and deadlines
+
+
+class StreamOfCall(Call):
+    """The same for a stream, whose generator the collector may have to destroy."""
+
+    def check(self):
+        gc.collect(1)
+        super().check()
+
+
+def through_a_stream(call):
+    server = call.serve(Down(), "fine", "more")
+
+    @call.policy
+    def items():
+        yield server()
+        yield server()
+
+    with call.clock:
+        assert list(items()) == ["fine", "more"]
+
+
+def as_far_as_its_first_item(call):
+    server = call.serve("fine", "more")
+
+    @call.policy
+    def items():
+        yield server()
+        yield server()
+
+    with call.clock:
+        stream = items()
+        assert next(stream) == "fine"
+        stream.close()
+
+
+def with_a_break_inside(call):
+    server = call.serve("fine", Down(), "more")
+
+    @call.policy.replace(resume=lambda last: {}, idle=5.0)
+    def items():
+        item = None
+        while item != "more":
+            item = server()
+            yield item
+
+    with call.clock:
+        assert list(items()) == ["fine", "more"]
+
+
+@pytest.mark.parametrize("way", [through_a_stream, as_far_as_its_first_item, with_a_break_inside])
+def test_a_stream_gives_back_what_it_holds(way):
+    """Its permits are free again, each once, wherever it was broken off."""
+    assert raised_at_every_point(StreamOfCall, way, every=3) > 100
+
+
+def test_the_end_of_a_stream_swallows_no_interrupt(monkeypatch):
+    """What a handler raises reaches the caller: nothing of a stream that has ended runs in a finalizer."""
+    swallowed = []
+    monkeypatch.setattr(sys, "unraisablehook", swallowed.append)
+    raised_at_every_point(StreamOfCall, as_far_as_its_first_item, every=3)
+    assert swallowed == []
+
+
+def before_a_retry(thing):
+    before_retry.run(lambda retry: None, RetryContext(Down(), 1, 0.0), 5.0)
+
+
+def before_a_retry_of_a_task(thing):
+    with pytest.raises(StopIteration):
+        before_retry.arun(lambda retry: None, RetryContext(Down(), 1, 0.0), 5.0, abate.clock.MACHINE).send(None)
+
+
+def in_a_carried_deadline(thing):
+    thing.carried()
+
+
+class Bounded:
+    """Code that runs under a deadline of abate's own making."""
+
+    def __init__(self):
+        self.notes = []
+        with abate.deadline(5.0):
+            self.carried = abate.carry_deadline(remaining)
+
+    def check(self):
+        assert remaining() is None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::RuntimeWarning")
+@pytest.mark.parametrize("way", [before_a_retry, before_a_retry_of_a_task, in_a_carried_deadline])
+def test_no_deadline_stays_behind(way):
+    """The code after it is not bound by it, wherever it was broken off."""
+    assert raised_at_every_point(Bounded, way) > 10

@@ -1,6 +1,7 @@
 """The shelter under threads, loops and forks, on the machine's clock: no call lost or sent twice, no permit leaked."""
 
 import asyncio
+import gc
 import threading
 import time
 
@@ -10,6 +11,7 @@ import trio
 import abate
 from abate import Backoff, Policy, Shelter, wakeups
 from abate.admit.dispatcher import Dispatcher
+from abate.admit.shelter_core import without_traceback
 from tests.reentry import inside
 
 QUICK = Backoff(0.001, 0.002)
@@ -242,6 +244,76 @@ def test_the_last_error_is_not_held_in_calm():
             clock.advance(0.01)
         assert dispatcher.limiter.calm
         assert dispatcher.last_error is None
+
+
+def test_a_dropped_loop_does_not_live_on_in_the_last_error():
+    """A call whose event loop is dropped during its second attempt gives its permits back."""
+    permits, shelter, tries = abate.ConcurrencyLimit(5), Shelter(), []
+    policy = Policy(on=Down, backoff=[0.0], gate=permits, shelter=shelter, attempt_timeout=30.0)
+
+    async def call():
+        tries.append(1)
+        if len(tries) == 1:
+            raise Down
+        await asyncio.sleep(60.0)
+
+    async def until_the_second_attempt():
+        while len(tries) < 2:
+            await asyncio.sleep(0.01)
+
+    loop = asyncio.new_event_loop()
+    loop.create_task(policy.acall(call))._log_destroy_pending = False
+    loop.run_until_complete(until_the_second_attempt())
+    assert (permits.held, shelter.dispatcher().limiter.in_flight) == (1, 1)
+    loop.close()
+    del loop
+    for _ in range(3):
+        gc.collect()
+    assert (permits.held, shelter.dispatcher().limiter.in_flight) == (0, 0)
+
+
+class Sealed(Down):
+    """An error that is made in one way only, and does not change."""
+
+    def __new__(cls, *args):
+        raise TypeError
+
+    __init__ = __new__
+
+    def __setattr__(self, name, value):
+        raise AttributeError(name)
+
+
+def test_the_cause_of_refusals_is_a_copy_without_frames():
+    """It has the text, the attributes and the notes of the error, and neither its traceback nor its report."""
+    try:
+        Policy(on=Down, max_attempts=1).call(Server(failures=1))
+    except Down as error:
+        error.status = 503
+        copy = without_traceback(error)
+        assert (type(copy), copy.args, copy.status) == (Down, error.args, 503)
+        assert copy.__notes__ == error.__notes__
+        assert copy.__traceback__ is copy.__cause__ is copy.__context__ is abate.report(copy) is None
+        assert abate.report(error).attempts == 1
+        assert error.__traceback__ is not None
+    sealed = Exception.__new__(Sealed, "once")
+    assert (type(without_traceback(sealed)), str(without_traceback(sealed))) == (Sealed, "once")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(2, "gone", "a.txt"),
+        OSError("no answer"),
+        ExceptionGroup("all", [Down("one"), ExceptionGroup("more", [Down("two")])]),
+        KeyError("key"),
+    ],
+)
+def test_a_copy_of_an_error_reads_like_it(error):
+    """Its text and its representation are the same."""
+    copy = without_traceback(error)
+    assert copy is not error
+    assert (type(copy), str(copy), repr(copy)) == (type(error), str(error), repr(error))
 
 
 def test_cancelling_a_refused_waiter_changes_nothing():

@@ -572,3 +572,21 @@ def _until_failure(script):
         if step != "item":
             return script[: place + 1]
     return script
+
+
+def test_a_gate_that_fails_as_a_stream_leaves_it_does_not_keep_the_others():
+    """Its error is raised, after the other gates were left too."""
+
+    class Broken(ConcurrencyLimit):
+        def leave(self, accepted):
+            raise LookupError("broken")
+
+    permits = ConcurrencyLimit(1)
+
+    @policy(gate=permits & Broken(1))
+    def rows():
+        yield 1
+
+    with pytest.raises(LookupError, match="broken"):
+        list(rows())
+    assert permits.held == 0

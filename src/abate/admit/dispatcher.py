@@ -16,7 +16,7 @@ from math import inf
 from abate import clock as clocks
 from abate import events
 from abate.admit.limiter import Permit
-from abate.admit.shelter_core import CLAIM_TIMEOUT, PAUSED, QUEUE_FULL, Failure, ShelterCore
+from abate.admit.shelter_core import CLAIM_TIMEOUT, PAUSED, QUEUE_FULL, Failure, ShelterCore, without_traceback
 from abate.admit.shelter_queue import Waiter
 from abate.clock import Clock
 from abate.errors import Refused
@@ -75,7 +75,7 @@ class Dispatcher:
 
     @property
     def last_error(self) -> Exception | None:
-        """Return the error of the last failed attempt; None in calm."""
+        """Return the error of the last failed attempt, a copy without its traceback; None in calm."""
         return self.core.last_error
 
     def counts(self) -> tuple[int, int]:
@@ -188,7 +188,8 @@ class Dispatcher:
         answered: bool = False,
     ) -> float:
         """Record a failed attempt; return the seconds until the next one may be sent, 0 if that is now."""
-        failure = Failure(permit, now, backoff, hint_until, error, uncounted, policy_name, retry, answered)
+        cause = None if error is None else without_traceback(error)
+        failure = Failure(permit, now, backoff, hint_until, cause, uncounted, policy_name, retry, answered)
         try:
             return self._section.call(self.core.on_failure, failure, otherwise=self._defer_failure)
         finally:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from abate.admit.limiter import Limiter, Permit
 from abate.admit.shelter_queue import ShelterQueue, Waiter
@@ -39,6 +39,41 @@ CLAIM_TIMEOUT = 0.25
 """Seconds within which a waiter must claim its permit."""
 STALLED_AFTER = 1.0
 """Seconds after its deadline at which a waiter counts as stalled, and between two searches for such waiters."""
+
+
+_HEAP_TYPE = 1 << 9
+"""The flag of classes that are not built into the interpreter."""
+
+
+def without_traceback(error: Exception) -> Exception:
+    """Return a copy of an error, for the refusals of other calls.
+
+    The frames of its traceback, and those in the mark of an inner policy, often refer to the task that made the
+    attempt. Kept here, they would keep the task after its event loop was dropped, with the permit that it holds.
+
+    No code of the error's class runs, so nothing is caught here: it could be what a signal handler raises.
+
+    >>> copy = without_traceback(ConnectionError("no answer"))
+    >>> copy, copy.__traceback__
+    (ConnectionError('no answer'), None)
+    """
+    kind = type(error)
+    built_in: Any = kind
+    while built_in.__flags__ & _HEAP_TYPE:  # no generator, which would swallow what a signal handler raises as it ends
+        built_in = built_in.__base__
+    if isinstance(error, ExceptionGroup):
+        parts = [without_traceback(part) for part in error.exceptions]
+        copy: Exception = built_in.__new__(kind, error.message, parts)
+    else:
+        copy = built_in.__new__(kind)
+    if isinstance(error, OSError):
+        for name in ("errno", "strerror", "filename", "filename2"):
+            if getattr(error, name) is not None:  # None is not the same as unset
+                BaseException.__setattr__(copy, name, getattr(error, name))
+    BaseException.__setattr__(copy, "args", error.args)
+    copy.__dict__.update(error.__dict__)
+    copy.__dict__.pop("__abate__", None)
+    return copy
 
 
 class Failure(NamedTuple):
@@ -92,6 +127,7 @@ class ShelterCore:
         self.remote_paused_until, self.remote_limit = -inf, inf
         """What the fleet says: no attempt before this instant, at most this many in flight."""
         self.last_error: Exception | None = None
+        """The error of the last failed attempt, without its traceback: the cause of refusals."""
 
     # -- before an attempt
 

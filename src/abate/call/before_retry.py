@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from abate.clock import Clock
@@ -142,10 +142,15 @@ def by_name(
     return tuple(positional), named
 
 
+def _bound(left: float | None) -> closing[deadline] | nullcontext[nullcontext[None]]:
+    """Return the deadline to call ``before_retry`` under, which ends even if a signal handler raises."""
+    return nullcontext(nullcontext()) if left is None else closing(deadline(left))
+
+
 def run(function: BeforeRetry, context: RetryContext, left: float | None) -> None:
     """Call ``before_retry`` in this thread, under the deadline of its call, `left` seconds from now."""
     try:
-        with nullcontext() if left is None else deadline(left):
+        with _bound(left) as bound, bound:
             waiting = function(context)
         if is_coroutine_object(waiting):
             waiting.close()  # type: ignore[union-attr]
@@ -158,7 +163,7 @@ def run(function: BeforeRetry, context: RetryContext, left: float | None) -> Non
 async def arun(function: BeforeRetry, context: RetryContext, left: float | None, clock: Clock) -> None:
     """Do the same in this task, and await a coroutine; it is cut off at the deadline."""
     try:
-        with nullcontext() if left is None else deadline(left):
+        with _bound(left) as bound, bound:
             waiting = function(context)
             if waiting is None:
                 return

@@ -20,12 +20,12 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from abate import clock as clocks
-from abate.admit.gate import All, Gate
 from abate.call import async_driver, sync_driver
 from abate.call.before_retry import by_name
 from abate.call.counters import acount_call, count_call, wrapper_versions
 from abate.call.layers import retry_serials
 from abate.call.machine import NO_RESULT, Call
+from abate.call.stream_gates import HeldGates
 from abate.errors import AttemptTimeout, IdleTimeout
 from abate.functions import is_coroutine_function, is_generator_function
 from abate.redact import short_repr
@@ -62,8 +62,11 @@ class StreamCall(Call):
         """End the call: keep the gates that the stream holds on to."""
         held = tuple(gate for gate in self._in_flight if gate.held_by_streams)
         if held:
-            self._stream.held_gates = held
-            self._in_flight = tuple(gate for gate in self._in_flight if not gate.held_by_streams)
+            others = tuple(gate for gate in self._in_flight if not gate.held_by_streams)
+            handle = self._stream.held_gates = HeldGates(self._stream, HeldGates.leave)
+            HeldGates.all_held.add(handle)
+            # no call in between: each gate is left exactly once, even if a signal handler raises
+            handle.gates, self._in_flight = held, others
         super().succeeded()
 
     def _deposit(self) -> None:
@@ -76,6 +79,7 @@ class Stream:
     """One stream: its generator, what it has handed out, and what it holds."""
 
     __slots__ = (
+        "__weakref__",
         "args",
         "clock",
         "function",
@@ -94,6 +98,7 @@ class Stream:
     def __init__(
         self, policy: Policy, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
+        self.held_gates: HeldGates | None = None
         self.policy = policy
         self.function = function
         self.args = args
@@ -101,7 +106,6 @@ class Stream:
         self.clock = policy.clock or clocks.current()
         self.held: deque[Any] = deque()
         """Items that are not handed out yet."""
-        self.held_gates: tuple[Gate, ...] = ()
         self.over = self.funded = False
         self.since = 0
         """The serial of the last call that had retried when the attempt began."""
@@ -152,11 +156,9 @@ class Stream:
 
     def leave_gates(self) -> None:
         """Leave the gates that the stream still holds."""
-        gates, self.held_gates = self.held_gates, ()
-        if gates:
-            All(gates).leave(True)
-
-    __del__ = leave_gates  # for a generator that is destroyed without being closed, as after the end of its event loop
+        if self.held_gates is not None:
+            self.held_gates.leave()
+            self.held_gates = None
 
 
 class SyncStream(Stream):

@@ -28,6 +28,7 @@ import asyncio
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from contextvars import copy_context
 from functools import update_wrapper
 from inspect import isawaitable
@@ -216,7 +217,7 @@ class Handler:
         if context is None:
             return self._batch(arn, messages, inf)
         left = context.get_remaining_time_in_millis() / 1000
-        with deadline(max(0.0, left)):
+        with closing(deadline(max(0.0, left))) as bound, bound:
             return self._batch(arn, messages, clocks.current().now() + left - self._margin)
 
     def close(self) -> None:
@@ -301,7 +302,7 @@ class Handler:
         limit = min(left, inf if self.consumer.timeout is None else self.consumer.timeout)
         if limit == inf:
             return self._await_answer(self.consumer(message), None)
-        with deadline(limit):
+        with closing(deadline(limit)) as bound, bound:
             return self._await_answer(self.consumer(message), limit)
 
     def _await_answer(self, answer: Any, limit: float | None) -> object:

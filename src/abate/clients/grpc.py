@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from itertools import count
 from typing import Any
 
@@ -239,9 +239,12 @@ def _warn_layered(name: str) -> None:
         )
 
 
-def _call_deadline(given: Any) -> AbstractContextManager[object]:
-    """Return the deadline of a call with these details: its timeout is that of all attempts together."""
-    return nullcontext() if given.timeout is None else call_timeout(max(0.0, given.timeout))
+def _call_deadline(given: Any) -> AbstractContextManager[AbstractContextManager[object]]:
+    """Return the deadline of a call with these details: its timeout is that of all attempts together.
+
+    The deadline is within a block that closes it even if a signal handler raises as it ends.
+    """
+    return nullcontext(nullcontext()) if given.timeout is None else closing(call_timeout(max(0.0, given.timeout)))
 
 
 # -- sync
@@ -257,7 +260,7 @@ class _Interceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInter
     def intercept_unary_unary(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
         sender = _AttemptSender(_Details, continuation, client_call_details, request, self._secret)
         try:
-            with _call_deadline(client_call_details):
+            with _call_deadline(client_call_details) as bound, bound:
                 return self._policy.for_call(sender).call(deadline_aware(lambda: _raise_if_failed(sender.send())))
         except grpc.RpcError as error:
             if not isinstance(error, grpc.Future):
@@ -266,7 +269,7 @@ class _Interceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInter
 
     def intercept_unary_stream(self, continuation: Callable[..., Any], client_call_details: Any, request: Any) -> Any:
         sender = _AttemptSender(_Details, continuation, client_call_details, request, self._secret)
-        with _call_deadline(client_call_details):
+        with _call_deadline(client_call_details) as bound, bound:
             return Stream(self._policy.for_call(sender), sender.send)
 
 
@@ -299,7 +302,7 @@ class _AioUnary(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
             await call
             return call
 
-        with _call_deadline(client_call_details):
+        with _call_deadline(client_call_details) as bound, bound:
             return await self._policy.for_call(sender).acall(attempt)
 
 
@@ -323,5 +326,5 @@ class _AioStream(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
             except StopAsyncIteration:
                 return Messages([], messages)
 
-        with _call_deadline(client_call_details):
+        with _call_deadline(client_call_details) as bound, bound:
             return await self._policy.for_call(sender).acall(attempt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from contextvars import ContextVar
 from functools import partial
 from http.client import HTTPResponse as SocketResponse
@@ -265,7 +265,7 @@ def load(response: Any, seconds: float) -> None:
         return
     body, done = bytearray(), False
     try:
-        with deadline(seconds):
+        with closing(deadline(seconds)) as bound, bound:
             while len(body) <= MAX_DRAIN_BYTES and not done:
                 part = response.read(MAX_DRAIN_BYTES + 1 - len(body), decode_content=False)
                 body += part

@@ -74,7 +74,9 @@ class Middleware:
                 return start_response(status, headers, *rest)
 
             if limits.left is not None:
-                stack.enter_context(deadline(limits.left))
+                bound = deadline(limits.left)
+                stack.callback(bound.close)  # even if a signal handler raises as it ends
+                stack.enter_context(bound)
             body = self._app(environ, tell)
             return _Body(body, stack.pop_all())
 

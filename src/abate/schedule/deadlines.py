@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -45,6 +46,10 @@ class _DeadlineScope(Scope):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _scopes.leave(self)
+
+    def close(self) -> None:
+        """Close the block, if it was left open because a signal handler raised."""
+        self.open = False
 
 
 _scopes: Scopes[_DeadlineScope] = Scopes("abate_deadline")
@@ -96,7 +101,7 @@ class deadline:
         self._entered.remove(scope)
 
     def close(self) -> None:
-        """Close the blocks that were left open because a signal handler raised."""
+        """Close the blocks that were left open because a signal handler raised: ``with closing(bound), bound:``."""
         for scope in self._entered:
             scope.open = False
 
@@ -205,7 +210,7 @@ def carry_deadline(function: F) -> F:
         return function
 
     async def bound(awaitable: Awaitable[Any]) -> Any:
-        with _DeadlineScope(instant, of, timeout=timeout):
+        with closing(_DeadlineScope(instant, of, timeout=timeout)) as scope, scope:
             return await awaitable
 
     if is_coroutine_function(function):
@@ -218,7 +223,7 @@ def carry_deadline(function: F) -> F:
 
     @functools.wraps(function)
     def carried(*args: Any, **kwargs: Any) -> Any:
-        with _DeadlineScope(instant, of, timeout=timeout):
+        with closing(_DeadlineScope(instant, of, timeout=timeout)) as scope, scope:
             result = function(*args, **kwargs)
         return bound(result) if is_coroutine_object(result) else result
 

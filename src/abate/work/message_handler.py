@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from inspect import isawaitable
 from typing import NamedTuple, cast
 
@@ -125,7 +126,7 @@ class MessageHandler:
         """Call the handler within its timeout."""
         if self._timeout is None:
             return await self._call(message)
-        with deadline(self._timeout):
+        with closing(deadline(self._timeout)) as bound, bound:
             if not self.asynchronous:
                 return await self._call(message)
             cut = clock.within(self._timeout)
