@@ -23,7 +23,8 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, overload
 
 from abate import clock as clocks
-from abate.call import machine
+from abate.call.cut_short import DEADLINE_TOLERANCE
+from abate.call.off_switch import is_off
 from abate.call.policy import Policy
 from abate.clock import Clock, ever_used
 from abate.decide.outcome import Outcome
@@ -60,7 +61,7 @@ class Race:
         """Return whether a second attempt may be sent, as the first one is late; if so, pay for it."""
         self._late = True
         policy = self._policy
-        if self.over or remaining() == 0.0 or (ever_used.off and machine.is_off()):
+        if self.over or remaining() == 0.0 or (ever_used.off and is_off()):
             return False
         if policy.shelter is not None and not policy.shelter.dispatcher().calm:
             return False
@@ -135,7 +136,7 @@ class Race:
     def _was_cut_short(self) -> bool:
         """Return whether a deadline cut the attempt off before the learned timeout."""
         left = remaining()
-        return left is not None and left <= machine.DEADLINE_TOLERANCE and self._elapsed() < self._timeouts.request()
+        return left is not None and left <= DEADLINE_TOLERANCE and self._elapsed() < self._timeouts.request()
 
     def _elapsed(self) -> float:
         return max(0.0, self._clock.now() - self._started)
