@@ -26,7 +26,7 @@ from abate import (
     on_error,
 )
 from abate.admit.breaker import LONGEST
-from abate.call.hedge import Race
+from abate.call.hedge_race import Race
 from abate.testing import VirtualClock
 from tests.reentry import held_elsewhere
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import abate
 from abate import Backoff, Budget, ConcurrencyLimit, Policy, Shelter
-from abate.call.policy import SETTINGS
+from abate.call.policy_settings import SETTINGS
 from abate.testing import Script, VirtualClock
 
 

@@ -5,8 +5,9 @@ import logging
 import pytest
 
 import abate
+from abate.decide.exception_groups import MAX_GROUP_DEPTH, MAX_GROUP_MEMBERS
 from abate.decide.outcome import Outcome
-from abate.decide.rules import MAX_GROUP_DEPTH, MAX_GROUP_MEMBERS, build_rules
+from abate.decide.rules import build_rules
 from abate.stores import open_store
 from abate.stores.redis.error_texts import _first
 from abate.testing import Script, VirtualClock

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import abate
 from abate import AdaptiveThrottle, Policy, Refused, Ruling, Shelter
 from abate.call import sync_driver
-from abate.call.hedge import FIRST, Race
+from abate.call.hedge_race import FIRST, Race
 from abate.call.machine import Call
 from abate.testing import Script, VirtualClock
 

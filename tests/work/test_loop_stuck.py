@@ -15,7 +15,7 @@ from abate import CircuitBreaker, PermanentFailure, events
 from abate.stores import open_store
 from abate.testing import VirtualClock
 from abate.work import Back, Done, Message, source_client
-from abate.work import loop as loops
+from abate.work import stuck_handlers
 from abate.work import thread_pool as crews
 from tests.work.fake_source import FakeSource, PlainFakeSource, messages
 
@@ -163,11 +163,11 @@ def test_as_many_are_replaced_as_there_are_workers_and_then_it_is_not_ready(capl
         assert not health[0].ready
         assert tally == {"stuck": 4}
 
-    loops_late, loops.STUCK_TOLERANCE = loops.STUCK_TOLERANCE, 0.01
+    before, stuck_handlers.STUCK_TOLERANCE = stuck_handlers.STUCK_TOLERANCE, 0.01
     try:
         asyncio.run(main())
     finally:
-        loops.STUCK_TOLERANCE = loops_late
+        stuck_handlers.STUCK_TOLERANCE = before
         hangs.set()
     assert caplog.text.count("2 handlers are stuck, as many as there are workers") == 1
 
@@ -221,11 +221,11 @@ def test_a_thread_that_hung_comes_back_and_its_replacement_goes():
 
         assert await served(handle, source, body) == {"stuck": 1, "done": 2}
 
-    loops_late, loops.STUCK_TOLERANCE = loops.STUCK_TOLERANCE, 0.01
+    before, stuck_handlers.STUCK_TOLERANCE = stuck_handlers.STUCK_TOLERANCE, 0.01
     try:
         asyncio.run(main())
     finally:
-        loops.STUCK_TOLERANCE = loops_late
+        stuck_handlers.STUCK_TOLERANCE = before
         hangs.set()
 
 

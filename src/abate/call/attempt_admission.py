@@ -25,7 +25,6 @@ from abate.call.shelter_visit import ShelterVisit, holds_permit
 from abate.clock import current, ever_used
 from abate.errors import DeadlineExceeded, Refused, Report
 from abate.logs import WARNING
-from abate.redact import one_line
 from abate.schedule.hints import delay_after_hint
 
 if TYPE_CHECKING:
@@ -63,38 +62,29 @@ class AttemptAdmission:
         "withdrawn",
     )
 
-    _hinted_delay: float
-    """The delay after a hint, as reported to the shelter; unset without a shelter."""
-
+    # `Call` sets them: a constructor of their own would cost each failing call a tenth of a microsecond
+    policy: Policy
+    deadline: float | None
+    outer_deadline: bool
+    """Whether the deadline is an outer one, nearer than the policy's own."""
+    since: int
+    """The serial number of the last call that had retried when the attempt began."""
+    attempts: int
+    allowed: float
+    """The seconds that the attempt may take."""
+    waited: float
+    withdrawn: bool
+    """Whether the budget has paid for an attempt that has not begun."""
     funded: bool
     """Whether the request was deposited by an attempt that was `unsent`; set by drivers."""
-
-    def __init__(
-        self, policy: Policy, deadline: float | None = None, since: int | None = None, outer_deadline: bool = False
-    ) -> None:
-        self.policy = policy
-        self.deadline = deadline
-        self.outer_deadline = outer_deadline
-        """Whether the deadline is an outer one, nearer than the policy's own."""
-        self.since = retry_serials.last if since is None else since
-        self.attempts = 0
-        self.allowed = inf
-        self.waited = 0.0
-        self._delay: float | None = None
-        self._over = self.withdrawn = self.funded = self._logged = False
-        self._in_flight: tuple[Gate, ...] = ()
-        """The gates that the attempt has entered and not left."""
-        self._visit: ShelterVisit | None = None
-        if policy.streams_only:
-            self._check_stream()
-
-    def _check_stream(self) -> None:
-        """Refuse a policy for generators: its settings would have no effect."""
-        name = one_line(self.policy.name)
-        raise TypeError(
-            f"{f'policy {name}' if name else 'the policy'} sets resume, idle or content, which work for generator"
-            " functions only"
-        )
+    _delay: float | None
+    _hinted_delay: float
+    """The delay after a hint, as reported to the shelter; unset without a shelter."""
+    _in_flight: tuple[Gate, ...]
+    """The gates that the attempt has entered and not left."""
+    _visit: ShelterVisit | None
+    _over: bool
+    _logged: bool
 
     def begin(self, now: float | None = None, deadline_aware: bool = False) -> Send | WaitForTurn | Stop:
         """Begin an attempt, if shelter and gate admit it; a first attempt that they refuse raises `Refused`.

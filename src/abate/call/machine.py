@@ -29,6 +29,7 @@ from abate.clock import ever_used
 from abate.decide.outcome import Outcome, Ruling
 from abate.errors import Report, RetryExhausted
 from abate.logs import INFO, WARNING, Log
+from abate.redact import one_line
 
 if TYPE_CHECKING:
     from abate.call.client_request import ClientRequest
@@ -67,10 +68,29 @@ class Call(AttemptAdmission):
     def __init__(
         self, policy: Policy, deadline: float | None = None, since: int | None = None, outer_deadline: bool = False
     ) -> None:
-        super().__init__(policy, deadline, since, outer_deadline)
+        self.policy = policy
+        self.deadline = deadline
+        self.outer_deadline = outer_deadline
+        self.since = retry_serials.last if since is None else since
+        self.attempts = 0
+        self.allowed = inf
+        self.waited = 0.0
         self._first_failure: float | None = None
+        self._delay = None
         self._inner_give_up: GiveUp | None = None
-        self.same_error = False
+        self._over = self.withdrawn = self.same_error = self.funded = self._logged = False
+        self._in_flight = ()
+        self._visit = None
+        if policy.streams_only:
+            self._check_stream()
+
+    def _check_stream(self) -> None:
+        """Refuse a policy for generators: its settings would have no effect."""
+        name = one_line(self.policy.name)
+        raise TypeError(
+            f"{f'policy {name}' if name else 'the policy'} sets resume, idle or content, which work for generator"
+            " functions only"
+        )
 
     def is_good(self, result: object) -> bool:
         """Return whether no rule asks for a retry of this result."""
