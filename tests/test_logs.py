@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from abate import events
+from abate import event_sinks, events
 from abate.logs import Log
 
 log = Log("abate.test")
@@ -84,8 +84,8 @@ def test_a_sink_is_left_alone_though_that_can_not_be_logged(broken, capsys):
     def sink(event):
         raise KeyError("x")
 
-    events.install(sink)
+    event_sinks.install(sink)
     for _ in range(3):
-        events.emit(events.Recovered("orders", 1, 0.1))
+        event_sinks.emit(events.Recovered("orders", 1, 0.1))
     assert events.dropped(sink) == 2
-    events.remove(sink)
+    event_sinks.remove(sink)

@@ -15,7 +15,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry
 
 import abate
-from abate import events
+from abate import event_sinks, events
 from abate.call.counters import CallCounter, TotalsByName, WrapperVersions
 from abate.observe.lasting_totals import LastingTotals
 from abate.observe.log_writer import LogWriter
@@ -50,7 +50,7 @@ LOCKS = {
     ("cli/page.py", "_run"): PRIVATE,
     ("clients/grpc_stream.py", "Stream"): ELSEWHERE,
     ("clients/warm.py", "_open_all"): PRIVATE,
-    ("events.py", "_Changes"): TESTED,
+    ("event_sinks.py", "_Changes"): TESTED,
     ("reentrant_locks.py", "Section"): ELSEWHERE,
     ("observe/queue_depths.py", "DepthReading"): PRIVATE,
     ("observe/lasting_totals.py", "LastingTotals"): TESTED,
@@ -427,13 +427,13 @@ class OfTrippingBreaker(OfBreaker):
         self.breaker.failed(accepted=False)
         assert self.breaker.enter(retry=False) is None
         self.told = Told()
-        events.install(self.told)
+        event_sinks.install(self.told)
 
     def do_record(self):
         return self.breaker.record(False, taken=0)
 
     def check(self):
-        events.remove(self.told)
+        event_sinks.remove(self.told)
         circuit = self.breaker._circuits.main
         trips = bool(self.noted("fail", "err", "record"))
         assert (circuit.tripped, circuit.trips, circuit.unreported_seconds) == (trips, int(trips), 0.0)
@@ -593,34 +593,34 @@ class OfWatch(Case):
 class OfEvents(Case):
     """Every sink that was installed, and not removed, is there once."""
 
-    locks = (("events.py", "_Changes"),)
+    locks = (("event_sinks.py", "_Changes"),)
 
     def make(self):
-        self.before = events.sinks
+        self.before = event_sinks.installed
         self.numbers = itertools.count()
-        self.there = events.install(lambda event: None)
+        self.there = event_sinks.install(lambda event: None)
         self.mine = [self.there]
 
     def do_install(self):
         number = next(self.numbers)
         sink = lambda event: number  # noqa: E731
         self.mine.append(sink)
-        events.install(sink)
+        event_sinks.install(sink)
         return sink
 
     def do_remove(self):
-        events.remove(self.there)
+        event_sinks.remove(self.there)
 
     def check(self):
         try:
             gone = [self.there] if self.noted("remove") else []
-            assert sorted(map(id, events.sinks)) == sorted(
+            assert sorted(map(id, event_sinks.installed)) == sorted(
                 map(id, [*self.before, *(sink for sink in self.mine if sink not in gone)])
             )
-            quiet(events._changes)
+            quiet(event_sinks._changes)
         finally:
             for sink in self.mine:
-                events.remove(sink)
+                event_sinks.remove(sink)
 
 
 class OfWorkQueue(Case):

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import abate
-from abate import events
+from abate import event_sinks
 from abate.admit.limiter import Permit
 from abate.admit.shelter_queue import Waiter
 from abate.clients.grpc_stream import Stream
@@ -371,16 +371,16 @@ class OfSinks(cases.OfEvents):
 
     def check(self):
         try:
-            cases.quiet(events._changes)
-            there = [sink for sink in events.sinks if sink not in self.before]
+            cases.quiet(event_sinks._changes)
+            there = [sink for sink in event_sinks.installed if sink not in self.before]
             assert len(set(there)) == len(there)
             assert set(there) <= set(self.mine)
             assert self.there in there or len(self.mine) == 1
-            assert guarded(lambda: events.install(self.there)) in events.sinks
+            assert guarded(lambda: event_sinks.install(self.there)) in event_sinks.installed
         finally:
             for sink in self.mine:
-                events.remove(sink)
-            assert events.sinks == self.before
+                event_sinks.remove(sink)
+            assert event_sinks.installed == self.before
 
 
 class OfPlaces(cases.OfPool):

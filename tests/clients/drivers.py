@@ -17,6 +17,7 @@ import requests
 import urllib3
 
 import abate
+from abate import event_sinks
 from abate.clients.aiohttp import middleware
 from abate.clients.requests import Adapter
 from abate.clients.urllib3 import PoolManager
@@ -269,11 +270,11 @@ def oversleeping(seconds):
             if isinstance(event, abate.events.Retry):
                 clock.advance(seconds)
 
-        abate.events.install(oversleep)
+        event_sinks.install(oversleep)
         try:
             yield
         finally:
-            abate.events.remove(oversleep)
+            event_sinks.remove(oversleep)
 
 
 class Told:

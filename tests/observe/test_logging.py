@@ -239,7 +239,7 @@ from abate import events, observe
 logging.basicConfig(level="INFO", format="%(message)s")
 sink = observe.install(observe.LoggingSink(burst=1))
 for _ in range(10):
-    events.emit(events.Recovered("orders", 2, 0.5))
+    event_sinks.emit(events.Recovered("orders", 2, 0.5))
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     first, last = ended.stderr.splitlines()

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import abate
-from abate import CircuitBreaker, PermanentFailure, events
+from abate import CircuitBreaker, PermanentFailure, event_sinks, events
 from abate.stores import open_store
 from abate.testing import VirtualClock
-from abate.work import Back, Done, Message, source_client
-from abate.work import stuck_handlers
+from abate.work import Back, Done, Message, source_client, stuck_handlers
 from abate.work import thread_pool as crews
 from tests.work.fake_source import FakeSource, PlainFakeSource, messages
 
@@ -163,11 +162,11 @@ def test_as_many_are_replaced_as_there_are_workers_and_then_it_is_not_ready(capl
         assert not health[0].ready
         assert tally == {"stuck": 4}
 
-    before, stuck_handlers.STUCK_TOLERANCE = stuck_handlers.STUCK_TOLERANCE, 0.01
+    usual, stuck_handlers.STUCK_TOLERANCE = stuck_handlers.STUCK_TOLERANCE, 0.01
     try:
         asyncio.run(main())
     finally:
-        stuck_handlers.STUCK_TOLERANCE = before
+        stuck_handlers.STUCK_TOLERANCE = usual
         hangs.set()
     assert caplog.text.count("2 handlers are stuck, as many as there are workers") == 1
 
@@ -221,11 +220,11 @@ def test_a_thread_that_hung_comes_back_and_its_replacement_goes():
 
         assert await served(handle, source, body) == {"stuck": 1, "done": 2}
 
-    before, stuck_handlers.STUCK_TOLERANCE = stuck_handlers.STUCK_TOLERANCE, 0.01
+    usual, stuck_handlers.STUCK_TOLERANCE = stuck_handlers.STUCK_TOLERANCE, 0.01
     try:
         asyncio.run(main())
     finally:
-        stuck_handlers.STUCK_TOLERANCE = before
+        stuck_handlers.STUCK_TOLERANCE = usual
         hangs.set()
 
 
@@ -486,13 +485,13 @@ def test_a_sink_that_ends_its_task_leaves_the_verdict():
     def sink(event):
         raise asyncio.CancelledError
 
-    events.install(sink)
+    event_sinks.install(sink)
     source = FakeSource(*messages("a", "b"))
     try:
         with VirtualClock():
             abate.consumer()(lambda message: None).run(source, drain=True)
     finally:
-        events.remove(sink)
+        event_sinks.remove(sink)
     assert source.verdicts == {"a": Done(), "b": Done()}
 
 

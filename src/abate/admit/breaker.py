@@ -23,7 +23,7 @@ from math import inf
 from typing import Any
 
 from abate import clock as clocks
-from abate import events
+from abate import event_sinks, events
 from abate.admit.gate import Gate
 from abate.admit.sliding_window import MIN_WINDOW, SlidingWindow
 from abate.clock import Clock
@@ -332,8 +332,8 @@ class CircuitBreaker(Shared, Gate):
     def _report_trip(self, circuit: Circuit) -> None:
         seconds = circuit.section.call(circuit.take_unreported, otherwise=float)
         if seconds:
-            logged = circuit.clock is clocks.current() and events.log_enabled(WARNING)
-            events.emit(events.BreakerOpened(self.name, seconds, True), logged)
+            logged = circuit.clock is clocks.current() and event_sinks.log_enabled(WARNING)
+            event_sinks.emit(events.BreakerOpened(self.name, seconds, True), logged)
 
     def refund(self) -> None:
         self._ended(None, False)

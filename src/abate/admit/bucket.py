@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from abate import events
+from abate import event_sinks, events
 from abate.admit.gate import Gate
 from abate.clock import Clock
 from abate.errors import number, whole
@@ -156,8 +156,8 @@ class TokenBucket(Shared, Gate):
             self._tell(wait)
 
     def _tell(self, wait: float) -> None:
-        if events.sinks:
-            events.emit(events.Waited(self.name, wait))
+        if event_sinks.installed:
+            event_sinks.emit(events.Waited(self.name, wait))
 
     def _check(self, n: int) -> None:
         if not 1 <= n <= self.burst:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from abate import events
+from abate import event_sinks, events
 from abate.admit.dispatcher import Dispatcher
 from abate.admit.gate import All, Gate
 from abate.admit.shelter_queue import Waiter
@@ -276,10 +276,10 @@ class AttemptAdmission:
 
     def _is_logged(self, level: int) -> bool:
         """Return whether the default log takes an event of this level; `_logged` is true if it takes them all."""
-        return self._logged or (self.policy.clock is None and events.log_enabled(level))
+        return self._logged or (self.policy.clock is None and event_sinks.log_enabled(level))
 
     def _emit_refused(self, gate: str) -> None:
         """Emit an event for an attempt that budget or gate refused."""
         logged = self._is_logged(WARNING)
-        if logged or events.sinks:
-            events.emit(events.BudgetRefused(self.policy.name, gate, self.attempts), logged)
+        if logged or event_sinks.installed:
+            event_sinks.emit(events.BudgetRefused(self.policy.name, gate, self.attempts), logged)

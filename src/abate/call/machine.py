@@ -19,7 +19,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from abate import events
+from abate import event_sinks, events
 from abate.call.actions import OUT_OF_BUDGET, Stop, Wait
 from abate.call.attempt_admission import AttemptAdmission
 from abate.call.giving_up import budget_advice, inner_give_up, layer_serial, warn_about_layers
@@ -106,8 +106,8 @@ class Call(AttemptAdmission):
             self._visit.answered(policy.name)
         if policy.budget.funded_by == "success":
             self._deposit()
-        if self.attempts > 1 and (self._logged or events.sinks):
-            events.emit(events.Recovered(policy.name, self.attempts, self.waited), self._logged)
+        if self.attempts > 1 and (self._logged or event_sinks.installed):
+            event_sinks.emit(events.Recovered(policy.name, self.attempts, self.waited), self._logged)
 
     def _deposit(self) -> None:
         self.policy.budget.deposit()
@@ -121,12 +121,12 @@ class Call(AttemptAdmission):
         closed = 0.0 if policy.no_gate_or_shelter else self._report_failure(ruling, error, now)
         if attempts == 1:
             # the level is looked up once per call; what a policy with a clock of its own does is not logged by default
-            logged = self._logged = policy.clock is None and events.log_enabled(INFO)
-            listening = logged or events.sinks
+            logged = self._logged = policy.clock is None and event_sinks.log_enabled(INFO)
+            listening = logged or event_sinks.installed
             if listening:
-                events.emit(events.FirstFailure(policy.name, ruling.reason, error, *self._sent(outcome)), logged)
+                event_sinks.emit(events.FirstFailure(policy.name, ruling.reason, error, *self._sent(outcome)), logged)
         else:
-            listening = self._logged or events.sinks
+            listening = self._logged or event_sinks.installed
         reason = self._why_not_retry(ruling, outcome, now)
         if reason is not None:
             return Stop(reason)
@@ -149,7 +149,7 @@ class Call(AttemptAdmission):
         self.waited += delay
         if listening:
             retry = (attempts, max(delay, closed), ruling.reason, ruling.hint, error)
-            events.emit(events.Retry(policy.name, *retry, *self._sent(outcome)), self._logged)
+            event_sinks.emit(events.Retry(policy.name, *retry, *self._sent(outcome)), self._logged)
         wait = _new(Wait)  # a third of the cost of calling the class
         wait.until = now + delay
         return wait
@@ -226,8 +226,8 @@ class Call(AttemptAdmission):
             return False
         self._inner_give_up, inner = found, found.report
         logged = self._is_logged(WARNING)
-        if logged or events.sinks:
-            events.emit(events.LayeredRetry(self.policy.name, inner.policy), logged)
+        if logged or event_sinks.installed:
+            event_sinks.emit(events.LayeredRetry(self.policy.name, inner.policy), logged)
         warn_about_layers(self.policy.name, inner.policy)
         return True
 
@@ -242,9 +242,9 @@ class Call(AttemptAdmission):
         if serial != NO_LAYER:
             flag_exhausted()
         logged = self._logged if stop.reason == "fatal" else self._is_logged(WARNING)
-        if logged or events.sinks:
+        if logged or event_sinks.installed:
             given_up = (stop.reason, self.attempts, self.waited, error)
-            events.emit(events.GaveUp(policy.name, *given_up, *self._sent(outcome)), logged)
+            event_sinks.emit(events.GaveUp(policy.name, *given_up, *self._sent(outcome)), logged)
         advice = budget_advice(policy.budget) if stop is OUT_OF_BUDGET else ""
         give_up = GiveUp(report, serial, None if error is None or self.same_error else error.__traceback__, advice)
         if error is not None:
@@ -274,7 +274,7 @@ class Call(AttemptAdmission):
         if error is None:
             return
         logged = self._is_logged(INFO)
-        if logged or events.sinks:
+        if logged or event_sinks.installed:
             given_up = ("cancelled", self.attempts, self.waited, error)
             target = None if self.request is None else self.request.target()
-            events.emit(events.GaveUp(self.policy.name, *given_up, target), logged)
+            event_sinks.emit(events.GaveUp(self.policy.name, *given_up, target), logged)

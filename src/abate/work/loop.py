@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from math import inf
 
 from abate import clock as clocks
-from abate import events
+from abate import event_sinks, events
 from abate.admit.breaker import CircuitBreaker
 from abate.errors import AttemptTimeout
 from abate.logs import Log
@@ -363,7 +363,7 @@ class Loop:
         elif self.message_handler.asynchronous:
             delivery.task.cancel()
         log.warning("%s: the lease of %r ran out", self.name, message.key)
-        events.emit(events.LeaseLost(self.name, message.key))
+        event_sinks.emit(events.LeaseLost(self.name, message.key))
 
     def _drop(self, delivery: Delivery) -> None:
         """Give up a message, which will be received again: the messages of its group behind it go back too."""
