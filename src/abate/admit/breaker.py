@@ -27,7 +27,7 @@ from abate import event_sinks, events
 from abate.admit.gate import Gate
 from abate.admit.sliding_window import MIN_WINDOW, SlidingWindow
 from abate.clock import Clock
-from abate.errors import number, whole
+from abate.errors import number, suggests_settings, whole
 from abate.frozen import Shared, refuse_own_clock
 from abate.logs import WARNING
 from abate.per_clock import PerClock
@@ -244,6 +244,7 @@ class CircuitBreaker(Shared, Gate):
 
     __slots__ = ("_circuits", "_rng", "failure_ratio", "min_calls", "pause", "window")
 
+    @suggests_settings
     def __init__(
         self,
         failure_ratio: float = 0.5,

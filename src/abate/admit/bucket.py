@@ -14,7 +14,7 @@ from typing import Any
 from abate import event_sinks, events
 from abate.admit.gate import Gate
 from abate.clock import Clock
-from abate.errors import number, whole
+from abate.errors import number, suggests_settings, whole
 from abate.frozen import Shared, refuse_own_clock
 from abate.per_clock import PerClock
 from abate.reentrant_locks import Section
@@ -80,6 +80,7 @@ class TokenBucket(Shared, Gate):
 
     __slots__ = ("_states", "burst", "rate")
 
+    @suggests_settings
     def __init__(
         self,
         rate: float,

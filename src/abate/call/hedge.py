@@ -27,7 +27,7 @@ from abate.call.hedge_race import FIRST, SECOND, Race
 from abate.call.policy import Policy
 from abate.clock import Clock
 from abate.decide.outcome import Outcome
-from abate.errors import AttemptTimeout, number
+from abate.errors import AttemptTimeout, number, suggests_settings
 from abate.functions import is_coroutine_function, is_coroutine_object, is_generator_function
 from abate.redact import short_repr
 from abate.schedule.deadlines import carry_deadline, deadline
@@ -66,6 +66,7 @@ class Hedge:
 
     __slots__ = ("policy", "quantile", "timeouts")
 
+    @suggests_settings
     def __init__(self, policy: Policy, timeouts: Timeouts, *, quantile: float = 0.95) -> None:
         if not isinstance(policy, Policy):
             raise TypeError(f"policy must be a Policy, not {short_repr(policy)}")

@@ -304,7 +304,7 @@ class Policy(Shared):
     def keyed(self, key: Hashable) -> Policy:
         """Return this policy for one key (a host, a tenant, an endpoint), with its own budget, gate and shelter.
 
-        So trouble with one key does not affect the others. A key has new copies of this policy's budget, gate and
+        So failures of one key do not affect the others. A key has new copies of this policy's budget, gate and
         shelter. A gate of your own, and what a store shares with a fleet, is shared by all keys; instead of a store's
         shelter, each key has one of this process. Policies made from one another by `replace` share their keys, as long
         as they share budget, gate and shelter.

@@ -44,7 +44,7 @@ event_sinks.replace_default_log(log)
 def disable_logging() -> None:
     """Log no calls without a sink, in the whole process. Sinks that are installed keep logging.
 
-    Workers, stores and sinks log their own trouble still; to silence these as well, set the level of the logger
+    Workers, stores and sinks still log their own problems; to silence these as well, set the level of the logger
     ``abate``.
 
     >>> disable_logging()
