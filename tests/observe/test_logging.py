@@ -235,7 +235,7 @@ def test_remaining_counts_are_written_at_exit():
     program = """
 import gc
 import logging
-from abate import events, observe
+from abate import event_sinks, events, observe
 logging.basicConfig(level="INFO", format="%(message)s")
 sink = observe.install(observe.LoggingSink(burst=1))
 for _ in range(10):
