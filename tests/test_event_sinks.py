@@ -335,7 +335,7 @@ def test_a_sink_that_is_not_installed_has_dropped_nothing():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forks beside threads are what is tested here
 def test_a_child_does_not_wait_for_what_its_parent_was_busy_with():
-    """A fork while another thread is in the midst of a sink: in the child nobody is."""
+    """A fork while another thread is inside a sink: in the child no thread is."""
     entered, release = threading.Event(), threading.Event()
 
     def busy(event):

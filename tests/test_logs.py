@@ -49,7 +49,7 @@ def test_an_exception_is_shown_with_its_traceback(caplog):
 
 
 def test_a_handler_that_raises_is_reported_on_stderr(broken, capsys):
-    """Whoever logs goes on."""
+    """The code that logs goes on."""
     log.warning("%s fails", "it")
     shown = capsys.readouterr().err
     assert "logging failed on '%s fails' ('it',)" in shown

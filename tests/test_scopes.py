@@ -32,7 +32,7 @@ in_both_loops = pytest.mark.parametrize("run", RUNNERS.values(), ids=RUNNERS)
 @each_block
 @in_both_loops
 def test_a_task_is_bound_while_the_block_is_open_and_not_after(block, holds, run):
-    """A task that was started inside and goes on outside is out of the block with everybody else."""
+    """A task that was started inside the block and outlives it is outside as soon as the block ends."""
     seen = []
 
     async def main():

@@ -24,7 +24,7 @@ def test_retry_is_policy():
 
 
 def test_on_is_mandatory():
-    """Nobody retries everything by accident."""
+    """`on` has no default, so that no policy retries everything by accident."""
     with pytest.raises(TypeError, match="on"):
         Policy()
 

@@ -247,8 +247,8 @@ def unreachable():
                 filler.close()
 
 
-def nobody() -> str:
-    """Where nobody listens."""
+def unused_url() -> str:
+    """A URL at which nothing listens."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{listener.getsockname()[1]}"

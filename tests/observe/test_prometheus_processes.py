@@ -19,7 +19,7 @@ from abate.clients.httpx import AsyncTransport, Transport
 from abate.observe.call_outcomes import OUTCOMES
 from abate.observe.prometheus import PrometheusSink
 from abate.testing import Script
-from tests.clients.drivers import DRIVERS, Ask, nobody, policy
+from tests.clients.drivers import DRIVERS, Ask, policy, unused_url
 from tests.clients.server import Server, reset, respond
 
 
@@ -120,7 +120,7 @@ def test_requests_are_calls(registry, driver):
             driver.fetch(Ask(server.url), shop)
         assert driver.fetch(Ask(server.url), shop).status == 200
     with pytest.raises(driver.errors):
-        driver.fetch(Ask(nobody()), shop)
+        driver.fetch(Ask(unused_url()), shop)
     assert ended(registry, shop.name) == {"success": 2, "recovered": 1, "attempts": 3}
     assert registry.get_sample_value("abate_inflight", {"policy": shop.name}) == 0
 
@@ -149,7 +149,7 @@ def test_requests_of_httpx_are_calls(registry, asynchronous, bounded, raises):
     with Server(respond(200), respond(503), respond(200), respond(503), respond(503), respond(404)) as server:
         answers = [fetch(server.url) for _ in range(4)]
     assert answers == [200, 200, 503 if raises == "original" else abate.RetryExhausted, 404]
-    fetch(nobody())
+    fetch(unused_url())
     assert ended(registry, name) == {"success": 1, "recovered": 1, "attempts": 2, "fatal": 1}
     assert registry.get_sample_value("abate_inflight", {"policy": name}) == 0
 

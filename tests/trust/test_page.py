@@ -360,6 +360,6 @@ def test_abate_run_serves_health_where_a_cluster_can_reach_it(app_file, where):
 
 
 def test_the_help_names_the_environment_for_the_token():
-    """So that nobody has to write it where ps shows it."""
+    """So that it need not be on the command line, which ps shows."""
     done = subprocess.run([sys.executable, "-m", "abate", "run", "--help"], capture_output=True, text=True)
     assert "ABATE_PAGE_TOKEN" in done.stdout

@@ -14,8 +14,7 @@ import abate
 from abate import CircuitBreaker, PermanentFailure, event_sinks, events
 from abate.stores import open_store
 from abate.testing import VirtualClock
-from abate.work import Back, Done, Message, source_client, stuck_handlers
-from abate.work import thread_pool as crews
+from abate.work import Back, Done, Message, source_client, stuck_handlers, thread_pool
 from tests.work.fake_source import FakeSource, PlainFakeSource, messages
 
 
@@ -113,7 +112,7 @@ def test_a_handler_that_hangs_loses_its_lease_and_its_place(caplog):
 
 
 def test_a_handler_that_is_late_is_settled_if_its_lease_holds():
-    """What was done counts, as long as nobody else has the message."""
+    """The result counts as long as no other process has the message."""
     with VirtualClock() as clock:
 
         async def main():
@@ -248,7 +247,7 @@ def test_those_behind_a_handler_that_hangs_go_back():
         asyncio.run(main())
 
 
-def test_without_a_timeout_nobody_is_cut_off():
+def test_without_a_timeout_no_handler_is_cut_off():
     """A handler may take for ever; its age shows."""
     with VirtualClock() as clock:
 
@@ -410,7 +409,7 @@ def test_nothing_is_taken_while_there_is_no_thread_to_work_on_it(monkeypatch):
                 raise RuntimeError("can't start new thread")
             super().start()
 
-    monkeypatch.setattr(crews, "Thread", Refusing)
+    monkeypatch.setattr(thread_pool, "Thread", Refusing)
     monkeypatch.setattr(source_client, "MAX_SOURCE_DELAY", 0.002)
     for source in (PlainFakeSource(*messages("a")), FakeSource(*messages("a"))):
         refused = 0

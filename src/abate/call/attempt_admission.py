@@ -1,4 +1,4 @@
-"""How the attempts of a call are admitted: by deadline, shelter and gate, and what each of them gets back.
+"""How the attempts of a call are admitted by deadline, shelter and gate, which learn how each attempt ended.
 
     begin() ──► Send: the attempt holds places in its gates, and a permit of the shelter until its outcome is told
        │
