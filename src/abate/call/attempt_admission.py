@@ -128,9 +128,10 @@ class AttemptAdmission:
             return WaitForTurn(visit.dispatcher, answer)
         return None if answer is None else self._refused_by_shelter(visit, answer)
 
-    def give_up(self, stop: Stop, outcome: Outcome | Exception) -> Exception | None:
-        """End the call without success; return the error to raise, if there is one."""
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        def give_up(self, stop: Stop, outcome: Outcome | Exception) -> Exception | None:
+            """End the call without success; return the error to raise, if there is one."""
 
     def seconds_left(self) -> float | None:
         """Return the seconds until the deadline."""
