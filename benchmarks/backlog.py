@@ -56,7 +56,7 @@ class Calls:
         return answer
 
     def all(self) -> None:
-        """Make every call once; what is urgent is received whatever else waits."""
+        """Make every call once; an urgent message is received before all others."""
         queue, key = self.queue, f"{self.name} {self._round}"
         self._round += 1
         self.timed("add", queue.add, key)

@@ -21,7 +21,7 @@ import tracemalloc
 import urllib.request
 
 import abate
-from abate import events
+from abate import event_sinks, events
 from abate.observe import install, page, remove
 from abate.observe.page.recent_activity import RecentActivity
 from abate.observe.page.state import PageState
@@ -51,14 +51,14 @@ class World:
         for policy in self.policies:
             for _ in range(CALLS):
                 policy.call(_nothing, 0)
-            events.emit(events.Retry(policy.name, 1, chance.random(), "overload", None, OSError("down")))
+            event_sinks.emit(events.Retry(policy.name, 1, chance.random(), "overload", None, OSError("down")))
         for queue in self.queues:
             for _ in range(CALLS):
                 key = f"key/{chance.randrange(100_000)}"
                 queue.add(key, after=1e6) if queue.waiting() < 100 else queue.discard(key)
                 error = OSError("down") if chance.random() < 0.2 else None
                 ending = "done" if error is None else "retry"
-                events.emit(events.Worked(queue.name, key, ending, 0.01, 1 if error is None else 2, error))
+                event_sinks.emit(events.Worked(queue.name, key, ending, 0.01, 1 if error is None else 2, error))
 
 
 def _nothing(_: object) -> None: ...

@@ -84,7 +84,7 @@ async def invoice(message: abate.work.Message) -> None:
 
 
 async def client(service: Service) -> None:
-    """Ask again and again, whatever comes of it."""
+    """Call again and again, whatever the result."""
     while True:
         await asyncio.sleep(chance.uniform(0.0, 2 * EVERY))
         with contextlib.suppress(OSError, abate.Refused):
@@ -141,7 +141,7 @@ async def shown(address: str, target: Path) -> None:
 
 
 async def main(address: str, target: Path | None) -> None:
-    """Run until somebody ends it, or until the picture is taken."""
+    """Run until it is stopped, or until the picture is taken."""
     running = asyncio.ensure_future(shop())
     if target is None:
         await running

@@ -10,7 +10,7 @@ import warnings
 import pytest
 from hypothesis import settings
 
-from abate import events, observe
+from abate import event_sinks, observe
 from abate.observe import default_logging
 
 CHILD_TIMEOUT = 30.0
@@ -37,23 +37,23 @@ def pytest_configure(config):
 @pytest.fixture(autouse=True)
 def sinks_end_with_their_test():
     """Later tests of this process are not counted by what an earlier one has installed, or left to the collector."""
-    before = list(events.sinks)
+    before = list(event_sinks.installed)
     yield
-    for sink in list(events.sinks):
+    for sink in list(event_sinks.installed):
         if sink not in before:
-            events.remove(sink)
+            event_sinks.remove(sink)
 
 
 @pytest.fixture
 def default_log():
     """Log calls without a sink, as a program does unless it switches that off; return a fresh sampler's log."""
     log = default_logging.DefaultLog()
-    kept = events.default_log
-    events.replace_default_log(log)
+    kept = event_sinks.default_log
+    event_sinks.replace_default_log(log)
     observe.enable_logging()
     yield log
     observe.disable_logging()
-    events.replace_default_log(kept)
+    event_sinks.replace_default_log(kept)
 
 
 @pytest.fixture

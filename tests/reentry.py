@@ -47,7 +47,7 @@ def guarded(body):
 
 
 def interrupted_at(step, operation, interruption, where=PACKAGE):
-    """Run `operation`, and `interruption` before its bytecode number `step`: did it have so many?
+    """Run `operation`, and `interruption` before its bytecode number `step`: return whether it had that many.
 
     With a step of None, before each of them.
     """
@@ -101,7 +101,7 @@ class Interrupted(BaseException):
 
 
 def raised_at(step, operation, where=PACKAGE, error=Interrupted):
-    """Run `operation`, and raise at the point number `step` at which a handler may run: did it have so many?"""
+    """Run `operation`, and raise at point number `step` at which a handler may run; return whether there was one."""
     seen = 0
 
     def point():
@@ -142,7 +142,7 @@ def _loops(code):
 
 
 def raised_at_every_point(make, operation, where=PACKAGE, done=((),), error=Interrupted, every=1):
-    """For each point of an operation, or for one of so many: make a thing, raise there, and check the thing.
+    """For each point of an operation, or for one in a number of points: make a thing, raise there, and check the thing.
 
     `done` are ways to see what has happened, as lists of notes: one of them has to be right.
     """

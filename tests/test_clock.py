@@ -191,7 +191,7 @@ def test_an_asyncio_that_another_thread_is_importing_runs_nothing_yet(monkeypatc
 
 
 def test_trio_is_not_needed():
-    """Where nobody has imported trio, nobody does: waiting and cutting work under asyncio alone."""
+    """abate does not import trio by itself: waiting and time limits work under asyncio alone."""
     code = """
 import asyncio, sys
 from abate.clock import MACHINE
@@ -284,7 +284,7 @@ def test_the_cut_that_came_first_counts(run):
 
 @in_both_loops
 def test_a_cancellation_from_outside_passes(run):
-    """It is not taken for the cut: whoever cancelled gets the task to end as cancelled."""
+    """A cancellation from outside is not taken for the time limit: the task ends as cancelled."""
     seen = []
 
     async def inside():

@@ -235,6 +235,37 @@ def test_a_misspelt_setting_says_which_was_meant(make, misspelt, meant):
         make(**{misspelt: 5})
 
 
+@pytest.mark.parametrize(
+    ("make", "misspelt", "meant"),
+    [
+        (abate.Budget, "reserv", "reserve"),
+        (abate.TokenBucket, "brust", "burst"),
+        (abate.ConcurrencyLimit, "limits", "limit"),
+        (abate.AdaptiveThrottle, "widow", "window"),
+        (abate.CircuitBreaker, "threshold", "failure_ratio"),
+        (abate.CircuitBreaker, "reset_timeout", "pause"),
+        (abate.Shelter, "capacty", "capacity"),
+        (abate.Timeouts, "cieling", "ceiling"),
+        (abate.Hedge, "quantil", "quantile"),
+        (abate.WorkQueue, "capcity", "capacity"),
+        (abate.AsyncWorkQueue, "back_off", "backoff"),
+    ],
+)
+def test_a_misspelt_setting_of_a_constructor_says_which_was_meant(make, misspelt, meant):
+    """Also where settings may be given by position."""
+    with pytest.raises(TypeError) as raised:
+        make(**{misspelt: 5})
+    assert str(raised.value) == f"{make.__name__} has no setting '{misspelt}': did you mean '{meant}'?"
+
+
+def test_a_constructor_still_refuses_what_is_missing_or_of_a_wrong_type():
+    """The error is that of Python, or of the check of the value."""
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'limit'"):
+        abate.ConcurrencyLimit()
+    with pytest.raises(TypeError, match="limit must be a whole number"):
+        abate.ConcurrencyLimit(limit="5")
+
+
 def test_a_setting_that_is_like_no_other_lists_them():
     """What it has is named in order."""
     with pytest.raises(

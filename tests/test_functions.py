@@ -73,7 +73,7 @@ def test_a_marked_function_is_a_coroutine_function():
 
 
 def test_nothing_is_imported_to_find_out(monkeypatch):
-    """A function that nobody marked is plain."""
+    """A function without a mark is plain."""
     monkeypatch.delitem(sys.modules, "inspect")
     assert not is_coroutine_function(print)
 

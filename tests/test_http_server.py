@@ -122,7 +122,7 @@ ASK = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def test_any_number_of_silent_connections_takes_few_of_the_programs_descriptors():
-    """Above a hundred, the oldest makes room, so that whoever asks is answered, long before it is too slow."""
+    """Above a hundred connections the oldest is closed, so that a new request is answered in time."""
     with Served(hello, request_timeout=100 * GUARD) as served, contextlib.ExitStack() as stack:
         silent = [stack.enter_context(half_sent(served.port)) for _ in range(250)]
         assert raw(served.port, ASK).endswith(b"hello")

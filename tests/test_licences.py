@@ -82,7 +82,7 @@ def test_what_others_wrote_is_unchanged(file, built):
 
 
 def test_everything_minified_is_on_the_record():
-    """A script or style sheet of somebody else's can't slip in."""
+    """A script or style sheet from elsewhere can't slip in."""
     found = {str(path.relative_to(ROOT)) for top in ("src", "tests", "docs") for path in (ROOT / top).rglob("*.min.*")}
     assert found <= {file["path"] for file in VENDORED}
 

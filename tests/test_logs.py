@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from abate import events
+from abate import event_sinks, events
 from abate.logs import Log
 
 log = Log("abate.test")
@@ -49,7 +49,7 @@ def test_an_exception_is_shown_with_its_traceback(caplog):
 
 
 def test_a_handler_that_raises_is_reported_on_stderr(broken, capsys):
-    """Whoever logs goes on."""
+    """The code that logs goes on."""
     log.warning("%s fails", "it")
     shown = capsys.readouterr().err
     assert "logging failed on '%s fails' ('it',)" in shown
@@ -84,8 +84,8 @@ def test_a_sink_is_left_alone_though_that_can_not_be_logged(broken, capsys):
     def sink(event):
         raise KeyError("x")
 
-    events.install(sink)
+    event_sinks.install(sink)
     for _ in range(3):
-        events.emit(events.Recovered("orders", 1, 0.1))
+        event_sinks.emit(events.Recovered("orders", 1, 0.1))
     assert events.dropped(sink) == 2
-    events.remove(sink)
+    event_sinks.remove(sink)

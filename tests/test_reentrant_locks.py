@@ -47,7 +47,7 @@ class Counter:
 
 
 def quiet(section):
-    """Nobody is inside, and nothing is left to do."""
+    """The section is free, and nothing is deferred."""
     assert section.busy is False
     assert section.deferred == []
     assert section.lock.acquire(timeout=0)
@@ -272,7 +272,7 @@ class Broken(BaseException):
 
 
 def broken(times, seen, what):
-    """A function that is broken off so many times, at its end."""
+    """A function that is interrupted at its end, the given number of times."""
     left = [Broken] * times
 
     def act():
@@ -313,7 +313,7 @@ def test_what_was_left_by_others_is_done_though_the_first_is_broken_off():
 
 @pytest.mark.parametrize("way", ["run", "ask"])
 def test_who_is_broken_off_before_it_has_begun_to_finish_finishes(way, monkeypatch):
-    """Nothing is left behind where nobody may come for long."""
+    """Nothing is left deferred, as the next entry may be long in coming."""
     section, seen, finish = Section(), [], Section._run_deferred
     breaks = [Broken]
 

@@ -1,6 +1,6 @@
 """Every lock of the package, interrupted at every bytecode by every operation of the same object and thread.
 
-A lock that is not in `LOCKS` fails a test: whoever adds one has to say why it is safe, and to try it here.
+A lock that is not in `LOCKS` fails a test: a new one needs a reason why it is safe, and a trial here.
 """
 
 import ast
@@ -15,7 +15,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry
 
 import abate
-from abate import events
+from abate import event_sinks, events
 from abate.call.counters import CallCounter, TotalsByName, WrapperVersions
 from abate.observe.lasting_totals import LastingTotals
 from abate.observe.log_writer import LogWriter
@@ -50,7 +50,7 @@ LOCKS = {
     ("cli/page.py", "_run"): PRIVATE,
     ("clients/grpc_stream.py", "Stream"): ELSEWHERE,
     ("clients/warm.py", "_open_all"): PRIVATE,
-    ("events.py", "_Changes"): TESTED,
+    ("event_sinks.py", "_Changes"): TESTED,
     ("reentrant_locks.py", "Section"): ELSEWHERE,
     ("observe/queue_depths.py", "DepthReading"): PRIVATE,
     ("observe/lasting_totals.py", "LastingTotals"): TESTED,
@@ -139,7 +139,7 @@ class Case:
     interrupting = None
     """What can interrupt, where that is not everything."""
     every = 1
-    """Of so many bytecodes one is tried for each pair of operations, and another one for the next pair."""
+    """Of all bytecodes one is tried for each pair of operations, and another one for the next pair."""
 
     def __init__(self):
         self.notes = []
@@ -169,7 +169,7 @@ class Case:
 
 
 def quiet(section):
-    """Nobody is inside, and nothing is left to do."""
+    """The section is free, and nothing is deferred."""
     assert section.busy is False
     assert section.deferred == []
     with pytest.raises(RuntimeError):
@@ -264,7 +264,7 @@ class OfBucket(Case):
 
 
 class OfEmptyBucket(Case):
-    """Nobody takes what is not there; who waits and breaks off returns what it had taken."""
+    """No call takes tokens that do not exist; one that is interrupted while it waits returns what it had taken."""
 
     locks = ()
 
@@ -294,7 +294,7 @@ class OfEmptyBucket(Case):
         assert all(due >= 1.0 for due in self.noted("claim"))
         made, broken = len(self.noted("claim")), len(self.noted("break_off"))
         for claim in self.reservations:
-            self.bucket._abandon(self.level, claim)  # nobody waits any more: all of it comes back
+            self.bucket._abandon(self.level, claim)  # the wait has ended: all tokens come back
         assert not self.level.reservations
         assert self.level.tokens == min(2.0, len(self.noted("refund"))) + 0.0 * (made + broken)
         quiet(self.level.section)
@@ -427,13 +427,13 @@ class OfTrippingBreaker(OfBreaker):
         self.breaker.failed(accepted=False)
         assert self.breaker.enter(retry=False) is None
         self.told = Told()
-        events.install(self.told)
+        event_sinks.install(self.told)
 
     def do_record(self):
         return self.breaker.record(False, taken=0)
 
     def check(self):
-        events.remove(self.told)
+        event_sinks.remove(self.told)
         circuit = self.breaker._circuits.main
         trips = bool(self.noted("fail", "err", "record"))
         assert (circuit.tripped, circuit.trips, circuit.unreported_seconds) == (trips, int(trips), 0.0)
@@ -593,34 +593,34 @@ class OfWatch(Case):
 class OfEvents(Case):
     """Every sink that was installed, and not removed, is there once."""
 
-    locks = (("events.py", "_Changes"),)
+    locks = (("event_sinks.py", "_Changes"),)
 
     def make(self):
-        self.before = events.sinks
+        self.before = event_sinks.installed
         self.numbers = itertools.count()
-        self.there = events.install(lambda event: None)
+        self.there = event_sinks.install(lambda event: None)
         self.mine = [self.there]
 
     def do_install(self):
         number = next(self.numbers)
         sink = lambda event: number  # noqa: E731
         self.mine.append(sink)
-        events.install(sink)
+        event_sinks.install(sink)
         return sink
 
     def do_remove(self):
-        events.remove(self.there)
+        event_sinks.remove(self.there)
 
     def check(self):
         try:
             gone = [self.there] if self.noted("remove") else []
-            assert sorted(map(id, events.sinks)) == sorted(
+            assert sorted(map(id, event_sinks.installed)) == sorted(
                 map(id, [*self.before, *(sink for sink in self.mine if sink not in gone)])
             )
-            quiet(events._changes)
+            quiet(event_sinks._changes)
         finally:
             for sink in self.mine:
-                events.remove(sink)
+                event_sinks.remove(sink)
 
 
 class OfWorkQueue(Case):
@@ -640,8 +640,8 @@ class OfWorkQueue(Case):
         self.queue.add_after("later", -1.0)
         self.queue.add_after("much later", 1000.0)
         self.taken = [self.queue.get(0.0), self.queue.get(0.0)]
-        self.bell = ThreadWakeup()
-        self.queue._getters.append(self.bell)  # somebody waits, and is to be told
+        self.wakeup = ThreadWakeup()
+        self.queue._getters.append(self.wakeup)  # a waiter that has to be woken
         self.added = 4
 
     def _added(self):
@@ -676,7 +676,7 @@ class OfWorkQueue(Case):
             self.queue.done(self.taken.pop(0))
 
     def do_break_off(self):
-        self.queue._abandon_get(self.bell)
+        self.queue._abandon_get(self.wakeup)
 
     def do_look(self):
         self.queue.next_due(), self.queue.age(), self.queue.plans(), self.queue.forget("one"), self.queue.adds
@@ -734,7 +734,7 @@ class OfShutdown(Case):
 
 
 class OfFullQueue(Case):
-    """A key for which there was room is not lost, whoever filled the queue meanwhile."""
+    """A key for which there was room is not lost if other adds fill the queue meanwhile."""
 
     locks = ()
 
@@ -759,7 +759,7 @@ class OfFullQueue(Case):
 
 
 class OfBells(Case):
-    """Whoever is rung for is woken; nobody is left in line."""
+    """Every waiter that is notified is woken, and none is left in the list."""
 
     locks = (("stores/message_waits.py", "Wakeups"),)
 

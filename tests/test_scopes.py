@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import abate
 from abate import clock as clocks
 from abate import scopes
-from abate.call import machine
+from abate.call import off_switch
 from abate.call.layers import flag_exhausted, watch_for_exhausted
 from abate.scopes import Scope, Scopes
 from abate.testing import VirtualClock, off
@@ -22,7 +22,7 @@ from abate.testing import VirtualClock, off
 BLOCKS = {
     "deadline": (lambda: abate.deadline(60.0), lambda: abate.remaining() is not None),
     "clock": (VirtualClock, lambda: clocks.entered_clock() is not None),
-    "off": (off, machine.is_off),
+    "off": (off, off_switch.is_off),
 }
 each_block = pytest.mark.parametrize(("block", "holds"), BLOCKS.values(), ids=BLOCKS)
 RUNNERS = {"asyncio": lambda main: asyncio.run(main()), "trio": trio.run}
@@ -32,7 +32,7 @@ in_both_loops = pytest.mark.parametrize("run", RUNNERS.values(), ids=RUNNERS)
 @each_block
 @in_both_loops
 def test_a_task_is_bound_while_the_block_is_open_and_not_after(block, holds, run):
-    """A task that was started inside and goes on outside is out of the block with everybody else."""
+    """A task that was started inside the block and outlives it is outside as soon as the block ends."""
     seen = []
 
     async def main():
@@ -82,7 +82,7 @@ def test_a_copied_context_is_bound_wherever_it_runs_and_as_long(block, holds):
 
 SHARING = {
     "clock": (VirtualClock, clocks.shared_in_thread, clocks.adopt_shared, clocks.entered_clock),
-    "off": (off, machine.off_shared_in_thread, machine.adopt_shared_off, lambda: machine.is_off() or None),
+    "off": (off, off_switch.off_shared_in_thread, off_switch.adopt_shared_off, lambda: off_switch.is_off() or None),
 }
 each_shared_block = pytest.mark.parametrize(("block", "share", "adopt", "seen"), SHARING.values(), ids=SHARING)
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import abate
-from abate import events
+from abate import event_sinks
 from abate.admit.limiter import Permit
 from abate.admit.shelter_queue import Waiter
 from abate.call import before_retry
@@ -41,7 +41,7 @@ class Down(Exception):
     """The server is down."""
 
 
-# -- the shelter's door
+# -- the shelter's dispatcher
 
 
 class OfDoor(cases.Case):
@@ -124,7 +124,7 @@ class OfDoor(cases.Case):
 
 
 @pytest.mark.parametrize("operation", OfDoor.operations())
-def test_a_door_keeps_its_counts(operation):
+def test_a_dispatcher_keeps_its_counts(operation):
     """Whatever is broken off, tickets and waiters are conserved, and the next ones are served."""
     points = raised_at_every_point(OfDoor, lambda thing: thing.do(operation))
     assert points > 3
@@ -132,7 +132,7 @@ def test_a_door_keeps_its_counts(operation):
 
 @pytest.mark.parametrize("interruption", ["do_knock", "do_leave", "do_void", "do_failed", "do_count"])
 @pytest.mark.parametrize("operation", OfDoor.operations())
-def test_a_door_that_is_interrupted_keeps_its_counts(operation, interruption):
+def test_a_dispatcher_that_is_interrupted_keeps_its_counts(operation, interruption):
     """Any operation in the middle of any other, of the same thread, as a finalizer or a signal handler makes them."""
     steps = range(1, MOST_STEPS, 13)
     at_every_bytecode(OfDoor, lambda thing: thing.do(operation), lambda thing: thing.do(interruption), steps=steps)
@@ -175,10 +175,10 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 gc.collect()
 for policy in policies:
-    door = policy.shelter.dispatcher()
+    dispatcher = policy.shelter.dispatcher()
     assert policy.gate.held == 0, policy.gate
-    assert door.waiters == 0 and not door._section.deferred and not door._section.busy
-    assert door.limiter.in_flight == 0, door.limiter.in_flight
+    assert dispatcher.waiters == 0 and not dispatcher._section.deferred and not dispatcher._section.busy
+    assert dispatcher.limiter.in_flight == 0, dispatcher.limiter.in_flight
 print("went on")
 """
 
@@ -225,11 +225,11 @@ while time.monotonic() < end:
         queue.add(key)
         queue.done(key)
 assert raised > 100, raised
-door = shelter.dispatcher()
+dispatcher = shelter.dispatcher()
 free = []
 def look():  # from another thread
     free.append([sum(one.try_acquire() for _ in range(9)) for one in (permits, other)])
-    free.append((door.waiters, door.limiter.in_flight))
+    free.append((dispatcher.waiters, dispatcher.limiter.in_flight))
     free.append(set(queue.take(100)) == keys)
 thread = threading.Thread(target=look)
 thread.start()
@@ -373,16 +373,16 @@ class OfSinks(cases.OfEvents):
 
     def check(self):
         try:
-            cases.quiet(events._changes)
-            there = [sink for sink in events.sinks if sink not in self.before]
+            cases.quiet(event_sinks._changes)
+            there = [sink for sink in event_sinks.installed if sink not in self.before]
             assert len(set(there)) == len(there)
             assert set(there) <= set(self.mine)
             assert self.there in there or len(self.mine) == 1
-            assert guarded(lambda: events.install(self.there)) in events.sinks
+            assert guarded(lambda: event_sinks.install(self.there)) in event_sinks.installed
         finally:
             for sink in self.mine:
-                events.remove(sink)
-            assert events.sinks == self.before
+                event_sinks.remove(sink)
+            assert event_sinks.installed == self.before
 
 
 class OfPlaces(cases.OfPool):
@@ -437,7 +437,7 @@ class OfFile(cases.OfFile):
 
 
 class OfStream(cases.Case):
-    """A stream of gRPC: whoever goes on to read it gets all of its messages but the one that was being read."""
+    """A stream of gRPC: reading on returns all of its messages but the one that was being read."""
 
     where = str(cases.SOURCE)
 
@@ -565,7 +565,7 @@ class Keys(cases.Case):
 
 @pytest.mark.parametrize("raised", [Interrupted, LateValue, OtherFull])
 def test_a_key_is_never_lost(raised):
-    """Whoever is broken off as it takes a key has not taken it; whatever was planned or added comes."""
+    """A `get` that is interrupted has taken no key; every key that was added or delayed is delivered."""
     for operation in Keys.operations():
         try:
             raised_at_every_point(Keys, lambda thing, name=operation: thing.do(name), error=raised)

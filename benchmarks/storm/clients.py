@@ -35,7 +35,7 @@ class Settings:
 
     @property
     def patience(self) -> float:
-        """What tenacity and stamina may wait in all: everybody's bound."""
+        """What tenacity and stamina may wait in all: the bound of all candidates."""
         waits = (min(self.cap, self.base * 2**retry + self.jitter) for retry in range(self.max_attempts - 1))
         return max(1.0, sum(waits))
 
@@ -241,7 +241,7 @@ def abate_no_jitter(settings: Settings) -> Decorator:
 
 
 def hintless(error: Exception) -> abate.Ruling | None:
-    """The ruling on a 503 of somebody who does not read its headers."""
+    """The ruling on a 503 by a client that does not read its headers."""
     return abate.Ruling.overload() if isinstance(error, Unavailable) else None
 
 

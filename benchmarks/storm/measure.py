@@ -1,7 +1,7 @@
 """From what arrived at the server and what became of the requests to a row of figures.
 
 Load is always counted at the server. `arrivals` are ``[when, request, attempt, outcome]``, in order; times are seconds
-since the scenario began. A figure of None means never, or nobody.
+since the scenario began. A figure of None means never, or no call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Row = dict[str, float | None]
 Arrivals = Sequence[Sequence[Any]]
 
 SOON = 1.0
-"""An answer within so many seconds is as good as if nothing had happened."""
+"""An answer within this many seconds is as good as one without an outage."""
 STEP = 0.25
 """Seconds of one point of a curve."""
 

@@ -154,7 +154,7 @@ def main() -> int:
     parser.add_argument("--only", help="candidates, with semicolons between them")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="runs at once")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after this many minutes")
     parser.add_argument("--short", action="store_true", help="leave out candidates that behave like another")
     parser.add_argument("--out", type=Path, help="append the rows to this file, as JSON lines")
     parser.add_argument("--tables", type=Path, help="print the tables of such a file, and run nothing")

@@ -35,11 +35,11 @@ class Scenario:
     """What is measured: the name of a function of measure.py."""
     server: Server
     herd: int = 0
-    """So many requests at once, at 0 s; else `rate` per second for `seconds`, at random instants."""
+    """This number of requests at once, at 0 s; else `rate` per second for `seconds`, at random instants."""
     rate: float = 0.0
     seconds: float = 0.0
     policies: int = 4
-    """So many that know nothing of each other, and take turns."""
+    """The number of independent processes, which take turns."""
     layers: int = 1
     timeout: float = 1.0
     """Of one attempt."""
@@ -49,7 +49,7 @@ class Scenario:
     other: Server | None = None
     """A second dependency, to which every other request goes."""
     places: int = 0
-    """The process handles so many requests at once, where that is bounded."""
+    """The most requests that the process handles at once, if that is bounded."""
     who: tuple[str, ...] = FEW
 
 

@@ -1,14 +1,14 @@
-"""A server with a capacity that can be told, and weather of its own: `python server.py SETTINGS`, which are JSON.
+"""A server with a configurable capacity and planned outages: `python server.py SETTINGS`, which are JSON.
 
 `workers` requests are in service at once, `service` seconds each; `places` more may stand in a queue, first in, first
 out; the rest get 503 at once. `outages` are ``[from, to, how, share]``: that share of what arrives is answered with
-503, never answered (``hang``), or cut off (``reset``). `slow` is ``[from, to, factor]``: service takes so many times as
+503, never answered (``hang``), or cut off (``reset``). `slow` is ``[from, to, factor]``: service takes this factor as
 long. `retry_after`, if not 0, is sent with every 503.
 
 It prints its port, reads from stdin the instant at which the scenario begins, and prints at the end of stdin what
 arrived: ``[when, request, attempt, outcome]``. Outcomes: ``out`` (the outage's doing), ``shed`` (no place in the
-queue), ``served``, ``dead`` (served to somebody who had hung up), ``inside`` (not served yet). It does not notice that
-somebody has hung up before it is done, as most servers don't.
+queue), ``served``, ``dead`` (served to a client that had hung up), ``inside`` (not served yet). Like most servers,
+it notices that a client has hung up only when it is done.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Program:
         key = f"{self.process}-{next(self.numbers)}"
         try:
             self.queue.add(key, "x" * 100)
-        except StoreError as error:  # it may be there or not: nobody was told that it is
+        except StoreError as error:  # it may be there or not: the add was not confirmed
             self.log.counts["adds refused"] += 1
             self.log.write("refused", str(error).replace("\n", " "))
         else:

@@ -16,7 +16,7 @@ WORKERS = 20
 RATE = 200.0
 """Looks at services per second; one takes two requests."""
 PATIENCE = 600.0
-"""Seconds; nobody waits for these calls, so they can wait for etcd."""
+"""Seconds; no caller waits for these calls, so they can wait for etcd."""
 SLOW = 5.0
 """Seconds until a service comes back whose retry the budget refused."""
 

@@ -22,11 +22,11 @@ LONGEST_LINE = 2**22
 
 
 class NoAnswer(TimeoutError):
-    """No answer in time, or none at all: nobody knows whether the request was carried out."""
+    """No answer in time, or none at all: the request may have been carried out or not."""
 
 
 class Conflict(Exception):
-    """Somebody else has written since the keys were read: read them again."""
+    """The keys have changed since they were read: read them again."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Etcd:
 
 @asynccontextmanager
 async def session(url: str) -> AsyncIterator[aiohttp.ClientSession]:
-    """Connections to an etcd, as many as there are requests: nobody waits for one."""
+    """Connections to an etcd, as many as there are requests, so that none waits for one."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(url, connector=connector, read_bufsize=LONGEST_LINE) as connections:
         yield connections

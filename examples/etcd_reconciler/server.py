@@ -40,7 +40,7 @@ class Server:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """Stop it for the block: it keeps its connections, and takes new ones, but answers nobody."""
+        """Stop it for the block: it keeps its connections and takes new ones, but does not answer."""
         os.kill(self.process.pid, signal.SIGSTOP)
         try:
             # the signal takes its time to stop all threads; whether it has ended instead is left for others to see
@@ -75,7 +75,7 @@ async def serving() -> AsyncIterator[Server]:
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports at which nobody listens."""
+    """Ports at which nothing listens."""
     with contextlib.ExitStack() as taken:
         sockets = [taken.enter_context(socket.socket()) for _ in range(number)]
         for one in sockets:

@@ -29,7 +29,7 @@ PAUSE = 0.2
 
 
 def names(services: int) -> list[str]:
-    """The names of so many services."""
+    """The names of that number of services."""
     return [f"{EVERYTHING}{number // ZONE:03}/service-{number:03}" for number in range(services)]
 
 

@@ -3,7 +3,7 @@
     the user changes some services ─► rolls out a new version of all ─► etcd is frozen ─► it runs again ─► all in step
 
 etcd is frozen when the reconcilers begin to ask for the new version. Requests are counted where the reconcilers send
-them. The user's own, and those of whoever looks on, are not.
+them. The user's own, and those of observers, are not.
 """
 
 import asyncio

@@ -30,7 +30,7 @@ class User:
 
     @asynccontextmanager
     async def busy(self, rate: float) -> AsyncIterator[None]:
-        """Want a new version of some service so many times per second, during the block.
+        """Want new versions of random services, at a rate per second, during the block.
 
         What is wanted when it ends has been written.
         """

@@ -235,6 +235,9 @@ SYNONYMS = {
     **dict.fromkeys(("limit", "throttle", "bucket", "circuit_breaker"), ("gate", "breaker")),
     "breaker": ("gate",),
     "fuse": ("breaker",),
+    **dict.fromkeys(("threshold", "failure_threshold", "failure_rate"), ("failure_ratio",)),
+    **dict.fromkeys(("fail_max", "least", "minimum_throughput"), ("min_calls",)),
+    **dict.fromkeys(("reset_timeout", "recovery_timeout", "break_duration"), ("pause",)),
 }
 """Settings by the words that other libraries use for them."""
 FALLBACKS = frozenset({"retry_error_callback", "fallback", "default", "on_giveup", "recover"})
@@ -303,3 +306,29 @@ def by_keyword(name: str, use: str) -> Callable[[F], F]:
         return explained  # type: ignore[return-value]
 
     return decorate
+
+
+def suggests_settings(init: F) -> F:
+    """Make a constructor say which setting was probably meant by one that it does not have.
+
+    >>> class Limit:
+    ...     @suggests_settings
+    ...     def __init__(self, most, window=1.0): ...
+    >>> Limit(3, windw=2.0)
+    Traceback (most recent call last):
+    TypeError: Limit has no setting 'windw': did you mean 'window'?
+    """
+    code = init.__code__
+    known = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+
+    @wraps(init)
+    def explained(self: object, *args: Any, **settings: Any) -> None:
+        try:
+            init(self, *args, **settings)
+        except TypeError:
+            for setting in settings:
+                if setting not in known:
+                    raise TypeError(unknown(f"{type(self).__name__} has no setting", setting, known)) from None
+            raise
+
+    return explained  # type: ignore[return-value]

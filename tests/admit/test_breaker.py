@@ -21,12 +21,13 @@ from abate import (
     Refused,
     Ruling,
     Timeouts,
+    event_sinks,
     events,
     forks,
     on_error,
 )
 from abate.admit.breaker import LONGEST
-from abate.call.hedge import Race
+from abate.call.hedge_race import Race
 from abate.testing import VirtualClock
 from tests.reentry import held_elsewhere
 
@@ -214,7 +215,7 @@ def test_a_trip_emits_one_event():
     """The event has the breaker's name and the seconds for which it is open."""
     seen = []
     breaker, clock = make(min_calls=2, pause=10.0, rng=Middle(), name="api")
-    sink = events.install(seen.append)
+    sink = event_sinks.install(seen.append)
     try:
         for _ in range(4):
             breaker.enter(False)
@@ -224,7 +225,7 @@ def test_a_trip_emits_one_event():
         breaker.enter(False)
         breaker.failed(False)
     finally:
-        events.remove(sink)
+        event_sinks.remove(sink)
     assert seen == [events.BreakerOpened("api", 10.0, gate=True), events.BreakerOpened("api", 20.0, gate=True)]
 
 

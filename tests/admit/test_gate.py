@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import abate
 from abate import AdaptiveThrottle, Budget, ConcurrencyLimit, TokenBucket
 from abate.admit import All, Gate
-from abate.call.hedge import Race
+from abate.call.hedge_race import Race
 from abate.testing import VirtualClock
 
 

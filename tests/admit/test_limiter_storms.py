@@ -325,6 +325,6 @@ def test_processes_that_share_a_server_keep_its_queue_short(exponential):
     hub.at(20.0, workers=10).run(80.0)
     answered = [world.per_second(world.answered, 30.0, 80.0) for world in hub.worlds]
     assert sum(answered) >= 95
-    assert min(answered) >= 4, "a share for everybody"
+    assert min(answered) >= 4, "a share for each caller"
     assert sum(len(world.failed) for world in hub.worlds) == 0
     assert len(hub.server.line) <= 8 * len(hub.worlds)

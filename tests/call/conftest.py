@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from abate import Budget, Gate
-from abate.call import machine
+from abate.call import giving_up
 from abate.testing import VirtualClock
 
 LOOPS = ("threads", "asyncio", "trio")
@@ -173,8 +173,8 @@ def fixed():
 @pytest.fixture
 def no_warnings_yet():
     """Start without recorded warnings about layered policies."""
-    before = set(machine._warned)
-    machine._warned.clear()
-    yield machine._warned
-    machine._warned.clear()
-    machine._warned.update(before)
+    before = set(giving_up._warned)
+    giving_up._warned.clear()
+    yield giving_up._warned
+    giving_up._warned.clear()
+    giving_up._warned.update(before)

@@ -233,7 +233,7 @@ def test_a_rule_that_raises_is_the_callers_to_see(run):
 
 @pytest.mark.parametrize("exit", [SystemExit, GeneratorExit, asyncio.CancelledError])
 def test_an_exit_in_an_attempt_ends_the_call(run, exit):
-    """It is no failure: nobody waits for the other attempt, and it comes out as it is, in no group."""
+    """It is no failure: the other attempt is not waited for, and it is raised as it is, in no group."""
     script = Script(after(60.0, "slow"), exit())
 
     async def main():

@@ -68,7 +68,7 @@ def test_a_hedge_that_the_gate_refuses_is_refunded(run, counting_budget, scripte
     ],
 )
 def test_a_hedge_leaves_the_gate_with_what_became_of_it(run, scripted_gate, second, accepted):
-    """Taken by the server: an answer, an error that is nobody's to retry; being cut off says nothing about it."""
+    """The server took it if it answered or its error is fatal; an attempt that was cut off tells nothing."""
     gate = scripted_gate()
     script = Script(after(60.0, "slow"), second)
 

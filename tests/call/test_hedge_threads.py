@@ -228,7 +228,7 @@ def test_a_permit_is_held_until_the_attempt_has_ended(bench, second, accepted):
 
 
 def test_an_exit_in_an_attempt_reaches_the_caller(bench):
-    """It is no failure: nobody waits for the other attempt."""
+    """It is no failure, and the other attempt is not waited for."""
     work = bench("slow", SystemExit(3))
     join = calling(make(timeouts=quick()), work)
     assert work.begun[1].wait(60)

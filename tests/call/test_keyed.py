@@ -68,7 +68,7 @@ def test_what_has_a_clock_keeps_it(fixed):
 
 
 def test_what_is_not_abates_own_is_one_for_all_keys():
-    """A gate of the user's, a class made from one of these: nobody knows how another one is made."""
+    """A gate of the user's own, or a subclass of abate's: abate can't know how to make another one."""
 
     class Own(abate.Gate):
         name = "own"
@@ -330,7 +330,7 @@ def test_copies_of_a_key_are_bounded():
     assert len(entry.copies) <= MAX_COPIES
 
 
-# -- whoever asks, and whenever
+# -- from many threads
 
 
 def test_threads_that_ask_for_a_new_key_get_the_same():

@@ -320,7 +320,7 @@ FALLBACKS = [
 
 @pytest.mark.parametrize("fallback", FALLBACKS, ids=lambda function: function.__name__)
 def test_what_a_fallback_raises_is_its_own(fallback):
-    """Another server was asked after the first was given up on: nobody has retried that."""
+    """Another server was asked after the first was given up on: that call has not been retried."""
     with pytest.raises((KeyError, ValueError)) as caught:
         fallback(given_up(OSError()))
     assert found_within(caught.value) is None
@@ -445,7 +445,7 @@ def test_a_policy_around_itself_in_one_task_is_a_layer(run):
 
 
 def test_what_was_fatal_inside_may_be_retried_outside():
-    """An error that the inner policy would not touch is nobody's yet."""
+    """An error that the inner policy does not retry may be retried by an outer one."""
     script = Script(KeyError(), KeyError(), "fine")
     assert policy("outer", on=KeyError).call(policy("inner", on=OSError).call, script) == "fine"
 
@@ -706,7 +706,7 @@ def test_notes_do_not_pile_up():
     assert gone.__notes__ == ["written by somebody else", "abate: orders gave up after 999 attempts: attempts"]
 
 
-def test_a_note_that_somebody_has_taken_away_is_not_missed():
+def test_a_note_that_was_removed_is_not_missed():
     """Another thread may give up on the same object, or the program may clear its notes."""
     gone = OSError("gone")
     given_up(gone)

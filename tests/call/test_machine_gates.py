@@ -78,7 +78,7 @@ def test_a_refused_first_attempt_raises_refused(make, scripted_gate, budget, aba
 
 
 def test_a_call_whose_first_attempt_was_refused_is_over(make, scripted_gate, abate_events):
-    """Breaking it off afterwards tells nobody anything new."""
+    """Ending it again afterwards has no effect."""
     gate = scripted_gate(False)
     call = make(gate)
     with pytest.raises(Refused) as caught:

@@ -168,7 +168,7 @@ def test_what_is_withdrawn_and_not_refunded_was_used(play, script, funded_by, fu
 @calls
 @settings(deadline=None, max_examples=200)
 def test_every_ending_is_one_that_the_last_step_explains(play, script, idempotent, max_attempts, max_hint, **rest):
-    """A call stops for a reason that holds, and goes on only where none does."""
+    """A call stops for a reason that holds, and goes on only if none does."""
     story, budget, _ = play(script, idempotent=idempotent, max_attempts=max_attempts, max_hint=max_hint, **rest)
     for _, ruling, retry, _ in story.waits:
         assert ruling.retry

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import abate
 from abate import Backoff, Budget, ConcurrencyLimit, Policy, Shelter
-from abate.call.policy import SETTINGS
+from abate.call.policy_settings import SETTINGS
 from abate.testing import Script, VirtualClock
 
 
@@ -24,7 +24,7 @@ def test_retry_is_policy():
 
 
 def test_on_is_mandatory():
-    """Nobody retries everything by accident."""
+    """`on` has no default, so that no policy retries everything by accident."""
     with pytest.raises(TypeError, match="on"):
         Policy()
 

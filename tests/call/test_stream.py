@@ -67,7 +67,7 @@ def run(loop, main):
 
 
 def read(loop, stream, most=None):
-    """The items of a stream, up to so many; the stream is closed after that."""
+    """At most the given number of items of a stream, which is then closed."""
     items = []
     if loop == "threads":
         for item in stream:

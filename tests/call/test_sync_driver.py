@@ -35,7 +35,7 @@ def test_a_coroutine_is_refused():
 
 @pytest.mark.parametrize("policy", [PLAIN, BOUNDED], ids=["plain", "bounded"])
 def test_a_coroutine_function_is_refused(policy):
-    """Nobody would await what it returns: use `acall`."""
+    """Its result would not be awaited: use `acall`."""
     with pytest.raises(TypeError, match=r"coroutine_function .*is a coroutine function: use acall, or decorate it"):
         policy.call(coroutine_function)
 
@@ -48,7 +48,7 @@ def test_a_function_that_returns_a_coroutine_after_a_failure_is_refused():
 
 
 def test_an_awaitable_that_runs_by_itself_is_a_result_like_any_other():
-    """A function may hand out futures: those are no coroutines that nobody awaits."""
+    """A function may return futures: they are no forgotten coroutines."""
 
     async def main():
         future = asyncio.get_running_loop().create_future()

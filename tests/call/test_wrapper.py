@@ -236,7 +236,7 @@ def test_a_policy_without_a_name_takes_the_functions(function, name, scripted_ga
 
 
 def test_a_policy_with_a_name_keeps_it(abate_events):
-    """Functions that share a named policy are one to whoever listens."""
+    """Functions that share a named policy are counted as one."""
     PLAIN.replace(name="orders")(Script(ConnectionError(), "fine"))()
     assert abate_events.of(Recovered) == [Recovered("orders", 2, 0.0)]
 
@@ -255,12 +255,12 @@ def test_functions_that_share_a_policy_without_a_name_share_its_budget():
 
 @pytest.fixture
 def without_virtual_time(monkeypatch):
-    """As in a process in which nobody has ever entered a virtual clock."""
+    """As in a process that has never entered a virtual clock."""
     monkeypatch.setattr(ever_used, "virtual", False)
 
 
 def successes(policy, count):
-    """Call a decorated function, and a decorated coroutine function, so many times each."""
+    """Call a decorated function and a decorated coroutine function, the given number of times each."""
     decorated, asynchronous = policy(lambda: "fine"), policy(Script(*["fine"] * count).acall)
 
     async def main():

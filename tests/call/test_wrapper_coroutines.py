@@ -235,7 +235,7 @@ def test_a_busy_function_that_returns_a_coroutine_at_last_is_found_out():
 
 
 def test_calls_are_counted_to_their_end():
-    """While somebody watches: a hidden call is under way until it was awaited."""
+    """While calls are counted, a call whose coroutine is hidden is in flight until that was awaited."""
     from abate.call.counters import wrapper_versions
 
     policy = Policy(on=ConnectionError, name="counted", backoff=[0.0], max_attempts=1)
@@ -257,7 +257,7 @@ def test_calls_are_counted_to_their_end():
 
 
 def test_a_stand_in_that_was_proven_is_counted_as_others():
-    """The version without the look is exchanged as well when somebody begins to watch."""
+    """The version without the check is exchanged as well when counting begins."""
     from abate.call.counters import wrapper_versions
 
     policy = Policy(on=ConnectionError, name="proven")
@@ -275,7 +275,7 @@ def test_a_stand_in_that_was_proven_is_counted_as_others():
 
 @hidden
 def test_call_refuses_it_before_it_earns(policy, hide, counting_budget, scripted_gate):
-    """Nobody would await it: the error says what to use, nothing is deposited, and no gate is left closed."""
+    """It would not be awaited: the error says what to use, nothing is deposited, and no gate is left entered."""
     budget = counting_budget()
     gate = scripted_gate() if policy.gate is not None else None
     refusing = policy.replace(budget=budget, gate=gate)
@@ -288,7 +288,7 @@ def test_call_refuses_it_before_it_earns(policy, hide, counting_budget, scripted
 
 
 def test_a_hedge_refuses_it():
-    """In a thread of its own nobody could await it."""
+    """In a thread of its own it could not be awaited."""
     hedge = Hedge(Policy(on=ConnectionError), Timeouts())
     for way in (hedge.call, lambda function: hedge(function)()):
         with pytest.raises(TypeError, match="returns a coroutine: use acall, or hedge the coroutine function"):

@@ -109,7 +109,7 @@ def test_a_decorated_coroutine_function_behaves_like_the_bare_one(policy, parame
 @pytest.mark.parametrize("policy", [PLAIN, FULL], ids=["plain", "full"])
 @given(parameters=signatures(), asynchronous=st.booleans())
 def test_a_decorated_function_looks_like_the_bare_one(policy, parameters, asynchronous):
-    """Signature, name, module, docstring, annotations and defaults: whoever inspects it sees the original."""
+    """Signature, name, module, docstring, annotations and defaults are those of the original."""
     bare, _ = made(parameters, asynchronous)
     bare.marked = "by another decorator"
     decorated = policy(bare)

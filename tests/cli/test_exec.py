@@ -68,7 +68,7 @@ def test_what_would_end_the_same_way_is_not_retried(code, capfd):
 
 @pytest.mark.parametrize(("number", "attempts"), [("KILL", 3), ("SEGV", 3), ("TERM", 1), ("INT", 1)])
 def test_a_signal_that_kills_the_command_is_128_and_its_number(number, attempts):
-    """A crash is retried; SIGTERM and SIGINT mean that somebody wanted it to end."""
+    """A crash is retried; SIGTERM and SIGINT mean that it was told to end."""
     done = abate_command("exec", *AT_ONCE, *script(f"echo; kill -{number} $$"))
     assert done.returncode == 128 + signal.Signals[f"SIG{number}"]
     assert done.stdout == b"\n" * attempts
@@ -234,7 +234,7 @@ def test_a_command_that_does_not_end_when_asked_is_killed(monkeypatch, tmp_path)
 
 
 def test_the_group_may_clear_up_after_its_leader_has_gone(monkeypatch, tmp_path):
-    """Whoever of the group is still busy with its end is given the grace."""
+    """Processes of the group that are still ending get the grace."""
     monkeypatch.setattr(command_process, "GRACE", 10.0)
     busy = (
         f"trap 'sleep 0.3; echo clean > {tmp_path}/log; exit' TERM; echo > {tmp_path}/up; while :; do sleep 0.1; done"
@@ -270,7 +270,7 @@ def test_a_command_that_ends_well_in_spite_of_a_signal_has_succeeded():
 
 
 def test_a_signal_ends_the_wait_for_the_next_attempt():
-    """Between two attempts there is nobody to pass it on to: 128 and its number."""
+    """Between two attempts there is no process to pass it on to: the exit code is 128 and its number."""
     with started("exec", "--base", "1d", "--cap", "1d", *script("exit 1")) as process:
         process.stderr.readline()
         process.terminate()
@@ -373,7 +373,7 @@ def test_a_pipe_that_does_not_end_is_given_up_at_the_timeout():
 
 
 def empty(pipe: int) -> bool:
-    """Has somebody read what was in the pipe?"""
+    """Return whether the content of the pipe has been read."""
     import fcntl
     import termios
 

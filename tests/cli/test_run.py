@@ -222,7 +222,7 @@ def test_a_signal_lets_what_is_in_hand_finish_and_leaves_the_rest(app, number):
 
 
 def test_a_second_signal_breaks_it_off(app):
-    """Whoever cannot wait for the grace gets 128 and the signal's number; the message stays in the store."""
+    """A second signal skips the grace: the exit code is 128 plus its number, and the message stays in the store."""
     fill("orders", "a", body="slow")
     with started("run", "app:orders", "--store", URL, "--health", "0") as process:
         port = served_port(process)

@@ -17,6 +17,7 @@ import requests
 import urllib3
 
 import abate
+from abate import event_sinks
 from abate.clients.aiohttp import middleware
 from abate.clients.requests import Adapter
 from abate.clients.urllib3 import PoolManager
@@ -246,8 +247,8 @@ def unreachable():
                 filler.close()
 
 
-def nobody() -> str:
-    """Where nobody listens."""
+def unused_url() -> str:
+    """A URL at which nothing listens."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -269,11 +270,11 @@ def oversleeping(seconds):
             if isinstance(event, abate.events.Retry):
                 clock.advance(seconds)
 
-        abate.events.install(oversleep)
+        event_sinks.install(oversleep)
         try:
             yield
         finally:
-            abate.events.remove(oversleep)
+            event_sinks.remove(oversleep)
 
 
 class Told:

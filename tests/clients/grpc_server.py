@@ -18,7 +18,7 @@ LIMIT = 30.0
 
 
 class Failure:
-    """Fail with a status, after so many messages of a stream."""
+    """Fail with a status, after the given number of messages of a stream."""
 
     def __init__(self, code, details="told so", trailing=(), after=0):
         self.code, self.details, self.trailing, self.after = code, details, trailing, after
@@ -148,7 +148,7 @@ def failed(call, *args, **kwargs):
 
 
 def closed_port():
-    """A target at which nobody listens."""
+    """A target at which nothing listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{taken.getsockname()[1]}"

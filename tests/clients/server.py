@@ -81,7 +81,7 @@ def close_in_body(connection: socket.socket) -> bool:
 
 
 def open_sockets() -> int:
-    """How many sockets this process has open; 0 where nobody says."""
+    """How many sockets this process has open; 0 if the system does not tell."""
     found = 0
     for path in glob.glob("/proc/self/fd/*"):
         with suppress(FileNotFoundError):  # the one that the directory is read by

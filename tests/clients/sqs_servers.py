@@ -44,7 +44,7 @@ def eventually(condition):
 
 
 def free_port():
-    """A port at which nobody listens."""
+    """A port at which nothing listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]

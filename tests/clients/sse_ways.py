@@ -38,7 +38,7 @@ class Way:
         return asyncio.run(function(*args)) if self.loop == "asyncio" else trio.run(function, *args)
 
     def read(self, url, *, count=None, seen=None, method="GET", client=None, **options):
-        """The events, all or so many; `seen` gets them as they come."""
+        """All events, or at most the given number; `seen` gets them as they come."""
         seen = [] if seen is None else seen
         if not self.sync:
             return self.run(self._aread, url, count, seen, method, client or {}, options)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import abate
+from abate import event_sinks
 from abate.admit.breaker import CircuitBreaker
 from abate.clients import aws_lambda
 from abate.testing import VirtualClock
@@ -286,11 +287,11 @@ def test_the_handler_sees_the_message_as_sent():
 def test_events_tell_how_messages_ended():
     """The same events as of any consumer."""
     seen = []
-    sink = abate.events.install(seen.append)
+    sink = event_sinks.install(seen.append)
     try:
         aws_lambda.consumer()(obedient)({"Records": [record("silent"), record("permanent")]}, None)
     finally:
-        abate.events.remove(sink)
+        event_sinks.remove(sink)
     endings = [event.ending for event in seen if isinstance(event, abate.events.Worked)]
     assert endings == ["silent", "buried"]
     assert [event.reason for event in seen if isinstance(event, abate.events.Buried)] == ["no address"]
@@ -519,11 +520,11 @@ def test_what_cannot_be_buried_is_reported(sqs, caplog):
     handler = aws_lambda.consumer(dead_letters=url + "x", client=sqs.client)(obedient)
     event = mapped(sqs, url)
     seen = []
-    sink = abate.events.install(seen.append)
+    sink = event_sinks.install(seen.append)
     try:
         assert failed(handler(event, None)) == [event["Records"][0]["messageId"]]
     finally:
-        abate.events.remove(sink)
+        event_sinks.remove(sink)
     assert "could not be buried, and comes again (permanent): no address" in caplog.text
     assert "is buried" not in caplog.text
     assert [event for event in seen if isinstance(event, abate.events.Buried)] == []

@@ -179,7 +179,7 @@ def test_a_fatal_error_has_no_hint():
 
 
 def test_a_refused_connection_was_never_reached():
-    """Where nobody listens, nobody saw the request."""
+    """If nothing listens on the port, the server never saw the request."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         assert ruling(list_tables, f"http://127.0.0.1:{taken.getsockname()[1]}") == UNREACHED
@@ -191,7 +191,7 @@ def test_a_name_that_does_not_resolve_was_never_reached():
 
 
 def test_a_proxy_that_refuses_was_never_reached():
-    """What the proxy did not take, nobody saw."""
+    """The server never saw what the proxy did not take."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         proxy = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -229,7 +229,7 @@ def test_a_connection_that_breaks_is_a_blip(behaviour):
 
 
 def test_a_body_that_breaks_off_is_a_blip():
-    """Whoever retries the reading asks for the object again."""
+    """A retry of the read asks for the object again."""
     with Server(close_in_body) as server:
         assert ruling(get_object, server.url) == BLIP
 
@@ -429,7 +429,7 @@ def test_what_botocore_has_retried_without_a_response_is_not_retried_again(mode,
 
 @MODES
 def test_what_botocore_has_tried_once_is_retried(mode, own_retries):
-    """A failure that botocore does not repeat is the policy's; a fatal one is nobody's."""
+    """A failure that botocore does not repeat is the policy's; a fatal one is not retried."""
     policy = abate.Policy(name="tables", on=transient, backoff=[0.0])
     with Server(error("TransactionConflictException"), FINE) as server:
         assert policy.call(own_retries, server.url, mode) == ["orders"]

@@ -4,7 +4,7 @@ import pytest
 
 import abate
 from abate.testing import Recorder
-from tests.clients.drivers import ALL_DRIVERS, Ask, driver_name, nobody, policy
+from tests.clients.drivers import ALL_DRIVERS, Ask, driver_name, policy, unused_url
 from tests.clients.server import Server, close, respond
 
 pytestmark = pytest.mark.parametrize("driver", ALL_DRIVERS, ids=driver_name)
@@ -48,7 +48,7 @@ def test_a_policy_for_errors_retries_errors_and_no_responses(driver, kind):
 def test_an_error_that_reached_no_server_is_retried_for_every_method(driver, kind):
     """The library's errors say so under any rule."""
     with pytest.raises(driver.refused) as caught:
-        driver.fetch(Ask(nobody(), method="POST"), policy(on=kind))
+        driver.fetch(Ask(unused_url(), method="POST"), policy(on=kind))
     assert abate.report(caught.value).attempts == 3
 
 

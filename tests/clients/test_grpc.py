@@ -191,7 +191,7 @@ def test_a_service_that_has_retried_itself_is_not_asked_again(way):
 
 @WAYS
 def test_a_closed_port_is_tried_again_whatever_the_call_does(way):
-    """Where nobody listens, nobody saw the call."""
+    """If nothing listens on the port, the server never saw the call."""
     error, report = failed(way.get, closed_port(), orders(), idempotent=False)
     assert error.code() is CODES.UNAVAILABLE
     assert (report.attempts, report.reason) == (3, "attempts")
@@ -199,7 +199,7 @@ def test_a_closed_port_is_tried_again_whatever_the_call_does(way):
 
 @WAYS
 def test_a_name_that_does_not_resolve_was_never_reached(way):
-    """Whoever has no address has seen nothing."""
+    """A server without an address has seen nothing."""
     _, report = failed(way.get, "dns:///no..such..name:1", orders(), idempotent=False)
     assert report.reason == "attempts"
 
@@ -207,7 +207,7 @@ def test_a_name_that_does_not_resolve_was_never_reached(way):
 @WAYS
 @pytest.mark.parametrize("says", ["interceptors", "policy"])
 def test_a_call_that_must_not_be_repeated_is_not(way, says):
-    """A server that answered has seen the call: one that is not idempotent ends there, whoever says so."""
+    """A server that answered has seen the call: one that is not idempotent ends there, however it was declared."""
     policy = orders(idempotent=says != "policy")
     with Service(UNAVAILABLE) as service:
         _, report = failed(way.get, service.target, policy, idempotent=says == "policy")

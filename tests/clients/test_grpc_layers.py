@@ -72,7 +72,7 @@ def test_each_policy_is_warned_about_once():
 
 
 class Outer(grpc.UnaryUnaryClientInterceptor):
-    """Somebody's own retries: three attempts, counted in the metadata."""
+    """Retries of another library: three attempts, counted in the metadata."""
 
     def intercept_unary_unary(self, continuation, details, request):
         for number in range(3):

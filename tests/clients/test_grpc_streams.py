@@ -27,7 +27,7 @@ def test_a_stream_that_fails_before_its_first_message_is_retried(way):
 
 @WAYS
 def test_a_stream_that_fails_after_its_first_message_is_not_retried(way):
-    """What was handed out cannot be taken back: the error is raised as it is, for whoever can start over."""
+    """Messages that were handed out can't be taken back: the error is raised as it is; the caller may start over."""
     messages = []
     with Service(Failure(CODES.UNAVAILABLE, after=2)) as service:
         error, report = failed(way.watch, service.target, orders(), messages)
@@ -128,7 +128,7 @@ def test_a_stream_that_failed_keeps_failing():
 
 
 def test_a_stream_can_be_cancelled_while_it_is_read():
-    """Whoever waits for the first message gets CANCELLED, and nothing is sent again."""
+    """A wait for the first message ends with CANCELLED, and nothing is sent again."""
     with Service() as service, grpc.insecure_channel(service.target, channel_options()) as channel:
         service.script.append(service.hang)
         stream = opened(orders(), channel)
@@ -246,7 +246,7 @@ def test_a_policy_may_wrap_the_error(way):
 
 
 class Reraising(grpc.UnaryUnaryClientInterceptor):
-    """An interceptor of somebody else, which has errors of its own."""
+    """Another library's interceptor, which has errors of its own."""
 
     def __init__(self, error):
         self.error = error

@@ -9,7 +9,7 @@ import pytest
 
 import abate
 from abate.testing import Recorder
-from tests.clients.drivers import DRIVERS, Ask, nobody, policy, unreachable
+from tests.clients.drivers import DRIVERS, Ask, policy, unreachable, unused_url
 from tests.clients.server import Server, close, reset, respond, say
 
 pytestmark = pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: type(driver).__name__.lower())
@@ -109,9 +109,9 @@ def test_a_closed_gate_sends_nothing(driver):
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_a_refused_connection_is_retried_whatever_the_method(driver, method):
-    """Nobody saw the request, so a POST may be sent again as well."""
+    """The server never saw the request, so a POST may be sent again as well."""
     with Recorder() as events, pytest.raises(driver.refused) as caught:
-        driver.fetch(Ask(nobody(), method=method), policy())
+        driver.fetch(Ask(unused_url(), method=method), policy())
     assert abate.report(caught.value) == abate.Report("shop", 3, 0.0, "attempts")
     assert [event.reason for event in events if isinstance(event, abate.events.Retry)] == ["blip", "blip"]
 
@@ -119,7 +119,7 @@ def test_a_refused_connection_is_retried_whatever_the_method(driver, method):
 def test_a_policy_without_a_name_goes_by_the_library_s(driver):
     """The report says which client gave up."""
     with pytest.raises(driver.refused) as caught:
-        driver.fetch(Ask(nobody()), policy(name=""))
+        driver.fetch(Ask(unused_url()), policy(name=""))
     assert abate.report(caught.value).policy == type(driver).__name__.lower()
 
 
@@ -130,7 +130,7 @@ def test_a_name_that_does_not_resolve_is_retried_whatever_the_method(driver):
     assert abate.report(caught.value).attempts == 2
 
 
-def test_a_connect_timeout_is_overload_that_nobody_saw(driver):
+def test_a_connect_timeout_is_overload_that_no_server_saw(driver):
     """A connection that is not made in time is retried for a POST too."""
     with unreachable() as url, Recorder() as events, pytest.raises(driver.connect_timeout) as caught:
         driver.fetch(Ask(url, method="POST", timeout=(0.05, 10.0)), policy(max_attempts=2))

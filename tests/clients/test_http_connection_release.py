@@ -29,7 +29,7 @@ CHUNK = b"ffff\r\n" + bytes(0xFFFF) + b"\r\n"
 
 
 def in_chunks(connection):
-    """A body of which nobody knows the length, and which is long."""
+    """A long body of unknown length."""
     connection.sendall(b"HTTP/1.1 503 Busy\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNK * 20 + b"0\r\n\r\n")
     return True
 

@@ -19,7 +19,7 @@ import abate.clients.urllib3
 from abate.clients.stopwatch import Stopwatch
 from abate.decide.outcome import OVERLOAD
 from abate.testing import VirtualClock
-from tests.clients.drivers import nobody, unreachable
+from tests.clients.drivers import unreachable, unused_url
 from tests.clients.server import Server, close, respond
 
 
@@ -246,7 +246,7 @@ def test_a_connect_that_failed_is_not_observed(load):
     """A refusal comes quickly, and says nothing about connects."""
     timeouts = Learning()
     with pytest.raises(UNREACHED):
-        load(nobody(), timeouts)
+        load(unused_url(), timeouts)
     assert timeouts.told() == {}
 
 

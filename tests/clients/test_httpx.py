@@ -244,7 +244,7 @@ def test_an_answer_that_makes_no_sense_is_a_blip(way, behave, name):
 
 
 def test_a_request_that_never_arrived_is_sent_again_even_if_it_is_a_post(way):
-    """Where nobody listens, nothing was done."""
+    """If nothing listens on the port, nothing was done."""
     error, report = way.fail(policy(), f"http://127.0.0.1:{unused_port()}", "POST")
     assert type(error) is way.library.ConnectError
     assert (report.reason, report.attempts) == ("attempts", 3)
@@ -296,7 +296,7 @@ def test_a_server_that_drips_ends_in_a_timeout(way):
 
 
 def test_the_programs_own_mistakes_are_not_retried(way):
-    """A URL that cannot be sent is nobody's blip."""
+    """A URL that can't be sent is no blip."""
     error, report = way.fail(policy(), "gopher://127.0.0.1/")
     assert type(error) is way.library.UnsupportedProtocol
     assert (report.reason, report.attempts) == ("fatal", 1)

@@ -46,7 +46,7 @@ class Observer:
 
 @every_way
 def test_a_discarded_response_gives_its_connection_back_before_the_wait(way):
-    """Nobody else has to wait for it meanwhile, and the next attempt finds it again."""
+    """No other call waits for it meanwhile, and the next attempt finds it again."""
     inner = way.inner()
     clock = Observer(lambda: (len(inner._pool.connections), taken(inner)))
     with Server(BUSY, BUSY) as server:

@@ -15,7 +15,7 @@ import abate.clients.aiohttp
 import abate.clients.httpx
 import abate.clients.requests
 from abate.decide import responses
-from tests.clients.drivers import nobody, policy
+from tests.clients.drivers import policy, unused_url
 from tests.clients.server import Server, respond
 
 BUSY = respond(503, ("Content-Type", "application/json"), body=b'{"error": {"message": "busy"}}')
@@ -138,7 +138,7 @@ def test_an_sdk_that_does_not_retry_is_retried(ask):
 def test_a_connection_that_an_sdk_has_tried_again_is_not_tried_more(ask):
     """The error has no response, but the request."""
     with pytest.warns(abate.LayeredRetryWarning), pytest.raises(Exception, match=r"[Cc]onnection") as caught:
-        policy().call(ask, nobody(), 1)
+        policy().call(ask, unused_url(), 1)
     assert abate.report(caught.value).reason == "layer"
 
 

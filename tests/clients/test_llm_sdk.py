@@ -262,8 +262,8 @@ def test_it_sees_three_requests_from_an_sdk_with_its_own_retries(way):
 
 def test_a_refused_connection_is_tried_again(way):
     """Nothing was sent."""
-    nobody = SimpleNamespace(url=f"http://127.0.0.1:{unused_port()}")
-    error = way.error(way.client(policy(), nobody), way.sdk.APIConnectionError)
+    unused = SimpleNamespace(url=f"http://127.0.0.1:{unused_port()}")
+    error = way.error(way.client(policy(), unused), way.sdk.APIConnectionError)
     assert abate.report(error.__cause__).attempts == 3
 
 

@@ -80,7 +80,7 @@ FATAL = abate.Ruling.fatal()
 
 
 def test_a_refused_connection_was_never_reached(way, tmp_path):
-    """Where nobody listens, nobody saw the command."""
+    """If nothing listens on the port, the server never saw the command."""
     assert ruling(way.execute, Valkey(tmp_path).url, "PING") == UNREACHED
 
 
@@ -89,7 +89,7 @@ def test_a_name_that_does_not_resolve_was_never_reached(way):
     assert ruling(way.execute, "redis://no-such-name.invalid:1", "PING") == UNREACHED
 
 
-def test_a_command_that_reached_nobody_is_repeated_whatever_it_does(way, tmp_path):
+def test_a_command_that_reached_no_server_is_repeated_whatever_it_does(way, tmp_path):
     """A policy that is not idempotent retries a refused connection, and raises redis-py's own error in the end."""
     policy = abate.Policy(name="incr", on=transient, idempotent=False, max_attempts=3, backoff=[0.0])
     with pytest.raises(redis.ConnectionError) as caught:
@@ -112,7 +112,7 @@ def test_a_connect_timeout_was_never_reached(way):
 
 
 def test_a_server_with_too_many_clients_lets_nothing_in(way, valkey):
-    """Whoever was sent away at the door has not been heard, where redis-py still gets to read why."""
+    """A client that was refused at connect has sent nothing, if redis-py can still read the reason."""
     with valkey.set(maxclients="1"):
         assert ruling(way.execute, valkey.url, "PING") in (SHUT_OUT, BLIP)
     read = redis.ConnectionError("max number of clients reached")
@@ -160,7 +160,7 @@ def test_an_empty_async_pool_sends_nothing(valkey, make):
     assert transient.judge(abate.Outcome(error=asyncio.run(main()))) == SHUT_OUT
 
 
-def test_a_cluster_that_nobody_answers_for_is_an_overload(tmp_path):
+def test_a_cluster_without_any_answer_is_an_overload(tmp_path):
     """All nodes gone is a failover on its way, and a command may have been sent before."""
     port = Valkey(tmp_path).port
     assert ruling(redis.RedisCluster, **quiet(host="127.0.0.1", port=port)) == OVERLOAD
@@ -287,7 +287,7 @@ def test_a_full_server_is_fatal(way, valkey):
 
 
 def test_a_server_that_cannot_save_is_fatal(way, tmp_path):
-    """MISCONF: somebody has to mend the disk."""
+    """MISCONF: the disk has to be repaired first."""
     gone = tmp_path / "gone"
     gone.mkdir()
     server = Valkey(gone).start()
@@ -319,7 +319,7 @@ def test_a_wrong_password_is_fatal(way, valkey):
 
 
 def test_a_watched_key_that_changed_is_a_conflict(valkey):
-    """The transaction is made anew by whoever retries the whole of it."""
+    """Only the code that retries the whole transaction repeats it."""
     tried = []
 
     def increment():
@@ -385,6 +385,6 @@ def test_a_client_makes_one_attempt(way, settings):
 @pytest.mark.parametrize("make", [quiet, aquiet, lambda **settings: client("redis://127.0.0.1:1", **settings)])
 @pytest.mark.parametrize("name", ["retry", "retry_on_timeout", "retry_on_error"])
 def test_settings_of_the_library_s_retries_are_refused(make, name):
-    """Whoever asks for both layers is told at once."""
+    """Asking for both layers is an error at once."""
     with pytest.raises(TypeError, match=f"{name} cannot be set, as True"):
         make(**{name: True})

@@ -86,7 +86,7 @@ def test_a_poll_is_never_longer_than_asked(sqs, wait, asked):
 
 
 def test_a_wait_below_a_second_is_slept_and_then_asked_again(sqs):
-    """Nobody polls in a tight loop for asking for half a second."""
+    """A wait of half a second does not become a tight loop of polls."""
     clock = VirtualClock()
     queue, _ = sqs.opened(clock=clock)
     with sqs.watched("ReceiveMessage") as seen:
@@ -176,7 +176,7 @@ def test_the_lease_is_the_queues_own_visibility_timeout(sqs):
 
 
 def test_a_lease_that_runs_out_brings_the_message_back_unless_it_is_extended(sqs):
-    """Whoever was to settle it may be dead."""
+    """The process that was to settle it may be dead."""
     clock = VirtualClock()
     queue, _ = sqs.opened(lease=1, clock=clock)
     patient = Queue(queue.url, client=sqs.client, lease=600, clock=clock)
@@ -191,7 +191,7 @@ def test_a_lease_that_runs_out_brings_the_message_back_unless_it_is_extended(sqs
 
 
 def test_a_verdict_after_the_lease_is_refused(sqs):
-    """Somebody else may have the message: it is neither deleted, nor changed, nor buried."""
+    """Another process may have the message: it is neither deleted, nor changed, nor buried."""
     clock = VirtualClock()
     queue, dead = sqs.opened(lease=30, clock=clock)
     for body in "abcd":
@@ -244,7 +244,7 @@ def test_a_receipt_that_sqs_does_not_know_means_lost(sqs):
     assert sqs.held(queue.url) == 1
 
 
-def test_a_message_that_somebody_else_has_by_now_is_lost(sqs):
+def test_a_message_that_another_process_has_by_now_is_lost(sqs):
     """The receipt of an earlier receive settles nothing."""
     if sqs.kind == "moto":
         pytest.skip("moto takes an old receipt for a new one")

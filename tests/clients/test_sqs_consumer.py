@@ -128,7 +128,7 @@ def test_what_kills_has_an_end_where_the_queue_has_none(sqs):
 
 
 def test_the_heartbeat_keeps_the_message_of_a_slow_handler(sqs):
-    """It takes longer than its lease, and nobody else is given the message meanwhile."""
+    """It takes longer than its lease, and no other process gets the message meanwhile."""
     queue, _ = sqs.opened(lease=2)
     other_queue = Queue(queue.url, client=sqs.client)
     began, elsewhere = threading.Event(), []
@@ -203,7 +203,7 @@ def test_a_consumer_outlives_an_sqs_that_fails_for_a_while(sqs):
     asynchronous=st.booleans(),
 )
 def test_groups_stay_in_order_over_failures(sqs, groups, workers, asynchronous):
-    """Each message fails so many times first; those of its group are done in the order in which they were sent."""
+    """Each message first fails the given number of times; those of a group are done in the order of sending."""
     queue, _ = sqs.opened(fifo=True)
     failures = {}
     for place in range(max(map(len, groups))):

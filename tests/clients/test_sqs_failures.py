@@ -1,6 +1,6 @@
 """The queue when SQS fails: a front before a real server breaks off, is unavailable, talks garbage, or fails in part.
 
-The queue's clock is a virtual one, so that nobody waits for its backoff.
+The queue's clock is virtual, so that no test waits for its backoff.
 """
 
 import pickle
@@ -152,7 +152,7 @@ def test_a_dead_letter_that_sqs_did_not_acknowledge_deletes_nothing(front, troub
 
 
 def test_a_dead_letter_is_sent_once_when_only_the_delete_fails(front):
-    """Whoever settles again doesn't send again, nor settle what was settled."""
+    """Settling again sends nothing twice, and settles nothing twice."""
     queue, dead = opened(front)
     back, buried = in_hand(queue, "back", "buried")
     front.troubles["DeleteMessageBatch"] += [unavailable] * ATTEMPTS
@@ -183,7 +183,7 @@ def test_a_fifo_receive_whose_answer_got_lost_is_made_again_as_the_same(front):
 
 
 def test_requests_about_a_lease_end_with_it(front):
-    """SQS asks for five seconds: after them nobody wants to know."""
+    """SQS asks for five seconds, and the lease is over by then."""
     queue, _ = opened(front, lease=2)
     messages = in_hand(queue, "x")
     front.troubles["ChangeMessageVisibilityBatch"] += [busy]

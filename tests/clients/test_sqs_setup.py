@@ -87,7 +87,7 @@ def test_the_largest_message_fits_and_more_where_both_allow_it(sqs):
 
 
 def test_without_a_redrive_policy_dead_letters_must_be_said(sqs):
-    """Nobody finds out at the first permanent failure."""
+    """It is reported at construction, not at the first permanent failure."""
     with pytest.raises(ValueError, match=r"has no redrive policy: dead_letters must be"):
         Queue(sqs.create(), client=sqs.client)
 
@@ -110,7 +110,7 @@ def test_dead_letters_need_a_queue_of_the_same_kind(sqs):
 
 
 def test_a_visibility_timeout_of_zero_needs_a_lease(sqs):
-    """Nobody can work on a message that is never theirs."""
+    """No consumer can work on a message that it never receives."""
     url = sqs.create(VisibilityTimeout="0")
     with pytest.raises(ValueError, match="visibility timeout of 0"):
         Queue(url, client=sqs.client, dead_letters=False)

@@ -68,7 +68,7 @@ def test_a_post_that_is_redirected_to_a_get_loses_its_body():
     assert [(request.method, request.body) for request in server.requests] == [("POST", b"order"), ("GET", b"")]
 
 
-def test_a_pool_without_a_free_connection_is_overload_that_nobody_saw():
+def test_a_pool_without_a_free_connection_is_overload_that_no_server_saw():
     """Waiting for the pool ends in urllib3's own error, and is retried for a POST too."""
     with Server(respond(200, body=LONG)) as server, PoolManager(policy(), maxsize=1, block=True) as manager:
         held = manager.request("GET", server.url, preload_content=False, timeout=10)

@@ -1,4 +1,4 @@
-"""Warm-up: so many connections opened at the same time, in threads and tasks."""
+"""Warm-up: a number of connections opened at the same time, in threads and tasks."""
 
 import asyncio
 import threading
@@ -62,7 +62,7 @@ def test_when_all_fail_the_first_error_is_raised():
 
 
 def test_what_is_not_open_at_the_deadline_is_not_waited_for():
-    """The others are open; where none is, that is a timeout."""
+    """The others are open; if none is, that is a timeout."""
     over, ends, lock = threading.Event(), [False, True, True], threading.Lock()
 
     def connect():
@@ -156,7 +156,7 @@ def test_tasks_that_fail_are_counted_out_unless_all_do(run):
 
 
 def test_tasks_that_are_late_are_cancelled(run):
-    """None is left; where none was open, that is a timeout."""
+    """None is left; if none was open, that is a timeout."""
     delays, gone = [60.0, 1.0, 2.0], []
 
     async def connect():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import abate
-from tests.clients.drivers import DRIVERS, Ask, nobody
+from tests.clients.drivers import DRIVERS, Ask, unused_url
 from tests.clients.httpx_ways import WAYS
 from tests.clients.server import Server, close, close_in_body, reset, respond
 
@@ -123,7 +123,7 @@ def test_each_client_retries_what_the_table_says(client, row):
             if ask.body is with_pipe:
                 ask.body = as_async(with_pipe(number)) if client == "aiohttp" else with_pipe(number)
             if answer is None:
-                ask.url = nobody()
+                ask.url = unused_url()
                 outcomes.add(is_retried(client, ask, None))
                 continue
             with Server(answer) as server:

@@ -43,7 +43,7 @@ def new_store():
 
 
 def empty_store():
-    """The URL of a store that holds nothing; one that nobody uses any more is emptied, as to make one takes a while."""
+    """The URL of a store that holds nothing; an unused one is emptied, as making one takes a while."""
     used = {name for (name,) in connection().execute("SELECT application_name FROM pg_stat_activity")}
     there = {name for (name,) in connection().execute("SELECT nspname FROM pg_namespace")}
     schema = next((schema for schema in schemas if schema in there - used), None)

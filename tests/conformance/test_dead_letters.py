@@ -1,4 +1,4 @@
-"""What every store does with many dead letters: a bounded piece at a time, so that nobody else is held up for long."""
+"""What every store does with many dead letters: a bounded number at a time, so that others do not wait for long."""
 
 import threading
 
@@ -32,7 +32,7 @@ def keys(several):
 
 
 def bury(queue, many=MANY, clock=None):
-    """So many dead letters, which died in another order than they were added: their keys, the first that died first."""
+    """Bury messages in another order than they were added; return their keys in the order of burial."""
     for n in range(many):
         queue.add(f"key {n:03}")
     messages = queue.receive(many)[::-1]

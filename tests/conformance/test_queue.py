@@ -274,7 +274,7 @@ def test_what_a_dead_letter_says_is_cut_to_its_length(queue):
 
 
 def test_a_dead_letter_stays_dead_for_who_does_not_want_to_revive_it(queue):
-    """A resync adds what there is, and is nobody who knows better; what lives is added as ever."""
+    """A resync does not unpark keys; other keys are added as usual."""
     queue.add("dead")
     queue.bury(queue.receive()[0], "no")
     assert queue.add("dead", revive=False) is False
@@ -295,7 +295,7 @@ def test_a_dead_letter_lives_again_when_it_is_added(queue):
 
 
 def test_an_add_before_the_burial_counts_like_one_after_it(queue):
-    """Somebody wants it looked at again."""
+    """An explicit add means that the key is to be processed again."""
     queue.add("a", "old")
     message = one(queue)
     queue.add("a", "new")

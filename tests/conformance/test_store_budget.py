@@ -51,7 +51,7 @@ def test_an_exchange_pays_in_first_and_grants_what_there_is(store):
 
 
 def test_different_terms_see_the_same_counts(store):
-    """What was counted is a fact; what it allows is for the terms of whoever asks."""
+    """The counts are shared; what they allow depends on the settings of the process that asks."""
     generous, strict = store.ledger("a", 1.0, 0.0), store.ledger("a", 0.1, 0.0)
     for _ in range(10):
         strict.deposit()

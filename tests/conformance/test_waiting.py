@@ -200,7 +200,7 @@ def test_threads_never_have_one_message_together_and_lose_none(store):
 
 @shared
 def test_what_another_process_adds_wakes_all_who_wait(store, url):
-    """Whoever notices it tells those who wait for other queues."""
+    """The waiter that notices it wakes those of other queues."""
     orders, others = store.queue("orders"), store.queue("others")
     first = waiting(store, orders)
     threads = [waiting(store, others), waiting(store, others)]
@@ -257,7 +257,7 @@ def test_a_budget_is_shared_by_processes(url):
 @forks
 @shared
 def test_a_forked_child_shares_the_store(store):
-    """Both work on, also when the child has closed it, and nobody hears an answer that was meant for the other."""
+    """Both work on, also when the child has closed it, and neither reads an answer that was meant for the other."""
     queue = store.queue("orders")
     queue.add("a")
 

@@ -294,7 +294,7 @@ class RequestsResponse:
 
 
 class AiohttpError(Exception):
-    """Has its status at hand, and warns whoever asks for the code."""
+    """Has a status, and warns when its `code` is read."""
 
     def __init__(self, code, method, **headers):
         super().__init__()
@@ -378,7 +378,7 @@ def test_an_error_of_urllib_is_read():
     ],
 )
 def test_errors_of_ones_own_are_read(error, ruling):
-    """The first number under status_code, status or code is the status; what is no status is nobody's business."""
+    """The first number under status_code, status or code is the status; other values are ignored."""
     assert transient.judge(Outcome(error)) == ruling
 
 

@@ -310,7 +310,7 @@ def test_a_rule_on_a_type_is_not_asked_once_for_all_where_the_cause_decides():
 
 
 def test_a_rule_that_names_what_is_fatal_retries_it():
-    """Whoever names the very type has a reason; the server is still not reached."""
+    """A rule that names the very type decides; the server is still not reached."""
     assert build_rules(ssl.SSLCertVerificationError).decide(Outcome(ssl.SSLCertVerificationError())) == UNREACHED
     assert build_rules(OSError).decide(Outcome(ssl.SSLCertVerificationError())) == FATAL_UNREACHED
     assert build_rules(lambda error: True).decide(Outcome(ssl.SSLCertVerificationError())) == UNREACHED

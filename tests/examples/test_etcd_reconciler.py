@@ -39,7 +39,7 @@ async def plane(timeout=LIMIT):
 
 
 async def in_the_end(etcd, name):
-    """Reconcile until nobody is in the way."""
+    """Reconcile until no conflict is left."""
     while True:
         try:
             return await reconcile(etcd, name)
@@ -48,7 +48,7 @@ async def in_the_end(etcd, name):
 
 
 def test_both_ways_through_an_outage():
-    """Nobody loses a change, all catch up; with abate etcd gets a fraction of the requests, and no volley after."""
+    """No change is lost, and all catch up; with abate etcd gets a fraction of the requests, and no burst afterwards."""
     storm = Storm(services=200, stop=2.2, calm=1.5, timeout=0.3, backoff=abate.Backoff(0.1, 0.8))
     loops = asyncio.run(pass_through(naive, storm))
     ours = asyncio.run(pass_through(partial(abated, rng=random.Random(0)), storm))
@@ -78,7 +78,7 @@ def test_a_write_on_what_was_read_before_is_a_conflict():
 
 
 def test_a_change_whose_answer_was_lost_is_made_once():
-    """A frozen etcd may carry out later what nobody waits for any more; looking again makes it right."""
+    """A frozen etcd may carry out requests after their callers have left; reading again corrects that."""
 
     async def main():
         async with plane() as (server, patient, user), session(server.url) as connections:

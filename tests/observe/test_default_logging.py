@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 import abate
-from abate import events, observe, sim
+from abate import event_sinks, events, observe, sim
 from abate.testing import Script, VirtualClock
 
 ERROR = OSError("down")
@@ -42,7 +42,7 @@ def test_retries_and_recoveries_are_logged_at_info_and_give_ups_at_warning(log):
     """Nothing is installed."""
     failing(1)
     failing(3)
-    assert not events.sinks
+    assert not event_sinks.installed
     assert logged(log) == [
         ("INFO", "orders: attempt 1 failed (blip), next in 0.25 s: OSError('down')"),
         ("INFO", "orders: succeeded on attempt 2 after 0.25 s of waiting"),
@@ -206,8 +206,8 @@ def test_other_sinks_and_logging_go_together(log):
 def test_events_are_not_built_while_the_level_is_off(default_log, monkeypatch):
     """The level is looked up once per call that fails and recovers."""
     asked = []
-    monkeypatch.setattr(events, "log_enabled", lambda level: asked.append(level) or False)
-    monkeypatch.setattr(events, "emit", pytest.fail)
+    monkeypatch.setattr(event_sinks, "log_enabled", lambda level: asked.append(level) or False)
+    monkeypatch.setattr(event_sinks, "emit", pytest.fail)
     failing(2)
     failing(0)
     assert asked == [logging.INFO]
@@ -262,7 +262,7 @@ def test_what_a_signal_handler_raises_is_not_lost_in_the_log(default_log, monkey
     def interrupted(event):
         raise ValueError("soft time limit")
 
-    monkeypatch.setattr(events, "default_log", interrupted)
+    monkeypatch.setattr(event_sinks, "default_log", interrupted)
     with pytest.raises(ValueError, match="soft time limit"):
         failing(3)
 

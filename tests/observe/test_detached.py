@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 import abate
-from abate import events
+from abate import event_sinks, events
 from abate.call.counters import wrapper_versions
 from abate.observe import detached, install, remove
 from abate.observe.detached import Detached, TimeLimited
@@ -331,7 +331,7 @@ def sink_threads():
 
 def test_a_function_that_never_returns_delays_one_call_for_a_limited_time(orders, stuck, monkeypatch, caplog):
     """The call leaves it behind; after the pause no call waits for it until it has returned."""
-    monkeypatch.setattr(events, "MAX_HOLD_UP", 0.05)
+    monkeypatch.setattr(event_sinks, "MAX_HOLD_UP", 0.05)
     threads = sink_threads()
     abate.observe.install(stuck)
     try:
@@ -340,8 +340,8 @@ def test_a_function_that_never_returns_delays_one_call_for_a_limited_time(orders
         assert called(orders) == "fine"
         dropped = events.dropped(stuck)
         assert dropped >= 3
-        now = events.monotonic()
-        monkeypatch.setattr(events, "monotonic", lambda: now + 10_000.0)
+        now = event_sinks.monotonic()
+        monkeypatch.setattr(event_sinks, "monotonic", lambda: now + 10_000.0)
         for _ in range(3):
             assert called(orders) == "fine"
         assert "TimeoutError: it has not returned from an earlier event" in caplog.text
@@ -403,7 +403,7 @@ def test_a_mock_is_called_with_a_time_limit():
     sink = Mock()
     install(sink)
     try:
-        assert type(events.sinks[-1]) is TimeLimited
+        assert type(event_sinks.installed[-1]) is TimeLimited
         assert not wrapper_versions.on
         assert Detached(sink).counts is False
     finally:

@@ -235,11 +235,11 @@ def test_remaining_counts_are_written_at_exit():
     program = """
 import gc
 import logging
-from abate import events, observe
+from abate import event_sinks, events, observe
 logging.basicConfig(level="INFO", format="%(message)s")
 sink = observe.install(observe.LoggingSink(burst=1))
 for _ in range(10):
-    events.emit(events.Recovered("orders", 2, 0.5))
+    event_sinks.emit(events.Recovered("orders", 2, 0.5))
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     first, last = ended.stderr.splitlines()

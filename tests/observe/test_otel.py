@@ -8,7 +8,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import abate
-from abate import events
+from abate import event_sinks, events
 from abate.observe.otel import MAX_ERROR_TYPES, OpenTelemetrySink
 from abate.testing import Script, VirtualClock
 from tests.reentry import guarded, interrupted_at
@@ -119,8 +119,8 @@ def test_every_event_has_its_metric(metrics):
         events.FirstFailure("orders", "blip", DOWN),
         events.Event("orders"),
     ):
-        events.emit(event)
-    assert metrics.sink in events.sinks
+        event_sinks.emit(event)
+    assert metrics.sink in event_sinks.installed
     assert metrics.values("abate.layered_retries") == {("inner", "outer"): 1}
     assert metrics.values("abate.rate_limiter.wait") == {("bucket",): (1, 0.5)}
     assert metrics.values("abate.work.duration", queue="mail") == {("retry", "OSError"): (1, 0.25), ("done",): (1, 0.5)}
@@ -193,7 +193,7 @@ def test_every_metric_has_a_unit_and_a_description(metrics):
         events.Retry("orders", 1, 0.5, "blip", None, DOWN),
         events.Worked("mail", "42", "retry", 0.25, 3, DOWN),
     ):
-        events.emit(event)
+        event_sinks.emit(event)
     collected = metrics.collect()
     assert {"abate.retries", "abate.retry.delay", "abate.work.duration"} <= collected.keys()
     for name, metric in collected.items():
@@ -237,7 +237,7 @@ def test_without_an_sdk_the_sink_does_nothing():
     try:
         with VirtualClock():
             assert policy().call(Script(DOWN, "fine")) == "fine"
-        assert sink in events.sinks
+        assert sink in event_sinks.installed
     finally:
         abate.observe.remove(sink)
 

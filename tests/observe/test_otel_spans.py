@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcess
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import abate
-from abate import events
+from abate import event_sinks, events
 from abate.observe.otel import MAX_SPAN_EVENTS, OpenTelemetrySink
 from abate.testing import Script, VirtualClock
 
@@ -145,7 +145,7 @@ def test_no_current_span_is_no_error(sink, spans):
         unsampled = trace.NonRecordingSpan(trace.SpanContext(1, 2, is_remote=False))
         with trace.use_span(unsampled):
             policy("untraced").call(Script(DOWN, "fine"))
-    assert sink in events.sinks
+    assert sink in event_sinks.installed
     assert spans.exporter.get_finished_spans() == ()
 
 
@@ -334,7 +334,7 @@ def test_a_failing_exporter_neither_delays_nor_breaks_a_call(blocks):
             for _ in range(100):
                 with tracer.start_as_current_span("caller"):
                     assert policy(budget=abate.Budget(1.0, 1_000.0)).call(Script(DOWN, "fine")) == "fine"
-        assert sink in events.sinks
+        assert sink in event_sinks.installed
     finally:
         abate.observe.remove(sink)
         over.set()

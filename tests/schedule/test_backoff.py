@@ -95,7 +95,7 @@ def test_whole_numbers_are_taken_as_floats():
 
 
 def test_it_is_a_value():
-    """The defaults are those of a policy, and nobody changes them afterwards."""
+    """The defaults are those of a policy, and can't be changed afterwards."""
     backoff = Backoff()
     assert (backoff.base, backoff.cap, backoff.factor, backoff.jitter) == (0.2, 30.0, 2.0, "full")
     with pytest.raises(AttributeError, match="is frozen"):
@@ -351,7 +351,7 @@ def test_a_schedule_is_taken_as_it_is():
 
 @given(backoff=backoffs(), retries=st.integers(0, 300))
 def test_the_total_is_the_sum_of_the_ceilings(backoff, retries):
-    """What so many retries may wait in all."""
+    """The most that the given number of retries may wait in all."""
     assert max_total_delay(backoff, retries) == math.fsum(backoff.ceiling(retry) for retry in range(1, retries + 1))
 
 

@@ -186,7 +186,7 @@ def test_the_date_header_does_not_touch_seconds():
 
 
 def test_now_is_the_wall_clock_of_the_context():
-    """Where nobody says what time it is, the clock does."""
+    """Without a given time the clock is read."""
     with VirtualClock(start=MOMENT - 12.0) as clock:
         assert retry_after(rfc_1123(MOMENT)) == 12.0
         clock.advance(20.0)

@@ -204,7 +204,7 @@ def test_the_first_beat_of_a_key_on_a_new_clock_is_its_offset(beats):
 
 
 class SetClock(VirtualClock):
-    """A clock whose wall clock is set: at each instant it is ahead of the other by so many seconds from then on."""
+    """A clock whose wall clock is set: from each instant on it is ahead of the other by the given seconds."""
 
     def __init__(self, steps, start=0.0):
         super().__init__(start)

@@ -30,7 +30,7 @@ PLANS = st.recursive(
     ),
     max_leaves=25,
 )
-"""What each thing that happens brings about: so many seconds later, what again."""
+"""What each event schedules: the delay in seconds, and the events."""
 
 
 @given(plans=PLANS, stops=st.lists(st.floats(0.0, 20.0), max_size=3).map(sorted))

@@ -15,7 +15,7 @@ from abate.sim.arrivals import Arrivals
 
 
 def arrived(clients, *triggers, horizon=60.0, seed=1, takes=None):
-    """Who called when; a call of a serial client `takes` so many seconds."""
+    """Which client called when; a call of a serial client `takes` seconds."""
     world = World(clients, [Service("api")], triggers=triggers, horizon=horizon)
     agenda, calls = Agenda(), []
 
@@ -66,8 +66,8 @@ def test_a_spike_brings_so_many_times_as_many():
 
 
 @pytest.mark.parametrize("arrivals", ["poisson", "periodic", "once"])
-def test_nobody_calls_before_the_start(arrivals):
-    """And everybody does after it."""
+def test_no_call_is_made_before_the_start(arrivals):
+    """And all do after it."""
     calls = arrived(Clients(count=5, rate=10.0, arrivals=arrivals, start=20.0))
     assert min(instants(calls)) >= 20.0
     assert {client for _, client in calls} == set(range(5))
@@ -185,5 +185,5 @@ def test_a_spike_makes_serial_clients_think_less():
     seed=st.integers(0, 100),
 )
 def test_the_same_seed_brings_the_same_calls(clients, seed):
-    """Whoever calls, and however."""
+    """For all kinds of clients and rates."""
     assert arrived(clients, horizon=5.0, seed=seed, takes=0.25) == arrived(clients, horizon=5.0, seed=seed, takes=0.25)

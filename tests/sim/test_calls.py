@@ -43,7 +43,7 @@ class Seen(list):
 
 
 class Scripted:
-    """A server that answers each client by its script: so many seconds later, with this status."""
+    """A server that answers each client by its script of delays and statuses."""
 
     def __init__(self, agenda, scripts):
         self.agenda = agenda

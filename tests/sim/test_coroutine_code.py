@@ -105,7 +105,7 @@ def test_other_peoples_retries_run_too(code: Any) -> None:
 
 
 def test_the_module_random_is_seeded_for_the_run_and_put_back() -> None:
-    """Code that draws from it is repeated by the seed, and whoever runs the world draws as if nothing had been."""
+    """Code that draws from it is repeated by the seed; the draws of the program outside the world are unchanged."""
 
     async def jittered(send: Send) -> None:
         await asyncio.sleep(random.random())
@@ -141,7 +141,7 @@ def test_a_timeout_of_the_code_abandons_the_request(code: Any) -> None:
 
 
 def test_a_deadline_of_abate_travels_with_the_request() -> None:
-    """A service that drops what has expired knows it from the deadline, though nobody has cancelled anything."""
+    """A service that drops expired requests knows them by their deadline, without a cancellation."""
 
     async def hurried(send: Send) -> None:
         with abate.deadline(0.35):
@@ -219,7 +219,7 @@ def test_what_a_gate_refuses_is_no_mystery() -> None:
     assert (run.successes, run.reasons, run.notes) == (2, {"budget": 3}, ())
 
 
-def test_code_sees_the_context_of_whoever_runs_the_world() -> None:
+def test_code_sees_the_context_that_the_world_runs_in() -> None:
     """A context variable that was set outside has its value in the code, and what the code sets stays there."""
     tenant: ContextVar[str] = ContextVar("tenant")
     tenant.set("acme")
@@ -257,7 +257,7 @@ def test_an_error_that_comes_from_no_service_is_noted() -> None:
 
 
 def test_an_error_in_the_background_is_noted() -> None:
-    """A task that nobody awaits, and a callback, fail in the notes, not in silence."""
+    """Errors of a task that is not awaited, and of a callback, are in the notes."""
 
     async def background() -> None:
         raise ZeroDivisionError

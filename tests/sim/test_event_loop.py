@@ -205,7 +205,7 @@ def test_the_horizon_ends_all_tasks_without_a_word(
 
 
 def test_a_task_that_fails_when_it_is_cancelled_is_noted() -> None:
-    """Its error has nobody else to go to."""
+    """No other code would receive its error."""
 
     async def breaking() -> None:
         try:

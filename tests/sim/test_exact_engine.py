@@ -184,7 +184,7 @@ def test_a_policys_own_rules_decide():
 
 @pytest.mark.parametrize("on", [abate.sim.simulated, abate.http.transient, KeyError])
 def test_what_an_inner_service_could_not_do_is_worth_another_attempt(on):
-    """For clients by whatever rules, and for controllers: a bad gateway that nobody has retried."""
+    """For clients with any rules, and for controllers: a bad gateway that has not been retried."""
     services = [Service("a", calls="b"), Service("b")]
     policy = Policy(on=on, max_attempts=2, backoff=[4.0], budget=Budget.unlimited())
     for clients in (Clients(count=1, arrivals="once"), Controllers(count=1, relist=0.0)):
@@ -193,8 +193,8 @@ def test_what_an_inner_service_could_not_do_is_worth_another_attempt(on):
 
 
 @pytest.mark.parametrize("on", [abate.sim.simulated, abate.http.transient])
-def test_hints_are_kept_by_whoever_reads_them(on):
-    """By the header, or by the ruling: nobody comes back before the time."""
+def test_hints_are_kept_by_each_reader(on):
+    """By the header or by the ruling: no retry comes before that time."""
     policy = Policy(on=on, max_attempts=2, backoff=[0.5], budget=Budget.unlimited())
     trigger = Trigger("error", 0.0, 1.0, retry_after=4)
     assert World(Clients(count=1, arrivals="once"), Service("api"), policy, trigger).run().completed == 4.5

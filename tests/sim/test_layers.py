@@ -15,7 +15,7 @@ def policy(attempts: int) -> Policy:
 
 
 def stack(tries: list[int], *, tells_layers: bool, calls: int = 1, down: float = 100.0) -> World:
-    """So many layers above a service that is down: the clients first, the innermost last."""
+    """The given number of layers above a service that is down: the clients first, the innermost last."""
     last = len(tries)
     services = [
         Service(f"layer-{place}", workers=1000, calls=(f"layer-{place + 1}",), policy=policy(tries[place]))
@@ -40,7 +40,7 @@ def below(world: World) -> int:
 
 @pytest.mark.parametrize(("tries", "layers", "requests"), [(3, 5, 243), (4, 3, 64), (3, 3, 27), (2, 8, 256), (1, 5, 1)])
 def test_layers_multiply(tries, layers, requests):
-    """Where nobody tells that it has retried already."""
+    """If no layer reports that it has retried already."""
     assert below(stack([tries] * layers, tells_layers=False)) == requests
 
 

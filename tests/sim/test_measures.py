@@ -134,7 +134,7 @@ def test_fairness_is_that_of_the_calls_after_the_warm_up():
 
 
 def under_way(*began, took=(), **settings):
-    """Calls that began then are under way; others took so many seconds."""
+    """Calls that began then are in flight; the others took the given seconds."""
     recorder = RunRecorder(world(**settings))
     for since in began:
         recorder.call(0, since)
@@ -144,7 +144,7 @@ def under_way(*began, took=(), **settings):
     return measured(recorder)
 
 
-def test_a_service_that_answers_nobody_has_no_success():
+def test_a_service_that_never_answers_has_no_success():
     """Its calls have been under way for long."""
     found = under_way(1.0, 2.0, 3.0)
     assert (found["success"], found["p50"], found["unfinished"]) == (0.0, inf, 3.0)
@@ -172,7 +172,7 @@ def test_what_began_in_the_warm_up_is_not_unfinished():
 
 
 def test_a_world_of_less_than_a_second_has_no_late_calls():
-    """Nobody can have waited for longer."""
+    """No call can have waited for longer."""
     found = under_way(0.0, 0.1, horizon=0.5)
     assert found["unfinished"] == 2.0
     assert isnan(found["success"])
@@ -261,7 +261,7 @@ def test_where_nothing_goes_down_recovery_takes_no_time():
     counts=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=120), end=st.integers(0, 130)
 )
 def test_recovery_is_the_first_five_seconds_that_are_good_enough(counts, end):
-    """As a search from the beginning finds it; a second in which nobody calls says nothing."""
+    """As a search from the beginning finds it; a second without calls is ignored."""
     calls, successes = [arrived for arrived, _ in counts], [good for _, good in counts]
     expected = inf
     for place in range(end, len(calls) - 50):

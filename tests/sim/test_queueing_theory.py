@@ -16,7 +16,7 @@ SEEDS = range(12)
 
 loads = st.floats(0.01, 3.0)
 """Erlangs per worker."""
-crews = st.integers(1, 60)
+worker_counts = st.integers(1, 60)
 extras = st.integers(0, 200)
 
 
@@ -50,7 +50,7 @@ def test_one_worker_is_the_textbook_s_queue(load, places):
     assert mean_time(load, 1.0, 1, places) == pytest.approx(time, rel=1e-9)
 
 
-@given(load=loads, workers=crews, extra=extras)
+@given(load=loads, workers=worker_counts, extra=extras)
 def test_blocking_is_a_share_that_more_places_make_smaller(load, workers, extra):
     """Within 0 and 1; less with another place, more with more load."""
     rate, places = load * workers, workers + extra
@@ -61,15 +61,15 @@ def test_blocking_is_a_share_that_more_places_make_smaller(load, workers, extra)
     assert blocking(rate * 1.1, 1.0, workers, places) * ulps >= here
 
 
-@given(load=loads, workers=crews, extra=extras)
+@given(load=loads, workers=worker_counts, extra=extras)
 def test_who_is_let_in_takes_at_least_its_own_service(load, workers, extra):
-    """And at most that of everybody before it."""
+    """And at most the time of all requests before it."""
     places = workers + extra
     time = mean_time(load * workers, 1.0, workers, places)
     assert 1.0 - 1e-9 <= time <= (1.0 + extra / workers) * (1.0 + 1e-9)
 
 
-@given(load=st.floats(0.05, 0.9), workers=crews)
+@given(load=st.floats(0.05, 0.9), workers=worker_counts)
 def test_a_queue_with_many_places_is_one_without_a_limit(load, workers):
     """M/M/c/K tends to M/M/c."""
     many = mean_time(load * workers, 1.0, workers, workers + 1000)
@@ -83,7 +83,7 @@ def test_a_thousand_workers_are_no_trouble(workers):
         full = blocking(load * workers, 1.0, workers, workers)
         assert 0.0 <= full < 1.0
         assert load * (1.0 - full) < 1.0
-    # Erlang's B at a load as large as the crew is sqrt(2 / (pi * c)), to within 1/c
+    # Erlang's B at a load equal to the number of workers is sqrt(2 / (pi * c)), to within 1/c
     assert blocking(workers, 1.0, workers, workers) == pytest.approx(math.sqrt(2.0 / (math.pi * workers)), rel=0.03)
 
 
@@ -95,7 +95,7 @@ def test_times_scale_with_the_service_time():
 
 
 def test_a_line_without_a_limit_grows_for_ever_under_too_much_load():
-    """Everybody waits, everybody is late, the mean is infinite."""
+    """All wait, all are late, and the mean is infinite."""
     assert mean_time(10.0, 1.0, 10) == math.inf
     assert waiting(10.0, 1.0, 10) == late(1e9, 10.0, 1.0, 10) == 1.0
 
@@ -106,7 +106,7 @@ def test_one_worker_s_times_are_exponential(load, span):
     assert late(span, load, 1.0, 1) == pytest.approx(math.exp(-(1.0 - load) * span), rel=1e-9, abs=1e-300)
 
 
-@given(load=st.floats(0.05, 0.98), workers=crews)
+@given(load=st.floats(0.05, 0.98), workers=worker_counts)
 @settings(max_examples=40)
 def test_the_area_under_the_tail_is_the_mean(load, workers):
     """P(T > t) summed over t gives W, also where its two exponentials coincide."""

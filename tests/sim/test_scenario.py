@@ -188,7 +188,7 @@ def test_a_study_of_no_runs_is_refused(load, wrong, said):
 
 
 def test_a_setting_makes_no_service(load):
-    """A misspelt name would be a service that nobody calls."""
+    """A misspelt name would be a service without callers."""
     said = refused(load, BASE, "services.apii.workers=3")
     assert said == "f.toml: --set: services.apii.workers must name one of the services api, not 'apii'"
 

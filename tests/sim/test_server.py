@@ -29,7 +29,7 @@ class Desk:
         return request
 
     def leave(self, request, at):
-        """Nobody waits for it any more, from then on."""
+        """From then on its caller does not wait any more."""
         self.agenda.at(at, lambda request: setattr(request, "over", True), request)
 
     def answered(self, request, failure):
@@ -93,7 +93,7 @@ def test_a_request_and_its_answer_travel():
 # -- those who have left
 
 
-def test_what_nobody_waits_for_is_served_for_nothing():
+def test_a_request_whose_caller_has_left_is_still_served():
     """Its time is counted as wasted."""
     desk = Desk(Service("api", service_time=1.0))
     desk.send("a")
@@ -355,8 +355,8 @@ def test_of_those_who_have_read_the_same_one_writes():
 
 
 @given(starts=st.lists(st.floats(0.0, 5.0), min_size=1, max_size=20), seed=st.integers(0, 100))
-def test_a_row_is_written_as_often_as_somebody_was_told_so(starts, seed):
-    """At least once, and nobody waits forever."""
+def test_a_row_is_written_as_often_as_was_confirmed(starts, seed):
+    """At least once, and no caller waits forever."""
     agenda, failures = Agenda(), []
     row = RowServer(Row("row", network=Duration(0.1, "normal", spread=0.02)), agenda, RandomStreams(seed))
     for at in starts:

@@ -67,7 +67,7 @@ def test_a_service_without_a_policy_has_nothing_to_tell():
     assert (run.loads["b"].requests, run.reasons) == (3, {"attempts": 1})
 
 
-def test_what_nobody_would_retry_is_nobodys_layer():
+def test_an_error_that_is_not_retried_is_no_layer():
     """Who calls may still retry it."""
     run = once(Service("a", calls="b", policy=policy(3)), Service("b", error_rate=1.0, status=404), policy=policy(3))
     assert (run.loads["b"].requests, run.reasons) == (3, {"attempts": 1})

@@ -155,7 +155,7 @@ def test_a_window_refuses_as_many_either_way():
 
 
 def test_spreading_takes_the_slowest_a_little_longer():
-    """Some ten seconds at p99, and everybody is served."""
+    """About ten seconds at p99, and all calls are served."""
     assert 3 < mean("rate-limit", "spread", "p99") - mean("rate-limit", "exactly", "p99") < 20
     assert mean("rate-limit", "spread", "success") > 0.99
 

@@ -59,7 +59,7 @@ def test_the_rate_at_an_instant_is_that_of_all_spans_around_it(spans, usual, now
     [
         (9.0, 1.0, 10.0),  # just done
         (9.0, 1.25, 20.25),
-        (10.0, 0.0, 20.0),  # even nothing takes until somebody does it
+        (10.0, 0.0, 20.0),  # even no work takes until a worker is free
         (15.0, 1.0, 21.0),
         (20.0, 0.0, 20.0),
         (30.0, 1.0, 31.0),

@@ -1,4 +1,4 @@
-"""Work that is spread over processes: all of it is done, errors come through, and nobody is left behind."""
+"""Work that is spread over processes: all of it is done, errors are passed on, and no process is left running."""
 
 import os
 import signal
@@ -62,7 +62,7 @@ def test_an_error_is_raised_where_it_is_waited_for():
 
 
 def test_a_process_that_dies_is_named():
-    """Nobody waits for it for ever."""
+    """Waiting for it ends."""
     with pytest.raises(RuntimeError, match="a worker process has ended with exit code -9"):
         list(run_in_workers(dying, None, range(4), 2))
     assert not active_children()

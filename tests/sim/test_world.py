@@ -204,7 +204,7 @@ def stacks(draw):
 
 @given(calls=stacks(), data=st.data())
 def test_services_may_call_each_other_unless_one_comes_back_to_itself(calls, data):
-    """Whoever is called by several is no circle; one call back to whoever leads there is."""
+    """A service that several others call is no circle; a call back to one of its callers is."""
     services = [Service(f"s{place}", calls=called) for place, called in enumerate(calls)]
     assert len(world(*services).services) == len(services)
     reached = {place: {place} for place in range(len(calls))}

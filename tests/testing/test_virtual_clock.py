@@ -102,7 +102,7 @@ def test_tasks_have_the_clock_of_their_own_context(run):
 
 
 def test_given_to_one_it_is_that_ones_alone():
-    """A policy with a virtual clock waits in it; everybody else stays in real time."""
+    """A policy with a virtual clock waits in it; all other code stays in real time."""
     clock = VirtualClock()
     policy = abate.Policy(on=OSError, backoff=[1000.0], clock=clock)
     policy.call(Script(OSError(), "fine"))
@@ -283,7 +283,7 @@ def test_within_cuts_in_virtual_time(run):
 
 
 @in_both_loops
-def test_what_nobody_waits_for_moves_no_time(run):
+def test_a_timer_without_a_waiter_moves_no_time(run):
     """The end of a block that was left in time, and of a sleep that was cancelled, does not come."""
 
     async def main():

@@ -172,7 +172,7 @@ def test_layers_in_a_thread_of_an_event_loop_do_not_multiply():
 
 @pytest.mark.parametrize("attempts", [1, 3])
 def test_a_fallback_is_retried_by_the_policy_around_it(clock, attempts):
-    """The cache was given up on; the database is another server, which nobody has retried."""
+    """The cache was given up on; calls of the database, another server, have not been retried yet."""
     cache = abate.Policy(name="cache", on=ConnectionError, max_attempts=attempts, backoff=[0.0])
     orders = abate.Policy(name="orders", on=ConnectionError, backoff=[0.0])
     database = Script(ConnectionError("blip"), ConnectionError("blip"), "row")
@@ -233,7 +233,7 @@ def test_one_error_object_for_many_threads_is_not_a_layer():
 
 
 def test_what_an_inner_policy_must_not_repeat_the_outer_one_does_not_repeat(clock):
-    """A payment that may have been taken is sent once, whoever stands around."""
+    """A payment that may have been taken is sent once, whatever policies are around it."""
     function, calls = counted()
     pay = abate.Policy(name="pay", on=OSError, idempotent=False)(function)
     with pytest.raises(OSError, match="down") as caught:

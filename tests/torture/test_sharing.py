@@ -1,4 +1,4 @@
-"""One policy used by many at once: nobody sees another's errors or counts, and nothing that fails breaks a call."""
+"""One policy used by many calls at once: none sees another's errors or counts, and no failing part breaks a call."""
 
 import asyncio
 import os

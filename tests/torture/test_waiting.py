@@ -64,7 +64,7 @@ def test_an_hour_of_retry_after_under_a_second_of_timeout_stops_at_once():
 
 
 @given(hint=st.floats(0.001, 300.0), seed=st.integers(0, 10_000))
-def test_nobody_comes_back_before_the_hint(hint, seed):
+def test_no_retry_comes_before_the_hint(hint, seed):
     """A hinted retry waits for all of the hint, and for its own jitter beside."""
     policy = abate.Policy(on=abate.on_error(lambda error: hint), max_attempts=2, rng=random.Random(seed))
     with VirtualClock() as clock:

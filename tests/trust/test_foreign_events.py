@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import abate
 from abate.clients import aws_lambda
 from abate.clients.sqs import decode_message
-from abate.clients.sqs_message import MAX_BYTES, dead_letter_attributes, size
+from abate.clients.sqs_message_limits import MAX_BYTES, dead_letter_attributes, size
 from abate.clients.sqs_receive_counts import ReceiveCounts
 from abate.work.source import Bury
 

@@ -183,7 +183,7 @@ def status(address, *metadata, **options):
     ],
 )
 def test_metadata_count_for_trust_only(kind, trusted, extra, told):
-    """By network, secret or function, in calls and streams; nobody's by default. Handlers see only what counts."""
+    """By network, secret or function, in calls and streams; no caller's by default. Handlers see only what counts."""
     shop = Shop()
     with kind.serving(kind.methods(shop), trusted=trusted) as address:
         assert call(address, *GIVEN, *extra) == [b"got"]

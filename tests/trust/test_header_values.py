@@ -266,7 +266,7 @@ def test_a_handler_is_cut_off_before_its_response_begins_or_not_at_all(deadline,
 
 
 def served(app, *, seconds=1, run=lambda main: asyncio.run(main()), **settings):
-    """The statuses that a request by a trusted caller with so many seconds is answered with, in virtual time."""
+    """The statuses that answer a trusted caller's request with the given seconds left, in virtual time."""
     sent = []
 
     async def send(message):

@@ -82,7 +82,7 @@ SERVERS = pytest.mark.parametrize(
 
 
 @SERVERS
-def test_nobody_is_believed_by_default(server):
+def test_no_caller_is_trusted_by_default(server):
     """A deadline and an attempt from anywhere change nothing, and the application does not see them."""
     shop = Shop()
     with server.serving(shop) as address:

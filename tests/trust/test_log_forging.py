@@ -1,4 +1,4 @@
-"""Nobody but abate writes its lines: what keys, names and errors hold is quoted."""
+"""Only abate writes its log lines: text of keys, names and errors is quoted."""
 
 import asyncio
 import io

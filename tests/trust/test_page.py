@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import abate
-from abate import events
+from abate import event_sinks
 from abate.observe import page
 from abate.observe.page import sign_in_limit
 from tests.cli.commands import GUARD, abate_command, started, until
@@ -47,10 +47,10 @@ def port_of(address):
 
 def test_an_app_needs_a_token_or_the_word_that_it_is_local():
     """Behind nginx's defaults every visitor is 127.0.0.1 and asks for 127.0.0.1: an app can't tell. Nothing is left."""
-    before = events.sinks
+    before = event_sinks.installed
     with pytest.raises(ValueError, match=r"app\(token=\.\.\.\), or app\(local_only=True\)"):
         page.app()
-    assert events.sinks == before
+    assert event_sinks.installed == before
     through_nginx = {"client": "127.0.0.1", "base": "http://127.0.0.1:8000"}
     assert got(page.app(TOKEN), **through_nginx).status_code == 401
     assert got(page.app(local_only=True), **through_nginx).status_code == 200
@@ -360,6 +360,6 @@ def test_abate_run_serves_health_where_a_cluster_can_reach_it(app_file, where):
 
 
 def test_the_help_names_the_environment_for_the_token():
-    """So that nobody has to write it where ps shows it."""
+    """So that it need not be on the command line, which ps shows."""
     done = subprocess.run([sys.executable, "-m", "abate", "run", "--help"], capture_output=True, text=True)
     assert "ABATE_PAGE_TOKEN" in done.stdout

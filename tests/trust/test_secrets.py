@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import abate
 import abate.clients.requests
-from abate import events, observe, redact
+from abate import event_sinks, events, observe, redact
 from abate.cli import main
 from abate.observe.page.recent_activity import RecentActivity
 from abate.observe.page.state import PageState
@@ -270,7 +270,7 @@ def test_no_output_has_a_secret(error, written, capsys):
     try:
         with tracing.get_tracer("test").start_as_current_span("x"):
             for make in EVENTS:
-                events.emit(make(error))
+                event_sinks.emit(make(error))
             with pytest.raises(abate.RetryExhausted) as raised:
                 policy.call(Script(error, error))
         board = PageState(recent, abate.clock.current())

@@ -87,7 +87,7 @@ def test_a_bound_that_is_none_is_refused(store, bound):
 
 
 def test_a_body_that_is_too_long_is_buried(store):
-    """By whoever receives it with a lower bound; its dead letter says why, shows its beginning, and can be redriven."""
+    """By a consumer with a lower bound; its dead letter says why, shows its beginning, and can be redriven."""
     store.queue("orders").add("long", "x" * 1000)
     store.queue("orders").add("good", "y" * 10)
     queue = store.queue("orders", max_body=10)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import abate
 from abate import AdaptiveThrottle, Policy, Refused, Ruling, Shelter
 from abate.call import sync_driver
-from abate.call.hedge import FIRST, Race
+from abate.call.hedge_race import FIRST, Race
 from abate.call.machine import Call
 from abate.testing import Script, VirtualClock
 
@@ -38,7 +38,7 @@ ON = (abate.http.transient, ConnectionError, TimeoutError)
 
 
 def tenants_policy(**settings):
-    """A policy that everybody shares."""
+    """A policy that all tenants share."""
     return Policy(**{"name": "api", "on": ON, "timeout": 3.0, "rng": random.Random(3), **settings})
 
 
@@ -161,7 +161,7 @@ def test_error_responses_of_one_tenant_do_not_throttle_others():
 )
 def test_a_hint_closes_the_shelter_for_all_only_when_all_fail(outcomes, hint, patience):
     """Whatever the mix: while one of the last five was answered well, nothing is shut; and never for longer than half
-    of the patience, so that somebody finds out in time."""
+    of the patience, so that one call finds out in time."""
     limiter, now, row = abate.admit.limiter.Limiter(random.Random(1), 0.0, patience), 0.0, 0
     plan = abate.Backoff(0.01, 0.02)
     limiter.on_answer(limiter.send(now), now, 0)
@@ -301,7 +301,7 @@ def test_errors_on_top_of_the_usual_traffic_do_not_close_a_slow_process_early():
 
 
 def test_one_call_that_fails_again_and_again_closes_nothing_early():
-    """Nobody else has called since the last good answer: it may be the fault of this one."""
+    """No other tenant has called since the last good answer: it may be the fault of this one."""
     limiter, now, plan = abate.admit.limiter.Limiter(random.Random(1), 0.0), 0.0, abate.Backoff(0.1)
     for _ in range(30):
         limiter.on_answer(limiter.send(now), now, 0)
@@ -516,7 +516,7 @@ WAYS = ["shelter", "throttle"]
 
 
 def hurried(policy, clock, seconds):
-    """A call whose caller has so many seconds, of a server that takes 30 ms."""
+    """A call of a server that takes 30 ms, with a deadline in the given seconds."""
 
     async def load():
         left = abate.remaining()
@@ -560,7 +560,7 @@ def test_a_callers_short_deadline_is_not_the_servers_overload(where, timeouts):
 
 @pytest.mark.parametrize("timeouts", [{"timeout": 5.0}, {"timeout": None}])
 def test_a_server_that_hangs_for_everybody_is_noticed_though_deadlines_cut_the_calls_off(timeouts):
-    """Attempts that had much longer than is usual, and no answer, count, whoever cut them off."""
+    """Attempts that had much longer than usual, and no answer, count, whatever cut them off."""
     with VirtualClock() as clock:
         policy, sent = sheltered(max_attempts=1, **timeouts), []
 
@@ -590,7 +590,7 @@ def test_a_server_that_hangs_for_everybody_is_noticed_though_deadlines_cut_the_c
 
 
 def test_what_a_deadline_cut_off_in_calm_starts_the_counting_and_no_more():
-    """A stand-in asks nobody in calm: those after it have to be counted, or a server that hangs is never noticed."""
+    """In calm a wrapper asks no dispatcher: later attempts must be counted, or a hanging server is never noticed."""
     with VirtualClock() as clock:
         policy = sheltered(timeout=None)
         for _ in range(60):

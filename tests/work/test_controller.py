@@ -23,7 +23,7 @@ STEADY = Backoff(1.0, 60.0, jitter="none")
 
 
 def live(controller, seconds, body=None):
-    """Run a controller for so many virtual seconds: the tally."""
+    """Run a controller for virtual seconds; return the tally."""
 
     async def main():
         running = asyncio.create_task(controller.arun())
@@ -184,7 +184,7 @@ def test_a_key_that_fails_too_often_is_parked(most):
         assert parked.reason == f"ConnectionError: gone (received {most + 1} times)"
 
 
-def test_a_permanent_failure_parks_a_key_until_somebody_adds_it():
+def test_a_permanent_failure_parks_a_key_until_it_is_added():
     """Neither backoff nor resync brings it back."""
     with VirtualClock() as clock:
         seen = []
@@ -555,7 +555,7 @@ def test_a_reset_during_a_run_is_refused(make):
 
 @pytest.mark.parametrize("listed", ["plain", "async", "generator", "remembered"])
 def test_a_resync_looks_at_every_key_once_per_period_at_its_offset(listed):
-    """Each key at its consistent offset on the wall clock, whoever lists them."""
+    """Each key at its consistent offset on the wall clock, in every process."""
     keys = [f"key-{n}" for n in range(20)]
 
     def plain():
@@ -796,7 +796,7 @@ def test_a_generator_that_fails_is_not_said_to_be_started_again(caplog):
         assert "started again in" not in caplog.text
 
 
-def test_a_poller_that_hangs_keeps_nobody_from_work():
+def test_a_poller_that_hangs_delays_no_worker():
     """Feeds have threads of their own."""
     hanging = threading.Event()
     seen = []

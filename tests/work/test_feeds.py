@@ -26,7 +26,7 @@ def clock():
 
 
 def live(controller, seconds, body=None):
-    """Run a controller for so many virtual seconds: its health just before it is stopped."""
+    """Run a controller for virtual seconds; return its health just before it is stopped."""
 
     async def main():
         running = asyncio.create_task(controller.arun())
@@ -573,7 +573,7 @@ def test_a_feed_that_is_declared_while_the_controller_runs_begins_with_the_next_
 
 
 class SetClock(VirtualClock):
-    """A clock whose wall clock is set: at each instant it is ahead of the other by so many seconds from then on."""
+    """A clock whose wall clock is set: from each instant on it is ahead of the other by the given seconds."""
 
     def __init__(self, steps):
         super().__init__(0.0)
@@ -649,7 +649,7 @@ def test_keys_that_a_resync_forgets_are_said_to_be(monkeypatch, caplog):
 
 
 def test_keys_are_remembered_by_several_threads_at_once(monkeypatch, start_thread):
-    """Nobody is told that a dict has changed."""
+    """A dict that changes meanwhile raises no error."""
     monkeypatch.setattr("abate.work.resync_keys.MAX_KNOWN", 3)
     reconcile = looking([], resync=10.0, capacity=None)
     start = threading.Barrier(4)

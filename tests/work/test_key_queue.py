@@ -80,7 +80,7 @@ def test_a_raised_key_is_not_held_up_by_younger_ones():
     flood=st.lists(st.integers(0, 4), min_size=3, max_size=3),
 )
 def test_a_key_with_n_before_it_goes_within_8_n_plus_8_turns(adds, flood):
-    """Whatever priorities come after it, and whoever is raised: nobody starves."""
+    """Whatever priorities come after it or are raised: no key starves."""
     queue, waiting, new_adds = KeyQueue(), {}, count(100)
     for now, (key, priority) in enumerate(adds):
         ahead = len(queue)
@@ -133,7 +133,7 @@ def test_a_key_that_is_in_hand_is_never_refused():
 
 
 def test_what_came_due_before_goes_before():
-    """Though nobody had looked when another was added."""
+    """Though no operation came in between when another was added."""
     queue = KeyQueue()
     queue.add_after("due", 1.0, 0.0)
     queue.add("added", 5.0)
@@ -186,7 +186,7 @@ def test_nothing_is_left_of_raises_when_the_last_key_is_taken():
 
 
 def test_lanes_of_unused_priorities_go():
-    """Whether they rise or fall, whoever empties them."""
+    """Whether they rise or fall."""
     for priorities in (range(1, 1000), range(1000, 0, -1)):
         queue = KeyQueue()
         for priority in priorities:

@@ -1,4 +1,4 @@
-"""Queues of keys beside a slow and obvious model: whatever is done to one, it answers the same, and nobody starves."""
+"""Queues of keys beside a slow and obvious model: every operation has the same result, and no key starves."""
 
 import pytest
 from hypothesis import settings
@@ -76,7 +76,7 @@ class Model:
         self.coalesced += waiting
 
     def add(self, key, now, priority):
-        # an add that changes nothing looks at nothing: what has come due is made ready by whoever looks next
+        # an add that changes nothing looks at nothing: due keys are made ready by the next operation that looks
         if not self.closed and (priority or not self.find(self.ready, key)):
             self.promote_due(now)
         self.count(key)

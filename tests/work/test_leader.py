@@ -35,7 +35,7 @@ def replicas(store, many, listed, seen):
 
 
 def test_only_the_leader_resyncs_and_all_work(store):
-    """One lists the keys; whoever is free works on them."""
+    """One process lists the keys, and every process works on them."""
     with VirtualClock() as clock:
         listed, seen = [], []
         controllers = replicas(store, 3, listed, seen)
@@ -75,7 +75,7 @@ def test_another_leads_when_the_leader_ends(store):
         assert listed[-1] == 1 - leader
 
 
-def test_somebody_leads_again_after_the_store_was_flushed(store):
+def test_a_process_leads_again_after_the_store_was_flushed(store):
     """The key of the leader is there again when it is asked for."""
     with VirtualClock() as clock:
         listed, seen = [], []
@@ -203,7 +203,7 @@ def test_a_dead_leader_is_succeeded_between_10_and_22_seconds_after(store):
 
 
 def test_a_leader_that_lost_its_lease_stops(store):
-    """Two never resync at once: whoever is told that its lease is gone breaks off."""
+    """Two never resync at once: a process that has lost its lease stops."""
     with VirtualClock() as clock:
         listed, seen = [], []
         (controller,) = replicas(store, 1, listed, seen)

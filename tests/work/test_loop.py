@@ -214,7 +214,7 @@ def test_leases_are_extended_while_the_work_lasts():
 
 
 def test_a_lost_lease_cancels_its_task_and_is_not_settled():
-    """Whoever lost its lease must not go on: the message is somebody else's."""
+    """A handler that has lost its lease must not go on: another process has the message."""
     source = FakeSource(*messages("lost", "kept"), lease=30.0)
     source.lost = {"lost"}
     ended = []
@@ -473,7 +473,7 @@ def complain(error):
         ({"max_receives": 1}, Unspeakable(), "Unspeakable: (the error has no readable text)"),
     ],
 )
-def test_rules_that_fail_themselves_bury_the_message_and_block_nobody(settings, error, reason):
+def test_rules_that_fail_themselves_bury_the_message_and_block_no_other(settings, error, reason):
     """There is always a verdict."""
 
     def handle(message):

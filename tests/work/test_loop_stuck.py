@@ -11,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import abate
-from abate import CircuitBreaker, PermanentFailure, events
+from abate import CircuitBreaker, PermanentFailure, event_sinks, events
 from abate.stores import open_store
 from abate.testing import VirtualClock
-from abate.work import Back, Done, Message, source_client
-from abate.work import loop as loops
-from abate.work import thread_pool as crews
+from abate.work import Back, Done, Message, source_client, stuck_handlers, thread_pool
 from tests.work.fake_source import FakeSource, PlainFakeSource, messages
 
 
@@ -114,7 +112,7 @@ def test_a_handler_that_hangs_loses_its_lease_and_its_place(caplog):
 
 
 def test_a_handler_that_is_late_is_settled_if_its_lease_holds():
-    """What was done counts, as long as nobody else has the message."""
+    """The result counts as long as no other process has the message."""
     with VirtualClock() as clock:
 
         async def main():
@@ -163,11 +161,11 @@ def test_as_many_are_replaced_as_there_are_workers_and_then_it_is_not_ready(capl
         assert not health[0].ready
         assert tally == {"stuck": 4}
 
-    loops_late, loops.STUCK_TOLERANCE = loops.STUCK_TOLERANCE, 0.01
+    usual, stuck_handlers.STUCK_TOLERANCE = stuck_handlers.STUCK_TOLERANCE, 0.01
     try:
         asyncio.run(main())
     finally:
-        loops.STUCK_TOLERANCE = loops_late
+        stuck_handlers.STUCK_TOLERANCE = usual
         hangs.set()
     assert caplog.text.count("2 handlers are stuck, as many as there are workers") == 1
 
@@ -221,11 +219,11 @@ def test_a_thread_that_hung_comes_back_and_its_replacement_goes():
 
         assert await served(handle, source, body) == {"stuck": 1, "done": 2}
 
-    loops_late, loops.STUCK_TOLERANCE = loops.STUCK_TOLERANCE, 0.01
+    usual, stuck_handlers.STUCK_TOLERANCE = stuck_handlers.STUCK_TOLERANCE, 0.01
     try:
         asyncio.run(main())
     finally:
-        loops.STUCK_TOLERANCE = loops_late
+        stuck_handlers.STUCK_TOLERANCE = usual
         hangs.set()
 
 
@@ -249,7 +247,7 @@ def test_those_behind_a_handler_that_hangs_go_back():
         asyncio.run(main())
 
 
-def test_without_a_timeout_nobody_is_cut_off():
+def test_without_a_timeout_no_handler_is_cut_off():
     """A handler may take for ever; its age shows."""
     with VirtualClock() as clock:
 
@@ -411,7 +409,7 @@ def test_nothing_is_taken_while_there_is_no_thread_to_work_on_it(monkeypatch):
                 raise RuntimeError("can't start new thread")
             super().start()
 
-    monkeypatch.setattr(crews, "Thread", Refusing)
+    monkeypatch.setattr(thread_pool, "Thread", Refusing)
     monkeypatch.setattr(source_client, "MAX_SOURCE_DELAY", 0.002)
     for source in (PlainFakeSource(*messages("a")), FakeSource(*messages("a"))):
         refused = 0
@@ -486,13 +484,13 @@ def test_a_sink_that_ends_its_task_leaves_the_verdict():
     def sink(event):
         raise asyncio.CancelledError
 
-    events.install(sink)
+    event_sinks.install(sink)
     source = FakeSource(*messages("a", "b"))
     try:
         with VirtualClock():
             abate.consumer()(lambda message: None).run(source, drain=True)
     finally:
-        events.remove(sink)
+        event_sinks.remove(sink)
     assert source.verdicts == {"a": Done(), "b": Done()}
 
 

@@ -66,7 +66,7 @@ class Watch:
 @settings(max_examples=40)
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(1, 5))
 def test_a_suspect_is_worked_on_alone_and_everything_is_done(suspects, workers):
-    """Nothing else is at work beside one, whatever comes with it, and nobody waits for ever."""
+    """No other handler runs beside a suspect, and no message waits forever."""
     handle = Watch()
     with VirtualClock():
         source = Shelf(*(suspect(key) if odd else Message(key) for key, odd in enumerate(suspects)), lease=30.0)
@@ -251,7 +251,7 @@ def test_only_a_suspect_that_may_begin_is_paid_for():
 
 
 def test_a_stop_gives_a_waiting_suspect_back():
-    """Nobody has begun with it."""
+    """No handler has begun with it."""
     with VirtualClock() as clock:
 
         async def main():
@@ -267,7 +267,7 @@ def test_a_stop_gives_a_waiting_suspect_back():
         asyncio.run(main())
 
 
-def test_a_suspect_whose_lease_is_lost_while_it_waits_holds_nobody_up():
+def test_a_suspect_whose_lease_is_lost_while_it_waits_delays_no_other():
     """It is not ours any more."""
     with VirtualClock() as clock:
 
@@ -343,7 +343,7 @@ def test_a_suspect_that_hangs_does_not_keep_others_from_working():
         asyncio.run(main())
 
 
-def test_what_had_its_turn_alone_and_no_answer_is_buried_and_holds_nobody_up():
+def test_what_had_its_turn_alone_and_no_answer_is_buried_and_delays_no_other():
     """It is settled without a worker, so it needs not be alone."""
     with VirtualClock():
         watch = Watch(1.0)
@@ -353,7 +353,7 @@ def test_what_had_its_turn_alone_and_no_answer_is_buried_and_holds_nobody_up():
     assert watch.began == [("a", 0.0)]
 
 
-def test_where_nobody_knows_how_receives_ended_those_past_the_bound_are_alone():
+def test_if_it_is_unknown_how_receives_ended_those_past_the_bound_are_alone():
     """As of SQS: what was answered each time would have been buried by now."""
     with VirtualClock():
         watch = Watch(1.0)
@@ -364,7 +364,7 @@ def test_where_nobody_knows_how_receives_ended_those_past_the_bound_are_alone():
 
 
 @pytest.mark.parametrize("receives", [4, 7, 1000])
-def test_where_the_source_ends_what_kills_nobody_is_buried_untouched(receives):
+def test_where_the_source_ends_a_harmless_message_is_buried_untouched(receives):
     """Other processes may have given it back: it is worked on alone, however often it was received."""
     with VirtualClock():
         watch = Watch(1.0)
@@ -375,7 +375,7 @@ def test_where_the_source_ends_what_kills_nobody_is_buried_untouched(receives):
     assert watch.began == [("a", 0.0), ("s", 1.0)]
 
 
-def test_after_one_unanswered_receive_nobody_is_alone():
+def test_after_one_unanswered_receive_no_message_is_alone():
     """As a restart leaves behind: full speed."""
     with VirtualClock() as clock:
         watch = Watch(1.0)

@@ -126,7 +126,7 @@ def test_reasons_and_traces_are_bounded(length):
 
 @given(st.integers(1, 100), st.integers(0, 2**32))
 def test_errors_come_back_by_their_backoff(receives, seed):
-    """Without `on`, any error comes back with the delay of the backoff for so many failures."""
+    """Without `on`, any error comes back with the delay of the backoff for that number of failures."""
     backoff = Backoff(0.5, 30.0)
     verdict, ending, failed = VerdictRules(backoff, rng=random.Random(seed)).raised(KeyError("x"), receives)
     assert verdict == Back(backoff.delay(receives, random.Random(seed)))
@@ -142,7 +142,7 @@ def test_overload_starts_from_a_second():
 
 
 @given(st.integers(1, 200), st.integers(1, 20), st.integers(0, 2**32))
-def test_nobody_comes_back_before_a_hint(seconds, receives, seed):
+def test_no_retry_comes_before_a_hint(seconds, receives, seed):
     """A Retry-After is kept, with jitter on top."""
     verdict_rules = VerdictRules(Backoff(0.5, 30.0), rng=random.Random(seed))
     assert verdict_rules.raised(Unavailable(seconds), receives).verdict.after >= seconds
@@ -211,24 +211,24 @@ def test_who_was_handed_out_too_often_is_buried(most, receives):
 
 @given(st.integers(1, 20), st.integers(1, 40))
 def test_who_kills_its_workers_is_buried_untouched(most, receives):
-    """A message that was handed out more often than allowed has killed its workers: nobody is given it again."""
+    """A message that was handed out more often than allowed has killed its workers: it is not handed out again."""
     over_receive_limit = VerdictRules(PLAIN, max_receives=most).over_receive_limit(receives)
     assert (over_receive_limit is None) == (receives <= most)
     if over_receive_limit:
         assert over_receive_limit.verdict.kind == "receives"
 
 
-def test_without_a_bound_nobody_is_hopeless():
+def test_without_a_bound_no_message_is_hopeless():
     """None means for ever."""
     assert VerdictRules(PLAIN).over_receive_limit(10**9) is None
     assert VerdictRules(PLAIN).over_receive_limit(10**9, None) is None
 
 
 @given(st.integers(1, 20), st.lists(st.sampled_from(["answered", "killed", "returned"]), max_size=60))
-def test_nobody_is_buried_for_its_receives_before_it_was_alone(most, fates):
+def test_no_message_is_buried_for_its_receives_before_it_was_alone(most, fates):
     """However answers, deaths and untouched returns mix: a death in company is never the last chance.
 
-    And whoever dies each time is buried in the end, at the latest one receive after the bound.
+    And a message that is never settled is buried, at the latest one receive after the bound.
     """
     verdict_rules = VerdictRules(PLAIN, max_receives=most)
     receives = unanswered = 0
@@ -264,7 +264,7 @@ def test_one_death_makes_no_suspect_unless_it_is_the_last_chance():
 
 
 @given(st.integers(1, 20), st.integers(1, 60))
-def test_where_nobody_knows_how_receives_ended_there_are_twice_as_many(most, receives):
+def test_if_it_is_unknown_how_receives_ended_twice_as_many_are_allowed(most, receives):
     """Past the bound some of them had no answer, and others may have been none of the message's fault."""
     verdict_rules = VerdictRules(PLAIN, max_receives=most)
     assert (verdict_rules.over_receive_limit(receives, None) is None) == (receives <= 2 * most)

@@ -67,7 +67,7 @@ def test_a_queue_says_what_it_cannot_be(kind, arguments, message):
 
 @BOTH
 def test_done_is_for_what_is_in_hand(kind):
-    """Neither for what nobody has, nor twice."""
+    """Neither for a key that was not taken, nor twice."""
     keys = kind()
     keys.add("a")
     with pytest.raises(ValueError, match="'a' is not in hand"):
@@ -119,7 +119,7 @@ def test_after_shutdown_nothing_is_added(kind, state):
 
 @BOTH
 def test_a_batch_is_what_is_ready_now(kind):
-    """So many at most, what has come due included; each is in hand, and none is waited for."""
+    """At most the given number, due keys included; each is in hand, and the call does not wait."""
     with VirtualClock() as clock:
         keys = kind()
         assert keys.take(3) == []
@@ -181,7 +181,7 @@ def test_a_key_that_fails_backs_off_by_itself(kind):
 
 
 def test_the_age_is_that_of_the_oldest_key():
-    """Also of one that came due while nobody looked."""
+    """Also of one that came due without an operation in between."""
     with VirtualClock() as clock:
         keys = WorkQueue()
         assert keys.age() == 0.0
@@ -219,7 +219,7 @@ def test_what_a_signal_handler_does_in_the_middle_of_an_operation_is_done_after_
             assert queue.add_rate_limited("three") == 1.0
             assert queue.cancel("off")
             queue.done("in hand")
-            queue.done("in hand")  # an error that would be raised by somebody else
+            queue.done("in hand")  # the error of another operation
             assert queue.take(5) == []
             assert (queue.next_due(), queue.age()) == (60.0, 0.0)
             with pytest.raises(RuntimeError, match="can't wait"):
@@ -257,7 +257,7 @@ def test_a_full_or_closed_queue_refuses_a_signal_handler_as_anybody():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_uses_a_queue_that_another_thread_was_in():
-    """The thread is not in the child, and nobody who waited in the parent is woken there."""
+    """The thread is not in the child, and no waiter of the parent is woken there."""
     queue = abate.WorkQueue()
     queue._getters.append(ThreadWakeup())
     with held_elsewhere(queue._section):

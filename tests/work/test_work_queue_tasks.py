@@ -1,4 +1,4 @@
-"""A queue of keys for the tasks of asyncio and trio: who waits is woken, in virtual time, whoever is cancelled."""
+"""A queue of keys for tasks of asyncio and trio: waiters are woken, in virtual time, also if others are cancelled."""
 
 import asyncio
 from itertools import count
@@ -181,7 +181,7 @@ def test_a_task_that_is_cancelled_passes_on_what_it_was_woken_for(loop):
 
 @LOOPS
 def test_a_cancelled_put_or_drain_leaves_nothing_behind(loop):
-    """Nobody is woken for it, and its key is not added."""
+    """It wakes no waiter, and its key is not added."""
 
     async def main(tasks):
         keys = AsyncWorkQueue(capacity=1)
@@ -326,8 +326,8 @@ STEPS = st.lists(
 @LOOPS
 @settings(deadline=None, max_examples=80)
 @given(steps=STEPS)
-def test_nobody_waits_while_a_key_is_ready(loop, steps):
-    """Whoever came, gave up or was cancelled, and whatever came due: then every key has been delivered."""
+def test_no_getter_waits_while_a_key_is_ready(loop, steps):
+    """With waiters that come, give up or are cancelled, and keys that come due, every key is delivered."""
 
     async def main(tasks):
         keys = AsyncWorkQueue()

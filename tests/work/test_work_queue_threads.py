@@ -44,7 +44,7 @@ def test_a_thread_waits_no_longer_than_it_said():
 
 
 def test_a_key_that_comes_due_while_in_hand_comes_back_after_it():
-    """And to nobody before."""
+    """And not before."""
     with VirtualClock() as clock:
         keys = WorkQueue()
         keys.add("a")
@@ -104,7 +104,7 @@ def test_a_clock_that_stands_still_ends_no_wait_late():
 
 @BOTH
 def test_shutdown_delivers_what_is_ready_and_nothing_of_later(kind):
-    """What has come due is ready, though nobody has looked."""
+    """A key that has come due is ready without an operation in between."""
 
     async def rest():
         got = []
@@ -165,7 +165,7 @@ def test_one_add_wakes_one(start_waiter, wait_until, monkeypatch):
     """The others go on waiting, and do not wake one another."""
     rings = []
     ring = work_queue.ThreadWakeup.notify
-    monkeypatch.setattr(work_queue.ThreadWakeup, "notify", lambda bell: (rings.append(bell), ring(bell)))
+    monkeypatch.setattr(work_queue.ThreadWakeup, "notify", lambda wakeup: (rings.append(wakeup), ring(wakeup)))
     keys = WorkQueue()
     workers = [start_waiter(keys._getters, keys.get) for _ in range(4)]
     keys.add("a")
@@ -183,7 +183,7 @@ def test_one_add_wakes_one(start_waiter, wait_until, monkeypatch):
 
 
 def test_those_who_wait_hear_of_the_end(start_waiter, wait_until):
-    """When what is in hand is done; until then it could come back."""
+    """When the keys in hand are done; until then they could come back."""
     keys = WorkQueue()
     keys.add("a")
     keys.get()
@@ -245,7 +245,7 @@ def test_a_put_that_waits_hears_of_the_end(start_waiter):
 
 
 class Unsteady(work_queue.ThreadWakeup):
-    """A bell whose first hearing is broken off, as by Ctrl-C."""
+    """A wake-up whose first wait is interrupted, as by Ctrl-C."""
 
     def wait(self, clock, seconds):
         raise KeyboardInterrupt
@@ -264,8 +264,8 @@ def test_what_an_interrupted_thread_was_woken_for_is_for_the_next(start_waiter, 
             super().wait(clock, seconds)
 
     workers = []
-    bells = iter([Rung, work_queue.ThreadWakeup])
-    monkeypatch.setattr(work_queue, "ThreadWakeup", lambda: next(bells)())
+    wakeups = iter([Rung, work_queue.ThreadWakeup])
+    monkeypatch.setattr(work_queue, "ThreadWakeup", lambda: next(wakeups)())
     with pytest.raises(KeyboardInterrupt):
         keys.get()
     assert workers[0].result() == "a"

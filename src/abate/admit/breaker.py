@@ -23,11 +23,11 @@ from math import inf
 from typing import Any
 
 from abate import clock as clocks
-from abate import events
+from abate import event_sinks, events
 from abate.admit.gate import Gate
 from abate.admit.sliding_window import MIN_WINDOW, SlidingWindow
 from abate.clock import Clock
-from abate.errors import number, whole
+from abate.errors import number, suggests_settings, whole
 from abate.frozen import Shared, refuse_own_clock
 from abate.logs import WARNING
 from abate.per_clock import PerClock
@@ -244,6 +244,7 @@ class CircuitBreaker(Shared, Gate):
 
     __slots__ = ("_circuits", "_rng", "failure_ratio", "min_calls", "pause", "window")
 
+    @suggests_settings
     def __init__(
         self,
         failure_ratio: float = 0.5,
@@ -332,8 +333,8 @@ class CircuitBreaker(Shared, Gate):
     def _report_trip(self, circuit: Circuit) -> None:
         seconds = circuit.section.call(circuit.take_unreported, otherwise=float)
         if seconds:
-            logged = circuit.clock is clocks.current() and events.log_enabled(WARNING)
-            events.emit(events.BreakerOpened(self.name, seconds, True), logged)
+            logged = circuit.clock is clocks.current() and event_sinks.log_enabled(WARNING)
+            event_sinks.emit(events.BreakerOpened(self.name, seconds, True), logged)
 
     def refund(self) -> None:
         self._ended(None, False)

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from abate import events
+from abate import event_sinks, events
 from abate.admit.gate import Gate
 from abate.clock import Clock
-from abate.errors import number, whole
+from abate.errors import number, suggests_settings, whole
 from abate.frozen import Shared, refuse_own_clock
 from abate.per_clock import PerClock
 from abate.reentrant_locks import Section
@@ -80,6 +80,7 @@ class TokenBucket(Shared, Gate):
 
     __slots__ = ("_states", "burst", "rate")
 
+    @suggests_settings
     def __init__(
         self,
         rate: float,
@@ -156,8 +157,8 @@ class TokenBucket(Shared, Gate):
             self._tell(wait)
 
     def _tell(self, wait: float) -> None:
-        if events.sinks:
-            events.emit(events.Waited(self.name, wait))
+        if event_sinks.installed:
+            event_sinks.emit(events.Waited(self.name, wait))
 
     def _check(self, n: int) -> None:
         if not 1 <= n <= self.burst:

@@ -21,7 +21,7 @@ from abate.admit.budget_units import Units
 from abate.admit.gate import Gate
 from abate.admit.sliding_window import MIN_WINDOW
 from abate.clock import Clock, ever_used
-from abate.errors import choice, number
+from abate.errors import choice, number, suggests_settings
 from abate.frozen import Shared, refuse_own_clock
 from abate.per_clock import PerClock
 
@@ -51,6 +51,7 @@ class Budget(Shared, Gate):
         "window",
     )
 
+    @suggests_settings
     def __init__(
         self,
         ratio: float = 0.2,

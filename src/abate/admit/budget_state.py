@@ -91,7 +91,7 @@ class BudgetState:
         """Count one deposit now."""
         now = self.now()
         if now >= self.end:
-            self.section.call(self.update_counts, now, otherwise=_skipped)
+            self.section.call(self.update_counts, now, otherwise=_counted_by_outer_call)
         next(self.timed_deposits)
 
     def deposit_and_start_batch(self) -> None:
@@ -281,7 +281,7 @@ class BudgetState:
         self.withdrawals.recount()
 
 
-def _skipped(_: float) -> None:
+def _counted_by_outer_call(_: float) -> None:
     """Do nothing in a re-entrant call: the deposit counts in the slot that the outer call opens."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from abate import forks
 from abate.admit.gate import Gate
-from abate.errors import Refused, whole
+from abate.errors import Refused, suggests_settings, whole
 from abate.frozen import Shared
 
 
@@ -28,6 +28,7 @@ class ConcurrencyLimit(Shared, Gate):
 
     held_by_streams = True
 
+    @suggests_settings
     def __init__(self, limit: int, *, name: str = "concurrency") -> None:
         self.limit = whole("limit", limit, least=1)
         self.name = name

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from math import inf
 
 from abate import clock as clocks
-from abate import events
+from abate import event_sinks, events
 from abate.admit.limiter import Permit
 from abate.admit.shelter_core import CLAIM_TIMEOUT, PAUSED, QUEUE_FULL, Failure, ShelterCore, without_traceback
 from abate.admit.shelter_queue import Waiter
@@ -268,9 +268,9 @@ class Dispatcher:
                 except IndexError:
                     break  # another thread took it
                 # what a shelter with a clock of its own does, as in a simulation, is not logged by default
-                logged = self.clock is clocks.current() and events.log_enabled(WARNING)
-                if logged or events.sinks:
-                    events.emit(events.ShelterChanged(policy_name, self.name, state, waiting, limit), logged)
+                logged = self.clock is clocks.current() and event_sinks.log_enabled(WARNING)
+                if logged or event_sinks.installed:
+                    event_sinks.emit(events.ShelterChanged(policy_name, self.name, state, waiting, limit), logged)
 
     def disable_fast_path(self) -> None:
         """Let wrappers ask for each attempt from now on: there are virtual clocks."""

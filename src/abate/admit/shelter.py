@@ -13,7 +13,7 @@ from typing import Any
 from abate import forks
 from abate.admit.dispatcher import Dispatcher
 from abate.clock import Clock, before_first_virtual_clock, ever_used
-from abate.errors import number, whole
+from abate.errors import number, suggests_settings, whole
 from abate.events import ShelterState
 from abate.frozen import Shared, refuse_own_clock
 from abate.per_clock import PerClock
@@ -55,6 +55,7 @@ class Shelter(Shared):
         "rng",
     )
 
+    @suggests_settings
     def __init__(
         self,
         capacity: int = 1000,

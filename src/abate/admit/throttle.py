@@ -17,7 +17,7 @@ from typing import Any
 from abate.admit.gate import Gate
 from abate.admit.sliding_window import MIN_WINDOW, SlidingWindow
 from abate.clock import Clock
-from abate.errors import number
+from abate.errors import number, suggests_settings
 from abate.frozen import Shared, refuse_own_clock
 from abate.per_clock import PerClock
 from abate.reentrant_locks import Section
@@ -87,6 +87,7 @@ class AdaptiveThrottle(Shared, Gate):
 
     __slots__ = ("_rng", "_states", "k", "window")
 
+    @suggests_settings
     def __init__(
         self,
         k: float = 2.0,

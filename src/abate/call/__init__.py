@@ -10,10 +10,11 @@ Guarantees for every call:
 * calls share only budget, gate and shelter.
 """
 
+from abate.call.actions import Send, Stop, Wait
 from abate.call.before_retry import RetryContext
 from abate.call.block import Attempt, Attempts
 from abate.call.layers import report
-from abate.call.machine import Call, Send, Stop, Wait
+from abate.call.machine import Call
 from abate.call.policy import Policy
 from abate.call.policy_files import load_policies
 from abate.call.worst_case import WorstCase

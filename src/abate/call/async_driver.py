@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from abate import clock as clocks
 from abate.admit.waiting import wait_in_task
+from abate.call.actions import SEND, Send, Stop, Wait, WaitForTurn
 from abate.call.before_retry import RetryContext, arun, by_name
 from abate.call.layers import retry_serials
-from abate.call.machine import SEND, Call, Send, Stop, Wait, WaitForTurn
+from abate.call.machine import Call
 from abate.clock import MACHINE, ever_used
 from abate.decide.outcome import Outcome
 from abate.decide.responses import is_error_response

@@ -19,9 +19,10 @@ from weakref import ref
 
 from abate import clock as clocks
 from abate.admit.waiting import wait_in_task, wait_in_thread
+from abate.call.actions import Send, Stop, Wait, WaitForTurn
 from abate.call.before_retry import RetryContext, arun, refuse_async, run
 from abate.call.counters import wrapper_versions
-from abate.call.machine import NO_RESULT, Call, Send, Stop, Wait, WaitForTurn
+from abate.call.machine import NO_RESULT, Call
 from abate.decide.outcome import Outcome
 from abate.schedule.deadlines import cut_to_deadline, deadline
 

@@ -226,7 +226,7 @@ forks.register(wrapper_versions)
 before_first_deadline.append(wrapper_versions.bind)
 
 
-def count_end(counter: CallCounter, function: Callable[..., T]) -> Callable[..., T]:
+def counting_end(counter: CallCounter, function: Callable[..., T]) -> Callable[..., T]:
     """Return the function with its end counted; its beginning was counted elsewhere."""
 
     def call_and_count(*args: Any, **options: Any) -> T:
@@ -236,7 +236,7 @@ def count_end(counter: CallCounter, function: Callable[..., T]) -> Callable[...,
             counter.bad.add()
             raise
         if is_coroutine_object(result):  # it has not run yet
-            return acount_end(counter, _itself)(result)  # type: ignore[return-value]
+            return acounting_end(counter, _itself)(result)  # type: ignore[return-value]
         counter.good.add()
         return result
 
@@ -247,7 +247,7 @@ async def _itself(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-def acount_end(counter: CallCounter, function: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+def acounting_end(counter: CallCounter, function: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
     """Do the same for a coroutine function."""
 
     async def call_and_count(*args: Any) -> T:
@@ -265,10 +265,10 @@ def acount_end(counter: CallCounter, function: Callable[..., Awaitable[T]]) -> C
 def count_call(counter: CallCounter, function: Callable[..., T], *args: Any, **options: Any) -> T:
     """Make a call, and count its beginning and end."""
     counter.begun.add()
-    return count_end(counter, function)(*args, **options)
+    return counting_end(counter, function)(*args, **options)
 
 
 async def acount_call(counter: CallCounter, function: Callable[..., Awaitable[T]], *args: Any) -> T:
     """Do the same for a coroutine function."""
     counter.begun.add()
-    return await acount_end(counter, function)(*args)
+    return await acounting_end(counter, function)(*args)

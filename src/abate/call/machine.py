@@ -16,141 +16,31 @@ Every driver (threads, tasks, the block form, the simulator) is a loop over this
 
 from __future__ import annotations
 
-import warnings
 from math import inf
 from typing import TYPE_CHECKING
 
-from abate import events
-from abate.admit.budget import Budget
-from abate.admit.dispatcher import Dispatcher
-from abate.admit.gate import All, Gate
-from abate.admit.shelter_queue import Waiter
-from abate.call.layers import (
-    FINAL_REASONS,
-    NO_LAYER,
-    GiveUp,
-    flag_exhausted,
-    given_up_on,
-    given_up_within,
-    mark,
-    retry_serials,
-)
-from abate.call.shelter_visit import ShelterVisit, holds_permit
-from abate.clock import current, ever_used
+from abate import event_sinks, events
+from abate.call.actions import OUT_OF_BUDGET, Stop, Wait
+from abate.call.attempt_admission import AttemptAdmission
+from abate.call.giving_up import budget_advice, inner_give_up, layer_serial, warn_about_layers
+from abate.call.layers import NO_LAYER, GiveUp, flag_exhausted, mark, retry_serials
+from abate.call.off_switch import is_off
+from abate.clock import ever_used
 from abate.decide.outcome import Outcome, Ruling
-from abate.errors import DeadlineExceeded, LayeredRetryWarning, Refused, Report, RetryExhausted
-from abate.frozen import ComparedByFields
+from abate.errors import Report, RetryExhausted
 from abate.logs import INFO, WARNING, Log
 from abate.redact import one_line
-from abate.schedule.deadlines import nearest_call_timeout
-from abate.schedule.hints import delay_after_hint
-from abate.scopes import Scope, Scopes
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from abate.call.client_request import ClientRequest
     from abate.call.policy import Policy
-    from abate.schedule.backoff import Schedule
 
-_off: Scopes[Scope] = Scopes("abate_off")
-
-
-def switch_off() -> Scope:
-    """Let calls in this context make one attempt only, until `switch_on`."""
-    ever_used.off = True
-    return _off.enter(Scope())
-
-
-def switch_on(scope: Scope) -> None:
-    """Undo `switch_off`, also in copies of the context."""
-    _off.leave(scope)
-
-
-def off_shared_in_thread() -> AbstractContextManager[None]:
-    """Switch retries off in all contexts of this thread too, for a block, if they are off here."""
-    return _off.shared_in_thread()
-
-
-def adopt_shared_off() -> None:
-    """Take the off switch that is shared in this thread into this context."""
-    _off.adopt()
-
-
-def is_off() -> bool:
-    """Return whether retries are switched off here. Hot paths read `ever_used.off` first."""
-    return _off.nearest() is not None
-
-
-DEADLINE_TOLERANCE = 0.02
-"""An attempt that times out this many seconds before its call's deadline, or later, was cut off by the deadline: a
-server that knows the deadline may time out slightly earlier."""
-FULL_ATTEMPT_RATIO = 0.5
-"""Without `attempt_timeout`, an attempt that got this share of the policy's `timeout` had its full time."""
-
-_MANY = 1 << 30
-"""Stands for "unlimited attempts" where an int is needed."""
-_warned: set[tuple[str, str]] = set()
-_MAX_WARNINGS = 1000
-
-
-class Send(ComparedByFields):
-    """Make the next attempt now."""
-
-    __slots__ = ()
-
-
-class Wait(ComparedByFields):
-    """Make the next attempt at the instant `until`."""
-
-    __slots__ = __match_args__ = ("until",)
-
-    def __init__(self, until: float) -> None:
-        self.until = until
-
-
-class WaitForTurn(ComparedByFields):
-    """Wait until the `dispatcher` answers the `waiter`, then call `Call.take_turn`."""
-
-    __slots__ = __match_args__ = ("dispatcher", "waiter")
-
-    def __init__(self, dispatcher: Dispatcher, waiter: Waiter) -> None:
-        self.dispatcher = dispatcher
-        self.waiter = waiter
-
-
-class Stop(ComparedByFields):
-    """Make no further attempt."""
-
-    __slots__ = __match_args__ = ("reason",)
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-
-
-def _budget_advice(budget: Budget) -> str:
-    """Say what to do about retries that the budget refuses."""
-    funds = "requests" if budget.funded_by == "request" else "successes"
-    return (
-        f"the retries of all calls together are limited to {100 * budget.ratio:.3g} % of the {funds} and"
-        f" {budget.reserve:g} per second: for batch jobs use Budget.unlimited() or a larger reserve"
-    )
-
-
-SEND = Send()
-OUT_OF_BUDGET = Stop("budget")
-"""The budget refused the retry; a gate refuses by a `Stop` of its own."""
 NO_RESULT = object()
 """The result of an attempt that has none, such as a stream without items: no rule is asked about it."""
 _new = object.__new__
 
 
-def _says_failure(ruling: Ruling) -> bool:
-    """Return whether the attempt failed as far as gate and shelter are concerned; "body" only forbids a retry."""
-    return ruling.retry or ruling.reason == "body"
-
-
-class Call:
+class Call(AttemptAdmission):
     """One logical call of a policy.
 
     >>> import abate
@@ -161,40 +51,14 @@ class Call:
     Stop(reason='attempts')
     """
 
-    __slots__ = (
-        "_delay",
-        "_failures_by_kind",
-        "_first_failure",
-        "_hinted_delay",
-        "_in_flight",
-        "_inner_give_up",
-        "_logged",
-        "_number",
-        "_over",
-        "_visit",
-        "allowed",
-        "attempts",
-        "deadline",
-        "funded",
-        "outer_deadline",
-        "policy",
-        "same_error",
-        "since",
-        "waited",
-        "withdrawn",
-    )
+    __slots__ = ("_failures_by_kind", "_first_failure", "_inner_give_up", "_number", "same_error")
 
     _failures_by_kind: dict[str, int]
     """The failed attempts of each kind; set if the policy bounds them."""
 
-    _hinted_delay: float
-    """The delay after a hint, as reported to the shelter; unset without a shelter."""
-
     _number: int
     """The serial number among calls that have retried; set at the first retry."""
 
-    funded: bool
-    """Whether the request was deposited by an attempt that was `unsent`; set by drivers."""
     same_error: bool
     """Whether two attempts in a row raised the same error object; set by drivers."""
 
@@ -207,18 +71,16 @@ class Call:
         self.policy = policy
         self.deadline = deadline
         self.outer_deadline = outer_deadline
-        """Whether the deadline is an outer one, nearer than the policy's own."""
         self.since = retry_serials.last if since is None else since
         self.attempts = 0
         self.allowed = inf
         self.waited = 0.0
         self._first_failure: float | None = None
-        self._delay: float | None = None
+        self._delay = None
         self._inner_give_up: GiveUp | None = None
         self._over = self.withdrawn = self.same_error = self.funded = self._logged = False
-        self._in_flight: tuple[Gate, ...] = ()
-        """The gates that the attempt has entered and not left."""
-        self._visit: ShelterVisit | None = None
+        self._in_flight = ()
+        self._visit = None
         if policy.streams_only:
             self._check_stream()
 
@@ -229,99 +91,6 @@ class Call:
             f"{f'policy {name}' if name else 'the policy'} sets resume, idle or content, which work for generator"
             " functions only"
         )
-
-    def begin(self, now: float | None = None, deadline_aware: bool = False) -> Send | WaitForTurn | Stop:
-        """Begin an attempt, if shelter and gate admit it; a first attempt that they refuse raises `Refused`.
-
-        Pass `now` if you have just read the clock. A first attempt after the deadline raises `DeadlineExceeded`, unless
-        it is `deadline_aware`.
-        """
-        if self.deadline is not None and not self.attempts and not deadline_aware:
-            self._check_deadline(now)
-        if self.policy.shelter is not None and not (ever_used.off and is_off()):
-            action = self._enter_shelter(self.policy.shelter.dispatcher(), now)
-            if action is not None:
-                return action
-        return self._send()
-
-    def _check_deadline(self, now: float | None = None) -> None:
-        """Raise `DeadlineExceeded` if the deadline has passed."""
-        assert self.deadline is not None
-        if self.seconds_left() == 0.0 if now is None else now >= self.deadline:
-            self._refund_unused()
-            error = DeadlineExceeded(self.policy.name)
-            self.give_up(Stop("deadline"), error)
-            raise error
-
-    def resume(self) -> Send | WaitForTurn | Stop:
-        """Begin the next attempt after a `Wait`."""
-        if self.policy.no_gate_or_shelter:
-            self.withdrawn = False
-            return SEND
-        return self.begin()
-
-    def _enter_shelter(self, dispatcher: Dispatcher, now: float | None) -> WaitForTurn | Stop | None:
-        """Ask the shelter; return None if the attempt may go."""
-        if now is None or not self.policy.same_clock_as_shelter:
-            now = dispatcher.clock.now()
-        visit = self._visit
-        if visit is None:
-            visit = self._visit = ShelterVisit(dispatcher, now)
-        answer = visit.enter(now, self.seconds_left(), self.attempts == 0, self.policy.name)
-        if isinstance(answer, Waiter):
-            return WaitForTurn(visit.dispatcher, answer)
-        return None if answer is None else self._refused_by_shelter(visit, answer)
-
-    def seconds_left(self) -> float | None:
-        """Return the seconds until the deadline."""
-        if self.deadline is None:
-            return None
-        clock = self.policy.clock or current()
-        return max(0.0, self.deadline - clock.now())
-
-    def take_turn(self) -> Send | Stop:
-        """Go on after a `WaitForTurn`: the waiter has its answer."""
-        visit = self._visit
-        assert visit is not None
-        refused, waited = visit.take_turn()
-        self.waited += waited
-        return self._send() if refused is None else self._refused_by_shelter(visit, refused)
-
-    def _refused_by_shelter(self, visit: ShelterVisit, why: str) -> Stop:
-        self._refund_unused()
-        if self.attempts:
-            return Stop("shelter")
-        refused = visit.dispatcher.refusal(why)
-        self.give_up(Stop("shelter"), refused)
-        raise refused from visit.dispatcher.last_error
-
-    def _send(self) -> Send | Stop:
-        self.since = retry_serials.last
-        policy = self.policy
-        retry = self.attempts > 0
-        if policy.gate is not None:
-            gates = policy.gate.gates if isinstance(policy.gate, All) else (policy.gate,)
-            refused = policy.gate.enter(retry)
-            if refused is not None:
-                self._refund_unused()
-                self._emit_refused(refused.name)
-                if not retry:
-                    self._over = True
-                    error = Refused(refused.name, refused.refusal())
-                    mark(error, GiveUp(Report(policy.name, 0, self.waited, "budget"), NO_LAYER))
-                    raise error
-                return Stop("budget")
-            self._in_flight = gates
-        self.withdrawn = False
-        if not retry and not self.funded and policy.budget.funded_by == "request":
-            policy.budget.deposit()
-        return SEND
-
-    def allowance(self, now: float) -> float:
-        """Return the seconds that an attempt that begins now may take, for policies that are `bounded`."""
-        left = inf if self.deadline is None else max(0.0, self.deadline - now)
-        self.allowed = left if self.policy.attempt_timeout is None else min(left, self.policy.attempt_timeout)
-        return self.allowed
 
     def is_good(self, result: object) -> bool:
         """Return whether no rule asks for a retry of this result."""
@@ -337,8 +106,8 @@ class Call:
             self._visit.answered(policy.name)
         if policy.budget.funded_by == "success":
             self._deposit()
-        if self.attempts > 1 and (self._logged or events.sinks):
-            events.emit(events.Recovered(policy.name, self.attempts, self.waited), self._logged)
+        if self.attempts > 1 and (self._logged or event_sinks.installed):
+            event_sinks.emit(events.Recovered(policy.name, self.attempts, self.waited), self._logged)
 
     def _deposit(self) -> None:
         self.policy.budget.deposit()
@@ -352,12 +121,12 @@ class Call:
         closed = 0.0 if policy.no_gate_or_shelter else self._report_failure(ruling, error, now)
         if attempts == 1:
             # the level is looked up once per call; what a policy with a clock of its own does is not logged by default
-            logged = self._logged = policy.clock is None and events.log_enabled(INFO)
-            listening = logged or events.sinks
+            logged = self._logged = policy.clock is None and event_sinks.log_enabled(INFO)
+            listening = logged or event_sinks.installed
             if listening:
-                events.emit(events.FirstFailure(policy.name, ruling.reason, error, *self._sent(outcome)), logged)
+                event_sinks.emit(events.FirstFailure(policy.name, ruling.reason, error, *self._sent(outcome)), logged)
         else:
-            listening = self._logged or events.sinks
+            listening = self._logged or event_sinks.installed
         reason = self._why_not_retry(ruling, outcome, now)
         if reason is not None:
             return Stop(reason)
@@ -380,24 +149,14 @@ class Call:
         self.waited += delay
         if listening:
             retry = (attempts, max(delay, closed), ruling.reason, ruling.hint, error)
-            events.emit(events.Retry(policy.name, *retry, *self._sent(outcome)), self._logged)
+            event_sinks.emit(events.Retry(policy.name, *retry, *self._sent(outcome)), self._logged)
         wait = _new(Wait)  # a third of the cost of calling the class
         wait.until = now + delay
         return wait
 
-    def _is_logged(self, level: int) -> bool:
-        """Return whether the default log takes an event of this level; `_logged` is true if it takes them all."""
-        return self._logged or (self.policy.clock is None and events.log_enabled(level))
-
     def _sent(self, outcome: Outcome | Exception) -> tuple[str | None, int | None]:
         """Return the target and the status of a client's attempt, as fields of an event."""
         return (None, None) if self.request is None else (self.request.target(), self.request.status(outcome))
-
-    def _emit_refused(self, gate: str) -> None:
-        """Emit an event for an attempt that budget or gate refused."""
-        logged = self._is_logged(WARNING)
-        if logged or events.sinks:
-            events.emit(events.BudgetRefused(self.policy.name, gate, self.attempts), logged)
 
     def _why_not_retry(self, ruling: Ruling, outcome: Outcome | Exception, now: float) -> str | None:
         """Return the reason to give up, or None; checks everything but budget and shelter."""
@@ -445,73 +204,6 @@ class Call:
         plan = policy.overload_backoff if ruling.reason == "overload" else policy.backoff
         return self._delay_after_hint(hint, plan, now)
 
-    def _delay_after_hint(self, hint: float, plan: Schedule, now: float) -> float:
-        """Return the delay after a hint, which ends before the deadline if the hint does."""
-        own = self._delay = plan.delay(self.attempts, self.policy.random_source, self._delay)
-        left = None if self.deadline is None else self.deadline - now
-        return delay_after_hint(hint, plan, self.attempts, own, left)
-
-    def _report_failure(self, ruling: Ruling, error: Exception | None, now: float) -> float:
-        """Tell gate and shelter about the attempt; return the seconds for which the shelter sends nothing."""
-        # None says nothing about the server, as when an inner layer gave up, or a deadline cut the attempt short
-        accepted: bool | None = None
-        if not self._was_cut_short(ruling, now):
-            accepted = ruling.answered if ruling.reason == "body" else ruling.taken
-        if self._in_flight:
-            self._leave(accepted, _says_failure(ruling))
-        shelter = self.policy.shelter
-        if shelter is None or (ever_used.off and is_off()):
-            return 0.0
-        return self._tell_shelter(shelter.dispatcher(), ruling, error, accepted, now)
-
-    def _was_cut_short(self, ruling: Ruling, now: float) -> bool:
-        """Return whether a deadline cut the attempt off before it had its full time.
-
-        The full time is the policy's `attempt_timeout`; without one, a good part of its `timeout`, or of the timeout of
-        a client's call, unless an outer deadline is nearer. An attempt that hangs by the shelter's measure has had its
-        time in any case.
-        """
-        deadline, policy = self.deadline, self.policy
-        if deadline is None or now < deadline - DEADLINE_TOLERANCE or ruling.answered:
-            return False
-        if not ruling.overloaded and ruling.reason != "body":
-            return False
-        if policy.attempt_timeout is not None:
-            short = self.allowed < policy.attempt_timeout
-        elif policy.timeout is not None and not self.outer_deadline:
-            short = self.allowed < FULL_ATTEMPT_RATIO * policy.timeout
-        else:
-            full = nearest_call_timeout()
-            short = full is None or self.allowed < FULL_ATTEMPT_RATIO * full
-        return short and not (self._visit is not None and self._visit.is_hung())
-
-    def _tell_shelter(
-        self, dispatcher: Dispatcher, ruling: Ruling, error: Exception | None, accepted: bool | None, failed_at: float
-    ) -> float:
-        policy, now = self.policy, dispatcher.clock.now()
-        visit = self._visit
-        uncounted = visit is None  # sent by a wrapper in calm, where successes are not counted
-        if visit is None:
-            visit = self._visit = ShelterVisit(dispatcher, now)
-        says_failure = _says_failure(ruling)
-        plan = policy.overload_backoff if ruling.reason == "overload" else policy.backoff
-        hint_until = None
-        if says_failure and ruling.hint is not None and ruling.hint <= policy.max_hint:
-            # for the retry as well, also after an attempt that tells the shelter nothing
-            self._hinted_delay = self._delay_after_hint(ruling.hint, plan, failed_at)
-            hint_until = now + self._hinted_delay
-        if accepted is None:
-            dispatcher.abandoned(visit.permit, now, suspicious=uncounted and says_failure)
-            visit.drop_permit()
-            return 0.0
-        if not says_failure:
-            visit.answered(policy.name)
-            return 0.0
-        retry = max(1, min(self.attempts, int(min(policy.attempt_limit, _MANY)) - 1))
-        closed = dispatcher.failed(visit.permit, now, plan, hint_until, error, uncounted, policy.name, retry, accepted)
-        visit.drop_permit()
-        return 0.0 if holds_permit(dispatcher) else closed  # inside another attempt a call does not wait
-
     def _ruling(self, outcome: Outcome | Exception, now: float) -> Ruling:
         """Ask the rules: the type of the error alone does not decide."""
         if self._first_failure is None:
@@ -529,27 +221,14 @@ class Call:
 
     def _layered(self, outcome: Outcome | Exception) -> bool:
         """Return whether a policy inside this attempt has retried already, and warn about it once."""
-        if isinstance(outcome, Exception):
-            found = given_up_within(outcome, self.since)
-        elif outcome.error is None:
-            found = given_up_on(outcome.result)
-        else:
-            found = given_up_within(outcome.error, self.since)
+        found = inner_give_up(outcome, self.since)
         if found is None:
             return False
         self._inner_give_up, inner = found, found.report
         logged = self._is_logged(WARNING)
-        if logged or events.sinks:
-            events.emit(events.LayeredRetry(self.policy.name, inner.policy), logged)
-        pair = (self.policy.name, inner.policy)
-        if pair not in _warned and len(_warned) < _MAX_WARNINGS:
-            _warned.add(pair)
-            outer, within = (one_line(name) or "a policy" for name in pair)
-            warnings.warn(
-                f"{outer} wraps {within}: only {within} retries, so that retries don't multiply",
-                LayeredRetryWarning,
-                stacklevel=2,
-            )
+        if logged or event_sinks.installed:
+            event_sinks.emit(events.LayeredRetry(self.policy.name, inner.policy), logged)
+        warn_about_layers(self.policy.name, inner.policy)
         return True
 
     def give_up(self, stop: Stop, outcome: Outcome | Exception) -> Exception | None:
@@ -559,14 +238,14 @@ class Call:
         error, result = (outcome, None) if isinstance(outcome, Exception) else (outcome.error, outcome.result)
         inner = None if self._inner_give_up is None else self._inner_give_up.report
         report = Report(policy.name, self.attempts, self.waited, stop.reason, inner)
-        serial = self._layer_serial(stop.reason)
+        serial = layer_serial(stop.reason, self._inner_give_up, self._number if self.attempts > 1 else NO_LAYER)
         if serial != NO_LAYER:
             flag_exhausted()
         logged = self._logged if stop.reason == "fatal" else self._is_logged(WARNING)
-        if logged or events.sinks:
+        if logged or event_sinks.installed:
             given_up = (stop.reason, self.attempts, self.waited, error)
-            events.emit(events.GaveUp(policy.name, *given_up, *self._sent(outcome)), logged)
-        advice = _budget_advice(policy.budget) if stop is OUT_OF_BUDGET else ""
+            event_sinks.emit(events.GaveUp(policy.name, *given_up, *self._sent(outcome)), logged)
+        advice = budget_advice(policy.budget) if stop is OUT_OF_BUDGET else ""
         give_up = GiveUp(report, serial, None if error is None or self.same_error else error.__traceback__, advice)
         if error is not None:
             mark(error, give_up)
@@ -576,26 +255,6 @@ class Call:
         exhausted.__cause__ = error
         mark(exhausted, give_up)
         return exhausted
-
-    def _layer_serial(self, reason: str) -> int:
-        """Return the serial by which outer layers know that this work must not be repeated."""
-        if reason == "fatal":
-            return NO_LAYER  # not retried here: an outer layer may
-        if self._inner_give_up is not None:
-            return self._inner_give_up.serial
-        if self.attempts > 1:
-            return self._number
-        if reason != "layer" and reason not in FINAL_REASONS:
-            return NO_LAYER
-        retry_serials.last = retry_serials.next()
-        return retry_serials.last
-
-    def still_in_time(self, wait: Wait) -> Wait | Stop:
-        """Stop if `before_retry` overran the deadline, and refund the unused withdrawal."""
-        if self.seconds_left() != 0.0:
-            return wait
-        self._refund_unused()
-        return Stop("deadline")
 
     def broken_off(self, error: BaseException | None = None) -> None:
         """End the call from outside (a cancellation, an exit), and refund the unused withdrawal.
@@ -615,36 +274,7 @@ class Call:
         if error is None:
             return
         logged = self._is_logged(INFO)
-        if logged or events.sinks:
+        if logged or event_sinks.installed:
             given_up = ("cancelled", self.attempts, self.waited, error)
             target = None if self.request is None else self.request.target()
-            events.emit(events.GaveUp(self.policy.name, *given_up, target), logged)
-
-    def unsent(self) -> None:
-        """The attempt was not sent after all: another driver makes the call."""
-        self._over = True
-        entered, self._in_flight = self._in_flight, ()
-        try:
-            self._refund_unused()
-        finally:
-            All(entered).undo(self.attempts > 0)
-
-    def _refund_unused(self) -> None:
-        if self.withdrawn:
-            self.withdrawn = False
-            self.policy.budget.refund()
-        try:
-            if self._in_flight:
-                All(self._in_flight).leave(None)
-                self._in_flight = ()
-        finally:
-            if self._visit is not None:
-                self.waited += self._visit.abandon()
-
-    def _leave(self, accepted: bool | None, failed: bool = False) -> None:
-        while self._in_flight:
-            if failed:
-                self._in_flight[-1].failed(accepted)
-            else:
-                self._in_flight[-1].leave(accepted)
-            self._in_flight = self._in_flight[:-1]  # no call in between: each gate is left exactly once
+            event_sinks.emit(events.GaveUp(self.policy.name, *given_up, target), logged)

@@ -18,6 +18,14 @@ from abate.call.before_retry import BeforeRetry, check_before_retry, is_async
 from abate.call.block import Attempts
 from abate.call.counters import CallCounter, acount_call, call_totals, count_call, wrapper_versions
 from abate.call.keyed import MAX_KEYS, KeyedPolicies, KeyState
+from abate.call.policy_settings import (
+    OVERLOAD_BASE,
+    SETTINGS,
+    changed_settings,
+    check_bounded_by_time,
+    check_kinds,
+    check_type,
+)
 from abate.call.stream import Resume, check_stream_function
 from abate.call.worst_case import WorstCase, worst_case
 from abate.call.wrapper import wrap
@@ -25,37 +33,8 @@ from abate.clock import Clock, as_clock
 from abate.decide.outcome import Ruling
 from abate.decide.rules import Matcher, Rules, build_rules, check_matchers
 from abate.errors import by_keyword, choice, number, whole
-from abate.events import FAILURE_KINDS
 from abate.frozen import Shared, refuse_own_clock
-from abate.redact import short_repr
-from abate.schedule.backoff import MAX_DELAYS, Backoff, FunctionSchedule, RandomSource, Schedule, schedule
-
-OVERLOAD_BASE = 1.0
-"""The backoff after an overload starts from at least this many seconds."""
-
-SETTINGS = (
-    "on",
-    "unless",
-    "name",
-    "max_attempts",
-    "timeout",
-    "attempt_timeout",
-    "backoff",
-    "budget",
-    "gate",
-    "shelter",
-    "idempotent",
-    "max_hint",
-    "raises",
-    "max_attempts_by_kind",
-    "before_retry",
-    "resume",
-    "idle",
-    "content",
-    "keys",
-    "clock",
-    "rng",
-)
+from abate.schedule.backoff import Backoff, RandomSource, Schedule, schedule
 
 _numbers = count()
 
@@ -214,26 +193,24 @@ class Policy(Shared):
             object.__setattr__(self, slot, value)
 
         plan = Backoff() if backoff is None else schedule(backoff)
-        put("name", _check_type("name", name, str, "a string"))
+        put("name", check_type("name", name, str, "a string"))
         put("_given", (check_matchers("on", on), check_matchers("unless", unless)))
         put("rules", build_rules(*self._given))
         put("rulings_by_type", self.rules.rulings_by_type)
         put("max_attempts", None if max_attempts is None else whole("max_attempts", max_attempts, least=1))
         put("attempt_limit", inf if max_attempts is None else max_attempts)
-        put("max_attempts_by_kind", MappingProxyType(_check_kinds(max_attempts_by_kind)))
+        put("max_attempts_by_kind", MappingProxyType(check_kinds(max_attempts_by_kind)))
         put("timeout", None if timeout is None else number("timeout", timeout, above=0))
-        put(
-            "attempt_timeout",
-            None if attempt_timeout is None else number("attempt_timeout", attempt_timeout, above=0),
-        )
+        limit = None if attempt_timeout is None else number("attempt_timeout", attempt_timeout, above=0)
+        put("attempt_timeout", limit)
         if max_attempts is None:
             check_bounded_by_time(plan, timeout)
         put("backoff", plan)
         put("overload_backoff", plan.at_least(OVERLOAD_BASE))
-        put("budget", Budget(clock=clock) if budget is None else _check_type("budget", budget, Budget, "a Budget"))
-        put("gate", _check_type("gate", gate, (Gate, type(None)), "a gate"))
-        put("shelter", _check_type("shelter", shelter, (Shelter, type(None)), "a Shelter"))
-        put("idempotent", _check_type("idempotent", idempotent, (bool, type(None)), "True or False"))
+        put("budget", Budget(clock=clock) if budget is None else check_type("budget", budget, Budget, "a Budget"))
+        put("gate", check_type("gate", gate, (Gate, type(None)), "a gate"))
+        put("shelter", check_type("shelter", shelter, (Shelter, type(None)), "a Shelter"))
+        put("idempotent", check_type("idempotent", idempotent, (bool, type(None)), "True or False"))
         put("max_hint", number("max_hint", max_hint, least=0))
         put("raises", choice("raises", raises, ("original", "exhausted")))
         put("before_retry", check_before_retry(before_retry))
@@ -327,7 +304,7 @@ class Policy(Shared):
     def keyed(self, key: Hashable) -> Policy:
         """Return this policy for one key (a host, a tenant, an endpoint), with its own budget, gate and shelter.
 
-        So trouble with one key does not affect the others. A key has new copies of this policy's budget, gate and
+        So failures of one key do not affect the others. A key has new copies of this policy's budget, gate and
         shelter. A gate of your own, and what a store shares with a fleet, is shared by all keys; instead of a store's
         shelter, each key has one of this process. Policies made from one another by `replace` share their keys, as long
         as they share budget, gate and shelter.
@@ -430,45 +407,4 @@ class Policy(Shared):
         return self._settings()
 
     def __repr__(self) -> str:
-        defaults: dict[str, object] = {"unless": (), "keys": MAX_KEYS, "clock": None, "rng": None}
-        defaults |= {"gate": None, "shelter": None, "idempotent": None, "max_attempts_by_kind": {}}
-        defaults |= dict.fromkeys(("before_retry", "resume", "idle", "content"))
-        shown = (
-            f"{name}={_setting_repr(value)}"
-            for name, value in self._settings().items()
-            if name not in defaults or value != defaults[name]
-        )
-        return f"Policy({', '.join(shown)})"
-
-
-def _check_type(name: str, value: Any, kinds: Any, expected: str) -> Any:
-    if not isinstance(value, kinds):
-        raise TypeError(f"{name} must be {expected}, not {short_repr(value)}")
-    return value
-
-
-def check_bounded_by_time(plan: Schedule, timeout: float | None) -> None:
-    """Refuse attempts without a number that have no time limit either, or never wait."""
-    if timeout is None:
-        raise ValueError("max_attempts=None is bounded by time only: give a timeout")
-    if not isinstance(plan, FunctionSchedule) and plan.ceiling(MAX_DELAYS) == 0.0:
-        raise ValueError("max_attempts=None needs a backoff that waits, or attempts would follow at once until timeout")
-
-
-def _check_kinds(bounds: Mapping[str, int] | None) -> dict[str, int]:
-    expected = f"max_attempts_by_kind must be a mapping of {' and '.join(FAILURE_KINDS)} to numbers of attempts"
-    if bounds is None:
-        return {}
-    if not isinstance(bounds, Mapping):
-        raise TypeError(f"{expected}, not {short_repr(bounds)}")
-    for kind in bounds:
-        if kind not in FAILURE_KINDS:
-            raise ValueError(f"{expected}, not of {short_repr(kind)}")
-    return {kind: whole(f"max_attempts_by_kind[{kind!r}]", bound, least=1) for kind, bound in bounds.items()}
-
-
-def _setting_repr(value: object) -> str:
-    if isinstance(value, tuple):
-        inner = ", ".join(_setting_repr(part) for part in value)
-        return f"({inner},)" if len(value) == 1 else f"({inner})"
-    return value.__qualname__ if isinstance(value, type) else repr(value)
+        return f"Policy({changed_settings(self._settings())})"

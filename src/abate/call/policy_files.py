@@ -30,7 +30,8 @@ from abate.admit.budget import Budget
 from abate.admit.shelter import Shelter
 from abate.call import bounded_toml
 from abate.call.named_rules import checked_code, resolve, resolve_function
-from abate.call.policy import SETTINGS, Policy
+from abate.call.policy import Policy
+from abate.call.policy_settings import SETTINGS
 from abate.errors import unknown
 from abate.redact import escaped
 from abate.schedule.backoff import Backoff

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from abate import clock as clocks
 from abate.admit.waiting import wait_in_thread
 from abate.call import async_driver
+from abate.call.actions import SEND, Send, Stop, Wait, WaitForTurn
 from abate.call.before_retry import RetryContext, by_name, refuse_async, run
 from abate.call.layers import retry_serials
-from abate.call.machine import SEND, Call, Send, Stop, Wait, WaitForTurn
+from abate.call.machine import Call
 from abate.clock import MACHINE, ever_used
 from abate.decide.outcome import Outcome
 from abate.decide.responses import is_error_response

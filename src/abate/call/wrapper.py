@@ -17,7 +17,7 @@ from zlib import crc32
 
 from abate.call import async_driver, sync_driver
 from abate.call.before_retry import refuse_async
-from abate.call.counters import acount_call, acount_end, count_call, count_end, wrapper_versions
+from abate.call.counters import acount_call, acounting_end, count_call, counting_end, wrapper_versions
 from abate.call.layers import retry_serials
 from abate.call.stream import wrap_async_generator, wrap_generator
 from abate.clock import in_loop
@@ -231,11 +231,11 @@ def _fast_wrapper(policy: Policy, function: Callable[..., Any], asynchronous: bo
         "_a_begun": policy.counter.begun.add,
         "_a_good": policy.counter.good.add,
         "_a_bad": policy.counter.bad.add,
-        "_a_counted_drive": acount_end(policy.counter, async_driver.drive)
+        "_a_counted_drive": acounting_end(policy.counter, async_driver.drive)
         if asynchronous
-        else count_end(policy.counter, kinds.drive),
+        else counting_end(policy.counter, kinds.drive),
         "_a_drive_coroutine": kinds.drive_coroutine,
-        "_a_counted_drive_coroutine": acount_end(policy.counter, kinds.drive_coroutine),
+        "_a_counted_drive_coroutine": acounting_end(policy.counter, kinds.drive_coroutine),
         "_a_returned_coroutine": is_coroutine_object,
         "_a_type": type,
         "_a_plain_types": PLAIN_TYPES,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from abate import events
+from abate import event_sinks, events
 from abate.call import Policy
 from abate.decide import Ruling
 from abate.errors import AbateError, AttemptTimeout, Report, number
@@ -236,7 +236,7 @@ def _run_job(
 ) -> int:
     from abate.cli.replayed_stdin import ReplayedStdin
 
-    sink = events.install(StderrSink(tell, options.max_attempts))
+    sink = event_sinks.install(StderrSink(tell, options.max_attempts))
     try:
         repeated = policy.attempt_limit > 1 or options.every is not None
         with ReplayedStdin(signals, repeated, policy.timeout) as stdin:
@@ -246,7 +246,7 @@ def _run_job(
             with inherited_deadline():
                 return job.perform()
     finally:
-        events.remove(sink)
+        event_sinks.remove(sink)
 
 
 def _budget(options: argparse.Namespace, tell: Callable[[str], object]) -> SharedBudget | None:

@@ -23,8 +23,9 @@ from abate.cli.terminal import REDRAW, StatusLine, format_seconds, say
 from abate.errors import AbateError
 from abate.logs import Log
 from abate.redact import escaped, redacted
+from abate.work.bounded_event_loop import run_bounded
 from abate.work.controller import Controller
-from abate.work.service import Service, Signals, run_bounded
+from abate.work.service import Service, Signals
 from abate.work.thread_pool import DaemonThreadPool
 
 REFUSED, SIGNALLED = 2, 128

@@ -36,7 +36,7 @@ from math import inf
 from typing import Any, TypeAlias, cast
 
 from abate import clock as clocks
-from abate import events
+from abate import event_sinks, events
 from abate.clients.sqs import DeadLetters, Queue, decode_message
 from abate.clients.sqs_api import client_for
 from abate.clients.sqs_receive_counts import ReceiveCounts
@@ -281,7 +281,7 @@ class Handler:
             log.error("%s: %r could not be buried, and comes again (%s): %s", name, message.key, kind, reason)
         if pause:
             log.warning("%s: most messages fail: none are taken for %.3g s", name, pause)
-            events.emit(events.BreakerOpened(name, pause))
+            event_sinks.emit(events.BreakerOpened(name, pause))
 
     def _settle(self, arn: str, batch: BatchReport, message: Message, verdict: Verdict) -> bool:
         """Carry out a verdict; return whether that was possible. Without dead letters here, the queue has its own."""

@@ -3,7 +3,7 @@
 * `on` and `unless` mean what they mean everywhere. Rules for HTTP (`abate.http.transient`, `abate.http.status`) read
   the status, headers and body of a response; `abate.on_result` gets the library's response itself.
 * Timeouts of the library count as the builtin ``TimeoutError``, its connection errors as ``ConnectionError``, and both
-  as ``OSError``. How an error is retried (overload or blip, seen by the server or not) is the library's table to say.
+  as ``OSError``. The library's table says how an error is retried: overload or blip, seen by the server or not.
 * What can never succeed is fatal by any rule: a certificate that can't be verified, an unsupported scheme, an invalid
   URL.
 * A response of 400 and above that no rule retries is fatal.
@@ -96,7 +96,7 @@ class ClientRules(Rule):
         return self._unless_body(self.rules.judge_whole_group(outcome))
 
     def _unless_body(self, ruling: Ruling | None) -> Ruling | None:
-        """Return the ruling; not to retry if the body of the request can't be sent again."""
+        """Return the ruling, or one against a retry if the body of the request can't be sent again."""
         if self.replayable or ruling is None or not ruling.retry:
             return ruling
         return Ruling(False, "body", None, ruling.reached, None, bool(ruling.taken))

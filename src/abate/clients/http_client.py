@@ -20,8 +20,8 @@ from math import inf
 from typing import Any, Literal, TypeVar
 
 from abate.call import async_driver, counters, sync_driver
+from abate.call.actions import Stop
 from abate.call.client_request import ClientCall, ClientRequest
-from abate.call.machine import Stop
 from abate.call.policy import Policy
 from abate.clients.client_rules import ClientRules, KeyFunction, Library, client_rules
 from abate.clients.headers import PrivateHeaders

@@ -8,8 +8,8 @@
   message that is to come again, which SQS can't tell from a failed one. A receive can't be taken back: a message
   returned untouched has been received once more. A process remembers which of its own receives were no attempts (see
   `abate.clients.sqs_receive_counts`), and `Message.receives` excludes them.
-* **buried** sends the message to the dead-letter queue with the reason (see `abate.clients.sqs_message`), and deletes
-  it once SQS has confirmed that. It may be there twice, and is never lost.
+* **buried** sends the message to the dead-letter queue with the reason (see `abate.clients.sqs_message_limits`), and
+  deletes it once SQS has confirmed that. It may be there twice, and is never lost.
 * In a **FIFO** queue a failed message holds its group back until it is visible again. Dead letters keep their group.
   They are deduplicated by message id and not by the senders' ids: of two messages with the same, SQS would drop one.
 
@@ -28,7 +28,7 @@ from uuid import uuid4
 
 from abate import clock as clocks
 from abate.clients.sqs_api import BATCH, MAX_POLL, Api, Entry, client_for
-from abate.clients.sqs_message import (
+from abate.clients.sqs_message_limits import (
     MAX_BYTES,
     Attributes,
     check_size,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol, Self
 
 from abate import clock
-from abate.call.machine import DEADLINE_TOLERANCE
+from abate.call.cut_short import DEADLINE_TOLERANCE
 from abate.decide.outcome import Ruling
 from abate.schedule.deadlines import remaining
 

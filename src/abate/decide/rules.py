@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from abate.decide.exception_groups import is_bounded
 from abate.decide.network_errors import is_always_fatal, is_decided_by_type, judge_network_error
 from abate.decide.outcome import ANSWERED, BLIP, FATAL, LAYER, OVERLOAD, UNREACHED, Outcome, Ruling
 from abate.decide.responses import is_error_response
@@ -24,10 +25,6 @@ Matcher: TypeAlias = "type[BaseException] | Callable[[Exception], PredicateResul
 """One item of `on` or `unless`."""
 
 
-MAX_GROUP_DEPTH = 100
-"""The deepest nesting of exception groups; a deeper one is fatal."""
-MAX_GROUP_MEMBERS = 10_000
-"""The most errors and groups in a group; a larger one is fatal."""
 MAX_CACHED_TYPES = 100
 """The most types of errors that one set of rules caches."""
 
@@ -194,7 +191,7 @@ class Rules(Rule):
         if isinstance(error, AttemptTimeout):
             return OVERLOAD
         if isinstance(error, ExceptionGroup):
-            if not _is_bounded(error):
+            if not is_bounded(error):
                 return FATAL
             return self._decide_group(outcome, error, self.judge_whole_group(outcome))
         return self._decide_one(outcome)
@@ -256,23 +253,6 @@ class Rules(Rule):
             if ruling is not None and ruling.retry:
                 return True
         return isinstance(error, ExceptionGroup) and any(self._is_excepted(one, elapsed) for one in error.exceptions)
-
-
-def _is_bounded(group: ExceptionGroup[Exception]) -> bool:
-    """Return whether a group is small enough to be judged."""
-    level: list[ExceptionGroup[Exception]] = [group]
-    members = 0
-    for _ in range(MAX_GROUP_DEPTH):
-        inner: list[ExceptionGroup[Exception]] = []
-        for found in level:
-            members += len(found.exceptions)
-            if members > MAX_GROUP_MEMBERS:
-                return False
-            inner += [error for error in found.exceptions if isinstance(error, ExceptionGroup)]
-        if not inner:
-            return True
-        level = inner
-    return False
 
 
 def build_rules(on: Matcher | Iterable[Matcher], unless: Matcher | Iterable[Matcher] = ()) -> Rules:

@@ -69,19 +69,19 @@ class CallOutcomes:
             )
         return self._returning[policy]
 
-    def read(self, tallies: Mapping[str, Pair]) -> Mapping[tuple[str, str], int]:
-        """Return the calls of each policy by outcome; `tallies` are the policies' own counts, read before."""
+    def read(self, counts: Mapping[str, Pair]) -> Mapping[tuple[str, str], int]:
+        """Return the calls of each policy by outcome; `counts` are the policies' own counts, read before."""
         ended = {(policy, outcome): count for (policy, outcome), count in self._events}
-        for policy, (good, bad) in self._labelled(tallies).items():
+        for policy, (good, bad) in self._labelled(counts).items():
             ended[policy, "success"] = good - self._events.of(policy, "recovered") - self._returned.of(policy)
             ended[policy, "cancelled"] = max(bad - self._raised.of(policy), self._events.of(policy, "cancelled"))
         for labels, count in ended.items():
             self._shown[labels] = max(self._shown.get(labels, 0), count)
         return self._shown
 
-    def _labelled(self, tallies: Mapping[str, Pair]) -> Mapping[str, Pair]:
+    def _labelled(self, counts: Mapping[str, Pair]) -> Mapping[str, Pair]:
         labelled: dict[str, Pair] = {}
-        for name, (good, bad) in tallies.items():
+        for name, (good, bad) in counts.items():
             label = self._names.of(name)
             others_good, others_bad = labelled.get(label, (0, 0))
             labelled[label] = good + others_good, bad + others_bad

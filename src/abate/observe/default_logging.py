@@ -13,7 +13,7 @@ their end at WARNING; first failures at DEBUG. `abate.events` imports this modul
 
 from __future__ import annotations
 
-from abate import events
+from abate import event_sinks
 from abate.clock import entered_clock
 from abate.events import Event
 from abate.logs import report_error
@@ -38,20 +38,20 @@ class DefaultLog(LoggingSink):
 
 
 log = DefaultLog()
-events.replace_default_log(log)
+event_sinks.replace_default_log(log)
 
 
 def disable_logging() -> None:
     """Log no calls without a sink, in the whole process. Sinks that are installed keep logging.
 
-    Workers, stores and sinks log their own trouble still; to silence these as well, set the level of the logger
+    Workers, stores and sinks still log their own problems; to silence these as well, set the level of the logger
     ``abate``.
 
     >>> disable_logging()
     """
-    events.switch_default_log(False)
+    event_sinks.switch_default_log(False)
 
 
 def enable_logging() -> None:
     """Undo `disable_logging`."""
-    events.switch_default_log(True)
+    event_sinks.switch_default_log(True)

@@ -19,7 +19,7 @@ from threading import Lock, Thread, current_thread
 from time import monotonic
 from weakref import WeakSet, finalize
 
-from abate import events, forks
+from abate import event_sinks, forks
 from abate.atomic_counter import AtomicCounter
 from abate.cooldown import Cooldown
 from abate.errors import number, whole
@@ -60,7 +60,7 @@ class Detached:
     """Calls may call this directly, as it does not block."""
 
     def __init__(self, sink: Sink, capacity: int = 10_000, grace: float = 2.0) -> None:
-        self.sink = events.check_sink(sink)
+        self.sink = event_sinks.check_sink(sink)
         self.capacity = whole("capacity", capacity, least=1)
         self.grace = number("grace", grace, least=0)
         self.counts = has_flag(sink, "counts")
@@ -134,7 +134,7 @@ class Detached:
 
 
 class TimeLimited(Detached):
-    """Like `Detached`, but each call waits until the sink has had its event, at most `events.MAX_HOLD_UP` seconds.
+    """Like `Detached`, but each call waits until the sink has had its event, at most `event_sinks.MAX_HOLD_UP` seconds.
 
     It compares equal to the sink, so that the sink can be removed by itself.
 
@@ -155,7 +155,7 @@ class TimeLimited(Detached):
             raise TimeoutError("it has not returned from an earlier event")
         super().__call__(event)
         if self._worker is not None:
-            self.flush(events.MAX_HOLD_UP)
+            self.flush(event_sinks.MAX_HOLD_UP)
 
     def __eq__(self, other: object) -> bool:
         return self is other or self.sink == other
@@ -190,7 +190,7 @@ class SinkThread(Thread):
     @property
     def stuck(self) -> bool:
         """Return whether the sink has been busy with one event for too long."""
-        return monotonic() - self._since > events.MAX_HOLD_UP
+        return monotonic() - self._since > event_sinks.MAX_HOLD_UP
 
     def run(self) -> None:
         # if a signal handler interrupted the start of a thread, a second one was started

@@ -103,26 +103,26 @@ def _status(event: events.FirstFailure | events.Retry | events.GaveUp) -> str:
     return "" if event.status is None else f" with {event.status}"
 
 
-def _error(error: BaseException | None) -> str:
+def _error_suffix(error: BaseException | None) -> str:
     """Return the end of a sentence; nothing if a result failed."""
     return "" if error is None else f": {short_repr(error)}"
 
 
 def _first_failure(event: events.FirstFailure) -> str:
     failed = f"first failure{_target(event, 'of')}{_status(event)}"
-    return f"{failed} ({one_line(event.reason)}){_error(event.error)}"
+    return f"{failed} ({one_line(event.reason)}){_error_suffix(event.error)}"
 
 
 def _retry(event: events.Retry) -> str:
     hint = "" if event.hint is None else f", asked for {event.hint:.3g} s"
     failed = f"attempt {event.attempt}{_target(event, 'of')} failed{_status(event)}"
-    return f"{failed} ({one_line(event.reason)}{hint}), next in {event.delay:.3g} s{_error(event.error)}"
+    return f"{failed} ({one_line(event.reason)}{hint}), next in {event.delay:.3g} s{_error_suffix(event.error)}"
 
 
 def _gave_up(event: events.GaveUp) -> str:
     attempts = "1 attempt" if event.attempts == 1 else f"{event.attempts} attempts"
     gave_up = f"gave up{_target(event, 'on')}{_status(event)} after {attempts} and {event.waited:.3g} s"
-    return f"{gave_up} ({one_line(event.reason)}){_error(event.error)}"
+    return f"{gave_up} ({one_line(event.reason)}){_error_suffix(event.error)}"
 
 
 def _shelter_changed(event: events.ShelterChanged) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from abate import events
+from abate import event_sinks
 from abate.call.counters import wrapper_versions
 from abate.events import Sink
 from abate.observe.detached import TimeLimited, has_flag
@@ -26,8 +26,8 @@ def install(sink: S) -> S:
     >>> sink = install(LoggingSink())
     >>> remove(sink)
     """
-    if sink not in events.sinks:
-        events.install(events.check_sink(sink) if has_flag(sink, "inline") else TimeLimited(sink))
+    if sink not in event_sinks.installed:
+        event_sinks.install(event_sinks.check_sink(sink) if has_flag(sink, "inline") else TimeLimited(sink))
         if has_flag(sink, "counts"):
             wrapper_versions.start_counting()
     return sink
@@ -35,7 +35,7 @@ def install(sink: S) -> S:
 
 def remove(sink: Sink) -> None:
     """Stop sending events to `sink`; nothing happens if it is not installed."""
-    events.remove(sink)
+    event_sinks.remove(sink)
 
 
 def _stop_counting(sink: Sink) -> None:
@@ -43,4 +43,4 @@ def _stop_counting(sink: Sink) -> None:
         wrapper_versions.stop_counting()
 
 
-events.on_remove.append(_stop_counting)
+event_sinks.on_remove.append(_stop_counting)

@@ -28,11 +28,11 @@ class LastingTotals(Generic[T]):
     >>> def reading(thing):
     ...     counted = thing.counted
     ...     return lambda: counted
-    >>> carried, thing = LastingTotals(reading), Thing()
-    >>> dict(carried.totals([(thing, "orders")]))
+    >>> totals, thing = LastingTotals(reading), Thing()
+    >>> dict(totals.totals([(thing, "orders")]))
     {'orders': (2, 1)}
     >>> del thing
-    >>> dict(carried.totals([(another := Thing(), "orders")]))
+    >>> dict(totals.totals([(another := Thing(), "orders")]))
     {'orders': (4, 2)}
     """
 

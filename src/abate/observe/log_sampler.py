@@ -244,7 +244,7 @@ class LogSampler:
                 self._ready.append(LogLine(*each, event, failures))
 
     def _count_event(self, key: EpisodeKey, now: float) -> bool:
-        """Count an event, with a summary of earlier ones if that is due; return whether the event is a line."""
+        """Count an event, with a summary of earlier ones if that is due; return whether it gets its own line."""
         episode = self._episodes.get(key)
         if episode is None and len(self._episodes) >= self.max_episodes:
             if now >= self._full_until:

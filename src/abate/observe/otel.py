@@ -71,7 +71,7 @@ class OpenTelemetrySink:
         }
         self._errors = LabelValues(MAX_ERROR_TYPES)
         self._outcomes = CallOutcomes(self._names[POLICY])
-        self._tallies = CallCountsSince()
+        self._call_counts = CallCountsSince()
         self._section = Section()
         forks.register(self)
         meter = get_meter("abate", meter_provider=meter_provider)
@@ -123,7 +123,7 @@ class OpenTelemetrySink:
         waits = seconds("abate.rate_limiter.wait", "Waits for tokens of a bucket.")
         work = seconds("abate.work.duration", "How long handlers took, by ending.")
         buried = counter("abate.dead_letters", "{message}", "Keys and messages that were buried.")
-        lost = counter("abate.leases_lost", "{lease}", "Leases that ran out while their message was in hand.")
+        lost = counter("abate.leases_lost", "{lease}", "Leases that ran out while their message was being processed.")
         crashes = counter("abate.worker_crashes", "{crash}", "Workers that ended by something that is no answer.")
         opened = counter("abate.breaker.opened", "{time}", "Times that a circuit breaker opened.")
         failures = counter("abate.source.failures", "{failure}", "Failures of a queue's source.")
@@ -186,14 +186,14 @@ class OpenTelemetrySink:
 
     def calls(self) -> Iterator[tuple[Attributes, float]]:
         """Yield the ended calls by policy and outcome, since this sink was made."""
-        tallies = self._tallies.read()
+        counts = self._call_counts.read()
         # a re-entrant collection may see an event half counted; nothing changes while it reads
-        ended = self._section.call(self._ended, tallies, otherwise=self._ended)
+        ended = self._section.call(self._ended, counts, otherwise=self._ended)
         for (policy, outcome), count in ended.items():
             yield {POLICY: policy, "abate.outcome": outcome}, count
 
-    def _ended(self, tallies: Mapping[str, Pair]) -> dict[tuple[str, str], int]:
-        return dict(self._outcomes.read(tallies))
+    def _ended(self, counts: Mapping[str, Pair]) -> dict[tuple[str, str], int]:
+        return dict(self._outcomes.read(counts))
 
     # -- on the current span
 

@@ -70,7 +70,7 @@ METRICS: dict[str, tuple[Callable[..., Metric], str, Labels]] = {
     "abate_queue_adds": (CounterMetricFamily, "Adds of keys.", ("queue",)),
     "abate_queue_coalesced": (CounterMetricFamily, "Adds of keys that were waiting already.", ("queue",)),
     "abate_work_seconds": (HistogramMetricFamily, "How long handlers took, by ending.", ("queue", "ending")),
-    "abate_worker_utilization": (GaugeMetricFamily, "Share of the workers that have something in hand.", ("queue",)),
+    "abate_worker_utilization": (GaugeMetricFamily, "Share of the workers that are busy.", ("queue",)),
     "abate_dead_letters": (CounterMetricFamily, "Keys and messages that were buried.", ("queue", "reason")),
     "abate_store_degraded": (GaugeMetricFamily, "1 while the store does not answer.", ("store",)),
 }
@@ -128,7 +128,7 @@ class PrometheusSink:
             events.Worked: self._worked,
             events.Buried: self._buried,
         }
-        self._tallies = CallCountsSince()
+        self._call_counts = CallCountsSince()
         self._adds: LastingTotals[Any] = LastingTotals(_added)
         self._section = Section()
         forks.register(self)
@@ -188,9 +188,9 @@ class PrometheusSink:
         # without the lock, on which calls would wait: stores take their time to report depths
         seen = snapshot()
         adds = self._adds.totals(self._services())
-        tallies = self._tallies.read()
+        counts = self._call_counts.read()
         # a re-entrant scrape may see an event half counted; nothing changes while it reads
-        values, histograms = self._section.call(self._values, seen, tallies, adds, otherwise=self._values)
+        values, histograms = self._section.call(self._values, seen, counts, adds, otherwise=self._values)
         for name in METRICS:
             family: Any = _family(name)
             for labels, value in values.get(name, ()):
@@ -200,9 +200,9 @@ class PrometheusSink:
             yield family
 
     def _values(
-        self, seen: Snapshot, tallies: Mapping[str, Pair], adds: Mapping[str, Pair]
+        self, seen: Snapshot, counts: Mapping[str, Pair], adds: Mapping[str, Pair]
     ) -> tuple[dict[str, Series], dict[str, list[Histogram]]]:
-        return {**self._gauges(seen), **self._counters(seen, tallies, adds)}, {
+        return {**self._gauges(seen), **self._counters(seen, counts, adds)}, {
             "abate_retry_delay_seconds": list(self._delays),
             "abate_rate_limiter_wait_seconds": list(self._waits),
             "abate_work_seconds": list(self._work),
@@ -213,11 +213,11 @@ class PrometheusSink:
         named: Callable[[], list[tuple[Any, str]]] = lambda: [(each, self._queues.of(each.name)) for each in services]  # noqa: E731
         return self._section.call(named, otherwise=named)
 
-    def _counters(self, seen: Snapshot, tallies: Mapping[str, Pair], adds: Mapping[str, Pair]) -> dict[str, Series]:
+    def _counters(self, seen: Snapshot, counts: Mapping[str, Pair], adds: Mapping[str, Pair]) -> dict[str, Series]:
         """Return the counters. Those of existing objects begin at 0, so that the first event is an increase."""
         policies = [self._policies.of(view.name) for view in seen.policies]
         queues = [self._queues.of(view.name) for view in seen.queues]
-        calls = self._outcomes.read(tallies)
+        calls = self._outcomes.read(counts)
         return {
             "abate_calls": _from_zero(product(policies, OUTCOMES), calls.items()),
             "abate_retries": _from_zero(product(policies, FAILURE_KINDS), self._retries),

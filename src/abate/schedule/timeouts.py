@@ -23,7 +23,7 @@ from typing import Any
 from abate import clock as clocks
 from abate import forks
 from abate.clock import MACHINE, Clock, ever_used
-from abate.errors import number
+from abate.errors import number, suggests_settings
 from abate.frozen import Shared, refuse_own_clock
 from abate.reentrant_locks import Section, may_wait, takes_lock
 
@@ -169,6 +169,7 @@ class Timeouts(Shared):
         "name",
     )
 
+    @suggests_settings
     def __init__(
         self,
         false_rate: float = 0.001,

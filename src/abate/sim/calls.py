@@ -10,8 +10,9 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
+from abate.call.actions import SEND, Send, Stop, Wait, WaitForTurn
 from abate.call.layers import report, retry_serials
-from abate.call.machine import SEND, Call, Send, Stop, Wait, WaitForTurn
+from abate.call.machine import Call
 from abate.call.policy import Policy
 from abate.errors import AttemptTimeout, DeadlineExceeded, Refused
 from abate.sim.agenda import Agenda

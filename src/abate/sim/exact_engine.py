@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
+from abate.call.actions import Stop, Wait
 from abate.call.layers import retry_serials
-from abate.call.machine import Call, Stop, Wait
+from abate.call.machine import Call
 from abate.sim.arrivals import Arrivals
 from abate.sim.calls import Caller, SimulatedCall, deposit_only
 from abate.sim.controller_loops import start_controllers

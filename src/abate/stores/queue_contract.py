@@ -242,7 +242,7 @@ class Queue(ABC):
         ([('orders/42', 'permanent', 'it has no address')], 1)
         """
         wanted = whole("max_messages", max_messages, least=1)
-        letters: dict[object, DeadLetter] = {}  # by identity: two pages may hold the same letter
+        letters: dict[object, DeadLetter] = {}  # by identity: two pages may hold the same dead letter
         position: object = None
         while len(letters) < wanted:
             page, position = self._dead_page(position, wanted - len(letters))
@@ -317,7 +317,7 @@ class Queue(ABC):
 
     @abstractmethod
     def _oldest_dead_letters(self) -> object:
-        """Return the position at which `_redrive_or_purge_batch` begins with all letters; None if there are none."""
+        """Return the position at which `_redrive_or_purge_batch` begins to take all; None without dead letters."""
 
     @abstractmethod
     def _redrive_or_purge_batch(self, purge: bool, keys: Sequence[str] | None, position: Any) -> tuple[int, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from abate.call.machine import switch_off, switch_on
+from abate.call.off_switch import switch_off, switch_on
 
 
 @contextmanager

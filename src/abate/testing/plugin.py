@@ -51,7 +51,7 @@ def abate_events() -> Iterator[Recorder]:
 @pytest.fixture
 def abate_off() -> Iterator[None]:
     """Retries are off during this test."""
-    from abate.call.machine import off_shared_in_thread
+    from abate.call.off_switch import off_shared_in_thread
     from abate.testing import off
 
     with off(), off_shared_in_thread():
@@ -86,7 +86,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
 
 def _adopting(function: Callable[..., Any]) -> Callable[..., Any]:
     from abate import clock as clocks
-    from abate.call.machine import adopt_shared_off
+    from abate.call.off_switch import adopt_shared_off
 
     @wraps(function)
     async def test(*args: Any, **kwargs: Any) -> Any:

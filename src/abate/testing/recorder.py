@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TypeVar
 
-from abate import events
+from abate import event_sinks
 from abate.events import Event
 
 E = TypeVar("E", bound=Event)
@@ -25,13 +25,13 @@ class Recorder(list[Event]):
     """
 
     def __enter__(self) -> Recorder:
-        events.install(self._record)
+        event_sinks.install(self._record)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        events.remove(self._record)
+        event_sinks.remove(self._record)
 
     def _record(self, event: Event) -> None:
         self.append(event)

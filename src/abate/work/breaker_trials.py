@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from abate import events
+from abate import event_sinks, events
 from abate.admit.breaker import CircuitBreaker
 from abate.logs import Log
 from abate.work.run_state import Delivery, RunState
@@ -59,4 +59,4 @@ class BreakerTrials:
         """Report that the breaker is open for `pause` seconds; do nothing for 0."""
         if pause:
             log.warning("%s: most messages fail: none are received for %.3g s", self._state.name, pause)
-            events.emit(events.BreakerOpened(self._state.name, pause))
+            event_sinks.emit(events.BreakerOpened(self._state.name, pause))

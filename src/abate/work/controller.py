@@ -187,7 +187,7 @@ class Controller(Service[P, T]):
 
     @property
     def adds(self) -> int:
-        """Return how many adds this process has made. A key that comes back counts in memory, but not in a store.
+        """Return how many adds this process has made. In memory, but not in a store, a retried key counts again.
 
         >>> import abate
         >>> @abate.controller(store="memory:")

@@ -23,7 +23,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from abate import clock as clocks
-from abate import events
+from abate import event_sinks, events
 from abate.errors import AttemptTimeout
 from abate.logs import ERROR, INFO, WARNING, Log
 from abate.redact import described, short_repr
@@ -221,7 +221,7 @@ class FeedRunner:
             self._problem = described(error)
             then = "started again" if what is None else f"{what}, next try"
             self._failures_said.say(WARNING, "%s: %s failed, %s in %.3g s: %r", self._policy, name, then, delay, error)
-            events.emit(events.SourceFailed(self._policy, name, error, delay))
+            event_sinks.emit(events.SourceFailed(self._policy, name, error, delay))
         await clocks.current().asleep(delay)
         return delay
 
@@ -236,7 +236,7 @@ class FeedRunner:
         self._problem = f"it has failed, and can't be started again: {described(error)}"
         text = "%s: %s has failed, and can't be started again: give its function instead"
         log.error(text, self._policy, name, exc_info=error)
-        events.emit(events.SourceFailed(self._policy, name, error, inf))
+        event_sinks.emit(events.SourceFailed(self._policy, name, error, inf))
 
 
 async def run_all(name: str, runners: Sequence[FeedRunner], stopping: asyncio.Event) -> None:

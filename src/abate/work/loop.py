@@ -10,37 +10,34 @@
 * A lease is extended while the handler runs. A message whose lease was lost is not settled; its handler is cancelled if
   it is a coroutine.
 * A handler that ends without a result (by an exit, or by cancelling itself) has crashed: its message failed once.
-* A handler that exceeds its `timeout` is stuck if it is a plain function, or a coroutine that ignores its cancellation.
-  Its lease is not extended any more, so that another process can receive the message, and another worker replaces it.
-  There are at most as many replacements as workers; with more stuck handlers the loop is not ready.
 * Stopping: no more messages are received, except from a source that does not outlive the process, which is drained.
   When the grace is over, coroutines are cancelled and their messages go back untouched; leases of plain functions run
   out. `FINAL_SETTLE_TIMEOUT` seconds later the run ends in any case.
 * State changes come first, logs and events after them.
 
 `source_client` receives from the source and sends verdicts, `suspects` runs messages alone that may kill the process,
-and `breaker_trials` asks the circuit breaker.
+`stuck_handlers` replaces workers whose handler does not end, and `breaker_trials` asks the circuit breaker.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from math import inf
-from typing import Any
 
 from abate import clock as clocks
-from abate import events
+from abate import event_sinks, events
 from abate.admit.breaker import CircuitBreaker
-from abate.clock import Clock
 from abate.errors import AttemptTimeout
 from abate.logs import Log
 from abate.work.backoff_guard import BackoffGuard
+from abate.work.bounded_event_loop import MIN_CLOSE_TIMEOUT, cancel_tasks
 from abate.work.breaker_trials import BreakerTrials
 from abate.work.message_handler import Handler, MessageHandler
 from abate.work.run_state import Delivery, RunState
 from abate.work.source import Back, Bury, Done, Message, Source, Verdict
 from abate.work.source_client import MIN_POLL, Settler, SourceClient
+from abate.work.stuck_handlers import StuckHandlers
 from abate.work.suspects import Suspects
 from abate.work.thread_pool import DaemonThreadPool
 from abate.work.verdict_rules import VerdictRules
@@ -53,10 +50,6 @@ RECEIVE_WAIT = 1.0
 """Seconds that one receive waits for a message, unless the source has a `patience` of its own."""
 FINAL_SETTLE_TIMEOUT = 5.0
 """Seconds to settle messages after the grace."""
-MIN_CLOSE_TIMEOUT = 0.1
-"""Seconds for cancelled tasks to end when no time is left."""
-STUCK_TOLERANCE = 1.0
-"""Seconds, or a tenth of the timeout if that is longer, by which a handler may exceed its timeout."""
 
 
 class Loop:
@@ -89,12 +82,12 @@ class Loop:
             name, handle, verdict_rules, asynchronous, timeout, self.handler_threads, self.tally, redrives
         )
         self.trials = BreakerTrials(state, breaker)
+        threads = None if asynchronous else self.handler_threads
+        self.stuck_handlers = StuckHandlers(state, timeout, workers, self.trials, threads, self._return_group_behind)
         self.settler = Settler(state, self.client, self._on_lease_lost, self._release, self._drop)
         self.suspects = Suspects(state, timeout, self.message_handler.must_run_alone, self._begin)
         self.ends_at = inf
         """The instant at which the run ends in any case."""
-        self._replacements = 0
-        """Stuck handlers that another worker has replaced."""
 
     # -- for the service, in the event loop
 
@@ -103,7 +96,7 @@ class Loop:
         self.state.clock = clocks.current()
         self.state.draining = drain
         receiving = asyncio.create_task(self._receive_loop())
-        others = (self.settler.run(), self._extend_loop(), self._stuck_loop(), self.stopping.wait())
+        others = (self.settler.run(), self._extend_loop(), self.stuck_handlers.run(), self.stopping.wait())
         tasks = {receiving, *map(asyncio.ensure_future, others)}
         try:
             ended, _ = await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
@@ -138,7 +131,7 @@ class Loop:
     @property
     def stuck(self) -> int:
         """Return how many handlers are stuck."""
-        return sum(delivery.stuck for delivery in self.in_flight)
+        return self.stuck_handlers.count()
 
     @property
     def ready(self) -> bool:
@@ -192,7 +185,7 @@ class Loop:
 
     def _free_workers(self) -> int:
         """Return how many workers are free; at most one after a suspect."""
-        busy = len(self.in_flight) - self._replacements
+        busy = len(self.in_flight) - self.stuck_handlers.replacements
         return min(self.workers - busy, 1 if self.suspects.one_at_a_time else self.workers)
 
     def _busy(self) -> bool:
@@ -225,21 +218,6 @@ class Loop:
                 for message in lost:
                     if message not in self.settler.sending:
                         self._on_lease_lost(message)
-
-    async def _stuck_loop(self) -> None:
-        """Find stuck handlers."""
-        if self.timeout is None:
-            await asyncio.Event().wait()
-        assert self.timeout is not None
-        clock, limit = self.state.clock, self.timeout + max(STUCK_TOLERANCE, 0.1 * self.timeout)
-        while True:
-            # a handler that begins during this sleep can't be stuck before the sleep ends
-            running = [delivery for delivery in self.in_flight if delivery.is_running and not delivery.stuck]
-            began = min((delivery.began for delivery in running), default=clock.now())
-            await clock.asleep(began + limit - clock.now())
-            for delivery in self.in_flight:
-                if delivery.is_running and not delivery.stuck and delivery.began + limit <= clock.now():
-                    self._mark_stuck(delivery)
 
     async def _finish(self, receiving: asyncio.Task[None], grace: float) -> None:
         """Wait for the messages in flight, and cancel handlers that have not ended within the grace."""
@@ -333,11 +311,7 @@ class Loop:
 
     async def _run_handler(self, delivery: Delivery) -> None:
         result = await self.message_handler.handle(delivery, self.state.clock)
-        if delivery.replaced:
-            delivery.replaced = False
-            self._replacements -= 1
-            if not self.message_handler.asynchronous:
-                self.handler_threads.shrink()
+        self.stuck_handlers.ended(delivery)
         if self.in_flight.get(delivery.message) is not delivery:
             return  # the run has ended already
         if result is None and delivery.cancelled_by_grace:
@@ -352,36 +326,6 @@ class Loop:
             pause = self.trials.record(delivery, result.decision.failed)
             self.message_handler.report(delivery.message, result)
             self.trials.report_open(pause)
-
-    def _mark_stuck(self, delivery: Delivery) -> None:
-        """Mark a handler as stuck: let its lease run out, and replace the worker if replacements are left."""
-        pause = self.trials.record(delivery, True)
-        delivery.stuck = True
-        self.tally["stuck"] += 1
-        stuck = self.stuck
-        if stuck <= self.workers:
-            delivery.replaced = True
-            self._replacements += 1
-            if not self.message_handler.asynchronous:
-                self.handler_threads.grow()
-        self._return_group_behind(delivery, 0.0)
-        self.state.changed.set()
-        log.error(
-            "%s: the handler of %r has not ended %.3g s after its timeout of %g s, and can't be stopped: its lease is"
-            " not extended any more",
-            self.name,
-            delivery.message.key,
-            self.state.clock.now() - delivery.began - (self.timeout or 0.0),
-            self.timeout,
-        )
-        if stuck == self.workers:
-            log.error(
-                "%s: %d handlers are stuck, as many as there are workers: it is not ready, and further stuck handlers"
-                " are not replaced. Restart it.",
-                self.name,
-                stuck,
-            )
-        self.trials.report_open(pause)
 
     def _return_untouched(self, delivery: Delivery, after: float, ending: str = "returned") -> None:
         """Return a message as if it had not been received."""
@@ -419,7 +363,7 @@ class Loop:
         elif self.message_handler.asynchronous:
             delivery.task.cancel()
         log.warning("%s: the lease of %r ran out", self.name, message.key)
-        events.emit(events.LeaseLost(self.name, message.key))
+        event_sinks.emit(events.LeaseLost(self.name, message.key))
 
     def _drop(self, delivery: Delivery) -> None:
         """Give up a message, which will be received again: the messages of its group behind it go back too."""
@@ -432,20 +376,3 @@ class Loop:
         self.state.changed.set()
         if following is not None:
             self._start_or_return(following)
-
-
-async def cancel_tasks(tasks: Collection[asyncio.Future[Any]], seconds: float, clock: Clock) -> bool:
-    """Cancel tasks. Return whether all have ended within `seconds`; a task that ignores this is left running."""
-    for task in tasks:
-        task.cancel()
-    try:
-        cut = clock.within(seconds)
-        async with cut:
-            if tasks:
-                await asyncio.wait(tasks)
-    except AttemptTimeout:
-        pass
-    for task in tasks:
-        if task.done() and not task.cancelled():
-            task.exception()  # mark it as retrieved, or asyncio logs it
-    return all(task.done() for task in tasks)

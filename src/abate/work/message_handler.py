@@ -8,7 +8,7 @@ from contextlib import closing
 from inspect import isawaitable
 from typing import NamedTuple, cast
 
-from abate import events
+from abate import event_sinks, events
 from abate.clock import Clock
 from abate.logs import WARNING, Log
 from abate.schedule.deadlines import carry_deadline, deadline
@@ -33,16 +33,16 @@ class HandlerResult(NamedTuple):
 def report(name: str, message: Message, decision: Decision, seconds: float, error: BaseException | None) -> None:
     """Emit an event for a message that was handled; the log has those that fail, and those that had failed."""
     unusual = message.receives > 1 or decision.ending in ("retry", "slow")
-    logged = unusual and events.log_enabled(WARNING)
-    if logged or events.sinks:
-        events.emit(events.Worked(name, message.key, decision.ending, seconds, message.receives, error), logged)
+    logged = unusual and event_sinks.log_enabled(WARNING)
+    if logged or event_sinks.installed:
+        event_sinks.emit(events.Worked(name, message.key, decision.ending, seconds, message.receives, error), logged)
 
 
 def report_dead_letter(name: str, message: Message, verdict: Verdict) -> None:
     """Report a message that was buried. Call this only after the source has buried it, as the source may fail."""
     if isinstance(verdict, Bury):
         log.error("%s: %r is buried (%s): %s", name, message.key, verdict.kind, verdict.reason)
-        events.emit(events.Buried(name, message.key, verdict.kind, verdict.reason))
+        event_sinks.emit(events.Buried(name, message.key, verdict.kind, verdict.reason))
 
 
 def warn_ignored_value(name: str, value: object) -> None:
@@ -143,4 +143,4 @@ class MessageHandler:
     def _report_crash(self, crash: BaseException, message: Message) -> None:
         self._tally["crashed"] += 1
         log.error("%s: a worker crashed on %r and is replaced", self.name, message.key, exc_info=crash)
-        events.emit(events.WorkerCrashed(self.name, message.key, crash))
+        event_sinks.emit(events.WorkerCrashed(self.name, message.key, crash))

@@ -7,8 +7,7 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import suppress
 from functools import update_wrapper
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
@@ -17,11 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, ca
 from abate import clock as clocks
 from abate import forks
 from abate.admit.breaker import CircuitBreaker
-from abate.errors import AttemptTimeout, number, whole
+from abate.errors import number, whole
 from abate.frozen import Frozen
 from abate.logs import Log
 from abate.work.backoff_guard import BackoffGuard
-from abate.work.loop import MIN_CLOSE_TIMEOUT, Loop, cancel_tasks
+from abate.work.bounded_event_loop import MIN_CLOSE_TIMEOUT, run_bounded
+from abate.work.loop import Loop
 from abate.work.source import Message, Source
 from abate.work.thread_pool import DaemonThreadPool
 from abate.work.verdict_rules import VerdictRules
@@ -251,49 +251,6 @@ class Service(Generic[P, T]):
     def depth(self) -> Depth | None:
         """Count the messages by state; None if the source can't. This may call a store."""
         return None
-
-
-def run_bounded(main: Coroutine[Any, Any, T], left: Callable[[], float]) -> T:
-    """Run a coroutine in an event loop of its own, as `asyncio.run` does, but close the loop within `left()` seconds.
-
-    `asyncio.run` waits forever for a task that ignores its cancellation, and for a thread of `asyncio.to_thread`.
-    """
-    runner = asyncio.Runner()
-    loop = runner.get_loop()
-    threads = ThreadPoolExecutor(thread_name_prefix="asyncio")
-    loop.set_default_executor(threads)
-    try:
-        return runner.run(main)
-    finally:
-        try:
-            runner.run(_close_event_loop(threads, left()))
-        finally:
-            asyncio.set_event_loop(None)
-            loop.close()  # not `runner.close()`, which would wait
-
-
-async def _close_event_loop(threads: ThreadPoolExecutor, seconds: float) -> None:
-    """End the tasks, generators and threads of this event loop, within `seconds`."""
-    clock, loop = clocks.MACHINE, asyncio.get_running_loop()
-    ends = clock.now() + seconds
-    await cancel_tasks([task for task in asyncio.all_tasks() if task is not asyncio.current_task()], seconds, clock)
-    ended = asyncio.Event()
-
-    def shut_down() -> None:
-        threads.shutdown()
-        try:
-            loop.call_soon_threadsafe(ended.set)
-        except RuntimeError:
-            pass  # the event loop is closed already
-
-    try:
-        cut = clock.within(max(MIN_CLOSE_TIMEOUT, ends - clock.now()))
-        async with cut:
-            await loop.shutdown_asyncgens()
-            threading.Thread(target=shut_down, daemon=True).start()
-            await ended.wait()
-    except AttemptTimeout:
-        log.error("a thread or an asynchronous generator did not end in time, and is left running")
 
 
 def open_if_url(store: object) -> Any:

@@ -14,7 +14,7 @@ from math import inf
 from typing import Any, cast
 
 from abate import clock as clocks
-from abate import events
+from abate import event_sinks, events
 from abate.errors import AttemptTimeout
 from abate.logs import Log
 from abate.redact import described
@@ -87,7 +87,7 @@ class SourceClient:
         name, source = self._state.name, self._source.name
         self.failing = described(error)
         log.warning("%s: could not %s the queue %s, next try in %.3g s: %r", name, what, source, delay, error)
-        events.emit(events.SourceFailed(name, source, error, delay))
+        event_sinks.emit(events.SourceFailed(name, source, error, delay))
 
     async def back_off(self, what: str, error: Exception, failing_since: float) -> None:
         """Report an error of the source, and wait before the next call. A stop shortens the wait."""

@@ -21,7 +21,7 @@ from inspect import isasyncgen, isgenerator
 from typing import Literal, NamedTuple
 
 from abate.admit.budget import Budget
-from abate.call.policy import OVERLOAD_BASE
+from abate.call.policy_settings import OVERLOAD_BASE
 from abate.decide import http
 from abate.decide.outcome import BLIP, Outcome, Ruling
 from abate.decide.rules import Rules, classify

@@ -11,7 +11,7 @@ from typing import TypeVar
 from abate import clock as clocks
 from abate.atomic_counter import count_taken
 from abate.clock import Clock, ever_used
-from abate.errors import number, whole
+from abate.errors import number, suggests_settings, whole
 from abate.reentrant_locks import may_wait, takes_lock
 from abate.schedule.backoff import Backoff, RandomSource, Schedule, schedule
 from abate.wakeups import Wakeup
@@ -26,6 +26,7 @@ class BaseWorkQueue(QueueWaiters[K]):
 
     __slots__ = ("_calls", "_lock_free_repeats", "_rng", "_waiting_keys")
 
+    @suggests_settings
     def __init__(
         self,
         capacity: int | None = None,

@@ -139,7 +139,7 @@ def test_a_request_on_a_dropped_connection_fails():
 
 
 def test_a_child_that_is_gone_is_named():
-    """Whoever listens to it does not wait for ever."""
+    """A listener's wait ends."""
 
     async def main():
         async with api() as (child, _):

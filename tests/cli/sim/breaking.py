@@ -22,7 +22,7 @@ def broken_off(*words: object, after: bytes) -> tuple[int, bytes, bytes]:
             try:
                 while piece := os.read(main_end, 4096):
                     shown += piece
-            except OSError:  # nobody is left at the other end
+            except OSError:  # the other end is closed
                 pass
             return process.returncode, out, shown
     finally:

@@ -69,7 +69,7 @@ def test_what_is_broken_off_shows_what_was_computed(folder):
 
 @pytest.mark.parametrize("after", [rb" of 100,000 runs", rb" [1-9][0-9,]* of 100,000 runs"], ids=["start", "work"])
 def test_breaking_off_ends_the_processes_that_help(folder, after):
-    """While they start, or are at work: nobody waits for the runs that they are in; JSON stays JSON."""
+    """While they start or run: their unfinished runs are not waited for; JSON stays JSON."""
     words = [folder / "outage.toml", "--seeds", 100_000, "--jobs", 2, "--json"]
     code, out, shown = broken_off(*words, after=after)
     assert code == 130

@@ -56,7 +56,7 @@ def test_wrong_input_is_one_line(sim, words, named):
 
 @pytest.mark.parametrize("words", [["own.toml"], ["tune", "own.toml"]], ids=" ".join)
 def test_an_engine_that_cannot_run_code_is_refused_with_the_file(sim, folder, words):
-    """Whoever asks for it."""
+    """In every command that asks for it."""
     (folder / "own.toml").write_text(OUTAGE.replace("count = 50", 'count = 50\ncode = "asyncio:sleep"'))
     code, out, err = sim(*words, "--engine", "fleet", "--code", "asyncio")
     assert (code, out) == (2, "")

@@ -138,7 +138,7 @@ def test_a_key_can_be_set_from_outside(sim):
 
 @pytest.mark.parametrize("who", ["clients", "controllers"])
 def test_clients_are_controllers_where_the_scenario_has_these(sim, folder, who):
-    """`--clients` changes how many call, whoever they are."""
+    """`--clients` changes the number of clients of every kind."""
     (folder / "who.toml").write_text(OUTAGE.replace("[clients]", f"[{who}]\nrate = 1.0"))
     _, out, _ = sim("who.toml", "--clients", 5, "--seeds", 1, "--json")
     assert 40 < json.loads(out)["cases"][0]["measures"]["calls"]["mean"] < 200

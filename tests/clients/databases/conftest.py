@@ -47,7 +47,7 @@ def ending_postgres(tmp_path: Path) -> Iterator[Driver]:
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:
-    """A port that is taken, so that nobody else takes it, and refuses connections."""
+    """A port that is taken, so that no other program takes it, and refuses connections."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]

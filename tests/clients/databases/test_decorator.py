@@ -15,7 +15,7 @@ from abate.clients.databases import connection_lost, open_transaction, retry_on_
 
 @pytest.fixture
 def bank(tmp_path):
-    """A real file, and somebody who holds its lock until told otherwise."""
+    """A real file, and a process that holds its lock until told otherwise."""
     with closing(Bank(tmp_path / "bank.db")) as bank:
         yield bank
 
@@ -210,7 +210,7 @@ def test_a_lost_connection_is_repeated_where_that_is_declared_safe(postgres):
 
 
 def test_a_refused_connection_is_repeated_in_any_case(postgres, closed_port):
-    """Nobody heard anything."""
+    """The server never saw the request."""
     ports = iter([closed_port, postgres.port])
 
     @retry_on_db_conflict(on=[connection_lost], backoff=[0.0])
@@ -225,7 +225,7 @@ def test_a_refused_connection_is_repeated_in_any_case(postgres, closed_port):
 
 
 def test_nested_the_outermost_retries(bank):
-    """The transaction is the outer function's: it is repeated from the beginning, and the inner one by nobody else."""
+    """The transaction is the outer function's: it is repeated from the beginning, and the inner one only with it."""
     runs = []
     bank.hold()
 

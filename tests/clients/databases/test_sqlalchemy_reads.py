@@ -244,7 +244,7 @@ def test_a_connections_transaction_that_was_begun_explicitly_is_refused(engine):
 
 
 def test_savepoints_are_refused(engine):
-    """Somebody wants to return to it."""
+    """The program still needs it, to return to it."""
     with Session(engine) as session:
         run = transaction(session)
         balance(session)

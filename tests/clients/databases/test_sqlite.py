@@ -28,7 +28,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def holder(path):
-    """Somebody else's connection, without transactions of its driver's own."""
+    """Another program's connection, without transactions of its driver's own."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         yield connection
 
@@ -139,7 +139,7 @@ def test_a_lock_in_a_shared_cache_is_a_conflict():
 
 
 def test_a_lock_of_one_s_own_is_no_conflict(path, holder):
-    """A table that the same connection still reads from: nobody else will ever let go of it."""
+    """A table that the same connection still reads from: no other connection can release it."""
     holder.execute("INSERT INTO accounts VALUES (2, 0)")
     reading = holder.execute("SELECT * FROM accounts")
     next(reading)

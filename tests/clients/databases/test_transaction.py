@@ -51,7 +51,7 @@ def balances(server):
 
 
 def conflict_in(server):
-    """A real conflict: somebody holds account 2 while this runs, and the session does not want to wait."""
+    """A real conflict: another session holds account 2 while this runs, and this one does not wait."""
     holder = server.connect()
     holder.execute("BEGIN")
     holder.execute("UPDATE accounts SET balance = 0 WHERE id = 2")
@@ -149,7 +149,7 @@ def test_a_serialization_failure_at_the_commit_is_repeated(postgres, postgres_en
     def change(connection):
         runs.append(connection.scalar(total))
         if len(runs) == 1:
-            with strict.begin() as other:  # somebody else's transaction beside ours
+            with strict.begin() as other:  # another transaction beside ours
                 other.scalar(total)
                 set_balance(other, 0, account=1)
                 set_balance(connection, runs[-1], account=2)

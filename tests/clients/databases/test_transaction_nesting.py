@@ -29,7 +29,7 @@ def balances(server):
 
 
 def conflict_in(server):
-    """A real conflict: somebody holds account 2 while this runs, and the session does not want to wait."""
+    """A real conflict: another session holds account 2 while this runs, and this one does not wait."""
     holder = server.connect()
     holder.execute("BEGIN")
     holder.execute("UPDATE accounts SET balance = 0 WHERE id = 2")
@@ -40,7 +40,7 @@ LOCK_2 = sa.text("SELECT balance FROM accounts WHERE id = 2 FOR UPDATE NOWAIT")
 
 
 def test_an_open_connection_is_refused(postgres, postgres_engine):
-    """It is in somebody's transaction, which would be repeated without its beginning."""
+    """It is inside another transaction, which would be repeated without its beginning."""
     with postgres_engine.connect() as connection:
         set_balance(connection, 7)
         with pytest.raises(RuntimeError, match="in a transaction already"):
@@ -181,7 +181,7 @@ def test_a_decorated_function_inside_passes_its_conflicts_on(postgres, postgres_
     assert runs == ["outer", "inner"] * 2
 
 
-def test_a_transaction_inside_a_decorated_function_retries_and_nobody_else(postgres, postgres_engine):
+def test_a_transaction_inside_a_decorated_function_is_the_only_one_that_retries(postgres, postgres_engine):
     """It is a whole one; when it gives up, the layer around does not start again."""
     runs = []
     holder = conflict_in(postgres)

@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import abate
-from abate import events
+from abate import event_sinks
 from abate.http_server import is_loopback
 from abate.observe import page
 
@@ -166,10 +166,10 @@ def test_a_websocket_is_refused():
 )
 def test_bad_settings_are_refused(settings, error):
     """The constructor raises, and no sink stays installed."""
-    before = events.sinks
+    before = event_sinks.installed
     with pytest.raises(error):
         page.app(**settings)
-    assert events.sinks == before
+    assert event_sinks.installed == before
 
 
 def test_the_error_about_a_bad_token_does_not_contain_it():

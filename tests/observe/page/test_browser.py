@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import abate
-from abate import events
+from abate import event_sinks, events
 from abate.observe import page
 from tests.clients import asgi_server
 from tests.observe.page.browser import playwright, row
@@ -58,7 +58,7 @@ def retrying(policy):
     def emit():
         while not over.wait(0.05):
             for _ in range(20):
-                events.emit(events.Retry(policy.name, 1, 0.0, "blip", None, OSError("down")))
+                event_sinks.emit(events.Retry(policy.name, 1, 0.0, "blip", None, OSError("down")))
 
     thread = Thread(target=emit)
     thread.start()
@@ -149,8 +149,8 @@ def test_it_is_accessible(tab, address, shop, scheme, width):
     """In light and dark, narrow and wide, axe finds no violation and nothing overflows."""
     _, stormy, queue = shop
     fail_calls(stormy)
-    events.emit(events.Worked(queue.name, "orders/" + "7" * 150, "retry", 0.1, 4, OSError("x" * 1000)))
-    events.emit(events.LayeredRetry("outer" * 20, "inner"))
+    event_sinks.emit(events.Worked(queue.name, "orders/" + "7" * 150, "retry", 0.1, 4, OSError("x" * 1000)))
+    event_sinks.emit(events.LayeredRetry("outer" * 20, "inner"))
     tab.emulate_media(color_scheme=scheme)
     tab.set_viewport_size({"width": width, "height": 800})
     tab.goto(address)
@@ -209,12 +209,12 @@ def test_data_from_a_peer_is_shown_as_text(tab, address, name):
     policy = abate.Policy(name=name, on=OSError)
     queue = abate.controller(name=f"queue {name}")(print)
     for error in (OSError(SCRIPT),):
-        events.emit(events.Retry(name, 1, 0.1, SCRIPT, None, error))
-        events.emit(events.Worked(queue.name, SCRIPT, "retry", 0.1, 2, error))
-        events.emit(events.Worked(queue.name, SCRIPT, "retry", 0.1, 3, error))
-    events.emit(events.Buried(queue.name, SCRIPT, "permanent", SCRIPT))
-    events.emit(events.LayeredRetry(policy.name, SCRIPT))
-    events.emit(events.SourceFailed(queue.name, SCRIPT, OSError(SCRIPT), 1.0))
+        event_sinks.emit(events.Retry(name, 1, 0.1, SCRIPT, None, error))
+        event_sinks.emit(events.Worked(queue.name, SCRIPT, "retry", 0.1, 2, error))
+        event_sinks.emit(events.Worked(queue.name, SCRIPT, "retry", 0.1, 3, error))
+    event_sinks.emit(events.Buried(queue.name, SCRIPT, "permanent", SCRIPT))
+    event_sinks.emit(events.LayeredRetry(policy.name, SCRIPT))
+    event_sinks.emit(events.SourceFailed(queue.name, SCRIPT, OSError(SCRIPT), 1.0))
     tab.goto(address)
     rows = tab.locator("details.row").filter(has=tab.locator("summary b", has_text=name))
     playwright.expect(rows).to_have_count(2)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import abate
-from abate import events
+from abate import event_sinks
 from abate.call.counters import wrapper_versions
 from abate.observe import page
 from abate.observe.page.state import PageState
@@ -187,7 +187,7 @@ def test_a_failing_refresh_is_repeated(monkeypatch, caplog):
 def test_the_server_leaves_nothing_behind():
     """The block ends while a browser is connected; its thread, its sink and the counting end with it."""
     gc.collect()  # drops the pages of other tests
-    before, watched = events.sinks, wrapper_versions.on
+    before, watched = event_sinks.installed, wrapper_versions.on
     policy = abate.Policy(name="served-policy", on=OSError)
     with page.serving(port=0) as address:
         assert wrapper_versions.on
@@ -198,7 +198,7 @@ def test_the_server_leaves_nothing_behind():
                 if line.startswith('data: {"at"'):
                     break
     assert '"served-policy"' in line
-    assert (events.sinks, wrapper_versions.on) == (before, watched)
+    assert (event_sinks.installed, wrapper_versions.on) == (before, watched)
     assert "abate-page" not in [thread.name for thread in threading.enumerate()]
     with pytest.raises(httpx.ConnectError):
         httpx.get(address)
@@ -218,23 +218,23 @@ def test_a_connected_browser_does_not_delay_the_end():
 def test_a_collected_app_removes_its_sink():
     """No event is counted for it any more."""
     gc.collect()
-    before = events.sinks
+    before = event_sinks.installed
     app = page.app(local_only=True)
-    assert len(events.sinks) == len(before) + 1
+    assert len(event_sinks.installed) == len(before) + 1
     del app
     gc.collect()
-    assert events.sinks == before
+    assert event_sinks.installed == before
 
 
 def test_a_port_in_use_is_an_error():
     """It is raised at once, and no sink stays installed."""
     gc.collect()
-    before = events.sinks
+    before = event_sinks.installed
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError), page.serving(port=port):
             pass
-    assert events.sinks == before
+    assert event_sinks.installed == before
 
 
 @pytest.mark.parametrize(("settings", "error"), [({"port": 70_000}, ValueError), ({"port": "80"}, TypeError)])

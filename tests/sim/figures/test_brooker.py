@@ -36,12 +36,12 @@ def figures(variant: str, *settings: str) -> tuple[float, float]:
 
 
 def closed_form(rate: float, retries: int) -> tuple[float, float]:
-    """Success and load of so many retries."""
+    """Success and load, by the number of retries."""
     return 1 - rate ** (retries + 1), sum(rate**retry for retry in range(retries + 1))
 
 
 def errors(rate: float, retries: int, calls: float) -> tuple[float, float]:
-    """The standard errors of both, over so many calls."""
+    """The standard errors of both, by the number of calls."""
     success, load = closed_form(rate, retries)
     squares = sum((2 * retry + 1) * rate**retry for retry in range(retries + 1))
     return sqrt(success * (1 - success) / calls), sqrt((squares - load**2) / calls)

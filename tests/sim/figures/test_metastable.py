@@ -61,7 +61,7 @@ def test_how_long_the_backlog_takes():
 
 @pytest.mark.parametrize(("load", "horizon"), [(151, 400.0), (160, 200.0), (220, 200.0), (280, 200.0)])
 def test_above_half_of_the_capacity_it_stays_down(load, horizon):
-    """Two attempts per call are more than can be served: nobody's answer comes in time, though the stall is over."""
+    """Two attempts per call are more than can be served: no answer comes in time, though the stall is over."""
     for run in runs("one-retry", load, horizon, 2):
         assert run.measures()["recovery"] == inf
         assert per_second(run, "attempts", horizon - 60, horizon) == pytest.approx(2 * load, rel=0.03)
@@ -77,7 +77,7 @@ def test_before_the_trigger_the_same_load_is_no_trouble(load):
 
 
 def test_nearly_all_work_is_wasted():
-    """At 280 the database sees 560 requests per second and works on what nobody waits for."""
+    """At 280 the database sees 560 requests per second and works on requests whose callers have left."""
     for run in runs("one-retry", 280, 200.0, 2):
         assert per_second(run, "attempts", 100, 200) == pytest.approx(560, rel=0.02)
         assert run.measures()["wasted"] > 0.95

@@ -257,7 +257,7 @@ def test_nothing_is_lost_in_any_world(
 
 
 def test_all_calls_end_where_there_is_time_enough():
-    """Nobody is forgotten in a queue, on the wheel or on the way."""
+    """No request is lost in a queue, on the timer wheel or in transit."""
     for network in (0.0, 0.03):
         service = Service("api", workers=5, service_time=0.02, queue_limit=30, network=network)
         retries = policy(attempt_timeout=0.3, backoff=Backoff(0.1, 2.0))
@@ -373,7 +373,7 @@ def test_waits_and_blocking_are_those_of_the_closed_form(workers, rate, load, pl
 
 
 def test_several_things_without_an_array_form_are_named_in_one_note():
-    """All of them, so that nobody has to try again and again."""
+    """All of them at once, so that one correction is enough."""
     lacking = world(Clients(count=4, processes=2), Service("api", order="lifo"), policy(shelter=abate.Shelter()))
     assert unsupported_features(lacking) == ["clients in several processes", "a lifo queue", "a shelter"]
 
@@ -408,6 +408,6 @@ def test_memory_is_bounded_by_what_is_under_way():
 
 
 def test_latencies_of_a_fleet_lie_within_a_bucket_of_the_exact_ones():
-    """Where nobody waits, every call takes what serving and the way take."""
+    """Without a queue every call takes the service time plus the time in transit."""
     run: Run = world(None, Service("api", workers=500, service_time=0.1, network=0.02)).run(1, "fleet")
     assert [run.measures()[name] for name in ("p50", "p99", "mean")] == pytest.approx([0.14] * 3, abs=0.0015)

@@ -138,7 +138,7 @@ def test_a_file_that_another_program_has_locked(filled):
         assert "is locked by another program" in refusal(filled)
         with pytest.raises(StoreError, match="is locked by another program"):
             store.queue("orders").add("b")
-        assert store.queue("orders").depth().ready == 1, "who only reads waits for nobody"
+        assert store.queue("orders").depth().ready == 1, "a reader waits for no writer"
         other.execute("ROLLBACK")
         other.close()
         assert store.queue("orders").add("b") is True
@@ -155,7 +155,7 @@ def common_folder():
 
 @pytest.fixture
 def without_rights():
-    """Root may write to everything, so for these tests it is nobody."""
+    """Root may write to everything, so these tests run as the user "nobody"."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(NOBODY)
@@ -256,7 +256,7 @@ def test_another_program_may_add_a_message(filled):
         ("attributes", "[" * 100_000),
     ],
 )
-def test_what_can_not_be_read_is_buried_and_blocks_nobody(filled, column, value):
+def test_what_can_not_be_read_is_buried_and_blocks_no_other_message(filled, column, value):
     """The bytes are kept as they were; the next message is handed out in its place."""
     with sqlite3.connect(filled) as other:
         for key in ("bad 1", "bad 2"):
@@ -326,7 +326,7 @@ def test_what_left_the_window_takes_no_room(path):
 
 @pytest.mark.parametrize("raises", [False, True])
 def test_a_signal_handler_that_raises_leaves_nothing_locked(path, raises):
-    """A soft time limit, or an interrupt that the program survives: wherever it comes, everybody can go on.
+    """A soft time limit, or an interrupt that the program survives: wherever it comes, all threads can go on.
 
     Also while the exception, with the frames that it came through, is kept.
     """

@@ -1,4 +1,4 @@
-"""The time in a SQLite file, while somebody sets the machine's clock or the machine starts again."""
+"""The time in a SQLite file, while the machine's clock is set or the machine restarts."""
 
 import os
 import subprocess

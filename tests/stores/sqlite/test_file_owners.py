@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def folder(tmp_path_factory):
-    """A directory that everybody can reach, as pytest's own are root's alone."""
+    """A directory that all users can reach, as only root can reach pytest's own."""
     import shutil
     import tempfile
 
@@ -113,7 +113,7 @@ def test_a_link_that_leads_nowhere_makes_no_file_elsewhere(folder, me):
 
 @pytest.mark.parametrize("ending", ["", "-wal", "-shm"])
 def test_a_file_that_another_user_has_put_there_is_not_used(folder, me, ending):
-    """In a directory that everybody may write to, such as /tmp: it would be theirs to read."""
+    """In a directory that all users may write to, such as /tmp: they could read the file."""
     common = owned(f"{folder}/common", 0o1777, 0)
     if ending:
         assert opened(f"{common}/work.db", me) == ""
@@ -135,7 +135,7 @@ def test_a_file_that_a_member_of_the_group_has_put_there_is_not_used(folder, me)
     assert f"was put into {common} by another user ({STRANGER})" in opened(f"{common}/work.db", me)
 
 
-def test_a_hard_link_where_everybody_may_make_one_is_not_used(folder, me):
+def test_a_hard_link_that_any_user_may_make_is_not_used(folder, me):
     """Another user would choose which of one's files is written to."""
     home, common = owned(f"{folder}/home", 0o755, me), owned(f"{folder}/common", 0o1777, 0)
     assert opened(f"{home}/work.db", me) == ""
@@ -162,8 +162,8 @@ def test_what_is_no_regular_file_is_refused(folder, me):
     assert "is not a regular file" in opened(f"{home}/work.db", me)
 
 
-def test_a_directory_where_everybody_may_replace_the_file_is_refused(folder, me):
-    """One that everybody may write to, without the sticky bit; unless the store is shared."""
+def test_a_directory_where_any_user_may_replace_the_file_is_refused(folder, me):
+    """A directory that all users may write to, without the sticky bit, unless the store is shared."""
     common = owned(f"{folder}/common", 0o777, me)
     assert f"lies in {common}, where every user may replace it" in opened(f"{common}/work.db", me)
     assert opened(f"{common}/work.db", me, "?shared=true") == ""

@@ -48,7 +48,7 @@ def program(url, tmp_path):
 
 
 def check(url, tmp_path, expected):
-    """Everything that was answered is in the file, which is sound; so many keys were."""
+    """The file is sound and holds every key whose add was answered; return their number."""
     answered = (tmp_path / "log").read_text().split()
     assert len(answered) == expected
     with open_store(url) as store:
@@ -305,7 +305,7 @@ def test_who_waits_in_the_parent_is_woken_by_the_child(store):
 
 @forks
 def test_what_is_in_memory_stays_the_parents():
-    """Its queues are an error in a child, where an add would be seen by nobody; limits begin anew there."""
+    """In a child its queues raise, as no other process would see an add; its limits begin anew."""
     with open_store("memory:") as store:
         queue = store.queue("orders")
         queue.add("a")

@@ -63,8 +63,8 @@ def _descriptors() -> list[int]:
 def _listening_address(descriptor: int) -> bytes:
     """Return the address at which a file descriptor listens, as the system has it; empty if it does not.
 
-    This asks the system directly: a `socket.socket` for the descriptor of another would close it when it is collected,
-    and with a default timeout would make it non-blocking.
+    This asks the system directly. A `socket.socket` made for the descriptor would close it when it is collected, and
+    make it non-blocking if there is a default timeout.
     """
     import ctypes
 

@@ -19,9 +19,9 @@ OTHER = "other"
 class SlidingCounts:
     """Counts by word over the last minute. The caller passes the time.
 
-    >>> lately = SlidingCounts()
-    >>> lately.add("blip", 0.0); lately.add("overload", 30.0); lately.add("blip", 30.0)
-    >>> lately.counts(45.0), lately.counts(75.0), lately.counts(300.0)
+    >>> counts = SlidingCounts()
+    >>> counts.add("blip", 0.0); counts.add("overload", 30.0); counts.add("blip", 30.0)
+    >>> counts.counts(45.0), counts.counts(75.0), counts.counts(300.0)
     ({'blip': 2, 'overload': 1}, {'overload': 1, 'blip': 1}, {})
     """
 

@@ -27,7 +27,7 @@ from threading import Lock, RLock, Thread, current_thread
 from typing import Any, Protocol, TypeVar
 from weakref import ref
 
-from abate import events, forks
+from abate import event_sinks, events, forks
 from abate.clock import MACHINE
 from abate.logs import Log
 from abate.registry import Registry
@@ -297,7 +297,7 @@ class FleetSync:
             log.warning("%s does not answer: each process applies local limits now (%s)", self.name, error)
         else:
             log.warning("%s answers again: limits are shared", self.name)
-        events.emit(events.StoreDegraded(self.name, degraded, error))
+        event_sinks.emit(events.StoreDegraded(self.name, degraded, error))
 
 
 def _sync_thread(fleet_sync: ref[FleetSync]) -> None:

@@ -2,7 +2,7 @@
 
 A process holds tokens, each of them a withdrawal that the store has counted already. A withdrawal takes a token, or
 spends what this process has earned and not reported yet. With neither, it is refused and a sync is requested soon. The
-sync asks for as many tokens as were needed lately; an idle process asks for its share of half the reserve.
+sync asks for as many tokens as were needed recently; an idle process asks for its share of half the reserve.
 
 Deposits are counted as in any budget, so a call that succeeds costs the same. Without a valid reply of the store it is
 a local budget: the same ratio, and this process's share of the reserve.

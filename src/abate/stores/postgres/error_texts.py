@@ -60,31 +60,27 @@ OWNER = (
 )
 
 
-def to_store_error(trouble: SessionError, address: Address, limit: float, preparing: bool = False) -> StoreError:
+def to_store_error(error: SessionError, address: Address, limit: float, preparing: bool = False) -> StoreError:
     """Return the error for the caller; `limit` is the time limit of the operation in seconds."""
-    said = f" (PostgreSQL says: {address.without_password(trouble.said)})" if trouble.said else ""
-    match trouble:
+    said = f" (PostgreSQL says: {address.without_password(error.said)})" if error.said else ""
+    match error:
         case ConnectFailed():
-            why = next(
-                (words for phrase, words in BY_CONNECT_TEXT.items() if phrase in trouble.said), "can't be reached"
-            )
-            if "does not exist" in trouble.said:
+            why = next((words for phrase, words in BY_CONNECT_TEXT.items() if phrase in error.said), "can't be reached")
+            if "does not exist" in error.said:
                 why = "does not know this user, or has no database of this name: create it, or correct the URL"
         case TimedOut():
             why = f"does not answer within {limit:g} s; it is not known whether anything was done"
         case ConnectionLost():
             why = "has cut the connection; it is not known whether anything was done"
-        case StatementFailed() if preparing and trouble.state == "42501":
-            why = (OWNER if "must be owner" in trouble.said else RIGHTS).format(
-                user=address.user, schema=address.schema
-            )
+        case StatementFailed() if preparing and error.state == "42501":
+            why = (OWNER if "must be owner" in error.said else RIGHTS).format(user=address.user, schema=address.schema)
         case StatementFailed():
-            why = BY_SQLSTATE.get(trouble.state, "failed; nothing was changed").format(
+            why = BY_SQLSTATE.get(error.state, "failed; nothing was changed").format(
                 user=address.user, schema=address.schema
             )
         case _:
             why = "failed"
-    away = isinstance(trouble, (TimedOut, ConnectionLost)) or (
-        isinstance(trouble, ConnectFailed) and any(phrase in trouble.said for phrase in TEMPORARY)
+    away = isinstance(error, (TimedOut, ConnectionLost)) or (
+        isinstance(error, ConnectFailed) and any(phrase in error.said for phrase in TEMPORARY)
     )
     return (StoreUnreachable if away else StoreError)(f"{address} {why}{said}")

@@ -89,8 +89,8 @@ class Pool:
                     raise
                 sleep(ROLLBACK_PAUSE * (0.5 + self._rng.random()))
             return self._run(spelt, params, deadline)
-        except SessionError as trouble:
-            raise to_store_error(trouble, self.address, limit) from None
+        except SessionError as error:
+            raise to_store_error(error, self.address, limit) from None
 
     def _run(self, statement: str, params: tuple[str | None, ...], deadline: float) -> list[Row]:
         rows: list[Row] = []
@@ -148,8 +148,8 @@ class Pool:
         """Open a connection."""
         try:
             return Session(self.address.conninfo(self._limited), deadline)
-        except ConnectFailed as trouble:
-            if POOLER_REFUSAL not in trouble.said or not self._limited:
+        except ConnectFailed as error:
+            if POOLER_REFUSAL not in error.said or not self._limited:
                 raise
             self._limited = False
             return Session(self.address.conninfo(self._limited), deadline)
@@ -168,9 +168,9 @@ class Pool:
         except UnusableDatabase as foreign:
             session.close()
             raise StoreError(f"{self.address} {foreign}") from None
-        except SessionError as trouble:
+        except SessionError as error:
             session.close()
-            raise to_store_error(trouble, self.address, limit, preparing=True) from None
+            raise to_store_error(error, self.address, limit, preparing=True) from None
         except BaseException:
             session.close()
             raise

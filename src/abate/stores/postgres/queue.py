@@ -34,9 +34,9 @@ LETTERS_AT_ONCE = 100
 """Maximum number of dead letters that one statement reads; each may be a megabyte long."""
 
 DeadLetterPosition: TypeAlias = tuple[str, str]
-"""When a letter died, and its id."""
+"""When a message became a dead letter, and its id."""
 FIRST, LAST = ("-infinity", "0"), ("infinity", "0")
-"""Positions before and after all letters."""
+"""Positions before and after all dead letters."""
 
 # of one queue, or of all
 DEPTHS = """
@@ -182,7 +182,7 @@ class PostgresQueue(Queue):
         return letters, None if len(rows) < wanted else _position(rows[-1][-2:])
 
     def _oldest_dead_letters(self) -> tuple[DeadLetterPosition, DeadLetterPosition] | None:
-        last = self._pool.run(DIED_LAST, self._name, safe=True)  # letters that die later are not touched
+        last = self._pool.run(DIED_LAST, self._name, safe=True)  # dead letters that come later are not touched
         return (FIRST, _position(last[0])) if last else None
 
     def _redrive_or_purge_batch(

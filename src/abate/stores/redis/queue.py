@@ -190,7 +190,7 @@ class RedisQueue(Queue):
         return letters, (last, died) if last else None
 
     def _oldest_dead_letters(self) -> bytes:
-        return b""  # the first batch returns the instant of the last death: letters that die later are not touched
+        return b""  # the first batch returns when the last one died: later dead letters are not touched
 
     def _redrive_or_purge_batch(
         self, purge: bool, keys: Sequence[str] | None, position: bytes | None

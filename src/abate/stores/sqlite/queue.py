@@ -48,7 +48,7 @@ MAX_TOKEN = 2**62
 """A higher token was written by another program."""
 
 DeadLetterPosition: TypeAlias = tuple[float, int]
-"""When a letter died, and its id."""
+"""When a message became a dead letter, and its id."""
 
 
 class SqliteQueue(Queue):
@@ -267,7 +267,7 @@ class SqliteQueue(Queue):
         return letters, None if len(rows) < wanted else rows[-1][-2:]
 
     def _oldest_dead_letters(self) -> tuple[DeadLetterPosition, DeadLetterPosition] | None:
-        last = self._file.read(sql.DIED_LAST, (self.name,))  # letters that die later are not touched
+        last = self._file.read(sql.DIED_LAST, (self.name,))  # dead letters that come later are not touched
         return ((-inf, 0), last[0]) if last else None
 
     def _redrive_or_purge_batch(

@@ -34,7 +34,7 @@ def run_for(service: Service[..., Any], seconds: float, source: Source | Store |
     if clocks.in_loop():
         raise RuntimeError("run_for can't run in an event loop: await abate.testing.arun_for(service, seconds)")
     _virtual_clock()
-    from abate.work.service import run_bounded
+    from abate.work.bounded_event_loop import run_bounded
 
     return run_bounded(arun_for(service, seconds, source), service.seconds_left)
 

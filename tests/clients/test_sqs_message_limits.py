@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abate.clients.sqs_message import (
+from abate.clients.sqs_message_limits import (
     MAX_ATTRIBUTES,
     MAX_BYTES,
     check_size,

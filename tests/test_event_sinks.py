@@ -8,8 +8,9 @@ import time
 import pytest
 
 import abate
-from abate import events
-from abate.events import Recovered, emit, install
+from abate import event_sinks, events
+from abate.event_sinks import emit, install
+from abate.events import Recovered
 from abate.testing import Recorder, Script, VirtualClock
 from tests.reentry import held_elsewhere
 
@@ -17,9 +18,9 @@ from tests.reentry import held_elsewhere
 @pytest.fixture(autouse=True)
 def no_sinks_left():
     """Every test leaves the process as it found it."""
-    before = events.sinks
+    before = event_sinks.installed
     yield
-    assert events.sinks == before
+    assert event_sinks.installed == before
 
 
 def test_a_call_that_recovers_tells_its_story():
@@ -59,7 +60,7 @@ def test_a_call_that_succeeds_at_once_is_no_event():
 def test_a_sink_must_be_callable():
     """Anything but a function is refused where it is installed."""
     with pytest.raises(TypeError, match="a sink must be a function of one event, not 'nonsense'"):
-        events.install("nonsense")
+        event_sinks.install("nonsense")
 
 
 def test_a_class_is_not_a_sink():
@@ -72,7 +73,7 @@ def test_a_class_is_not_a_sink():
 
 def test_a_sink_that_is_not_installed_can_be_removed():
     """Removing is idempotent."""
-    events.remove(print)
+    event_sinks.remove(print)
 
 
 def test_a_sink_that_another_one_removes_gets_no_more_events():
@@ -80,16 +81,16 @@ def test_a_sink_that_another_one_removes_gets_no_more_events():
     seen = []
 
     def first(event):
-        events.remove(seen.append)
+        event_sinks.remove(seen.append)
 
     install(first)
     second = seen.append
     install(second)
-    before = set(events._sink_health)
+    before = set(event_sinks._sink_health)
     emit(Recovered("orders", 2, 0.1))
-    events.remove(first)
+    event_sinks.remove(first)
     assert seen == []
-    assert before - set(events._sink_health) == {id(first), id(second)}
+    assert before - set(event_sinks._sink_health) == {id(first), id(second)}
 
 
 # -- sinks that fail
@@ -108,7 +109,7 @@ class Timed:
 @pytest.fixture
 def timed(monkeypatch):
     clock = Timed()
-    monkeypatch.setattr(events, "monotonic", clock)
+    monkeypatch.setattr(event_sinks, "monotonic", clock)
     return clock
 
 
@@ -123,7 +124,7 @@ def installed():
 
     yield add
     for sink in sinks:
-        events.remove(sink)
+        event_sinks.remove(sink)
 
 
 EVENT = Recovered("orders", 2, 0.1)
@@ -221,22 +222,22 @@ def test_a_sink_that_holds_up_a_call_is_left_alone(installed, timed, caplog):
 
 def test_a_sink_that_holds_up_many_calls_a_little_is_left_alone(installed, timed, monkeypatch):
     """What it takes in a minute counts together; what it took before that does not."""
-    monkeypatch.setattr(events, "SLOW", 0.0)
+    monkeypatch.setattr(event_sinks, "SLOW", 0.0)
     entered = []
 
     def slow(event):
         entered.append(event)
-        timed.now += 0.4 * events.MAX_HOLD_UP
+        timed.now += 0.4 * event_sinks.MAX_HOLD_UP
 
     installed(slow)
-    for pause in (0.0, events.MINUTE + 1.0, 0.0):
+    for pause in (0.0, event_sinks.MINUTE + 1.0, 0.0):
         timed.now += pause
         emit(EVENT)
     assert events.dropped(slow) == 0
     for _ in range(3):
         emit(EVENT)
     assert (len(entered), events.dropped(slow)) == (4, 2)
-    events.remove(slow)
+    event_sinks.remove(slow)
     install(slow)  # who comes again has a clean slate
     emit(EVENT)
     assert len(entered) == 5
@@ -334,7 +335,7 @@ def test_a_sink_that_is_not_installed_has_dropped_nothing():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forks beside threads are what is tested here
 def test_a_child_does_not_wait_for_what_its_parent_was_busy_with():
-    """A fork while another thread is in the midst of a sink: in the child nobody is."""
+    """A fork while another thread is inside a sink: in the child no thread is."""
     entered, release = threading.Event(), threading.Event()
 
     def busy(event):
@@ -347,10 +348,10 @@ def test_a_child_does_not_wait_for_what_its_parent_was_busy_with():
     assert entered.wait(30.0)
     child = os.fork()
     if child == 0:
-        os._exit(sum(len(health.inside) for health in events._sink_health.values()))
+        os._exit(sum(len(health.inside) for health in event_sinks._sink_health.values()))
     release.set()
     held.join(30.0)
-    events.remove(busy)
+    event_sinks.remove(busy)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -358,7 +359,7 @@ def test_a_child_does_not_wait_for_what_its_parent_was_busy_with():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forks beside threads are what is tested here
 def test_a_child_installs_sinks_though_another_thread_was_about_to():
     """The thread that held the lock of the list is not in the child."""
-    with held_elsewhere(events._changes):
+    with held_elsewhere(event_sinks._changes):
         child = os.fork()
         if child == 0:
             signal.alarm(30)  # ends a child that hangs
@@ -385,10 +386,10 @@ def test_a_sink_that_is_installed_by_a_comparison_of_sinks_is_installed():
         def __call__(self, event):
             raise NotImplementedError
 
-    before = events.sinks
+    before = event_sinks.installed
     try:
-        events.sinks = (*before, Meddling())
+        event_sinks.installed = (*before, Meddling())
         install(first)
-        assert events.sinks[-2:] == (first, second)
+        assert event_sinks.installed[-2:] == (first, second)
     finally:
-        events.sinks = before
+        event_sinks.installed = before
