@@ -119,7 +119,7 @@ class HttpxCall:
         await self._aload_error()
         return self.held
 
-    def _show_request(self, error: Exception) -> None:
+    def _show_request(self, error: Any) -> None:
         """Set the request of an error, as the client does later: rules look at its URL and its method."""
         if isinstance(error, self.owner.library.RequestError):
             error.request = self.request
