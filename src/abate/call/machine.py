@@ -338,7 +338,7 @@ class Call:
         if policy.budget.funded_by == "success":
             self._deposit()
         if self.attempts > 1 and (self._logged or events.sinks):
-            events.emit(events.Recovered(policy.name, self.attempts, self.waited), self._logged)
+            events.emit(events.Recovered(policy.name, self.attempts, self.waited, self._target()), self._logged)
 
     def _deposit(self) -> None:
         self.policy.budget.deposit()
@@ -389,6 +389,10 @@ class Call:
         """Return whether the default log takes an event of this level; `_logged` is true if it takes them all."""
         return self._logged or (self.policy.clock is None and events.log_enabled(level))
 
+    def _target(self) -> str | None:
+        """Return the target of a client's call, as a field of an event."""
+        return None if self.request is None else self.request.target()
+
     def _sent(self, outcome: Outcome | Exception) -> tuple[str | None, int | None]:
         """Return the target and the status of a client's attempt, as fields of an event."""
         return (None, None) if self.request is None else (self.request.target(), self.request.status(outcome))
@@ -397,7 +401,7 @@ class Call:
         """Emit an event for an attempt that budget or gate refused."""
         logged = self._is_logged(WARNING)
         if logged or events.sinks:
-            events.emit(events.BudgetRefused(self.policy.name, gate, self.attempts), logged)
+            events.emit(events.BudgetRefused(self.policy.name, gate, self.attempts, self._target()), logged)
 
     def _why_not_retry(self, ruling: Ruling, outcome: Outcome | Exception, now: float) -> str | None:
         """Return the reason to give up, or None; checks everything but budget and shelter."""
