@@ -358,7 +358,17 @@ class Call:
                 events.emit(events.FirstFailure(policy.name, ruling.reason, error, *self._sent(outcome)), logged)
         else:
             listening = self._logged or events.sinks
-        reason = self._why_not_retry(ruling, outcome, now)
+        usual = (  # nothing in `_why_not_retry` applies; checked here to save a call
+            ruling.retry
+            and attempts < policy.attempt_limit
+            and retry_serials.last == self.since
+            and self.deadline is None
+            and ruling.hint is None
+            and ruling.safe is not False
+            and policy.retries_freely
+            and not ever_used.off
+        )
+        reason = None if usual else self._why_not_retry(ruling, outcome, now)
         if reason is not None:
             return Stop(reason)
         if closed or ruling.hint is not None:

@@ -148,6 +148,9 @@ def _wait(
                 let_go(machine.seconds_left())
                 now = min(clock.now(), action.until)
             clock.sleep(action.until - now)
+        if machine.policy.no_gate_or_shelter:
+            machine.withdrawn = False  # as `Call.resume` does, without a call
+            return SEND
         action = machine.resume()
         if action is SEND:
             return SEND
