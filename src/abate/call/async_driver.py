@@ -181,7 +181,7 @@ async def _wait(
             now = clock.now()
         await clock.asleep(max(0.0, action.until - now))
         if machine.policy.no_gate_or_shelter:
-            machine.withdrawn = False  # as `Call.resume` does, without a call
+            machine.withdrawn = False  # the retry is sent: nothing is to be refunded
             return SEND
         action = machine.resume()
         if action is SEND:

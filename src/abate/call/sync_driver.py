@@ -149,7 +149,7 @@ def _wait(
                 now = min(clock.now(), action.until)
             clock.sleep(action.until - now)
         if machine.policy.no_gate_or_shelter:
-            machine.withdrawn = False  # as `Call.resume` does, without a call
+            machine.withdrawn = False  # the retry is sent: nothing is to be refunded
             return SEND
         action = machine.resume()
         if action is SEND:
