@@ -85,13 +85,13 @@ PEERS: dict[str, Callable[[Any], Any]] = {
     "abate": lambda function: ours(abate.Budget(reserve=1e6))(function),
     "abate, no budget": lambda function: ours(abate.Budget.unlimited())(function),
     "nopanic": lambda function: nopanic.retry(
-        max_attempts=3, on=ValueError, backoff=nopanic.backoff.full_jitter(0.0, 2.0, 0.0)
+        attempts=3, on=ValueError, backoff=nopanic.backoff.full_jitter(0.0, 2.0, 0.0)
     )(function),
     "backoff": lambda function: backoff.on_exception(
         backoff.constant, ValueError, max_tries=3, jitter=None, interval=0
     )(function),
     "stamina": lambda function: stamina.retry(
-        on=ValueError, max_attempts=3, timeout=None, wait_initial=0, wait_max=0, wait_jitter=0
+        on=ValueError, attempts=3, timeout=None, wait_initial=0, wait_max=0, wait_jitter=0
     )(function),
     "tenacity": lambda function: tenacity.retry(
         retry=tenacity.retry_if_exception_type(ValueError),

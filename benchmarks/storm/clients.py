@@ -112,7 +112,7 @@ def stamina(settings: Settings) -> Decorator:
 
     return stamina.retry(
         on=ERRORS,
-        max_attempts=settings.max_attempts,
+        attempts=settings.max_attempts,
         timeout=None,
         wait_initial=settings.base,
         wait_max=settings.cap,
@@ -133,7 +133,7 @@ def nopanic_retry(settings: Settings, budget: Any) -> Decorator:
     import nopanic
 
     waits = nopanic.backoff.full_jitter(settings.base, 2.0, settings.cap)
-    return nopanic.retry(max_attempts=settings.max_attempts, on=ERRORS, backoff=waits, budget=budget)
+    return nopanic.retry(attempts=settings.max_attempts, on=ERRORS, backoff=waits, budget=budget)
 
 
 @candidate("nopanic", "full jitter, minds Retry-After")
@@ -185,7 +185,7 @@ def aiohttp_retry(settings: Settings) -> Decorator:
     from aiohttp_retry import ExponentialRetry, RetryClient
 
     options = ExponentialRetry(
-        max_attempts=settings.max_attempts,
+        attempts=settings.max_attempts,
         start_timeout=settings.base / 2,  # it doubles before the first wait
         max_timeout=settings.cap,
         exceptions={TimeoutError, ConnectionError},

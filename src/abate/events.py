@@ -83,10 +83,11 @@ class Retry(Event):
 
 
 class BudgetRefused(Event):
-    """A retry was worth making, and `gate` did not admit it."""
+    """A retry was worth making, and `gate` did not admit it; `target` is as in `FirstFailure`."""
 
     gate: str
     attempt: int
+    target: str | None = None
 
 
 class GaveUp(Event):
@@ -104,10 +105,11 @@ class GaveUp(Event):
 
 
 class Recovered(Event):
-    """A call succeeded after at least one retry."""
+    """A call succeeded after at least one retry; `target` is as in `FirstFailure`."""
 
     attempts: int
     waited: float
+    target: str | None = None
 
 
 class LayeredRetry(Event):

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import abate
-from abate import LayeredRetryWarning, Policy, Ruling, Shelter, on_result
+from abate import Budget, LayeredRetryWarning, Policy, Ruling, Shelter, on_result
 from abate.call import async_driver, sync_driver
 from abate.call.client_request import ClientRequest
 from abate.decide.outcome import Outcome
-from abate.events import FirstFailure, GaveUp, Retry
+from abate.events import BudgetRefused, FirstFailure, GaveUp, Recovered, Retry
 from abate.observe.event_text import facts, sentence
 from abate.testing import VirtualClock
 
@@ -96,6 +96,17 @@ def test_events_name_the_request_and_its_status(client, abate_events):
         (Retry, TARGET, None),
         (GaveUp, TARGET, 500),
     ]
+
+
+def test_recoveries_and_refusals_name_the_request(client, abate_events):
+    """A call that was retried with success, and one whose retry the budget did not admit."""
+    client(answer(503), answer(200)).get()
+    assert abate_events[-1] == Recovered("orders", 2, 2.25, TARGET)
+    assert sentence(abate_events[-1]) == f"orders: succeeded on attempt 2 of {TARGET} after 2.25 s of waiting"
+    abate_events.clear()
+    client(answer(503), budget=Budget(ratio=0.0, reserve=0.0, name="none")).get()
+    assert BudgetRefused("orders", "none", 1, TARGET) in abate_events
+    assert f"orders: none refused attempt 2 of {TARGET}" in map(sentence, abate_events)
 
 
 def test_lines_name_the_request_and_its_status(client, abate_events):

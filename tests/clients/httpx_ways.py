@@ -37,22 +37,30 @@ class Way:
         kind = self.ours.Transport if self.loop == "threads" else self.ours.AsyncTransport
         return kind(policy, self.inner() if inner is None else inner, **options)
 
-    def fetch(self, policy, url, method="GET", *, inner=None, request=None, client=None, **options):
-        """The response to one request, read whole."""
+    def fetch(self, policy, url, method="GET", *, inner=None, request=None, client=None, streamed=False, **options):
+        """The response to one request, read whole; `streamed` says that the program reads it by itself."""
         transport = self.transport(policy, inner, **options)
         request, client = request or {}, {"timeout": 10.0, **(client or {})}
         if self.loop != "threads":
-            return self.run(self._afetch, transport, url, method, request, client)
+            return self.run(self._afetch, transport, url, method, request, client, streamed)
         with self.library.Client(transport=transport, **client) as opened:
             try:
-                return opened.request(method, url, **request)
+                if not streamed:
+                    return opened.request(method, url, **request)
+                with opened.stream(method, url, **request) as response:
+                    response.read()
+                return response
             finally:
                 assert taken(transport) == []
 
-    async def _afetch(self, transport, url, method, request, client):
+    async def _afetch(self, transport, url, method, request, client, streamed):
         async with self.library.AsyncClient(transport=transport, **client) as opened:
             try:
-                return await opened.request(method, url, **request)
+                if not streamed:
+                    return await opened.request(method, url, **request)
+                async with opened.stream(method, url, **request) as response:
+                    await response.aread()
+                return response
             finally:
                 assert taken(transport) == []
 

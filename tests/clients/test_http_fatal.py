@@ -70,9 +70,23 @@ def test_a_scheme_that_is_not_supported_is_fatal(driver, on):
 
 
 @RULES
-def test_a_url_that_is_invalid_is_fatal(driver, on):
-    """The same."""
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http:///nowhere",
+        "http://[shop",
+        "http://127.0.0.1:99999/",
+        "http://the shop/",
+        "http://[::zz]/",
+        "http://shop..example/",
+        f"http://{'a' * 64}.example/",
+    ],
+)
+def test_a_url_that_is_invalid_is_fatal(driver, on, url):
+    """Also where the library takes it for a host that is not there, and in the eyes of a shelter."""
+    shelter = abate.Shelter(name="shop", patience=1.0)
     with pytest.raises(Exception) as caught:
-        driver.fetch(Ask("http:///nowhere"), policy(on=on))
+        driver.fetch(Ask(url), policy(on=on, shelter=shelter))
     report = abate.report(caught.value)
     assert report is None or (report.reason, report.attempts) == ("fatal", 1)
+    assert shelter.state == "calm"

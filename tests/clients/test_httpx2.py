@@ -72,6 +72,20 @@ def test_a_client_of_the_other_library_is_told_what_to_use(own, other):
     assert server.requests == []
 
 
+@BOTH
+def test_a_client_of_the_other_kind_is_told_what_to_use(own, other):
+    """A sync client is given an async transport, or the other way round, with a `with` statement or without."""
+    name = own.__name__
+    for use in (lambda client: client.get("http://shop.invalid/"), lambda client: client.__enter__()):
+        with pytest.raises(AttributeError, match=rf"give {name}.Client abate.clients.{name}.Transport$"):
+            use(own.Client(transport=ours(own).AsyncTransport()))
+    for use in (lambda client: client.get("http://shop.invalid/"), lambda client: client.__aenter__()):
+        with pytest.raises(AttributeError, match=rf"give {name}.AsyncClient abate.clients.{name}.AsyncTransport$"):
+            asyncio.run(use(own.AsyncClient(transport=ours(own).Transport())))
+    with pytest.raises(AttributeError, match=r"'Transport' object has no attribute 'retries'$"):
+        ours(own).Transport().retries  # noqa: B018
+
+
 def test_an_alias_of_httpx_is_httpx2():
     """httpx2 can stand in for httpx in programs that import it."""
     program = (

@@ -39,6 +39,7 @@ def with_pipe(number):
 
 REQUESTS = {
     "GET": {"method": "GET"},
+    "GET, streamed": {"method": "GET", "stream": True},
     "PUT": {"method": "PUT", "body": b"order"},
     "POST": {"method": "POST", "body": b"order"},
     "POST with `Idempotency-Key`": {"method": "POST", "body": b"order", "headers": {"Idempotency-Key": "8e03"}},
@@ -65,6 +66,7 @@ class ByHttpx:
             ask.method,
             request={"content": body, "headers": ask.headers},
             client={"timeout": ask.timeout[1], "trust_env": False},
+            streamed=ask.stream,
         )
         return response.status_code
 

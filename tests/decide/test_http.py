@@ -448,6 +448,12 @@ def test_a_bad_status_is_refused(code):
     assert str(caught.value).endswith(repr(code))
 
 
+def test_no_status_is_refused():
+    """A rule that retries nothing would be silent about it."""
+    with pytest.raises(TypeError, match=r"^status needs the codes to retry, as in abate\.http\.status\(404, 423\)$"):
+        status()
+
+
 @pytest.mark.parametrize("code", [400, 599])
 def test_the_edges_are_statuses(code):
     """Both ends of the range can be chosen."""

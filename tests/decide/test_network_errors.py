@@ -5,6 +5,7 @@ import http.client
 import itertools
 import socket
 import ssl
+import urllib.error
 import urllib.request
 
 import aiohttp
@@ -250,13 +251,49 @@ def test_a_connection_that_was_closed_in_the_handshake_is_a_blip(sender):
         *itertools.product(("openai", "anthropic", "httpcore"), ("ftpx://127.0.0.1/",)),
         *itertools.product(("httpx", "httpx2", "requests", "urllib3", "aiohttp", "openai"), ("http://[::1/",)),
         *itertools.product(("httpx", "httpx2", "requests", "aiohttp"), ("/orders",)),
+        ("urllib", "ftpx://127.0.0.1/"),
+        ("urllib", "http:///orders"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_fatal_and_says_nothing_about_the_server(sender, url):
     """An unsupported scheme, no scheme, or no URL at all."""
     error = error_of(sender, url)
     assert transient.judge(Outcome(error)) == FATAL_UNREACHED
-    assert is_always_fatal(type(error)) or isinstance(error, openai.APIConnectionError | anthropic.APIConnectionError)
+    wrapped = openai.APIConnectionError | anthropic.APIConnectionError | urllib.error.URLError
+    assert is_always_fatal(type(error)) or isinstance(error, wrapped)
+
+
+@pytest.mark.parametrize(
+    ("sender", "url"),
+    [
+        *itertools.product(("httpx", "httpx2", "openai"), ("http://127.0.0.1:65536/",)),
+        *itertools.product(("httpx, async", "httpx2, async"), ("http://shop..example/", f"http://{'a' * 64}.example/")),
+        *itertools.product(("httpx", "httpx2", "httpx, async", "httpx2, async", "openai"), ("http://[shop",)),
+        *itertools.product(("httpx", "httpx2", "aiohttp"), ("http://the shop/",)),
+        ("httpx", "http://127.0.0.1:-1/"),
+        ("aiohttp", "http://[::zz]/"),
+    ],
+)
+def test_a_url_that_a_library_tries_though_no_server_has_it_is_fatal(sender, url):
+    """It reports that the name is not found, or connects to another port; the request in the error tells."""
+    error = error_of(sender, url)
+    assert transient.judge(Outcome(error)) == FATAL_UNREACHED
+    assert not is_always_fatal(type(error))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://nowhere.invalid/",
+        "http://a_b.invalid/",
+        "http://[::1%25no]:9/",
+        "http://[::1]:0/",
+        f"http://%2Frun%2F{'x' * 20}/",
+    ],
+)
+def test_a_host_that_is_not_found_is_a_network_error(url):
+    """Names with an underscore, addresses with a zone, and paths of sockets are hosts."""
+    assert transient.judge(Outcome(error_of("httpx", url))) == UNREACHED
 
 
 # -- Python's own errors

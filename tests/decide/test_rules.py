@@ -324,6 +324,8 @@ def test_unless_may_speak_against_results():
         ((OSError, (KeyError, ValueError)), "not (<class 'KeyError'>, <class 'ValueError'>)"),
         (OSError("gone"), "not the instance OSError('gone'): give its type OSError"),
         ([KeyError("gone")], "not the instance KeyError('gone'): give its type KeyError"),
+        (503, "not 503: for a status write abate.http.status(503)"),
+        ([429, 503], "not 429: for a status write abate.http.status(429)"),
         (dict, "not the class dict"),
         (Ruling, "not the class Ruling"),
         (KeyboardInterrupt, "KeyboardInterrupt asks the program to end and is never retried"),

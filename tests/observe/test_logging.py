@@ -37,6 +37,16 @@ LINES = [
         "orders: gave up after 3 attempts and 1.5 s (attempts): OSError('down')",
     ),
     (events.Recovered("orders", 2, 0.5), "INFO", "orders: succeeded on attempt 2 after 0.5 s of waiting"),
+    (
+        events.Recovered("orders", 2, 0.5, "GET https://shop.example/42"),
+        "INFO",
+        "orders: succeeded on attempt 2 of GET https://shop.example/42 after 0.5 s of waiting",
+    ),
+    (
+        events.BudgetRefused("orders", "budget", 1, "GET https://shop.example/42"),
+        "WARNING",
+        "orders: budget refused attempt 2 of GET https://shop.example/42",
+    ),
     (events.LayeredRetry("outer", "inner"), "WARNING", "outer: did not retry what inner had given up on"),
     (
         events.ShelterChanged("orders", "shop", "probing", 12, 1.0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from abate import clock as clocks
@@ -142,7 +143,8 @@ async def drive(
                 if action is not SEND:
                     break
             try:
-                result = await _awaitable(function, attempt(*args, **kwargs))
+                begun = attempt(*args, **kwargs)
+                result = await (begun if type(begun) is CoroutineType else _awaitable(function, begun))
             except Exception as error:
                 machine.same_error |= error is last
                 last, now = error, clock.now()
@@ -179,6 +181,9 @@ async def _wait(
             await let_go(machine.seconds_left())
             now = clock.now()
         await clock.asleep(max(0.0, action.until - now))
+        if machine.policy.no_gate_or_shelter:
+            machine.withdrawn = False  # the retry is sent: nothing is to be refunded
+            return SEND
         action = machine.resume()
         if action is SEND:
             return SEND

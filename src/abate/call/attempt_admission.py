@@ -28,6 +28,7 @@ from abate.logs import WARNING
 from abate.schedule.hints import delay_after_hint
 
 if TYPE_CHECKING:
+    from abate.call.client_request import ClientRequest
     from abate.call.policy import Policy
     from abate.decide.outcome import Outcome, Ruling
     from abate.schedule.backoff import Schedule
@@ -85,6 +86,8 @@ class AttemptAdmission:
     _visit: ShelterVisit | None
     _over: bool
     _logged: bool
+    request: ClientRequest | None = None
+    """What the attempts send, if the call is a client's; see `abate.call.client_request`."""
 
     def begin(self, now: float | None = None, deadline_aware: bool = False) -> Send | WaitForTurn | Stop:
         """Begin an attempt, if shelter and gate admit it; a first attempt that they refuse raises `Refused`.
@@ -110,10 +113,7 @@ class AttemptAdmission:
             raise error
 
     def resume(self) -> Send | WaitForTurn | Stop:
-        """Begin the next attempt after a `Wait`."""
-        if self.policy.no_gate_or_shelter:
-            self.withdrawn = False
-            return SEND
+        """Begin the next attempt after a `Wait`; drivers ask only if there is a gate or a shelter."""
         return self.begin()
 
     def _enter_shelter(self, dispatcher: Dispatcher, now: float | None) -> WaitForTurn | Stop | None:
@@ -279,8 +279,12 @@ class AttemptAdmission:
         """Return whether the default log takes an event of this level; `_logged` is true if it takes them all."""
         return self._logged or (self.policy.clock is None and event_sinks.log_enabled(level))
 
+    def _target(self) -> str | None:
+        """Return the target of a client's call, as a field of an event."""
+        return None if self.request is None else self.request.target()
+
     def _emit_refused(self, gate: str) -> None:
         """Emit an event for an attempt that budget or gate refused."""
         logged = self._is_logged(WARNING)
         if logged or event_sinks.installed:
-            event_sinks.emit(events.BudgetRefused(self.policy.name, gate, self.attempts), logged)
+            event_sinks.emit(events.BudgetRefused(self.policy.name, gate, self.attempts, self._target()), logged)

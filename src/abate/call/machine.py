@@ -32,7 +32,6 @@ from abate.logs import INFO, WARNING, Log
 from abate.redact import one_line
 
 if TYPE_CHECKING:
-    from abate.call.client_request import ClientRequest
     from abate.call.policy import Policy
 
 NO_RESULT = object()
@@ -61,9 +60,6 @@ class Call(AttemptAdmission):
 
     same_error: bool
     """Whether two attempts in a row raised the same error object; set by drivers."""
-
-    request: ClientRequest | None = None
-    """What the attempts send, if the call is a client's; see `abate.call.client_request`."""
 
     def __init__(
         self, policy: Policy, deadline: float | None = None, since: int | None = None, outer_deadline: bool = False
@@ -107,7 +103,7 @@ class Call(AttemptAdmission):
         if policy.budget.funded_by == "success":
             self._deposit()
         if self.attempts > 1 and (self._logged or event_sinks.installed):
-            event_sinks.emit(events.Recovered(policy.name, self.attempts, self.waited), self._logged)
+            event_sinks.emit(events.Recovered(policy.name, self.attempts, self.waited, self._target()), self._logged)
 
     def _deposit(self) -> None:
         self.policy.budget.deposit()
@@ -127,7 +123,17 @@ class Call(AttemptAdmission):
                 event_sinks.emit(events.FirstFailure(policy.name, ruling.reason, error, *self._sent(outcome)), logged)
         else:
             listening = self._logged or event_sinks.installed
-        reason = self._why_not_retry(ruling, outcome, now)
+        usual = (  # nothing in `_why_not_retry` applies; checked here to save a call
+            ruling.retry
+            and attempts < policy.attempt_limit
+            and retry_serials.last == self.since
+            and self.deadline is None
+            and ruling.hint is None
+            and ruling.safe is not False
+            and policy.retries_freely
+            and not ever_used.off
+        )
+        reason = None if usual else self._why_not_retry(ruling, outcome, now)
         if reason is not None:
             return Stop(reason)
         if closed or ruling.hint is not None:
@@ -276,5 +282,4 @@ class Call(AttemptAdmission):
         logged = self._is_logged(INFO)
         if logged or event_sinks.installed:
             given_up = ("cancelled", self.attempts, self.waited, error)
-            target = None if self.request is None else self.request.target()
-            event_sinks.emit(events.GaveUp(self.policy.name, *given_up, target), logged)
+            event_sinks.emit(events.GaveUp(self.policy.name, *given_up, self._target()), logged)

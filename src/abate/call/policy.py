@@ -115,6 +115,7 @@ class Policy(Shared):
         "random_source",
         "reads_results",
         "resume",
+        "retries_freely",
         "rng",
         "rules",
         "rulings_by_type",
@@ -156,6 +157,8 @@ class Policy(Shared):
     plain_in_tasks: bool
     streams_only: bool
     no_gate_or_shelter: bool
+    retries_freely: bool
+    """Whether failures that are worth a retry are retried whatever their kind and their safety."""
     counter: CallCounter
     _keys: KeyedPolicies
     _number: int
@@ -211,6 +214,7 @@ class Policy(Shared):
         put("gate", check_type("gate", gate, (Gate, type(None)), "a gate"))
         put("shelter", check_type("shelter", shelter, (Shelter, type(None)), "a Shelter"))
         put("idempotent", check_type("idempotent", idempotent, (bool, type(None)), "True or False"))
+        put("retries_freely", idempotent is not False and not self.max_attempts_by_kind)
         put("max_hint", number("max_hint", max_hint, least=0))
         put("raises", choice("raises", raises, ("original", "exhausted")))
         put("before_retry", check_before_retry(before_retry))

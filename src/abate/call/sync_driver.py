@@ -149,6 +149,9 @@ def _wait(
                 let_go(machine.seconds_left())
                 now = min(clock.now(), action.until)
             clock.sleep(action.until - now)
+        if machine.policy.no_gate_or_shelter:
+            machine.withdrawn = False  # the retry is sent: nothing is to be refunded
+            return SEND
         action = machine.resume()
         if action is SEND:
             return SEND

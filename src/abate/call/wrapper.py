@@ -47,7 +47,7 @@ SOURCE = """\
 {broken}    else:
 {probe}{judged}{good}{deposit}        return _a_result
     try:
-        return {await_}{drive}(_a_policy, _a_failure, _a_since, _a_function, ({positional}), {{{named}}})
+        return {await_}{drive}(_a_policy, _a_failure, _a_since, _a_function, ({positional}), {{{named}}}{more})
     finally:
         del _a_failure
 """
@@ -62,13 +62,13 @@ DEPOSIT = """\
 # in calm a shelter is not asked, except to sample a latency now and then
 GUARD = """\
     if not _a_shelter.calm:
-        return {await_}{drive}(_a_policy, None, 0, _a_function, ({positional}), {{{named}}})
+        return {await_}{drive}(_a_policy, None, 0, _a_function, ({positional}), {{{named}}}{more})
 """
 
 # once any deadline was set in this process: send nothing after it
 BOUND = """\
     if _a_peek_deadline() is not None and _a_deadline_passed():
-        return {await_}{drive}(_a_policy, None, 0, _a_function, ({positional}), {{{named}}})
+        return {await_}{drive}(_a_policy, None, 0, _a_function, ({positional}), {{{named}}}{more})
 """
 
 # until a plain function has returned once: it may wrap a coroutine function, as many decorators do
@@ -90,7 +90,7 @@ CHECK = """\
 JUDGED = """\
         if _a_type(_a_result) not in _a_plain_types and _a_is_error_response(_a_result):
             _a_result = _a_Outcome(None, _a_result)
-            return {await_}{drive}(_a_policy, _a_result, _a_since, _a_function, ({positional}), {{{named}}})
+            return {await_}{drive}(_a_policy, _a_result, _a_since, _a_function, ({positional}), {{{named}}}{more})
 """
 
 OWN_CLOCK_DEPOSIT = """\
@@ -218,10 +218,14 @@ def _fast_wrapper(policy: Policy, function: Callable[..., Any], asynchronous: bo
     states = policy.budget.states
     deposit = "" if policy.budget.unlimited_balance else DEPOSIT if states.follows_context else OWN_CLOCK_DEPOSIT
     kinds = _ReturnKinds(policy)
+    # the driver itself if no call has to wait for its turn: that saves the failing path a call
+    guarded = policy.shelter is not None or policy.gate is not None
+    drive = async_driver.drive if asynchronous else kinds.drive if guarded else sync_driver.drive
+    more = "" if asynchronous or guarded else ", drive_coroutine=_a_drive_coroutine"
     names: dict[str, Any] = {
         "_a_function": function,
         "_a_policy": policy,
-        "_a_drive": async_driver.drive if asynchronous else kinds.drive,
+        "_a_drive": drive,
         "_a_serials": retry_serials,
         "_a_budget": states.main,
         "_a_rebatch": policy.budget.deposit_and_start_batch,
@@ -231,9 +235,7 @@ def _fast_wrapper(policy: Policy, function: Callable[..., Any], asynchronous: bo
         "_a_begun": policy.counter.begun.add,
         "_a_good": policy.counter.good.add,
         "_a_bad": policy.counter.bad.add,
-        "_a_counted_drive": acounting_end(policy.counter, async_driver.drive)
-        if asynchronous
-        else counting_end(policy.counter, kinds.drive),
+        "_a_counted_drive": (acounting_end if asynchronous else counting_end)(policy.counter, drive),
         "_a_drive_coroutine": kinds.drive_coroutine,
         "_a_counted_drive_coroutine": acounting_end(policy.counter, kinds.drive_coroutine),
         "_a_returned_coroutine": is_coroutine_object,
@@ -264,7 +266,7 @@ def _fast_wrapper(policy: Policy, function: Callable[..., Any], asynchronous: bo
         # a counted call must be known not to return a coroutine before it counts as good
         first, later = (check, "") if counted and check else (probe, check)
         deposits = deposit.replace("{check}", later)
-        code = _compiled(signature, guards, first, judged, deposits, asynchronous, counted)
+        code = _compiled(signature, more, guards, first, judged, deposits, asynchronous, counted)
         return code.replace(co_name=short_name, co_qualname=long_name)
 
     def returned_plain() -> None:
@@ -331,23 +333,33 @@ class _Signature(tuple[str, str, str, str]):
 
 @functools.lru_cache(maxsize=1024)
 def _compiled(
-    signature: _Signature, guard: str, probe: str, judged: str, deposit: str, asynchronous: bool, counts: bool
+    signature: _Signature,
+    more: str,
+    guard: str,
+    probe: str,
+    judged: str,
+    deposit: str,
+    asynchronous: bool,
+    counts: bool,
 ) -> CodeType:
     parameters, arguments, positional, named = signature
-    await_ = "await " if asynchronous else ""
     pieces = COUNTED if counts else PLAIN
+    names = {
+        **pieces,
+        "await_": "await " if asynchronous else "",
+        "positional": positional,
+        "named": named,
+        "more": more,
+    }
     source = SOURCE.format(
         async_="async " if asynchronous else "",
-        await_=await_,
         parameters=parameters,
         arguments=arguments,
-        positional=positional,
-        named=named,
-        guard=guard.format(await_=await_, positional=positional, named=named, drive=pieces["drive"]),
-        probe=probe.format(positional=positional, named=named, drive_coroutine=pieces["drive_coroutine"]),
-        judged=judged.format(await_=await_, positional=positional, named=named, drive=pieces["drive"]),
-        deposit=deposit.format(positional=positional, named=named, drive_coroutine=pieces["drive_coroutine"]),
-        **{piece: pieces[piece] for piece in ("begun", "broken", "good", "drive")},
+        guard=guard.format(**names),
+        probe=probe.format(**names),
+        judged=judged.format(**names),
+        deposit=deposit.format(**names),
+        **names,
     )
     return _function_code(source)
 

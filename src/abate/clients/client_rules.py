@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from abate.clients.stopwatch import ErrorRule
 from abate.decide.http import OnTransient
-from abate.decide.outcome import FATAL, LAYER, Outcome, Ruling
+from abate.decide.outcome import FATAL, FATAL_UNREACHED, LAYER, Outcome, Ruling
 from abate.decide.responses import FoundResponse
 from abate.decide.rules import OnType, Rule, Rules, Widened, classify
 from abate.errors import Report
@@ -69,6 +69,8 @@ class ClientRules(Rule):
         return self._unless_body(ruling)
 
     def _judge_error(self, outcome: Outcome, error: Exception) -> Ruling | None:
+        if _cannot_be_sent(error):
+            return FATAL_UNREACHED
         known = self.library.judge_error(error)
         return known if known is not None and not known.retry else self.rules.judge(outcome)
 
@@ -93,6 +95,9 @@ class ClientRules(Rule):
         return any(rule.reads_responses and (rule.reads_results or _retries(rule, outcome)) for rule in self.rules.on)
 
     def judge_whole_group(self, outcome: Outcome) -> Ruling | None:
+        group = outcome.error
+        if isinstance(group, ExceptionGroup) and group.subgroup(_cannot_be_sent) is not None:
+            return FATAL_UNREACHED
         return self._unless_body(self.rules.judge_whole_group(outcome))
 
     def _unless_body(self, ruling: Ruling | None) -> Ruling | None:
@@ -147,6 +152,11 @@ def client_rules(rules: Rules, library: Library, replayable: bool) -> ClientRule
         tuple(_fitted(rule, library) for rule in rules.on), tuple(_fitted(rule, library) for rule in rules.unless)
     )
     return ClientRules(fitted, library, replayable)
+
+
+def _cannot_be_sent(error: BaseException) -> bool:
+    """Return whether a host, a port or a header could not be encoded, which libraries leave to Python's own errors."""
+    return isinstance(error, UnicodeError | OverflowError) and not isinstance(error, UnicodeDecodeError)
 
 
 def _retries(rule: Rule, outcome: Outcome) -> bool:

@@ -40,6 +40,8 @@ class HttpxCall:
         self.key = new_idempotency_key() if settings.needs_idempotency_key(request.method, request.headers) else None
         self.attempt = 0 if first_response is None and failure is None else 1
         self.held: Any = first_response
+        if failure is not None:
+            self._show_request(failure)
         self._first_is_new = first_response is not None
         self.sent = False
         self.extensions: Any = request.extensions  # of the attempt that brought the last response
@@ -87,7 +89,11 @@ class HttpxCall:
         self.release(remaining())
         self.begin()
         with self.owner.prepared(self) as request:
-            self.held = self.owner.inner.handle_request(request)
+            try:
+                self.held = self.owner.inner.handle_request(request)
+            except Exception as error:
+                self._show_request(error)
+                raise
         self._load_error()
         return self.held
 
@@ -104,10 +110,19 @@ class HttpxCall:
         with self.owner.prepared(self) as request:
             left = remaining()
             cut = nullcontext() if left is None else clocks.current().within(left)
-            async with cut:
-                self.held = await self.owner.inner.handle_async_request(request)
+            try:
+                async with cut:
+                    self.held = await self.owner.inner.handle_async_request(request)
+            except Exception as error:
+                self._show_request(error)
+                raise
         await self._aload_error()
         return self.held
+
+    def _show_request(self, error: Any) -> None:
+        """Set the request of an error, as the client does later: rules look at its URL and its method."""
+        if isinstance(error, self.owner.library.RequestError):
+            error.request = self.request
 
     def _load_error(self) -> None:
         """Read the body of an error that is to be judged by it."""

@@ -17,7 +17,7 @@ import sys
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from abate.call import async_driver, counters, sync_driver
 from abate.call.layers import retry_serials
@@ -101,6 +101,17 @@ class RetryingTransport:
         if getattr(getattr(inner, "_pool", None), "_retries", 0):
             multiply = f"{inner!r} retries as well, and retries multiply: build it with retries=0"
             warnings.warn(multiply, LayeredRetryWarning, stacklevel=2)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what to do if a client of the other kind asks for its methods."""
+            error = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in ("handle_request", "__enter__", "handle_async_request", "__aenter__"):
+                wanted = "Async" if "_a" in name else ""
+                own = self.library.__name__
+                error += f": give {own}.{wanted}Client abate.clients.{own}.{wanted}Transport"
+            raise AttributeError(error)
 
     def _check_inner(self, inner: Any) -> None:
         """Raise TypeError for what is no transport of this library."""

@@ -88,6 +88,8 @@ def status(*codes: int) -> Rule:
     >>> status(423).judge(Outcome(error=Locked())).retry
     True
     """
+    if not codes:
+        raise TypeError("status needs the codes to retry, as in abate.http.status(404, 423)")
     for code in codes:
         if isinstance(code, bool) or not isinstance(code, int) or not 400 <= code <= 599:
             raise ValueError(f"status must be a code from 400 to 599, not {code!r}")

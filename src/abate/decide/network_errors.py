@@ -6,7 +6,7 @@ timeouts of connecting and of a pool       the server never saw the request: ove
 any other timeout                          overload
 resets, cut-off and garbled responses      a blip; the server may have seen the request
 TLS verification and protocol mismatches,  fatal, and says nothing about the server: neither that it is up nor that it
-URLs and schemes that cannot be used       is down
+URLs and schemes that cannot be used       is down; also if the library took such a URL for a host that is not there
 =========================================  ==========================================================================
 
 A class is looked up by the root of its module and its name, then its bases. What a class stands for is cached; where
@@ -139,6 +139,13 @@ TLS_MISMATCH = re.compile(
 """Parts of an `ssl.SSLError`'s reason that another attempt would meet again. With other reasons, such as a connection
 that was closed during the handshake, it is a network error."""
 
+NO_HOST = re.compile(r'[\x00-\x20"#%/<>?@\[\\\]^`{|}\x7f]|^\.|\.\.|[^.:]{64}|:.*[^0-9a-f.:]', re.IGNORECASE)
+"""What no host name contains, and no IPv6 address before its zone: some characters, empty labels and long ones."""
+MAX_HOST, MAX_PORT = 300, 65_535
+"""The longest host that is looked at, and the highest port."""
+NO_URL = re.compile("unknown url type|no host given")
+"""The beginnings of what urllib says of URLs."""
+
 BUILTIN_ERRORS = frozenset(
     kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, Exception)
 )
@@ -204,7 +211,7 @@ def _look_up(kind: type) -> _Meaning:
 
 def _judge_inside(error: BaseException, own: _Meaning, seen: set[int]) -> Ruling | None:
     """Return the ruling on an error: by the first error inside it whose ruling counts, else its own."""
-    if _is_tls_mismatch(error):
+    if _is_fatal_by_reason(error):
         return FATAL_UNREACHED
     seen.add(id(error))
     for inner in _errors_inside(error):
@@ -214,15 +221,38 @@ def _judge_inside(error: BaseException, own: _Meaning, seen: set[int]) -> Ruling
         ruling = _judge_inside(inner, meaning, seen) if meaning.inside else meaning.ruling
         if ruling is FATAL_UNREACHED or (ruling is not None and own.inside == "any"):
             return ruling
-    return own.ruling
+    return FATAL_UNREACHED if own is _CONNECT and _has_unusable_address(error) else own.ruling
 
 
-def _is_tls_mismatch(error: BaseException) -> bool:
-    # an `ssl.SSLError`, without importing ssl
+def _is_fatal_by_reason(error: BaseException) -> bool:
+    """Return whether an error of TLS or urllib gives a reason that another attempt would meet again."""
     if not isinstance(error, OSError):
         return False
     reason = read(error, "reason")
-    return isinstance(reason, str) and read(error, "library") == "SSL" and TLS_MISMATCH.search(reason[:100]) is not None
+    if not isinstance(reason, str):
+        return False
+    # an `ssl.SSLError`, without importing ssl
+    is_tls_mismatch = read(error, "library") == "SSL" and TLS_MISMATCH.search(reason[:100]) is not None
+    return is_tls_mismatch or NO_URL.match(reason) is not None
+
+
+def _has_unusable_address(error: BaseException) -> bool:
+    """Return whether the request of an error shows a host or port that no server can have.
+
+    Some libraries pass such URLs on: the name is not found then, or the port is cut to 16 bits.
+    """
+    url = read(read(error, "request"), "url")
+    place = error if url is None else url
+    host, port = read(place, "host"), read(place, "port")
+    if isinstance(port, int) and not 0 <= port <= MAX_PORT:
+        return True
+    if not isinstance(host, str):
+        return False
+    host = host[:MAX_HOST]
+    if ":" in host:
+        host = host.partition("%")[0]
+    # transports for unix sockets write paths as hosts
+    return NO_HOST.search(host) is not None and "%2f" not in host.lower()
 
 
 def _errors_inside(error: BaseException) -> Iterator[BaseException]:

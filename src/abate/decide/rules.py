@@ -344,7 +344,9 @@ def _check_matcher(name: str, matcher: object) -> None:
     elif isinstance(matcher, BaseException):
         raise TypeError(f"{expected}, not the instance {matcher!r}: give its type {type(matcher).__name__}")
     elif not callable(matcher):
-        raise TypeError(f"{expected}, not {short_repr(matcher)}")
+        is_status = type(matcher) is int and 400 <= matcher <= 599
+        advice = f": for a status write abate.http.status({matcher})" if is_status else ""
+        raise TypeError(f"{expected}, not {short_repr(matcher)}{advice}")
     else:
         _refuse_async(f"{expected}: a predicate", matcher)
 

@@ -17,6 +17,7 @@ Fact: TypeAlias = str | float | bool | None
 
 MAX_NAME = 120
 """Characters of a name or a key."""
+_OfRequest: TypeAlias = events.FirstFailure | events.Retry | events.BudgetRefused | events.GaveUp | events.Recovered
 OF_REQUESTS = ("target", "status")
 """Fields that only the requests of HTTP clients have."""
 
@@ -95,7 +96,7 @@ def _key(key: object) -> str:
     return short_repr(key, MAX_NAME)
 
 
-def _target(event: events.FirstFailure | events.Retry | events.GaveUp, word: str) -> str:
+def _target(event: _OfRequest, word: str) -> str:
     return "" if event.target is None else f" {word} {one_line(event.target)}"
 
 
@@ -152,12 +153,14 @@ TEXTS: dict[type[Event], tuple[Level, Callable[[Any], str]]] = {
     events.Retry: ("info", _retry),
     events.BudgetRefused: (
         "warning",
-        lambda event: f"{one_line(event.gate, MAX_NAME)} refused attempt {event.attempt + 1}",
+        lambda event: f"{one_line(event.gate, MAX_NAME)} refused attempt {event.attempt + 1}{_target(event, 'of')}",
     ),
     events.GaveUp: ("warning", _gave_up),
     events.Recovered: (
         "info",
-        lambda event: f"succeeded on attempt {event.attempts} after {event.waited:.3g} s of waiting",
+        lambda event: (
+            f"succeeded on attempt {event.attempts}{_target(event, 'of')} after {event.waited:.3g} s of waiting"
+        ),
     ),
     events.LayeredRetry: (
         "warning",
