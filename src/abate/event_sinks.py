@@ -142,7 +142,7 @@ def install(sink: Sink) -> Sink:
     >>> from abate.events import Recovered
     >>> emit(Recovered("orders", attempts=2, waited=0.1)); remove(sink); emit(Recovered("orders", 2, 0.1))
     >>> seen
-    [Recovered(name='orders', attempts=2, waited=0.1)]
+    [Recovered(name='orders', attempts=2, waited=0.1, target=None)]
     """
     check_sink(sink)
     _changes.run_or_defer(_add, sink)
