@@ -124,6 +124,8 @@ async def drive(
     attempt = partial(_bounded, machine, clock, function) if policy.bounded else function
     last: Outcome | Exception = Outcome() if failure is None else failure
     action: Send | Wait | WaitForTurn | Stop
+    # nothing happens before a retry but the wait: the usual case, written out below
+    waits_only = policy.no_gate_or_shelter and let_go is None and policy.before_retry is None
     try:
         if type(failure) is Outcome and machine.is_good(failure.result):
             machine.succeeded()
@@ -132,16 +134,14 @@ async def drive(
             action = machine.begin(now, left == 0.0 and is_deadline_aware(function))
         else:
             action = machine.failed(failure, now)
-        while True:
-            if action is not SEND:
-                if policy.before_retry is not None and type(action) is Wait:
-                    action, args, kwargs = await _before_retry(
-                        machine, action, last, clock, let_go, function, args, kwargs
-                    )
-                    now = clock.now()
-                action = await _wait(machine, action, clock, now, let_go)
-                if action is not SEND:
-                    break
+        while type(action) is not Stop:
+            if type(action) is Wait and waits_only:
+                delay = action.until - now
+                await clock.asleep(delay if delay > 0.0 else 0.0)
+                machine.withdrawn = False  # the retry is sent: nothing is to be refunded
+            elif action is not SEND:
+                action, args, kwargs = await _wait(machine, action, last, clock, now, let_go, function, args, kwargs)
+                continue
             try:
                 begun = attempt(*args, **kwargs)
                 result = await (begun if type(begun) is CoroutineType else _awaitable(function, begun))
@@ -171,29 +171,31 @@ async def drive(
 async def _wait(
     machine: Call,
     action: Send | Wait | WaitForTurn | Stop,
+    last: Outcome | Exception,
     clock: clocks.Clock,
     now: float,
     let_go: Callable[[float | None], Awaitable[object]] | None,
-) -> Send | Stop:
-    """Wait as the machine says, until the next attempt is due or refused."""
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> tuple[Send | Stop, tuple[Any, ...], Mapping[str, Any]]:
+    """Wait as the machine says, until the next attempt is due or refused; return that, and the attempt's arguments."""
+    if machine.policy.before_retry is not None and type(action) is Wait:
+        action, args, kwargs = await _before_retry(machine, action, last, clock, let_go, function, args, kwargs)
+        now = clock.now()
     if type(action) is Wait:
         if let_go is not None and action.until > now:
             await let_go(machine.seconds_left())
             now = clock.now()
         await clock.asleep(max(0.0, action.until - now))
-        if machine.policy.no_gate_or_shelter:
-            machine.withdrawn = False  # the retry is sent: nothing is to be refunded
-            return SEND
         action = machine.resume()
-        if action is SEND:
-            return SEND
     if type(action) is WaitForTurn:
         if let_go is not None:
             await let_go(machine.seconds_left())
         await wait_in_task(action.dispatcher, action.waiter)
-        return machine.take_turn()
-    assert isinstance(action, Stop)
-    return action
+        action = machine.take_turn()
+    assert not isinstance(action, (Wait, WaitForTurn))
+    return action, args, kwargs
 
 
 async def _before_retry(

@@ -113,7 +113,10 @@ class AttemptAdmission:
             raise error
 
     def resume(self) -> Send | WaitForTurn | Stop:
-        """Begin the next attempt after a `Wait`; drivers ask only if there is a gate or a shelter."""
+        """Begin the next attempt after a `Wait`."""
+        if self.policy.no_gate_or_shelter:
+            self.withdrawn = False
+            return SEND
         return self.begin()
 
     def _enter_shelter(self, dispatcher: Dispatcher, now: float | None) -> WaitForTurn | Stop | None:

@@ -124,18 +124,17 @@ class Call(AttemptAdmission):
         else:
             listening = self._logged or event_sinks.installed
         usual = (  # nothing in `_why_not_retry` applies; checked here to save a call
-            ruling.retry
+            ruling.unconditional
             and attempts < policy.attempt_limit
             and retry_serials.last == self.since
             and self.deadline is None
-            and ruling.hint is None
-            and ruling.safe is not False
             and policy.retries_freely
             and not ever_used.off
         )
-        reason = None if usual else self._why_not_retry(ruling, outcome, now)
-        if reason is not None:
-            return Stop(reason)
+        if not usual:
+            reason = self._why_not_retry(ruling, outcome, now)
+            if reason is not None:
+                return Stop(reason)
         if closed or ruling.hint is not None:
             delay = self._hint_or_shelter_delay(ruling, now)
         else:

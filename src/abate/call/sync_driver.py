@@ -88,19 +88,21 @@ def drive(
     attempt = partial(_bounded, machine, clock, function) if policy.bounded else function
     last: Outcome | Exception = Outcome() if failure is None else failure
     action: Send | Wait | WaitForTurn | Stop
+    # nothing happens before a retry but the wait: the usual case, written out below
+    waits_only = policy.no_gate_or_shelter and let_go is None and policy.before_retry is None
     try:
         if type(failure) is Outcome and machine.is_good(failure.result):
             machine.succeeded()
             return failure.result  # type: ignore[return-value]
         action = _begin(machine, now, left, function) if failure is None else machine.failed(failure, now)
-        while True:
-            if action is not SEND:
-                if policy.before_retry is not None and type(action) is Wait:
-                    action, args, kwargs = _before_retry(machine, action, last, clock, let_go, function, args, kwargs)
-                    now = clock.now()
-                action = _wait(machine, action, clock, now, let_go)
-                if action is not SEND:
-                    break
+        while type(action) is not Stop:
+            if type(action) is Wait and waits_only:
+                if action.until > now:
+                    clock.sleep(action.until - now)
+                machine.withdrawn = False  # the retry is sent: nothing is to be refunded
+            elif action is not SEND:
+                action, args, kwargs = _wait(machine, action, last, clock, now, let_go, function, args, kwargs)
+                continue
             try:
                 result = attempt(*args, **kwargs)
             except Exception as error:
@@ -138,30 +140,32 @@ def _begin(machine: Call, now: float, left: float | None, function: Callable[...
 def _wait(
     machine: Call,
     action: Send | Wait | WaitForTurn | Stop,
+    last: Outcome | Exception,
     clock: clocks.Clock,
     now: float,
     let_go: Callable[[float | None], object] | None,
-) -> Send | Stop:
-    """Wait as the machine says, until the next attempt is due or refused."""
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> tuple[Send | Stop, tuple[Any, ...], Mapping[str, Any]]:
+    """Wait as the machine says, until the next attempt is due or refused; return that, and the attempt's arguments."""
+    if machine.policy.before_retry is not None and type(action) is Wait:
+        action, args, kwargs = _before_retry(machine, action, last, clock, let_go, function, args, kwargs)
+        now = clock.now()
     if type(action) is Wait:
         if action.until > now:
             if let_go is not None:
                 let_go(machine.seconds_left())
                 now = min(clock.now(), action.until)
             clock.sleep(action.until - now)
-        if machine.policy.no_gate_or_shelter:
-            machine.withdrawn = False  # the retry is sent: nothing is to be refunded
-            return SEND
         action = machine.resume()
-        if action is SEND:
-            return SEND
     if type(action) is WaitForTurn:
         if let_go is not None:
             let_go(machine.seconds_left())
         wait_in_thread(action.dispatcher, action.waiter)
-        return machine.take_turn()
-    assert isinstance(action, Stop)
-    return action
+        action = machine.take_turn()
+    assert not isinstance(action, (Wait, WaitForTurn))
+    return action, args, kwargs
 
 
 def _before_retry(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import TYPE_CHECKING, ClassVar, final
 
 from abate.errors import number
 from abate.frozen import ComparedByFields, Frozen
@@ -52,6 +52,14 @@ class Ruling(Frozen):
     def validate(self) -> None:
         if self.hint is not None:
             number("hint", self.hint, least=0, infinite=True)
+        self.__dict__["unconditional"] = self.retry and self.hint is None and self.safe is not False
+
+    if TYPE_CHECKING:
+        unconditional: ClassVar[bool]
+        """Whether it asks for a retry without a hint, of a request that may be repeated as far as is known.
+
+        No field: `validate` derives it, because each failure reads it.
+        """
 
     @staticmethod
     def blip(hint: float | None = None, *, reached: bool = True, answered: bool = False) -> Ruling:
