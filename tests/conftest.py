@@ -77,7 +77,9 @@ def in_child():
             finally:
                 os._exit(0)
         os.close(write)
-        answered, _, _ = select.select([read], [], [], CHILD_TIMEOUT)
+        poller = select.poll()  # select() takes no descriptor beyond 1023
+        poller.register(read, select.POLLIN)
+        answered = poller.poll(CHILD_TIMEOUT * 1000)
         if not answered:
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

@@ -1,5 +1,6 @@
 """`abate exec`: attempts and exit codes, signals, time, what the command reads, shared budgets, beats."""
 
+import fcntl
 import os
 import signal
 import socket
@@ -276,6 +277,20 @@ def test_a_signal_ends_the_wait_for_the_next_attempt():
         process.terminate()
         assert process.wait(GUARD) == 128 + signal.SIGTERM
         assert b"ended by SIGTERM" in process.stderr.read()
+
+
+def test_descriptors_and_waits_may_be_as_large_as_they_like():
+    """It waits for a descriptor beyond 1023, and for longer than a month."""
+    read, write = os.pipe()
+    high = fcntl.fcntl(read, fcntl.F_DUPFD, 1_500)
+    try:
+        with command_process.SignalClock() as signals:
+            assert not signals.pause(0.0, high)
+            os.write(write, b"here")
+            assert signals.pause(60 * 86_400.0, high)
+    finally:
+        for descriptor in (read, write, high):
+            os.close(descriptor)
 
 
 def test_what_was_ignored_stays_ignored():

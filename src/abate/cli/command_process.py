@@ -19,6 +19,7 @@ import os
 import select
 import signal
 from collections.abc import Mapping, Sequence
+from math import ceil
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -29,6 +30,8 @@ GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL."""
 LOOK = 0.05
 """Seconds between two checks of a group whose leader has ended."""
+LONGEST_POLL = 86_400.0
+"""Seconds that one `poll` waits at most: it takes milliseconds in 32 bits. Callers ask again."""
 
 NOT_RUNNABLE, NOT_FOUND, KILLED = 126, 127, 128
 SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.ENFILE, errno.EMFILE)
@@ -135,8 +138,12 @@ class SignalClock(clock.MachineClock):
             self.check()
 
     def pause(self, seconds: float | None, *files: int) -> bool:
-        """Wait for a signal (such as SIGCHLD) or a readable file; return whether a file is readable."""
-        readable, _, _ = select.select([self._read, *files], [], [], seconds)
+        """Wait, at most a day, for a signal (such as SIGCHLD) or a readable file; return whether a file is readable."""
+        poller = select.poll()  # select() takes no descriptor beyond 1023
+        for file in (self._read, *files):
+            poller.register(file, select.POLLIN)
+        milliseconds = None if seconds is None else ceil(min(seconds, LONGEST_POLL) * 1000)
+        readable = [file for file, _ in poller.poll(milliseconds)]
         if self._read in readable:
             os.read(self._read, 4096)
         return any(file in readable for file in files)
