@@ -1,6 +1,8 @@
 """The exact engine: the same seed gives the same run, nothing is lost, and what was given is left alone."""
 
 import gc
+import math
+import statistics
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 import abate
 from abate import AdaptiveThrottle, Backoff, Budget, CircuitBreaker, ConcurrencyLimit, Policy, Shelter, TokenBucket
 from abate.sim import Clients, Controllers, Duration, Limit, Row, Service, Trigger, World, exact_engine
+from tests.sim import queueing
 
 POLICY = Policy(on=abate.sim.simulated, max_attempts=4, backoff=Backoff(0.2), budget=Budget(0.2, 1.0))
 POLICIES = st.sampled_from(
@@ -316,3 +319,21 @@ def test_both_engines_of_events_see_the_same_calls_under_way(warmup, world, seed
     assert one.series["unfinished"] == other.series["unfinished"]
     assert str([one.measures()[name] for name in names]) == str([other.measures()[name] for name in names])
     assert one.calls == len(one.latencies) + one.failures + one.unfinished
+
+
+@pytest.mark.parametrize(
+    ("rate", "workers", "places", "full", "time"),
+    [(0.8, 1, 10, 0.023493, 3.7971), (3.6, 4, 20, 0.016805, 2.1950)],
+)
+def test_queues_have_the_published_figures(rate, workers, places, full, time):
+    """M/M/1/10 at 0.8 and M/M/4 with 20 places at 3.6: within four standard errors of twelve seeds."""
+    assert queueing.blocking(rate, 1.0, workers, places) == pytest.approx(full, abs=5e-7)
+    assert queueing.mean_time(rate, 1.0, workers, places) == pytest.approx(time, abs=5e-5)
+    service = Service("api", workers, Duration(1.0, "exponential"), queue_limit=places - workers)
+    world = World(Clients(count=10, rate=rate / 10), [service], horizon=24_000.0 / workers, warmup=100.0)
+    measures = [world.run(seed).measures() for seed in range(12)]
+    for name, expected in (("blocking.api", full), ("mean", time)):
+        seen = [run[name] for run in measures]
+        error = statistics.stdev(seen) / math.sqrt(len(seen))
+        assert abs(statistics.fmean(seen) - expected) < 4.0 * error, (name, statistics.fmean(seen), expected, error)
+        assert error < 0.1 * expected  # or the test could not fail
