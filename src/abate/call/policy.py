@@ -84,48 +84,6 @@ class Policy(Shared):
     False
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_given",
-        "_key_state",
-        "_keys",
-        "_number",
-        "_path",
-        "attempt_limit",
-        "attempt_timeout",
-        "backoff",
-        "before_retry",
-        "bounded",
-        "budget",
-        "clock",
-        "content",
-        "counter",
-        "gate",
-        "idempotent",
-        "idle",
-        "max_attempts",
-        "max_attempts_by_kind",
-        "max_hint",
-        "name",
-        "no_gate_or_shelter",
-        "overload_backoff",
-        "plain",
-        "plain_in_tasks",
-        "raises",
-        "random_source",
-        "reads_results",
-        "resume",
-        "retries_freely",
-        "rng",
-        "rules",
-        "rulings_by_type",
-        "same_clock_as_budget",
-        "same_clock_as_shelter",
-        "shelter",
-        "streams_only",
-        "timeout",
-    )
-
     name: str
     rules: Rules
     rulings_by_type: Mapping[type, Ruling]
@@ -165,6 +123,7 @@ class Policy(Shared):
     _path: tuple[Hashable, ...]
     _key_state: KeyState | None
     _given: tuple[tuple[Matcher, ...], tuple[Matcher, ...]]
+    __slots__ = ("__weakref__", *__annotations__)  # all of the above
 
     @by_keyword("Policy", "@abate.retry(on=...), with the errors to retry")
     def __init__(

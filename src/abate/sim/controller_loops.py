@@ -135,7 +135,7 @@ class ControllerLoop:
             self._caller.call(partial(self._over, key), None, self._place)
         self._dispatching = False
 
-    def _over(self, key: int, journey: SimulatedCall, reason: str | None) -> None:
+    def _over(self, key: int, call: SimulatedCall, reason: str | None) -> None:
         """Handle the end of a reconcile."""
         now = self._agenda.time
         self._free += 1
@@ -143,10 +143,10 @@ class ControllerLoop:
         if reason is None:
             self._judge.returned(None)
             self._failures.pop(key, None)
-            for since in self._due(key, journey.began):
+            for since in self._due(key, call.began):
                 self._recorder.success(self._place, since, now)
         else:
-            self._requeue(key, journey, reason, now)
+            self._requeue(key, call, reason, now)
         self._dispatch()
 
     def _due(self, key: int, began: float) -> list[float]:
@@ -157,10 +157,10 @@ class ControllerLoop:
             self._needs[key] = later
         return [since for since in needs if since <= began]
 
-    def _requeue(self, key: int, journey: SimulatedCall, reason: str, now: float) -> None:
+    def _requeue(self, key: int, call: SimulatedCall, reason: str, now: float) -> None:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        assert journey.failure is not None
-        verdict = self._judge.raised(journey.failure, failures).verdict
+        assert call.failure is not None
+        verdict = self._judge.raised(call.failure, failures).verdict
         if isinstance(verdict, Back):
             if verdict.after > 0:
                 self._queue.add_after(key, verdict.after, now)
@@ -169,7 +169,7 @@ class ControllerLoop:
                 self._agenda.soon(self._again, key)
             return
         self._failures.pop(key, None)
-        for since in self._due(key, journey.began):
+        for since in self._due(key, call.began):
             self._recorder.failure(since, now, reason)
 
     def _again(self, key: int) -> None:

@@ -169,12 +169,12 @@ class CallbackClients:
         self._recorder.call(client, self._agenda.time)
         self._callers[client % self._processes].call(self.over, None, client)
 
-    def over(self, journey: SimulatedCall, reason: str | None) -> None:
+    def over(self, call: SimulatedCall, reason: str | None) -> None:
         """Record the result of a call."""
         now = self._agenda.time
         if reason is None:
-            self._recorder.success(journey.client, journey.began, now)
+            self._recorder.success(call.client, call.began, now)
         else:
-            self._recorder.failure(journey.began, now, reason)
+            self._recorder.failure(call.began, now, reason)
         if self._arrivals.serial:
-            self._arrivals.finished(journey.client)
+            self._arrivals.finished(call.client)
