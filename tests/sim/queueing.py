@@ -68,7 +68,7 @@ def _filled(load: float, workers: int, places: int) -> tuple[float, float, float
 
 
 class FixedPoint(NamedTuple):
-    """Attempts per second at which a service and its callers are in balance; a `stable` point attracts loads near it."""
+    """Attempts per second at which a service and its callers are in balance; a `stable` one attracts loads near it."""
 
     total: float
     stable: bool

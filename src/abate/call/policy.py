@@ -54,7 +54,7 @@ class Policy(Shared):
     * `on`, `unless`: exception types, predicates, rules; `unless` is asked first.
     * `max_attempts`: how many at most, the first one included; None for as many as `timeout` has time for.
     * `max_attempts_by_kind`: tighter bounds for the attempts that fail by a kind: with ``max_attempts=8`` and
-      ``{"blip": 2}`` a call ends with its second blip, and is patient with an overload.
+      ``{"blip": 2}`` a call ends with its second blip, but makes up to eight attempts in an overload.
     * `timeout`: seconds for the whole call. It is a hard deadline, and clients inside cut their timeouts to it.
     * `attempt_timeout`: seconds for one attempt. Async attempts are cut off; in threads it is a deadline that
       clients inside keep.

@@ -271,7 +271,7 @@ async def _load(response: ClientResponse, seconds: float) -> None:
                 body += part
                 done = not part
     except Exception:
-        pass  # a connection that fails here fails the same way for whoever reads the rest
+        pass  # code that reads the rest meets the same failure
     finally:
         if done:
             response.content = _stream_of(bytes(body))

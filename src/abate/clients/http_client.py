@@ -39,8 +39,8 @@ R = TypeVar("R")
 MAX_DRAIN_BYTES, DRAIN_SECONDS = 65_536, 0.25
 """How much of a discarded response is read, and for how long, to keep its connection; a longer one is closed."""
 PIECE, MAX_DECODED = 1024, 262_144
-"""How many bytes of an error's body are decoded at once, of which a thousand times as many may come out; and how many
-bytes are judged."""
+"""Bytes of an error's body that are decoded at once, which may become a thousand times as many; and the most bytes of a
+decoded body."""
 MIN_TIMEOUT = 0.001
 """Seconds; a timeout is not cut below this: for httpx zero means not to wait at all, and urllib3 refuses it."""
 BODY_DISCARDED = "the body was given up together with the connection, which others may need while a call waits"

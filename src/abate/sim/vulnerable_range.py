@@ -1,8 +1,8 @@
 """The vulnerable range of a service: the loads at which it stays down once it has failed, from a closed form.
 
-Once the queue is longer than the callers' timeout, every attempt fails, and the service recovers only if even then fewer
-requests arrive than it can serve (`least_vulnerable_load`). The range is stated where that holds: open clients that call
-one service, which calls no other, has no rate limit, serves in order and does not drop expired requests.
+Once the queue is longer than the callers' timeout, every attempt fails, and the service recovers only if even then
+fewer requests arrive than it can serve (`least_vulnerable_load`). The range is stated where that holds: open clients
+that call one service, which calls no other, has no rate limit, serves in order and does not drop expired requests.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def least_vulnerable_load(
 ) -> float:
     """Return the calls per second above which a service stays down once it has failed; its capacity if there are none.
 
-    While every attempt fails, the attempts per call are bounded by `max_attempts` and by the budget: its reserve, and its
-    ratio of the calls if it is funded by requests.
+    While every attempt fails, the attempts per call are bounded by `max_attempts` and by the budget: its reserve, and
+    its ratio of the calls if it is funded by requests.
 
     >>> least_vulnerable_load(300.0, max_attempts=2, ratio=0.0, reserve=math.inf, funded_by="success")
     150.0
