@@ -12,7 +12,7 @@ from abate import Backoff, Budget, ConcurrencyLimit, Policy, Shelter, TokenBucke
 from abate.clock import current
 from abate.sim import simulated
 from abate.sim.agenda import Agenda
-from abate.sim.calls import Caller
+from abate.sim.calls import CallDriver
 from abate.sim.server import answer
 from abate.sim.simulation import bind_policy
 from abate.testing import VirtualClock
@@ -59,7 +59,7 @@ def simulated_calls(policy, scripts, starts):
     """The calls by the callback driver."""
     agenda, seen = Agenda(), Seen()
     here = bind_policy(policy, agenda, Random(7), FAILURES.values())
-    caller = Caller(here, Scripted(agenda, scripts), agenda, seen.sent)
+    caller = CallDriver(here, Scripted(agenda, scripts), agenda, seen.sent)
 
     def ended(journey, reason):
         seen.over(journey.client, agenda.now(), reason, here.budget)

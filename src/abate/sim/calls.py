@@ -16,7 +16,7 @@ from abate.call.machine import Call
 from abate.call.policy import Policy
 from abate.errors import AttemptTimeout, DeadlineExceeded, Refused
 from abate.sim.agenda import Agenda
-from abate.sim.server import Reply, Request, RowServer, Server
+from abate.sim.server import Reply, RowServer, Server, SimulatedRequest
 
 if TYPE_CHECKING:
     from abate.admit.dispatcher import Dispatcher
@@ -36,7 +36,7 @@ def deposit_only(policy: Policy) -> bool:
     return policy.plain and policy.shelter is None
 
 
-class SimulatedCall(Request):
+class SimulatedCall(SimulatedRequest):
     """One call. Without an attempt timeout it is also its own request, as it has one request at a time."""
 
     __slots__ = ("began", "client", "context", "end", "failure", "machine")
@@ -57,7 +57,7 @@ class SimulatedCall(Request):
         return self
 
 
-class Caller:
+class CallDriver:
     """Makes calls to one service with one policy."""
 
     __slots__ = ("_attempted", "_bounded", "_cheap", "_late", "_policy", "_submit", "agenda")
@@ -134,11 +134,11 @@ class Caller:
             self._submit(call)
             return
         due = now + machine.allowance(now)
-        request = Request(self._answered, call, due)
+        request = SimulatedRequest(self._answered, call, due)
         self.agenda.at(due, self._expired, request)
         self._submit(request)
 
-    def _answered(self, request: Request, failure: Exception | None) -> None:
+    def _answered(self, request: SimulatedRequest, failure: Exception | None) -> None:
         if request.over:
             return
         request.over = True
@@ -161,7 +161,7 @@ class Caller:
             call.context.run(machine.succeeded)
         call.end(call, None)
 
-    def _expired(self, request: Request) -> None:
+    def _expired(self, request: SimulatedRequest) -> None:
         if not request.over:
             request.over = True
             call: SimulatedCall = request.owner
@@ -189,7 +189,7 @@ class ShelterWait:
 
     __slots__ = ("_alarm", "_call", "_caller", "_dispatcher", "_rung", "_waiter", "loop")
 
-    def __init__(self, caller: Caller, call: SimulatedCall, dispatcher: Dispatcher, waiter: Waiter) -> None:
+    def __init__(self, caller: CallDriver, call: SimulatedCall, dispatcher: Dispatcher, waiter: Waiter) -> None:
         self._caller = caller
         self.loop = caller.agenda  # shared by all calls, like the event loop of tasks
         self._call = call

@@ -16,7 +16,7 @@ from abate.decide.outcome import Outcome, Ruling
 from abate.decide.rules import Rule, build_rules
 from abate.errors import Refused
 from abate.schedule.periodic import consistent_jitter
-from abate.sim.calls import Caller, SimulatedCall
+from abate.sim.calls import CallDriver, SimulatedCall
 from abate.sim.model import Controllers
 from abate.sim.simulation import Simulation
 from abate.sim.varying_rate import VaryingRate
@@ -46,7 +46,7 @@ def start_controllers(simulation: Simulation) -> list[ControllerLoop]:
         # one attempt per reconcile: `VerdictRules` withdraws from the budget for its requeue
         single = policy.replace(max_attempts=1, budget=Budget.empty())
         single.rules.rulings_by_type.update(policy.rulings_by_type)
-        callers.append(Caller(single, simulation.entry, simulation.agenda, simulation.recorder.attempt))
+        callers.append(CallDriver(single, simulation.entry, simulation.agenda, simulation.recorder.attempt))
     return [
         ControllerLoop(simulation, place, judges[place % len(judges)], callers[place % len(callers)], pace, chance)
         for place in range(controllers.count)
@@ -74,7 +74,13 @@ class ControllerLoop:
     )
 
     def __init__(
-        self, simulation: Simulation, place: int, judge: VerdictRules, caller: Caller, pace: VaryingRate, chance: Random
+        self,
+        simulation: Simulation,
+        place: int,
+        judge: VerdictRules,
+        caller: CallDriver,
+        pace: VaryingRate,
+        chance: Random,
     ) -> None:
         settings = simulation.world.clients
         assert isinstance(settings, Controllers)

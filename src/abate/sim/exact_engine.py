@@ -9,11 +9,11 @@ from abate.call.actions import Stop, Wait
 from abate.call.layers import retry_serials
 from abate.call.machine import Call
 from abate.sim.arrivals import Arrivals
-from abate.sim.calls import Caller, SimulatedCall, deposit_only
+from abate.sim.calls import CallDriver, SimulatedCall, deposit_only
 from abate.sim.controller_loops import start_controllers
 from abate.sim.measures import EDGE, PER_SECOND, Run
 from abate.sim.model import Controllers
-from abate.sim.server import Request
+from abate.sim.server import SimulatedRequest
 from abate.sim.simulation import Simulation
 from abate.sim.world import World
 
@@ -43,7 +43,7 @@ def run(world: World, seed: int, raster: bool = False) -> Run:
     return simulation.recorder.run("exact", seed, simulation.loads(), simulation.notes)
 
 
-class PlainCall(Request):
+class PlainCall(SimulatedRequest):
     """A call of a plain policy. It is its own request, as its attempts have no timeout."""
 
     __slots__ = ("began", "client", "machine")
@@ -159,7 +159,7 @@ class CallbackClients:
         self._recorder = simulation.recorder
         self._processes = len(simulation.policies)
         self._callers = [
-            Caller(policy, simulation.entry, simulation.agenda, simulation.recorder.attempt)
+            CallDriver(policy, simulation.entry, simulation.agenda, simulation.recorder.attempt)
             for policy in simulation.policies
         ]
         self._arrivals = Arrivals(simulation.world, simulation.agenda, simulation.streams, self.begin)

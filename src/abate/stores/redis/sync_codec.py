@@ -24,9 +24,9 @@ from abate.stores.fleet.messages import (
 from abate.stores.fleet.shelter_rules import classify
 from abate.stores.redis import scripts
 from abate.stores.redis.key_names import KeyNames
-from abate.stores.redis.scripts import Script
+from abate.stores.redis.scripts import LuaScript
 
-Call: TypeAlias = tuple[Script, Sequence[str], Sequence[Any]]
+Call: TypeAlias = tuple[LuaScript, Sequence[str], Sequence[Any]]
 MAX_LUA_INTEGER = 2**52
 """Lua's numbers are floats."""
 
