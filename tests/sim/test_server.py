@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from abate.sim import Clients, Duration, Limit, Row, Service, Trigger, World
 from abate.sim.agenda import Agenda, RandomStreams
-from abate.sim.server import RowServer, Server, SimulatedRequest
+from abate.sim.server import Request, RowServer, Server
 from abate.sim.simulation import Simulation
 
 HORIZON = 1000.0
@@ -24,7 +24,7 @@ class Desk:
 
     def send(self, name, at=0.0, deadline=None):
         """Have a request sent at an instant."""
-        request = SimulatedRequest(self.answered, name, deadline)
+        request = Request(self.answered, name, deadline)
         self.agenda.at(at, self.server.submit, request)
         return request
 
@@ -230,7 +230,7 @@ def test_another_services_trouble_is_its_own():
     stage = Simulation(world, 1, False)
     answers = {}
     for name, server in stage.servers.items():
-        server.submit(SimulatedRequest(lambda request, failure: answers.update({request.owner: failure}), name, None))
+        server.submit(Request(lambda request, failure: answers.update({request.owner: failure}), name, None))
     stage.agenda.run(1.0)
     assert answers["a"] is None
     assert answers["b"].status_code == 503
@@ -345,9 +345,7 @@ def test_of_those_who_have_read_the_same_one_writes():
     agenda, answers = Agenda(), {}
     row = RowServer(Row("row", network=1.0), agenda, RandomStreams(1))
     for name, at in [("a", 0.0), ("b", 0.5), ("c", 3.5)]:
-        request = SimulatedRequest(
-            lambda request, failure: answers.update({request.owner: (agenda.now(), failure)}), name, None
-        )
+        request = Request(lambda request, failure: answers.update({request.owner: (agenda.now(), failure)}), name, None)
         agenda.at(at, row.submit, request)
     agenda.run(20.0)
     assert {name: at for name, (at, _) in answers.items()} == {"a": 4.0, "b": 4.5, "c": 7.5}
@@ -362,7 +360,7 @@ def test_a_row_is_written_as_often_as_was_confirmed(starts, seed):
     agenda, failures = Agenda(), []
     row = RowServer(Row("row", network=Duration(0.1, "normal", spread=0.02)), agenda, RandomStreams(seed))
     for at in starts:
-        agenda.at(at, row.submit, SimulatedRequest(lambda _, failure: failures.append(failure), None, None))
+        agenda.at(at, row.submit, Request(lambda _, failure: failures.append(failure), None, None))
     agenda.run(20.0)
     assert len(failures) == len(starts)
     assert row.load().served == failures.count(None) >= 1

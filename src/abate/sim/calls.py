@@ -16,7 +16,7 @@ from abate.call.machine import Call
 from abate.call.policy import Policy
 from abate.errors import AttemptTimeout, DeadlineExceeded, Refused
 from abate.sim.agenda import Agenda
-from abate.sim.server import Reply, RowServer, Server, SimulatedRequest
+from abate.sim.server import Reply, Request, RowServer, Server
 
 if TYPE_CHECKING:
     from abate.admit.dispatcher import Dispatcher
@@ -36,7 +36,7 @@ def deposit_only(policy: Policy) -> bool:
     return policy.plain and policy.shelter is None
 
 
-class SimulatedCall(SimulatedRequest):
+class SimulatedCall(Request):
     """One call. Without an attempt timeout it is also its own request, as it has one request at a time."""
 
     __slots__ = ("began", "client", "context", "end", "failure", "machine")
@@ -134,11 +134,11 @@ class CallDriver:
             self._submit(call)
             return
         due = now + machine.allowance(now)
-        request = SimulatedRequest(self._answered, call, due)
+        request = Request(self._answered, call, due)
         self.agenda.at(due, self._expired, request)
         self._submit(request)
 
-    def _answered(self, request: SimulatedRequest, failure: Exception | None) -> None:
+    def _answered(self, request: Request, failure: Exception | None) -> None:
         if request.over:
             return
         request.over = True
@@ -161,7 +161,7 @@ class CallDriver:
             call.context.run(machine.succeeded)
         call.end(call, None)
 
-    def _expired(self, request: SimulatedRequest) -> None:
+    def _expired(self, request: Request) -> None:
         if not request.over:
             request.over = True
             call: SimulatedCall = request.owner

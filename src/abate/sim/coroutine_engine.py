@@ -30,7 +30,7 @@ from abate.sim.controller_loops import start_controllers
 from abate.sim.event_loop import VirtualLoop
 from abate.sim.measures import Load, Run
 from abate.sim.model import Code, Controllers
-from abate.sim.server import Answer, SimulatedRequest
+from abate.sim.server import Answer, Request
 from abate.sim.simulation import Simulation
 from abate.sim.world import World
 
@@ -167,7 +167,7 @@ class TaskClients:
             await self._loop.create_future()  # never answered
         self._recorder.attempt(client, now)
         future = self._loop.create_future()
-        request = SimulatedRequest(_answered, future, nearest_deadline())
+        request = Request(_answered, future, nearest_deadline())
         try:
             self._server.submit(request)
             failure = await future
@@ -221,7 +221,7 @@ def _name(function: Callable[[Any], Any]) -> str:
     return getattr(function, "__qualname__", type(function).__qualname__)
 
 
-def _answered(request: SimulatedRequest, failure: Exception | None) -> None:
+def _answered(request: Request, failure: Exception | None) -> None:
     if not request.owner.done():  # unless the attempt was cancelled
         request.owner.set_result(failure)
 

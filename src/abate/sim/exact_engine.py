@@ -13,7 +13,7 @@ from abate.sim.calls import CallDriver, SimulatedCall, deposit_only
 from abate.sim.controller_loops import start_controllers
 from abate.sim.measures import EDGE, PER_SECOND, Run
 from abate.sim.model import Controllers
-from abate.sim.server import SimulatedRequest
+from abate.sim.server import Request
 from abate.sim.simulation import Simulation
 from abate.sim.world import World
 
@@ -43,7 +43,7 @@ def run(world: World, seed: int, raster: bool = False) -> Run:
     return simulation.recorder.run("exact", seed, simulation.loads(), simulation.notes)
 
 
-class PlainCall(SimulatedRequest):
+class PlainCall(Request):
     """A call of a plain policy. It is its own request, as its attempts have no timeout."""
 
     __slots__ = ("began", "client", "machine")

@@ -74,10 +74,10 @@ def _made(status: int, retry_after: float | None, exhausted: bool) -> type[Answe
     return type(f"Answer{status}", (Answer,), {"status_code": status, "headers": headers, "ruling": ruling})
 
 
-Reply = Callable[["SimulatedRequest", "Exception | None"], object]
+Reply = Callable[["Request", "Exception | None"], object]
 
 
-class SimulatedRequest:
+class Request:
     """One attempt in flight: the callback for its answer, and its deadline."""
 
     __slots__ = ("deadline", "over", "owner", "reply", "started", "version")
@@ -147,7 +147,7 @@ class Server:
         self._constant = float(duration.mean) if duration.shape == "constant" else None
         network = Duration.of(service.network)
         self._leg = None if network.is_zero else network.sampler(streams.stream(f"network/{service.name}"))
-        self.submit: Callable[[SimulatedRequest], None] = self._arrive if self._leg is None else self._travel
+        self.submit: Callable[[Request], None] = self._arrive if self._leg is None else self._travel
         """Send a request."""
         self._pace = service_rate(triggers)
         self._steady = self._pace.steady
@@ -167,7 +167,7 @@ class Server:
         self._size = service.workers
         self._room = float("inf") if service.queue_limit is None else service.queue_limit
         self._fifo = service.order == "fifo"
-        self._queue: deque[SimulatedRequest] = deque()
+        self._queue: deque[Request] = deque()
         self._next = self._queue.popleft if self._fifo else self._queue.pop
         self._tells = world.tells_layers
         self._limit = service.limit
@@ -182,11 +182,11 @@ class Server:
         for edge in {edge for start, end, _ in self._reduced_capacity_spans for edge in (start, end)}:
             agenda.at(edge, self._resize, None)
 
-    def _travel(self, request: SimulatedRequest) -> None:
+    def _travel(self, request: Request) -> None:
         assert self._leg is not None
         self._at(self._agenda.time + self._leg(), self._arrive, request)
 
-    def _arrive(self, request: SimulatedRequest) -> None:
+    def _arrive(self, request: Request) -> None:
         self._requests += 1
         if self._from <= self._agenda.time < self._until:
             failed = self._certain_error or self._failure()
@@ -235,7 +235,7 @@ class Server:
         left = max(1.0, float(ceil((window + 1) * limit.per - now)))
         return answer(429, left if limit.retry_after is None else limit.retry_after)()
 
-    def _start(self, request: SimulatedRequest) -> None:
+    def _start(self, request: Request) -> None:
         self._busy += 1
         now = request.started = self._agenda.time
         work = self._draw() if self._constant is None else self._constant
@@ -245,11 +245,11 @@ class Server:
             request,
         )
 
-    def _worked(self, request: SimulatedRequest) -> None:
+    def _worked(self, request: Request) -> None:
         """Call other services, after the worker's own work."""
         self._call(request, 0)
 
-    def _call(self, request: SimulatedRequest, place: int) -> None:
+    def _call(self, request: Request, place: int) -> None:
         """Call the services that this one needs, one after the other."""
         if place == len(self.callers):
             self._finish(request)
@@ -267,7 +267,7 @@ class Server:
 
         self.callers[place].call(over, request.deadline if self._tells else None)
 
-    def _finish(self, request: SimulatedRequest, failure: Exception | None = None) -> None:
+    def _finish(self, request: Request, failure: Exception | None = None) -> None:
         used = self._agenda.time - request.started
         self._used += used
         self._served += 1
@@ -291,7 +291,7 @@ class Server:
             else:
                 self._start(request)
 
-    def _answer(self, request: SimulatedRequest, failure: Exception | None) -> None:
+    def _answer(self, request: Request, failure: Exception | None) -> None:
         if self._leg is None:
             request.reply(request, failure)
         else:
@@ -335,16 +335,16 @@ class RowServer:
         if warmup:
             agenda.at(warmup, self._forget, None)
 
-    def submit(self, request: SimulatedRequest) -> None:
+    def submit(self, request: Request) -> None:
         """Send a request, beginning with its read."""
         self._agenda.at(self._agenda.time + self._leg(), self._read, request)
 
-    def _read(self, request: SimulatedRequest) -> None:
+    def _read(self, request: Request) -> None:
         request.version = self._version
         # two messages: the answer to the read, and the write
         self._agenda.at(self._agenda.time + self._leg() + self._leg(), self._write, request)
 
-    def _write(self, request: SimulatedRequest) -> None:
+    def _write(self, request: Request) -> None:
         failure = None
         if request.version == self._version:
             self._version += 1
