@@ -163,7 +163,7 @@ def test_many_calls_that_share_a_budget_go_as_in_production(policy, calls):
     patience=st.sampled_from([0.7, 5.0]),
 )
 def test_many_calls_that_share_a_shelter_go_as_in_production(policy, calls, capacity, patience):
-    """Who waits goes at the same instant, or is turned away at the same one."""
+    """Each waiting call is sent, or refused, at the same instant."""
     sheltered = policy.replace(shelter=Shelter(capacity, patience))
     both(sheltered, [script for _, script in calls], [start for start, _ in calls])
 

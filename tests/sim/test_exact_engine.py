@@ -106,7 +106,7 @@ def test_calls_succeed_or_fail_or_are_under_way(world, seed):
 
 @settings(max_examples=60)
 @given(clients=CLIENTS, services=SERVICES, policy=POLICIES, seed=st.integers(0, 1000))
-def test_in_the_end_every_call_of_those_who_call_once_is_over(clients, services, policy, seed):
+def test_in_the_end_every_call_of_clients_that_call_once_is_over(clients, services, policy, seed):
     """Nothing hangs: what was sent comes to an end when nothing new arrives."""
     if isinstance(clients, Controllers):
         clients = Controllers(count=clients.count, keys=clients.keys, relist=1.0)
@@ -203,7 +203,7 @@ def test_hints_are_kept_by_each_reader(on):
     assert World(Clients(count=1, arrivals="once"), Service("api"), policy, trigger).run().completed == 4.5
 
 
-def test_one_of_those_who_write_a_row_at_once_wins():
+def test_of_several_that_write_a_row_at_once_one_wins():
     """The others conflict, and come back until they have written."""
     policy = Policy(on=abate.sim.simulated, max_attempts=100, backoff=Backoff(0.01), budget=Budget.unlimited())
     run = World(Clients(count=20, arrivals="once"), Row("row"), policy).run()
@@ -289,7 +289,7 @@ def test_services_count_nothing_of_the_warm_up(engine, timeout):
 
 @ENGINES
 @BOTH_CROWDS
-def test_work_that_was_wasted_in_the_warm_up_and_who_lost_by_it_are_forgotten(engine, timeout):
+def test_work_that_was_wasted_in_the_warm_up_does_not_count(engine, timeout):
     """A stall before its end leaves no trace in what is wasted, nor in the fairness."""
     policy = Policy(on=abate.sim.simulated, max_attempts=1, attempt_timeout=timeout and 0.5)
     api = Service("api", workers=10, service_time=0.05)

@@ -284,7 +284,7 @@ def test_a_raster_shows_attempts_and_costs_nothing_else():
 
 
 def test_reasons_are_those_of_the_exact_engine():
-    """Who is given up, and why: hints that are too long, deadlines, budgets, fatal answers."""
+    """Calls end for the same reasons: hints that are too long, deadlines, budgets, fatal answers."""
     tried = {
         "hint": (policy(max_hint=2.0), Trigger("error", at=5.0, for_=5.0, retry_after=3.0)),
         "deadline": (policy(timeout=0.5), OUTAGE),
