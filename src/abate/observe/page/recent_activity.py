@@ -166,7 +166,7 @@ class RecentActivity:
         if pair not in self._layers:
             if len(self._layers) >= MAX_PAIRS:
                 return
-            self._add_notice(outer, f"stands around {inner}: only one of the two retries")
+            self._add_notice(outer, f"wraps {inner}: only one of the two retries")
         self._layers[pair] = self._layers.get(pair, 0) + 1
 
     def _note_state_change(self, name: str, event: Event) -> None:
