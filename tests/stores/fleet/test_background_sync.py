@@ -13,7 +13,7 @@ from abate.stores import BudgetTerms, open_store
 from abate.stores.fleet import FleetBudget, FleetSync
 from abate.stores.fleet import background_sync as sync_module
 from abate.stores.fleet.background_sync import MIN_SYNC_INTERVAL
-from abate.stores.fleet.messages import BucketRequest
+from abate.stores.fleet.sync_requests import BucketRequest
 
 LIMIT = 30.0
 """Seconds: keeps a broken test from hanging."""

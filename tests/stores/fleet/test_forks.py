@@ -19,7 +19,7 @@ from abate.observe import snapshot
 from abate.stores import BudgetTerms, open_store
 from abate.stores.fleet import FleetBucket, FleetBudget, FleetShelter
 from abate.stores.fleet import background_sync as fleet_sync
-from abate.stores.fleet.messages import ShelterReport
+from abate.stores.fleet.sync_requests import ShelterReport
 from abate.stores.sqlite import shared_limits
 from tests.conformance.conftest import SHARED, STORES
 from tests.stores.processes import forks, in_child, until
@@ -108,7 +108,7 @@ def test_a_child_s_shelter_applies_the_fleet_s_hint(shared):
         for other in ("member-2", "member-3"):
             shared.sync_members(other, [ShelterReport("orders", "probing", 0, 1, 30.0)])
         until(lambda: shelter._dispatchers.main.core.remote_paused_until > time.monotonic() + 1.0)
-        with pytest.raises(abate.Refused), abate.deadline(0.01):
+        with pytest.raises(abate.Refused), abate.deadline(0.5):
             work()
         return "refused"
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from abate.admit.sliding_window import MAX_PER_SLOT, SLOTS
 from abate.stores.encoding import MAX_ATTRIBUTES_BYTES, MAX_PRIORITY, MAX_SHOWN_BYTES
-from abate.stores.fleet import grant_rules, messages, shelter_rules
+from abate.stores.fleet import grant_rules, shelter_rules, sync_requests
 from abate.work.key_queue import FAIRNESS_TURNS
 
 BATCH: Final = 100
@@ -65,12 +65,12 @@ COUNTING = {"SLOTS": SLOTS, "MAX_PER_SLOT": MAX_PER_SLOT, "KEPT_FOR": KEPT_FOR, 
 BALANCE = LuaScript("clock", "budget_counts", "budget_balance", **COUNTING)
 EXCHANGE = LuaScript("clock", "budget_counts", "budget_exchange", **COUNTING)
 BUDGET_GRANT = LuaScript(
-    "clock", "budget_counts", "members", "budget_grant", MEMBER_TIMEOUT=messages.MEMBER_TIMEOUT, **COUNTING
+    "clock", "budget_counts", "members", "budget_grant", MEMBER_TIMEOUT=sync_requests.MEMBER_TIMEOUT, **COUNTING
 )
 BUCKET_GRANT = LuaScript(
     "clock",
     "bucket_grant",
-    MEMBER_TIMEOUT=messages.MEMBER_TIMEOUT,
+    MEMBER_TIMEOUT=sync_requests.MEMBER_TIMEOUT,
     NEWCOMERS_RESERVE=grant_rules.NEWCOMERS_RESERVE,
     IDLE_DEMAND=grant_rules.IDLE_DEMAND,
     KEPT_FOR=KEPT_FOR,
@@ -80,7 +80,7 @@ SHELTER_ADVICE = LuaScript(
     "members",
     "shelter_rules",
     "shelter_advice",
-    MEMBER_TIMEOUT=messages.MEMBER_TIMEOUT,
+    MEMBER_TIMEOUT=sync_requests.MEMBER_TIMEOUT,
     KEPT_FOR=KEPT_FOR,
     REPORT_VALID=shelter_rules.REPORT_VALID,
     PROBE_TURN=shelter_rules.PROBE_TURN,
