@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from abate.stores import Queue, Store, open_store
 from abate.stores.budget import BudgetTerms
-from abate.stores.fleet.messages import BucketRequest, BudgetRequest, ShelterReport
+from abate.stores.fleet.sync_requests import BucketRequest, BudgetRequest, ShelterReport
 from abate.work.source import Back, Bury, Done
 from tests.clients.valkey_server import Valkey
 from tests.stores.postgres.cluster import Cluster

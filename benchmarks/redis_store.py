@@ -20,7 +20,7 @@ from redis.retry import Retry
 
 from abate.stores import Store, open_store
 from abate.stores.budget import BudgetTerms
-from abate.stores.fleet.messages import BucketRequest, BudgetRequest, ShelterReport, SyncRequest
+from abate.stores.fleet.sync_requests import BucketRequest, BudgetRequest, ShelterReport, SyncRequest
 from benchmarks.stores import BODY, PROCESSES, drain, drain_together, fill
 from tests.clients.valkey_server import Valkey
 

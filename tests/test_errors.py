@@ -96,7 +96,7 @@ def test_the_report_on_them_travels_too():
     ],
 )
 def test_a_report_reads_as_a_sentence(report, text):
-    """Who gave up, after how much, and why; with the policy inside, where that one did the retrying."""
+    """The policy that gave up, its attempts and waits, and the reason; with the policy inside that did the retrying."""
     assert str(report) == text
 
 

@@ -238,7 +238,7 @@ def test_a_sink_that_holds_up_many_calls_a_little_is_left_alone(installed, timed
         emit(EVENT)
     assert (len(entered), events.dropped(slow)) == (4, 2)
     event_sinks.remove(slow)
-    install(slow)  # who comes again has a clean slate
+    install(slow)  # a sink that is installed again starts without a pause
     emit(EVENT)
     assert len(entered) == 5
 

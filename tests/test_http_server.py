@@ -296,7 +296,7 @@ def test_foreign_bytes_neither_stop_nor_hold_up_a_server_that_reads_bodies(reade
 
 
 def test_half_sent_bodies_make_room_as_half_sent_requests_do():
-    """Who asks is answered, though strangers hold all places with forms that they do not send."""
+    """A visitor is answered, though strangers hold all places with forms that they do not complete."""
     with page.serving(port=0, token="a secret of some length") as address, contextlib.ExitStack() as stack:
         half = []
         for _ in range(150):

@@ -70,6 +70,7 @@ NAMES = {
     "abate.clients.grpc": "aio_interceptors channel_options interceptors transient",
     "abate.clients.grpc_server": "aio_interceptors attempt interceptors",
     "abate.clients.httpx": "AsyncTransport Transport",
+    "abate.clients.httpx2": "AsyncTransport Transport",
     "abate.clients.openai": "async_client client default_policy",
     "abate.clients.redis": "aclient aquiet client quiet transient",
     "abate.clients.requests": "Adapter",
@@ -103,12 +104,16 @@ def test_every_package_is_public_or_private():
         "abate.cli",
         "abate.cli.demo",
         "abate.sim.fleet",
-        "abate.sim.live",
         "abate.stores.fleet",
         "abate.stores.postgres",
         "abate.stores.redis",
         "abate.stores.sqlite",
     }
+
+
+def test_every_client_has_its_names_pinned():
+    """None that `dir(abate.clients)` shows is left out above."""
+    assert {f"abate.clients.{name}" for name in abate.clients.__all__} <= set(NAMES)
 
 
 @pytest.mark.parametrize("module", ["abate", "abate.observe", "abate.clients"])

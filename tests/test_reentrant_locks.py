@@ -18,7 +18,7 @@ from tests.reentry import at_every_bytecode, guarded, held_elsewhere, interrupte
 
 
 class Counter:
-    """A count that is changed in two steps, and a log of who was inside."""
+    """A count that is changed in two steps, and a log of the operations inside."""
 
     def __init__(self):
         self.section = Section()
@@ -217,7 +217,7 @@ def test_a_section_is_free_in_a_child_of_which_it_was_held_elsewhere():
         quiet(counter.section)
 
 
-def test_a_fork_by_who_interrupts_leaves_this_thread_inside():
+def test_a_fork_by_an_interruption_leaves_this_thread_inside():
     """In the child the interrupted operation goes on, and is not disturbed before it has ended."""
     counter = Counter()
 

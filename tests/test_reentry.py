@@ -562,7 +562,7 @@ class OfTick(Case):
 
 
 class OfWatch(Case):
-    """Who watches is counted, and every stand-in runs the code of that."""
+    """Sinks that count are counted, and every wrapper runs the code for that number."""
 
     locks = (("call/counters.py", "WrapperVersions"),)
 

@@ -44,98 +44,100 @@ class Down(Exception):
 # -- the shelter's dispatcher
 
 
-class OfDoor(cases.Case):
-    """Tickets that are out are counted, and no others; who waits is in the room, or is woken with an answer."""
+class OfDispatcher(cases.Case):
+    """Permits that are out are counted, and no others; a waiter is in the queue, or is woken with an answer."""
 
     def make(self):
         self.clock = VirtualClock(start=100.0)
         self.dispatcher = abate.Shelter(capacity=5, clock=self.clock).dispatcher()
         self.dispatcher.limiter.latencies.baseline = self.dispatcher.limiter.latencies.latency = 0.01
         self.dispatcher.limiter.limit = 2.0
-        self.tickets = [self._knock() for _ in range(2)]
-        self.waiters = [self._knock() for _ in range(3)]
-        assert {type(one) for one in self.tickets} == {Permit}
+        self.permits = [self._try_enter() for _ in range(2)]
+        self.waiters = [self._try_enter() for _ in range(3)]
+        assert {type(one) for one in self.permits} == {Permit}
         for waiter in self.waiters:
             waiter.wakeup = ThreadWakeup()
             self.dispatcher.due(waiter)
         self.clock.advance(0.01)
 
-    def _knock(self):
+    def _try_enter(self):
         return self.dispatcher.try_enter(self.clock.now(), self.clock.now(), None, True)
 
-    def do_knock(self):
-        (self.tickets if type(got := self._knock()) is Permit else self.waiters).append(got)
+    def do_try_enter(self):
+        (self.permits if type(got := self._try_enter()) is Permit else self.waiters).append(got)
 
     def do_answered(self):
-        self.dispatcher.answered(self.tickets[0], self.clock.now(), "orders")
+        self.dispatcher.answered(self.permits[0], self.clock.now(), "orders")
 
     def do_failed(self):
-        self.dispatcher.failed(self.tickets[0], self.clock.now(), abate.Backoff(1.0), None, Down(), False, "orders")
+        self.dispatcher.failed(self.permits[0], self.clock.now(), abate.Backoff(1.0), None, Down(), False, "orders")
 
-    def do_void(self):
-        self.dispatcher.abandoned(self.tickets[0], self.clock.now())
+    def do_abandon(self):
+        self.dispatcher.abandoned(self.permits[0], self.clock.now())
 
     def do_leave(self):
         self.dispatcher.leave(self.waiters[0], self.clock.now())
 
-    def do_look(self):
+    def do_on_timer(self):
         self.dispatcher.limiter.limit = 3.0
         self.dispatcher.on_timer(self.waiters[1], self.clock.now())
 
-    def do_pick_up(self):
-        self.dispatcher.abandoned(self.tickets[0], self.clock.now())
+    def do_claim(self):
+        self.dispatcher.abandoned(self.permits[0], self.clock.now())
         self.clock.advance(0.3)  # it is asleep, and has missed its turn
         self.dispatcher.on_timer(self.waiters[2], self.clock.now())
         for waiter in self.waiters:
             if waiter.answer is not None:
                 self.dispatcher.claim_answer(waiter)
 
-    def do_heed(self):
+    def do_apply_remote(self):
         self.dispatcher.apply_remote(True, self.clock.now(), 5.0)
 
     def do_count(self):
         assert self.dispatcher.waiters <= 5
 
     def check(self):
-        dispatcher, room, limiter = self.dispatcher, self.dispatcher.core.queue, self.dispatcher.limiter
+        dispatcher, queue, limiter = self.dispatcher, self.dispatcher.core.queue, self.dispatcher.limiter
         cases.quiet(dispatcher._section)
         dispatcher.abandoned(None, self.clock.now())  # what was noted is done by the next operation
         assert not dispatcher.core.to_wake
         given = [waiter.answer for waiter in self.waiters if type(waiter.answer) is Permit]
-        out = [one for one in (*self.tickets, *given) if one.out and one.epoch == limiter.epoch]
+        out = [one for one in (*self.permits, *given) if one.out and one.epoch == limiter.epoch]
         assert limiter.in_flight == len(out)
         for waiter in self.waiters:
             if waiter.answer is None:
                 assert waiter.queued
-                assert waiter in room._fresh or waiter in room._oldest
-            elif waiter.wakeup is not None and waiter not in self.waiters[:2]:  # those leave or look: they are awake
-                assert waiter.wakeup.wait(abate.clock.MACHINE, 0.0) or waiter.claimed or self.noted("pick_up")
+                assert waiter in queue._fresh or waiter in queue._oldest
+            elif waiter.wakeup is not None and waiter not in self.waiters[:2]:  # those are awake
+                assert waiter.wakeup.wait(abate.clock.MACHINE, 0.0) or waiter.claimed or self.noted("claim")
         # it goes on, in this thread and in another
         for waiter in self.waiters:
             dispatcher.leave(waiter, self.clock.now())
-        guarded(lambda: [dispatcher.abandoned(one, self.clock.now()) for one in (*self.tickets, *given)])
-        assert (room.size, limiter.in_flight, dispatcher.waiters) == (0, 0, 0)
+        guarded(lambda: [dispatcher.abandoned(one, self.clock.now()) for one in (*self.permits, *given)])
+        assert (queue.size, limiter.in_flight, dispatcher.waiters) == (0, 0, 0)
         limiter.limit = 1.0
         limiter.prober.next_probe = limiter.prober.hint_until = limiter._next_paced = -1.0
-        assert type(guarded(self._knock)) is Permit
-        waiter = self._knock()
+        assert type(guarded(self._try_enter)) is Permit
+        waiter = self._try_enter()
         assert type(waiter) is Waiter
         assert dispatcher.waiters == 1
 
 
-@pytest.mark.parametrize("operation", OfDoor.operations())
+@pytest.mark.parametrize("operation", OfDispatcher.operations())
 def test_a_dispatcher_keeps_its_counts(operation):
     """Whatever is broken off, tickets and waiters are conserved, and the next ones are served."""
-    points = raised_at_every_point(OfDoor, lambda thing: thing.do(operation))
+    points = raised_at_every_point(OfDispatcher, lambda thing: thing.do(operation))
     assert points > 3
 
 
-@pytest.mark.parametrize("interruption", ["do_knock", "do_leave", "do_void", "do_failed", "do_count"])
-@pytest.mark.parametrize("operation", OfDoor.operations())
+@pytest.mark.parametrize("interruption", ["do_try_enter", "do_leave", "do_abandon", "do_failed", "do_count"])
+@pytest.mark.parametrize("operation", OfDispatcher.operations())
 def test_a_dispatcher_that_is_interrupted_keeps_its_counts(operation, interruption):
     """Any operation in the middle of any other, of the same thread, as a finalizer or a signal handler makes them."""
     steps = range(1, MOST_STEPS, 13)
-    at_every_bytecode(OfDoor, lambda thing: thing.do(operation), lambda thing: thing.do(interruption), steps=steps)
+    at_every_bytecode(
+        OfDispatcher, lambda thing: thing.do(operation), lambda thing: thing.do(interruption), steps=steps
+    )
 
 
 TWO_SHELTERS = """
@@ -335,7 +337,7 @@ class OfDebts(cases.Case):
 
 
 class OfGates(cases.Case):
-    """Who is broken off as it enters has not entered; who is broken off as it leaves can leave again."""
+    """An `enter` that is interrupted has not entered; a `leave` that is interrupted can be repeated."""
 
     where = str(cases.SOURCE)
 

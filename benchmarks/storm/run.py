@@ -142,7 +142,7 @@ def tables(rows: Rows) -> None:
         lag = max((row["lag"] for row in mine if row.get("valid")), default=0.0)
         print(f"\n### {key}: {scenario.title}\n")
         print(f"{rounds} round(s), worst lag of a loop {1000 * lag:.0f} ms, invalid runs: {invalid}.\n")
-        table(mine, [name for name in scenario.who if name not in PARTS])
+        table(mine, [name for name in scenario.clients if name not in PARTS])
     if any(row["candidate"] in PARTS for row in rows):
         parts_table(rows)
     print("\n" + "\n".join(f"* {name}: {note}" for name, note in NOTES.items() if note))

@@ -50,7 +50,7 @@ class Scenario:
     """A second dependency, to which every other request goes."""
     places: int = 0
     """The most requests that the process handles at once, if that is bounded."""
-    who: tuple[str, ...] = FEW
+    clients: tuple[str, ...] = FEW
 
 
 def outage(how: str, start: float = 4.0, end: float = 9.0, after: float = 1.5) -> Server:
@@ -80,7 +80,7 @@ SCENARIOS = {
         policies=500,
         settings=Settings(max_attempts=10),
         window=(0.0, 3.0),
-        who=ALL,
+        clients=ALL,
     ),
     "A2": Scenario(
         "The same herd, on one policy",
@@ -90,19 +90,19 @@ SCENARIOS = {
         policies=1,
         settings=Settings(max_attempts=10),
         window=(0.0, 3.0),
-        who=(*PEERS, *OURS),
+        clients=(*PEERS, *OURS),
     ),
     "B": Scenario(
         "200/s (60 %) through 5 s of 503, then 2 s at two thirds of the capacity",
         server=outage("503"),
-        who=ALL,
+        clients=ALL,
         **STEADY,
     ),
     "C": Scenario(
         "85 % load, a queue of 400, a timeout of 0.5 s: service takes twice as long for 3 s",
         server=crowded(),
         rate=0.85 / 0.003,
-        who=ALL,
+        clients=ALL,
         **CROWDED,
     ),
     "D": Scenario(
@@ -113,7 +113,7 @@ SCENARIOS = {
         policies=1,
         layers=3,
         settings=Settings(max_attempts=3, base=0.001, cap=0.002, jitter=0.001),
-        who=tuple(name for name in ALL if name != "aiohttp-retry"),
+        clients=tuple(name for name in ALL if name != "aiohttp-retry"),
     ),
     "E": Scenario(
         "300 clients that don't know each other, told Retry-After: 2 for 2 s",
@@ -122,7 +122,7 @@ SCENARIOS = {
         herd=300,
         policies=300,
         window=(0.0, 2.0),
-        who=ALL,
+        clients=ALL,
     ),
     "flapping": Scenario("1 s down, 1 s up, for 10 s; 200/s", server=Server(outages=FLAPS), **ROUGH),
     "errors": Scenario(
@@ -150,7 +150,7 @@ SCENARIOS = {
         server=outage("503", 3.0, 8.0),
         other=Server(),
         places=64,
-        who=("no retry", "naive", "nopanic, budget", *OURS, "abate, small shelter"),
+        clients=("no retry", "naive", "nopanic, budget", *OURS, "abate, small shelter"),
         **TWO,
     ),
     "quiet": Scenario(
@@ -161,8 +161,8 @@ SCENARIOS = {
 
 
 def candidates(key: str, short: bool) -> list[str]:
-    """Who goes through a scenario; in a short run nobody who behaves like another, and in our own three."""
-    who = SCENARIOS[key].who
+    """Return the clients of a scenario; in a short run without those that behave like another one."""
+    named = SCENARIOS[key].clients
     if not short:
-        return list(who)
-    return [name for name in who if name not in LIKE_ANOTHER and (who is not FEW or name in ("naive", *OURS))]
+        return list(named)
+    return [name for name in named if name not in LIKE_ANOTHER and (named is not FEW or name in ("naive", *OURS))]

@@ -34,7 +34,7 @@ BAR = 0.1
 LOOK = 0.1
 """Seconds between two looks at whether all are in step."""
 LIMIT = 60.0
-"""Seconds; who is not in step by then never will be."""
+"""Seconds; a service that is not in step by then counts as never."""
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,8 @@ FAILURE_KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
 GIVE_UP_REASONS: tuple[GiveUpReason, ...] = get_args(GiveUpReason)
 SHELTER_STATES: tuple[ShelterState, ...] = get_args(ShelterState)
 ENDINGS: tuple[Ending, ...] = get_args(Ending)
+DONE_ENDINGS: tuple[Ending, ...] = ("done", "again", "silent")
+FAILED_ENDINGS: tuple[Ending, ...] = ("retry", "slow", "buried")
 DEAD_LETTER_REASONS: tuple[DeadLetterReason, ...] = get_args(DeadLetterReason)
 
 

@@ -195,7 +195,7 @@ def test_repr_and_refusal_reason():
     throttle = AdaptiveThrottle(k=1.5, clock=VirtualClock(), name="mine")
     for _ in range(3):
         throttle.enter(retry=False)
-    assert throttle.refusal() == "the server refuses so much that 75% of attempts are not sent"
+    assert throttle.refusal() == "75% of attempts are not sent, because the server refuses too many"
     assert repr(throttle) == "AdaptiveThrottle(k=1.5, window=120)"
     assert throttle.name == "mine"
 

@@ -1,4 +1,4 @@
-"""Who pays for a hedge: the policy's budget and gate, and what they get back."""
+"""Hedges are charged to the budget and the gate of their policy, which get back what is not used."""
 
 import asyncio
 

@@ -248,7 +248,7 @@ layers = st.builds(
 
 @given(st.lists(st.tuples(layers, st.sampled_from(WAYS)), min_size=1, max_size=4))
 def test_only_the_innermost_policy_that_retries_does(stack):
-    """However the layers are called, reached and translated, and whether or not one policy stands around itself."""
+    """However the layers are called, reached and translated, and whether or not a policy wraps itself."""
     calls = []
 
     def bottom():

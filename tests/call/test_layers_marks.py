@@ -327,7 +327,7 @@ def test_what_a_fallback_raises_is_its_own(fallback):
 
 
 def test_an_error_whose_traceback_is_gone_is_followed_by_from_alone():
-    """Who raised it cannot be told."""
+    """Without a traceback it is not known which function raised it."""
     with pytest.raises(KeyError) as caught:
         translate(given_up(OSError()))
     for error in (caught.value, caught.value.__context__):

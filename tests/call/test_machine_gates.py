@@ -1,4 +1,4 @@
-"""Gates and the budget: who is let in, who pays in, and what goes back when a call is broken off."""
+"""Gates and the budget: admissions, deposits, and what is returned when a call is interrupted."""
 
 import pytest
 

@@ -138,7 +138,7 @@ def test_a_hint_of_an_attempt_that_the_deadline_cut_short_is_kept(fixed, hint):
 
 
 def test_the_event_of_a_hinted_retry_tells_both_delay_and_hint(abate_events):
-    """Who listens can tell the server's part of a wait from the policy's."""
+    """A sink can distinguish the wait that the server asked for from the policy's own."""
     answer(10.0, [1.0], name="orders")
     assert abate_events.of(Retry) == [Retry("orders", 1, 11.0, "blip", 10.0, ERROR)]
 

@@ -200,7 +200,7 @@ def test_a_module_of_the_programs_own(load, tmp_path, monkeypatch):
 )
 @pytest.mark.parametrize("namespace", ["", "policies."])
 def test_an_error_names_file_table_and_key(load, file, namespace, line, complaint):
-    """Who reads the error knows where to look."""
+    """The error shows the place of the mistake."""
     place = complaint.replace(r"\[orders\]", rf"\[{namespace}orders\]")
     with pytest.raises(ValueError, match=f"^{escape(str(file))}: {place}"):
         load(f"[{namespace}orders]\non = 'OSError'\n{line}")

@@ -263,7 +263,7 @@ class Stopped(VirtualClock):
 
 @contextmanager
 def oversleeping(seconds):
-    """Let each retry wait for so much longer than it meant to: the machine was busy, or the process was stopped."""
+    """Prolong the wait of each retry by `seconds`, as on a busy machine or in a stopped process."""
     with Stopped() as clock:
 
         def oversleep(event):

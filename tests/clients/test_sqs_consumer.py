@@ -245,7 +245,7 @@ def test_groups_stay_in_order_over_failures(sqs, groups, workers, asynchronous):
 
 
 def test_a_consumer_polls_for_as_long_as_the_queue_has_patience(sqs):
-    """Who has less than a second waits here, as SQS waits for whole ones."""
+    """A patience below a second is waited for in the process, because SQS waits for whole seconds."""
     queue, _ = sqs.opened(patience=0.2)
 
     @consumer(source=queue)

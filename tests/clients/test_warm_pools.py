@@ -226,7 +226,7 @@ def test_sqlalchemy_says_how_many_the_pool_keeps(engine):
 
 
 def test_sqlalchemy_gives_late_connections_back(engine):
-    """The pool hands out no more than 15: who waits for the 16th gets one when the others are back, and returns it."""
+    """The pool has 15 connections at most: the 16th call gets one when others are returned, and returns it too."""
     assert warm_sqlalchemy(engine, 16, deadline=1.0) == 5
     settle()
     assert engine.pool.checkedout() == 0

@@ -249,7 +249,7 @@ class BesideTheModel(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 3.0]))
     def wait(self, seconds):
-        """Who waits for a message sleeps until the first is ready, and no longer."""
+        """A receive that waits returns when the first message is ready, and no later."""
         dues = [item.due for item in self.model.alive() if item.due > self.now]
         due = self.now if self.model.ready(self.now) else min(dues, default=self.now + seconds)
         expected = min(due, self.now + seconds)

@@ -141,7 +141,7 @@ def test_redriven_letters_are_let_in_whatever_the_capacity(store):
     assert queue.add("new") is True
 
 
-def test_two_who_redrive_at_once_share_the_letters(store):
+def test_two_redrives_at_once_share_the_letters(store):
     """Each is counted once."""
     queue = store.queue("orders")
     bury(queue)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from abate.stores import BudgetTerms, open_store
 from abate.stores.fleet import grant_rules, shelter_rules
-from abate.stores.fleet.messages import (
+from abate.stores.fleet.sync_requests import (
     MEMBER_TIMEOUT,
     BucketGrant,
     BucketRequest,

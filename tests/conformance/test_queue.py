@@ -273,7 +273,7 @@ def test_what_a_dead_letter_says_is_cut_to_its_length(queue):
     assert letter.trace.startswith("first \\udcff")
 
 
-def test_a_dead_letter_stays_dead_for_who_does_not_want_to_revive_it(queue):
+def test_a_dead_letter_stays_dead_without_revive(queue):
     """A resync does not unpark keys; other keys are added as usual."""
     queue.add("dead")
     queue.bury(queue.receive()[0], "no")

@@ -19,7 +19,7 @@ def test_a_deposit_earns_its_ratio_exactly(store):
     assert [budget.try_withdraw() for _ in range(4)] == [True, True, True, False]
 
 
-def test_all_who_open_it_share_it(store):
+def test_all_that_open_it_share_it(store):
     """By its name; another name is another budget."""
     mine, yours, other = store.ledger("a", 0.0, 0.1), store.ledger("a", 0.0, 0.1), store.ledger("b", 0.0, 0.1)
     assert (mine.try_withdraw(), yours.try_withdraw(), other.try_withdraw()) == (True, False, True)

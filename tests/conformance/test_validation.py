@@ -75,7 +75,7 @@ def test_odd_queues_are_refused_by_name(store):
             store.queue(*arguments, **options)
 
 
-def test_a_message_of_nobody_is_lost(queue):
+def test_a_message_that_was_not_received_is_lost(queue):
     """One that this queue never handed out."""
     with pytest.raises(LeaseLost):
         queue.done(Message("a", token=1))

@@ -1,4 +1,4 @@
-"""One store for many: those who wait are woken, and threads, processes and the children of a fork share it.
+"""One store for many: waiting receives are woken, and threads, processes and the children of a fork share it.
 
 On the machine's clock: what is tested is who meets whom, not when.
 """
@@ -44,7 +44,7 @@ def clock():
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """Who waits for PostgreSQL does not look by itself in the time that a test takes: it has to be woken."""
+    """A receive that waits in PostgreSQL does not poll within the time of a test: it has to be woken."""
     monkeypatch.setattr(listener, "POLL_LISTENING", FOR_EVER)
 
 
@@ -199,7 +199,7 @@ def test_threads_never_have_one_message_together_and_lose_none(store):
 
 
 @shared
-def test_what_another_process_adds_wakes_all_who_wait(store, url):
+def test_what_another_process_adds_wakes_all_waiting_receives(store, url):
     """The waiter that notices it wakes those of other queues."""
     orders, others = store.queue("orders"), store.queue("others")
     first = waiting(store, orders)

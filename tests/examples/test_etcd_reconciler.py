@@ -63,7 +63,7 @@ def test_both_ways_through_an_outage():
 
 
 def test_a_write_on_what_was_read_before_is_a_conflict():
-    """Of two who have read the same, one writes, and the other is told to read again."""
+    """Of two that have read the same version, one writes, and the other must read again."""
 
     async def main():
         async with plane() as (_, etcd, _user):
@@ -128,7 +128,7 @@ def test_the_books_tell_a_change_that_was_lost_or_counted_twice(counted, wrong):
     asyncio.run(main())
 
 
-def test_the_books_tell_who_is_behind():
+def test_the_books_show_what_is_behind():
     """A service that is not at the version that the user wants is counted."""
 
     async def main():

@@ -136,7 +136,7 @@ def test_as_long_as_time_goes_on_any_number_of_things_may_happen(monkeypatch):
     assert len(happened) == 100
 
 
-def test_nobody_can_wait_in_a_thread_here():
+def test_waiting_in_a_thread_is_refused():
     """It would stop the world."""
     with pytest.raises(AbateError, match="can't wait in a thread"):
         Agenda().sleep(1.0)

@@ -124,7 +124,7 @@ def test_each_client_calls_once_in_each_period(count, rate, offset, seed):
 # -- once
 
 
-def test_those_who_call_once_come_together_unless_they_are_spread():
+def test_clients_that_call_once_come_together_unless_they_are_spread():
     """All at the start, or over the spread by chance, or each at its own place."""
     assert arrived(Clients(count=3, arrivals="once", start=2.0)) == [(2.0, 0), (2.0, 1), (2.0, 2)]
     for offset in ("random", "consistent"):

@@ -12,7 +12,7 @@ from abate import Backoff, Budget, ConcurrencyLimit, Policy, Shelter, TokenBucke
 from abate.clock import current
 from abate.sim import simulated
 from abate.sim.agenda import Agenda
-from abate.sim.calls import Caller
+from abate.sim.calls import CallDriver
 from abate.sim.server import answer
 from abate.sim.simulation import bind_policy
 from abate.testing import VirtualClock
@@ -59,7 +59,7 @@ def simulated_calls(policy, scripts, starts):
     """The calls by the callback driver."""
     agenda, seen = Agenda(), Seen()
     here = bind_policy(policy, agenda, Random(7), FAILURES.values())
-    caller = Caller(here, Scripted(agenda, scripts), agenda, seen.sent)
+    caller = CallDriver(here, Scripted(agenda, scripts), agenda, seen.sent)
 
     def ended(journey, reason):
         seen.over(journey.client, agenda.now(), reason, here.budget)
@@ -163,7 +163,7 @@ def test_many_calls_that_share_a_budget_go_as_in_production(policy, calls):
     patience=st.sampled_from([0.7, 5.0]),
 )
 def test_many_calls_that_share_a_shelter_go_as_in_production(policy, calls, capacity, patience):
-    """Who waits goes at the same instant, or is turned away at the same one."""
+    """Each waiting call is sent, or refused, at the same instant."""
     sheltered = policy.replace(shelter=Shelter(capacity, patience))
     both(sheltered, [script for _, script in calls], [start for start, _ in calls])
 

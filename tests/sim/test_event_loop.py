@@ -89,7 +89,7 @@ def test_what_needs_more_than_tasks_and_timers_ends_the_run(operation: str, code
         run(reaching_out)
 
 
-def test_nobody_calls_from_another_thread() -> None:
+def test_another_thread_cannot_call_into_the_loop() -> None:
     """Its caller gets the error; from this thread the call works."""
     caught: list[Exception] = []
 
@@ -244,7 +244,7 @@ def test_a_task_that_will_not_end_is_noted() -> None:
 
 
 def test_a_loop_that_is_over_takes_nothing_on() -> None:
-    """As asyncio's: who comes too late is told."""
+    """As in asyncio, later calls raise an error."""
     loop: Any = VirtualLoop(Agenda())
     assert (loop.cancel_all(), loop.is_closed(), loop.is_running()) == (0, True, False)
     with pytest.raises(RuntimeError, match="Event loop is closed"):

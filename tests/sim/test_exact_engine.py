@@ -1,6 +1,8 @@
 """The exact engine: the same seed gives the same run, nothing is lost, and what was given is left alone."""
 
 import gc
+import math
+import statistics
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 import abate
 from abate import AdaptiveThrottle, Backoff, Budget, CircuitBreaker, ConcurrencyLimit, Policy, Shelter, TokenBucket
 from abate.sim import Clients, Controllers, Duration, Limit, Row, Service, Trigger, World, exact_engine
+from tests.sim import queueing
 
 POLICY = Policy(on=abate.sim.simulated, max_attempts=4, backoff=Backoff(0.2), budget=Budget(0.2, 1.0))
 POLICIES = st.sampled_from(
@@ -103,7 +106,7 @@ def test_calls_succeed_or_fail_or_are_under_way(world, seed):
 
 @settings(max_examples=60)
 @given(clients=CLIENTS, services=SERVICES, policy=POLICIES, seed=st.integers(0, 1000))
-def test_in_the_end_every_call_of_those_who_call_once_is_over(clients, services, policy, seed):
+def test_in_the_end_every_call_of_clients_that_call_once_is_over(clients, services, policy, seed):
     """Nothing hangs: what was sent comes to an end when nothing new arrives."""
     if isinstance(clients, Controllers):
         clients = Controllers(count=clients.count, keys=clients.keys, relist=1.0)
@@ -200,7 +203,7 @@ def test_hints_are_kept_by_each_reader(on):
     assert World(Clients(count=1, arrivals="once"), Service("api"), policy, trigger).run().completed == 4.5
 
 
-def test_one_of_those_who_write_a_row_at_once_wins():
+def test_of_several_that_write_a_row_at_once_one_wins():
     """The others conflict, and come back until they have written."""
     policy = Policy(on=abate.sim.simulated, max_attempts=100, backoff=Backoff(0.01), budget=Budget.unlimited())
     run = World(Clients(count=20, arrivals="once"), Row("row"), policy).run()
@@ -286,7 +289,7 @@ def test_services_count_nothing_of_the_warm_up(engine, timeout):
 
 @ENGINES
 @BOTH_CROWDS
-def test_work_that_was_wasted_in_the_warm_up_and_who_lost_by_it_are_forgotten(engine, timeout):
+def test_work_that_was_wasted_in_the_warm_up_does_not_count(engine, timeout):
     """A stall before its end leaves no trace in what is wasted, nor in the fairness."""
     policy = Policy(on=abate.sim.simulated, max_attempts=1, attempt_timeout=timeout and 0.5)
     api = Service("api", workers=10, service_time=0.05)
@@ -316,3 +319,21 @@ def test_both_engines_of_events_see_the_same_calls_under_way(warmup, world, seed
     assert one.series["unfinished"] == other.series["unfinished"]
     assert str([one.measures()[name] for name in names]) == str([other.measures()[name] for name in names])
     assert one.calls == len(one.latencies) + one.failures + one.unfinished
+
+
+@pytest.mark.parametrize(
+    ("rate", "workers", "places", "full", "time"),
+    [(0.8, 1, 10, 0.023493, 3.7971), (3.6, 4, 20, 0.016805, 2.1950)],
+)
+def test_queues_have_the_published_figures(rate, workers, places, full, time):
+    """M/M/1/10 at 0.8 and M/M/4 with 20 places at 3.6: within four standard errors of twelve seeds."""
+    assert queueing.blocking(rate, 1.0, workers, places) == pytest.approx(full, abs=5e-7)
+    assert queueing.mean_time(rate, 1.0, workers, places) == pytest.approx(time, abs=5e-5)
+    service = Service("api", workers, Duration(1.0, "exponential"), queue_limit=places - workers)
+    world = World(Clients(count=10, rate=rate / 10), [service], horizon=24_000.0 / workers, warmup=100.0)
+    measures = [world.run(seed).measures() for seed in range(12)]
+    for name, expected in (("blocking.api", full), ("mean", time)):
+        seen = [run[name] for run in measures]
+        error = statistics.stdev(seen) / math.sqrt(len(seen))
+        assert abs(statistics.fmean(seen) - expected) < 4.0 * error, (name, statistics.fmean(seen), expected, error)
+        assert error < 0.1 * expected  # or the test could not fail

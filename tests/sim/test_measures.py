@@ -119,7 +119,7 @@ def test_what_happens_in_the_warm_up_counts_for_nothing():
 
 
 def test_fairness_is_that_of_the_calls_after_the_warm_up():
-    """Who fared badly in the warm-up alone fares like all others; who succeeded in it alone has not called."""
+    """What happened to a client in the warm-up does not count, neither failures nor successes."""
     recorder = RunRecorder(world(warmup=10.0))
     for client, began, ended in [(1, 1.0, 2.0), (2, 9.0, 12.0), (0, 11.0, 12.0), (3, 11.0, 12.0)]:
         recorder.call(client, began)
@@ -324,7 +324,7 @@ def test_fairness_lies_between_one_of_all_and_one(rates, scale):
 
 
 @given(rate=st.floats(0.01, 1.0), many=st.integers(1, 40), others=st.integers(0, 40))
-def test_fairness_is_the_share_of_those_who_have_all_of_it(rate, many, others):
+def test_fairness_is_the_share_of_the_clients_that_have_everything(rate, many, others):
     """All alike: 1; one of n: 1/n."""
     assert jain([rate] * many + [0.0] * others) == pytest.approx(many / (many + others))
 
@@ -339,7 +339,7 @@ def test_a_share_of_nothing_is_no_number():
 # -- rasters
 
 
-def test_a_raster_keeps_who_sent_attempts_and_when():
+def test_a_raster_keeps_client_and_instant_of_attempts():
     """Where it was asked for."""
     recorder = RunRecorder(world(), raster=True)
     recorder.attempt(3, 0.25)

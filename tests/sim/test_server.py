@@ -1,4 +1,4 @@
-"""A service that runs: who is served when, what goes wrong, what is limited."""
+"""A service that runs: the order of requests, failures and limits."""
 
 import pytest
 from hypothesis import given
@@ -90,7 +90,7 @@ def test_a_request_and_its_answer_travel():
     assert desk.run() == {"a": (1.5, 200), "b": (2.5, 200)}
 
 
-# -- those who have left
+# -- requests whose caller has given up
 
 
 def test_a_request_whose_caller_has_left_is_still_served():
@@ -249,14 +249,14 @@ def limited(limit, instants):
 
 
 def test_a_bucket_holds_some_seconds_worth_and_fills_up_again():
-    """Who comes too soon is told to come back in a second."""
+    """A request that comes too soon is answered with a Retry-After of a second."""
     found = limited(Limit(2.0, per=2.0), [0.0] * 5 + [0.5, 0.5, 100.0, 100.0, 100.0, 100.0, 100.0])
     fine, beyond = (200, None), (429, "1")
     assert found == [*[fine] * 4, beyond, fine, beyond, *[fine] * 4, beyond]
 
 
 def test_a_window_counts_anew_from_its_beginning():
-    """Who is beyond it is told when the next one begins, in whole seconds and never before."""
+    """A request beyond the rate is told when the next window begins, rounded up to whole seconds."""
     found = limited(Limit(0.2, per=10.0, kind="window"), [0.0, 0.0, 0.0, 6.5, 9.5, 10.0, 10.5, 10.5])
     fine = (200, None)
     assert found == [fine, fine, (429, "10"), (429, "4"), (429, "1"), fine, fine, (429, "10")]
@@ -283,7 +283,7 @@ def test_what_is_limited_is_counted_and_takes_no_worker():
     per=st.sampled_from([2.0, 5.0]),
 )
 def test_no_window_lets_more_pass_than_its_rate(instants, rate, per):
-    """However they come; and who comes back when told finds a new window."""
+    """At whatever instants they come; and a request that is sent again at its hint finds a new window."""
     instants = sorted(instants)
     found = limited(Limit(rate, per, kind="window"), instants)
     passed = [at for at, (status, _) in zip(instants, found, strict=True) if status == 200]
@@ -340,8 +340,8 @@ def test_every_request_is_answered_once_or_dropped(instants, service, triggers, 
 # -- rows
 
 
-def test_of_those_who_have_read_the_same_one_writes():
-    """The others have lost the race; who reads what was written may write again."""
+def test_of_several_that_read_the_same_version_one_writes():
+    """The others have lost the race; one that reads the new version may write again."""
     agenda, answers = Agenda(), {}
     row = RowServer(Row("row", network=1.0), agenda, RandomStreams(1))
     for name, at in [("a", 0.0), ("b", 0.5), ("c", 3.5)]:

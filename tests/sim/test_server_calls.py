@@ -28,7 +28,7 @@ def test_services_are_called_one_after_the_other():
 
 
 def test_the_worker_waits_for_those_it_calls():
-    """So who comes meanwhile finds it busy."""
+    """A request that comes meanwhile finds it busy."""
     services = [Service("a", service_time=1.0, calls="b"), Service("b", workers=9, service_time=2.0)]
     run = World(Clients(count=2, arrivals="once"), services).run()
     assert run.latencies == [3.0, 6.0]
@@ -68,13 +68,13 @@ def test_a_service_without_a_policy_has_nothing_to_tell():
 
 
 def test_an_error_that_is_not_retried_is_no_layer():
-    """Who calls may still retry it."""
+    """The caller may still retry it."""
     run = once(Service("a", calls="b", policy=policy(3)), Service("b", error_rate=1.0, status=404), policy=policy(3))
     assert (run.loads["b"].requests, run.reasons) == (3, {"attempts": 1})
 
 
 @pytest.mark.parametrize(("tells", "requests", "reason"), [(True, 3, "layer"), (False, 11, "attempts")])
-def test_a_deadline_is_passed_on_by_those_who_tell(tells, requests, reason):
+def test_a_deadline_is_passed_on_where_layers_are_told(tells, requests, reason):
     """An inner policy gives up when its caller has; without being told it goes on to its last attempt."""
     inner = policy(11, backoff=[1.0])
     run = once(

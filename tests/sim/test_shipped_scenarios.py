@@ -141,7 +141,7 @@ def test_controllers_lose_nothing(variant):
 
 
 def test_the_hinted_come_back_as_a_second_herd():
-    """Those who come back exactly at the hint are six times the spike; those who spread are about as many as it."""
+    """Retries exactly at the hint make a peak of six times the spike; spread ones about one as high as it."""
     spike = 8 * 600 * 0.1 / 10  # per 100 ms
     assert 5 * spike < mean("rate-limit", "exactly", "peak_after") < 8 * spike
     assert mean("rate-limit", "spread", "peak_after") < 1.5 * spike

@@ -4,12 +4,15 @@ import json
 import math
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 import abate
 from abate.sim import Clients, Controllers, Duration, Limit, Row, Service, Trigger, World, simulated
 from abate.sim.scenario import Scenario
 from abate.sim.study import run_study
-from abate.sim.vulnerable_range import VulnerableRange, vulnerable_range
+from abate.sim.vulnerable_range import VulnerableRange, least_vulnerable_load, vulnerable_range
+from tests.sim.queueing import RetryFeedback
 
 
 def database(load=280.0, *, kind="open", clients=1000, attempts=2, timeout=1.0, budget=None, shelter=None, **service):
@@ -129,3 +132,66 @@ def test_the_json_of_a_study_has_the_range_and_the_assertions():
     held = {each["key"]: each["holds"] for each in first["assertions"]}
     assert held == {"max_amplification": False, "min_success": True}
     assert first["assertions"][0]["seen"]["mean"] == 1.0
+
+
+# -- the closed form, and the load equation of retries
+
+
+def test_hotos_s_database_is_vulnerable_above_150():
+    """Half of what it serves, as every call is made twice."""
+    assert least_vulnerable_load(300.0, 2, 0.0, math.inf, "success") == 150.0
+
+
+@pytest.mark.parametrize(
+    ("load", "points", "stable"),
+    [
+        (149.0, [149], [True]),
+        (151.0, [151, 300, 302], [True, False, True]),
+        (280.0, [280, 297, 560], [True, False, True]),
+        (299.0, [598], [True]),
+        (310.0, [620], [True]),
+    ],
+)
+def test_the_load_equation_has_hotos_s_fixed_points(load, points, stable):
+    """One at 149, three at 151 and 280, and only the upper one close to the capacity."""
+    found = RetryFeedback(workers=30, service_time=0.1, timeout=1.0, max_attempts=2).fixed_points(load)
+    assert [round(point.total) for point in found] == points
+    assert [point.stable for point in found] == stable
+
+
+@given(
+    feedback=st.builds(
+        RetryFeedback,
+        workers=st.integers(1, 40),
+        service_time=st.floats(0.01, 1.0),
+        timeout=st.floats(0.5, 5.0),
+        max_attempts=st.integers(1, 6),
+        ratio=st.floats(0.0, 1.0),
+        reserve=st.one_of(st.just(math.inf), st.floats(0.0, 20.0)),
+        funded_by=st.sampled_from(["success", "request"]),
+    ),
+    share=st.floats(0.05, 0.99),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_service_is_vulnerable_where_there_is_a_balance_above_its_capacity(feedback, share):
+    """The closed form says the same as the load equation."""
+    load = share * feedback.capacity
+    _, _, _, max_attempts, ratio, reserve, funded_by = feedback
+    least = least_vulnerable_load(feedback.capacity, max_attempts, ratio, reserve, funded_by)
+    assume(abs(load - least) > 1e-6 * load)
+    down = feedback.fixed_points(load)[-1].total >= feedback.capacity
+    assert down == (load > least)
+
+
+@given(ratio=st.floats(0.01, 2.0), share=st.floats(0.1, 0.99))
+def test_a_request_funded_ratio_must_be_below_capacity_over_load_minus_one(ratio, share):
+    """The rule for users: with enough attempts to spend it, and no reserve."""
+    assume(abs(ratio - (1.0 / share - 1.0)) > 1e-9)
+    least = least_vulnerable_load(300.0, 1000, ratio, 0.0, "request")
+    assert (share * 300.0 > least) == (ratio > 1.0 / share - 1.0)
+
+
+def test_a_success_funded_budget_leaves_only_its_reserve():
+    """Nothing succeeds, so nothing is paid in: the ratio does not count."""
+    for reserve, least in ((0.0, 300.0), (10.0, 290.0), (1000.0, 75.0)):
+        assert least_vulnerable_load(300.0, 4, 5.0, reserve, "success") == pytest.approx(least)

@@ -393,7 +393,7 @@ def test_a_timeout_of_the_handlers_own_stays_its_own():
         assert status(address, ("abate-deadline", "100"), method="Begun").code() == CODES.UNKNOWN
 
 
-def test_a_stream_that_nobody_reads_on_is_closed_at_once():
+def test_an_abandoned_stream_is_closed_at_once():
     """What its handler holds is given back when the server closes the stream, and not when memory is collected."""
     closed = []
 

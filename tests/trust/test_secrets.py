@@ -438,7 +438,7 @@ def test_what_a_file_holds_is_not_shown(tmp_path, capsys, content, said):
 
 @pytest.mark.parametrize(("content", "said"), [(None, "is not set"), ("", "is empty"), (" ", "is empty")])
 def test_a_variable_that_is_empty_is_not_said_to_be_missing(monkeypatch, capsys, content, said):
-    """Who has set it looks at its value, and who has not sets it."""
+    """The two mistakes have different remedies."""
     monkeypatch.delenv("WORK_STORE", raising=False)
     if content is not None:
         monkeypatch.setenv("WORK_STORE", content)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from abate.cli import main
 from abate.stores import open_store
 from abate.stores.encoding import DEFAULT_MAX_BODY, MAX_BODY_BYTES, MAX_SHOWN_BYTES
-from abate.stores.fleet.messages import BucketRequest, BudgetRequest, ShelterReport
+from abate.stores.fleet.sync_requests import BucketRequest, BudgetRequest, ShelterReport
 from abate.testing import VirtualClock
 from abate.work.source import Done
 from tests.conformance.conftest import STORES

@@ -1001,7 +1001,7 @@ def test_a_signal_drains_what_is_in_memory(number):
 
 
 def test_a_second_signal_breaks_off():
-    """Who asks twice does not want to wait."""
+    """The second signal does not wait for the grace."""
     with program("async def", "await __import__('asyncio').sleep(60)") as process:
         assert process.stdout.readline().startswith("began")
         os.kill(process.pid, signal.SIGTERM)

@@ -256,7 +256,7 @@ class Unsaid:
 
 @pytest.mark.parametrize("bad", [Odd(), ["a list"], None])
 def test_what_is_no_key_is_skipped(clock, bad):
-    """Whatever it does to those who look at it."""
+    """Also if its methods raise."""
     seen = []
     reconcile = looking(seen)
 

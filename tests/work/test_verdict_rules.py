@@ -284,7 +284,7 @@ def test_rules_that_end_by_anything_bury(error):
 
 
 @given(st.lists(st.booleans(), max_size=60), st.integers(0, 2**32))
-def test_the_budget_decides_who_comes_back_by_the_backoff(outcomes, seed):
+def test_the_budget_decides_which_keys_come_back_by_the_backoff(outcomes, seed):
     """A failure that the budget pays for has its backoff; another comes back at the slow rate, give or take half."""
     with VirtualClock():
         budget, twin = (abate.Budget(ratio=0.5, reserve=0.2, window=10.0) for _ in range(2))

@@ -166,7 +166,7 @@ def test_a_task_that_is_cancelled_passes_on_what_it_was_woken_for(loop):
         keys.add("a")  # it has rung for the first
         tasks.cancel("cancelled")
         await tasks.pause()
-        # trio lets who was woken have its key before the cancellation is seen
+        # in trio, a task that was woken gets its key before it sees the cancellation
         assert [key for _, key, _ in getters.got] == ["a"]
         await getters.start("watching")
         await getters.start("last")

@@ -1,4 +1,4 @@
-"""A queue of keys for threads: who waits is woken, what is added is delivered, and time is virtual where it can be."""
+"""A queue of keys for threads: waiting calls are woken, keys are delivered, and time is virtual where possible."""
 
 import asyncio
 import threading
@@ -182,7 +182,7 @@ def test_one_add_wakes_one(start_waiter, wait_until, monkeypatch):
             worker.result()
 
 
-def test_those_who_wait_hear_of_the_end(start_waiter, wait_until):
+def test_waiting_calls_are_woken_at_the_end(start_waiter, wait_until):
     """When the keys in hand are done; until then they could come back."""
     keys = WorkQueue()
     keys.add("a")
@@ -293,7 +293,7 @@ def test_a_shutdown_may_wait_for_what_is_in_hand():
 
 
 def test_a_batch_makes_room_and_leaves_the_rest_to_others(start_waiter):
-    """Who waits to put a key is woken, and who waits for one is not left beside one that is ready."""
+    """A waiting `put` is woken, and so is a waiting `get` if a key is ready."""
     keys = WorkQueue(capacity=2)
     keys.add("a")
     keys.add("b")

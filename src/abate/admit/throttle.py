@@ -133,7 +133,7 @@ class AdaptiveThrottle(Shared, Gate):
         return AdaptiveThrottle(self.k, self.window, clock=self._states.clock, rng=self._rng, name=self.name)
 
     def refusal(self) -> str:
-        return f"the server refuses so much that {self.probability():.0%} of attempts are not sent"
+        return f"{self.probability():.0%} of attempts are not sent, because the server refuses too many"
 
     def _pickled_settings(self) -> dict[str, Any]:
         refuse_own_clock(self, not self._states.follows_context)

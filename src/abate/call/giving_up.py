@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from abate.call.layers import FINAL_REASONS, NO_LAYER, GiveUp, given_up_on, given_up_within, retry_serials
+from abate.call.layers import NO_LAYER, GiveUp, given_up_on, given_up_within, retry_serials
+from abate.decide.responses import FINAL_REASONS
 from abate.errors import LayeredRetryWarning
 from abate.redact import one_line
 
@@ -43,12 +44,12 @@ def layer_serial(reason: str, inner: GiveUp | None, own: int) -> int:
     `inner` is the mark of a policy inside this call, and `own` the call's number; `NO_LAYER` if it made no retry.
     """
     if reason == "fatal":
-        return NO_LAYER  # not retried here: an outer layer may
+        return NO_LAYER  # this layer did not retry, so an outer one may
     if inner is not None:
         return inner.serial
     if own != NO_LAYER:
         return own
-    if reason != "layer" and reason not in FINAL_REASONS:
+    if reason not in FINAL_REASONS:
         return NO_LAYER
     retry_serials.last = retry_serials.next()
     return retry_serials.last

@@ -45,8 +45,8 @@ class Hedge:
     For operations that are safe to repeat, as reads are. `timeouts` learns how long they take; the second attempt
     is started after the time within which a share `quantile` of them is answered, if the policy's budget pays for it.
 
-    * asyncio, trio: the attempt that loses is cancelled, and waited for until it is gone. A caller that is
-      cancelled takes both along.
+    * asyncio, trio: the attempt that loses is cancelled, and waited for until it is gone. Cancelling the
+      caller cancels both.
     * threads: a thread cannot be cancelled. Attempts run in threads of their own, with a deadline of
       ``timeouts.request()``, which clients inside keep; the one that loses goes on until it has ended, and what it
       returns or raises is dropped. Its threads are daemons, and don't hold up the end of the program.

@@ -3,8 +3,8 @@
 Only one layer retries: a policy does not retry an error if a policy inside its attempt has retried that work already,
 because attempts would multiply. Four conditions must hold. A successful call pays for none of them:
 
-* The inner call made more than one attempt; or nothing may repeat it (`FINAL_REASONS`); or it stopped because of
-  another inner layer.
+* The inner call made more than one attempt; or nothing may repeat it (`forbids_repeating`); or it stopped because
+  of another inner layer.
 * Its first retry came after the outer attempt began: calls that retry are numbered, and an attempt stores the last
   number.
 * The error is the same, or derived from it: raised ``from`` it, a member of a group, a translation (`is_translation`),
@@ -33,8 +33,6 @@ from abate.errors import Report, RetryExhausted
 NOTE = "abate: "
 MAX_CHAIN = 100
 """The most errors of one chain that are checked."""
-FINAL_REASONS = frozenset({"unsafe", "hint", "budget"})
-"""Reasons that forbid outer layers to repeat the work, even after a single attempt."""
 NO_LAYER = 0
 """The serial of a give-up that does not concern outer layers."""
 

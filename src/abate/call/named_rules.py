@@ -65,14 +65,7 @@ def resolve(place: str, name: object, code: Sequence[str] = ()) -> Any:
     Traceback (most recent call last):
     ValueError: app.toml: [orders] on names 'os:remove', which is neither an exception class nor a rule; ...
     """
-    if not isinstance(name, str) or not name or len(name) > MAX_NAME:
-        raise ValueError(f"{place} must hold names of exceptions or rules, not {name!r:.80}")
-    try:
-        found, module = _found(name, code)
-    except LookupError as error:
-        raise ValueError(
-            f"{place} names {name!r}, which cannot be found: {escaped(error.args[0])}"
-        ) from error.__cause__
+    found, module = _find(place, name, "must hold names of exceptions or rules", code)
     if (isinstance(found, type) and issubclass(found, BaseException)) or isinstance(found, Rule):
         return found
     if is_code(module, code) and callable(found) and not isinstance(found, type):
@@ -92,14 +85,7 @@ def resolve_function(place: str, name: object, code: Sequence[str] = ()) -> Any:
     Traceback (most recent call last):
     ValueError: app.toml: [orders] before_retry names 'os:remove', whose module the program does not allow; ...
     """
-    if not isinstance(name, str) or not name or len(name) > MAX_NAME:
-        raise ValueError(f"{place} must be the name of a function, not {name!r:.80}")
-    try:
-        found, module = _found(name, code)
-    except LookupError as error:
-        raise ValueError(
-            f"{place} names {name!r}, which cannot be found: {escaped(error.args[0])}"
-        ) from error.__cause__
+    found, module = _find(place, name, "must be the name of a function", code)
     if not is_code(module, code):
         raise ValueError(
             f"{place} names {name!r}, whose module the program does not allow; a policy calls a function only if its"
@@ -108,8 +94,19 @@ def resolve_function(place: str, name: object, code: Sequence[str] = ()) -> Any:
     return found
 
 
-def _found(name: str, code: Sequence[str]) -> tuple[Any, str]:
+def _find(place: str, name: object, expected: str, code: Sequence[str]) -> tuple[Any, str]:
     """Return the object behind a name, and the module that it was found in."""
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME:
+        raise ValueError(f"{place} {expected}, not {name!r:.80}")
+    try:
+        return _found(name, code)
+    except LookupError as error:
+        raise ValueError(
+            f"{place} names {name!r}, which cannot be found: {escaped(error.args[0])}"
+        ) from error.__cause__
+
+
+def _found(name: str, code: Sequence[str]) -> tuple[Any, str]:
     if name.isidentifier():
         if hasattr(builtins, name):
             return getattr(builtins, name), "builtins"

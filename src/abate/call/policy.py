@@ -54,7 +54,7 @@ class Policy(Shared):
     * `on`, `unless`: exception types, predicates, rules; `unless` is asked first.
     * `max_attempts`: how many at most, the first one included; None for as many as `timeout` has time for.
     * `max_attempts_by_kind`: tighter bounds for the attempts that fail by a kind: with ``max_attempts=8`` and
-      ``{"blip": 2}`` a call ends with its second blip, and is patient with an overload.
+      ``{"blip": 2}`` a call ends with its second blip, but makes up to eight attempts in an overload.
     * `timeout`: seconds for the whole call. It is a hard deadline, and clients inside cut their timeouts to it.
     * `attempt_timeout`: seconds for one attempt. Async attempts are cut off; in threads it is a deadline that
       clients inside keep.
@@ -83,48 +83,6 @@ class Policy(Shared):
     >>> orders.replace(max_attempts=2) == orders
     False
     """
-
-    __slots__ = (
-        "__weakref__",
-        "_given",
-        "_key_state",
-        "_keys",
-        "_number",
-        "_path",
-        "attempt_limit",
-        "attempt_timeout",
-        "backoff",
-        "before_retry",
-        "bounded",
-        "budget",
-        "clock",
-        "content",
-        "counter",
-        "gate",
-        "idempotent",
-        "idle",
-        "max_attempts",
-        "max_attempts_by_kind",
-        "max_hint",
-        "name",
-        "no_gate_or_shelter",
-        "overload_backoff",
-        "plain",
-        "plain_in_tasks",
-        "raises",
-        "random_source",
-        "reads_results",
-        "resume",
-        "retries_freely",
-        "rng",
-        "rules",
-        "rulings_by_type",
-        "same_clock_as_budget",
-        "same_clock_as_shelter",
-        "shelter",
-        "streams_only",
-        "timeout",
-    )
 
     name: str
     rules: Rules
@@ -165,6 +123,7 @@ class Policy(Shared):
     _path: tuple[Hashable, ...]
     _key_state: KeyState | None
     _given: tuple[tuple[Matcher, ...], tuple[Matcher, ...]]
+    __slots__ = ("__weakref__", *__annotations__)  # all of the above
 
     @by_keyword("Policy", "@abate.retry(on=...), with the errors to retry")
     def __init__(

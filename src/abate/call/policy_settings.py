@@ -47,7 +47,7 @@ def check_type(name: str, value: Any, kinds: Any, expected: str) -> Any:
 
 
 def check_bounded_by_time(plan: Schedule, timeout: float | None) -> None:
-    """Refuse attempts without a number that have no time limit either, or never wait."""
+    """Refuse an unlimited number of attempts without a timeout, or without waits between them."""
     if timeout is None:
         raise ValueError("max_attempts=None is bounded by time only: give a timeout")
     if not isinstance(plan, FunctionSchedule) and plan.ceiling(MAX_DELAYS) == 0.0:

@@ -1,8 +1,8 @@
 """Generators with retries: a stream is retried until its first item is handed out, and may be resumed after that.
 
 * A stream is a call, which succeeds when its first item is handed out, or when it ends without one. `timeout` and
-  `attempt_timeout` bound the time until then; the budget gets its deposit then, and shelter and gates hear of the
-  success. Gates that count what is in flight (`Gate.held_by_streams`) are left when the stream ends.
+  `attempt_timeout` bound the time until then; the budget gets its deposit then, and shelter and gates are told of
+  the success. Gates that count what is in flight (`Gate.held_by_streams`) are left when the stream ends.
 * After that an error passes as it is. With `resume`, it is the failed first attempt of another call, with a timeout of
   its own: the function is called again, with the keyword arguments that ``resume(last item)`` returns. At most one
   deposit is made per stream.

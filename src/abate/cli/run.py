@@ -11,7 +11,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from abate.cli.listen_options import TOKEN, listen_address, serving_page
 from abate.cli.store_url import HELP, store_url
 from abate.cli.terminal import REDRAW, StatusLine, format_seconds, say
 from abate.errors import AbateError
+from abate.events import DONE_ENDINGS, FAILED_ENDINGS
 from abate.logs import Log
 from abate.redact import escaped, redacted
 from abate.work.bounded_event_loop import run_bounded
@@ -33,8 +34,6 @@ EVERY = 60.0
 """Seconds between two progress lines of the log."""
 COUNT = 1.0
 """Seconds between two reads of the queue depth, on a terminal."""
-DONE = ("done", "again", "silent")
-FAILED = ("retry", "slow", "buried")
 log = Log("abate.run")
 
 
@@ -202,8 +201,8 @@ class ServiceRunner:
     def _line(self) -> str:
         health = self.service.health()
         parts = [
-            f"{_sum(health.tally, DONE)} done",
-            f"{_sum(health.tally, FAILED)} failed",
+            f"{_sum(health.tally, DONE_ENDINGS)} done",
+            f"{_sum(health.tally, FAILED_ENDINGS)} failed",
             f"{health.in_hand} in flight",
         ]
         if self.waiting is not None:
@@ -258,5 +257,5 @@ class RedactingFormatter(logging.Formatter):
         return "\n  ".join(map(escaped, redacted(super().format(record)).split("\n")))
 
 
-def _sum(tally: Mapping[str, int], endings: tuple[str, ...]) -> int:
+def _sum(tally: Mapping[str, int], endings: Iterable[str]) -> int:
     return sum(tally.get(ending, 0) for ending in endings)

@@ -1,13 +1,10 @@
 """Retries for aiohttp: a client middleware, for ``ClientSession(middlewares=(middleware(policy),))``.
 
 The session keeps redirects, auth and cookies; each request that it sends is one call of the policy. aiohttp's own retry
-after a broken connection is stopped before it sends anything.
+after a broken connection is stopped before it sends anything. `abate.clients.http_client` describes what all HTTP
+clients share.
 
-* A connection that could not be made is a request that the server never saw. Timeouts are overload. A broken connection
-  and a garbled response are blips. HTTP's table judges responses (`abate.decide.http`).
-* A response that will be retried is released before every wait: read to its end if that is near, otherwise its
-  connection is closed. If the next attempt is then refused, this response is returned after all, and reading a body
-  whose connection was closed raises ``ClientConnectionError``.
+* Reading a body whose connection was closed before a wait raises ``ClientConnectionError``.
 * The final response is returned unread: a failure in its body is not retried.
 * A deadline cuts an attempt off with aiohttp's own error. After the deadline nothing is sent: the error is
   ``ConnectionTimeoutError``. aiohttp's `total` timeout bounds all attempts together, and ends the call.
@@ -271,7 +268,7 @@ async def _load(response: ClientResponse, seconds: float) -> None:
                 body += part
                 done = not part
     except Exception:
-        pass  # a connection that fails here fails the same way for whoever reads the rest
+        pass  # code that reads the rest meets the same failure
     finally:
         if done:
             response.content = _stream_of(bytes(body))

@@ -129,7 +129,7 @@ class OnClientType(Rule):
 
 
 class OnClientHttp(Rule):
-    """A rule for HTTP, asked about the library's responses; of errors the library's table knows more."""
+    """A rule for HTTP about the library's responses; network errors are judged by the library's own table first."""
 
     rule: Rule
     library: Library

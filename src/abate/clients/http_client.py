@@ -2,12 +2,15 @@
 
 A client says how to send a request and how to read a response (`Library`), and gets:
 
-* the policy's own rules, which judge the library's errors and responses (`client_rules`);
+* the policy's own rules, which judge the library's responses and errors (`client_rules`). By default HTTP's table does
+  (`abate.decide.http`): a connection that could not be made is a request that the server never saw, timeouts are
+  overload, broken connections and garbled responses are blips;
 * a request that may not be repeated is sent again only if the failure proves that the server did not process it, and a
   request whose body cannot be replayed is never sent again;
 * a response that will be retried is released before every wait, so that its connection serves other calls. Its body is
   read if it ends soon (`MAX_DRAIN_BYTES`, `drain_timeout`), which keeps connection and body; otherwise the connection
-  is closed;
+  is closed. If the next attempt is then refused, this response is returned after all, without its body if the
+  connection was closed;
 * an attempt whose deadline has passed is not sent: it ends with the library's own connect timeout error.
 """
 
@@ -39,8 +42,8 @@ R = TypeVar("R")
 MAX_DRAIN_BYTES, DRAIN_SECONDS = 65_536, 0.25
 """How much of a discarded response is read, and for how long, to keep its connection; a longer one is closed."""
 PIECE, MAX_DECODED = 1024, 262_144
-"""How many bytes of an error's body are decoded at once, of which a thousand times as many may come out; and how many
-bytes are judged."""
+"""Bytes of an error's body that are decoded at once, which may become a thousand times as many; and the most bytes of a
+decoded body."""
 MIN_TIMEOUT = 0.001
 """Seconds; a timeout is not cut below this: for httpx zero means not to wait at all, and urllib3 refuses it."""
 BODY_DISCARDED = "the body was given up together with the connection, which others may need while a call waits"

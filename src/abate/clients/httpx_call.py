@@ -75,7 +75,7 @@ class HttpxCall:
         return self._exhausted is not None
 
     def gave_up(self, error: BaseException | None) -> bool:
-        """Return whether this is the policy's own error, which is not raised to the caller."""
+        """Return whether this is the policy's own error; callers get the response or the library's error instead."""
         return isinstance(error, RetryExhausted) and report(error) is error.report and not self.owner.raises_exhausted
 
     @deadline_aware

@@ -1,10 +1,9 @@
 """The transports for httpx and httpx2: one definition for both libraries, which have the same interface.
 
 The client keeps redirects, auth, cookies and streaming; each request that it sends is one call of the policy.
+`abate.clients.http_client` describes what all HTTP clients share.
 
-* A response that will be retried is read to its end if that is near, and closed before every wait (backoff or
-  shelter), so that its connection serves other calls. If a gate or a shelter then refuses the next attempt, this
-  response is returned after all; reading a body of more than 64 KB raises ``ReadError``.
+* Reading a body whose connection was closed before a wait raises ``ReadError``.
 * The final response is returned unread: a failure in its body is not retried. Server-sent events may be as long apart
   as the request's own read timeout and the deadline around the call allow.
 * The timeouts of an attempt are cut to the time until the deadline. After the deadline nothing is sent: the error is

@@ -1,4 +1,4 @@
-"""What the clients for the SDKs of OpenAI and Anthropic share: both SDKs stand on httpx2 and were generated alike.
+"""What the clients for the SDKs of OpenAI and Anthropic share: one generator made both, on httpx2.
 
 The HTTP client is the SDK's own, with its pools, proxies of the environment and timeouts; only its transports are
 wrapped, twice: by one that turns an error event into a response, and around that by the one that retries.

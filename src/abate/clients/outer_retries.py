@@ -58,8 +58,8 @@ OUTER_LAYERS = (
 MAX_HEADER_CHARS = 200
 """A longer value counts as no retry."""
 
-FINAL_REASONS = frozenset({"hint", "budget", "shelter", "deadline", "layer"})
-"""Reasons that concern every layer, even after a single attempt."""
+REASONS_FOR_ALL_LAYERS = frozenset({"hint", "budget", "shelter", "deadline", "layer"})
+"""Reasons for which outer layers should not retry either, even after a single attempt."""
 
 _warned: set[str] = set()
 
@@ -93,15 +93,15 @@ def _warn(layer: OuterLayer) -> None:
 
 
 def tells_outer_layers(report: Report, reduced: bool) -> bool:
-    """Return whether outer layers should hear that this call must not be retried.
+    """Return whether to tell outer layers not to retry this call.
 
-    Not if this call could not retry for a reason that need not be the outer layer's: the failure is fatal by this
-    policy, the method is not idempotent, the body can't be sent again, or the policy makes one attempt only. `reduced`
-    says that the outer layer's own retries have taken this call's.
+    They are not told if the reason need not hold for them: the failure is fatal by this policy, the method is not
+    idempotent, the body can't be sent again, or the policy makes one attempt only. `reduced` says that the policy makes
+    fewer attempts because the outer layer has made some already.
     """
     if report.reason == "fatal":
         return False
-    return report.attempts > 1 or report.reason in FINAL_REASONS or (report.reason == "attempts" and reduced)
+    return report.attempts > 1 or report.reason in REASONS_FOR_ALL_LAYERS or (report.reason == "attempts" and reduced)
 
 
 def forbid_retry(headers: MutableMapping[str, str]) -> None:

@@ -3,14 +3,11 @@
 The session keeps redirects, auth, cookies and hooks; each request that it sends is one call of the policy. The
 adapter's own retries (`max_retries`) are switched off.
 
-* Errors are judged by the urllib3 error inside them. A connection that could not be made is a request that the server
-  never saw. Timeouts are overload. A broken connection and a garbled response are blips. HTTP's table judges responses
-  (`abate.decide.http`).
+`abate.clients.http_client` describes what all HTTP clients share. Errors are judged by the urllib3 error inside them.
+
 * A response that is read whole is part of its attempt, and its connection is free before any wait. A streamed response
   (``stream=True``) is returned unread: a failure in its body is not retried.
-* A streamed response that will be retried is released before every wait: read to its end if that is near, otherwise its
-  connection is closed. If the next attempt is then refused, this response is returned after all, and reading a body
-  whose connection was closed raises ``ChunkedEncodingError``.
+* Reading a body whose connection was closed before a wait raises ``ChunkedEncodingError``.
 * A deadline bounds every single read, so that a server that sends byte by byte is cut off in time. After the deadline
   nothing is sent: the error is ``ConnectTimeout``.
 """

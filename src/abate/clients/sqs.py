@@ -27,7 +27,7 @@ from typing import Any, Literal, TypeAlias
 from uuid import uuid4
 
 from abate import clock as clocks
-from abate.clients.sqs_api import BATCH, MAX_POLL, Api, Entry, client_for
+from abate.clients.sqs_api import BATCH, MAX_POLL, Entry, SqsApi, client_for
 from abate.clients.sqs_message_limits import (
     MAX_BYTES,
     Attributes,
@@ -141,7 +141,7 @@ class Queue:
         self._clock = clocks.as_clock(clock)
         self._own = client is None
         self._receive_counts = ReceiveCounts()
-        self._api = Api.of(self.name, client_for(url) if client is None else client, self._clock)
+        self._api = SqsApi.of(self.name, client_for(url) if client is None else client, self._clock)
         try:
             self._read_attributes(dead_letters)
         except BaseException:

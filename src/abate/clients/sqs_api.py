@@ -77,7 +77,7 @@ def import_boto3() -> tuple[Any, Any]:
     return boto3, botocore
 
 
-class Api:
+class SqsApi:
     """SQS through one client and one policy."""
 
     __slots__ = ("_botocore", "_policy", "client", "max_poll")
@@ -92,7 +92,7 @@ class Api:
             self.max_poll = max(0, min(MAX_POLL, int(patience) - 1))
 
     @classmethod
-    def of(cls, name: str, client: Any, clock: Clock | None) -> Api:
+    def of(cls, name: str, client: Any, clock: Clock | None) -> SqsApi:
         """Return the API for the queue of this name; `client` makes one attempt per request."""
         if not hasattr(client, "receive_message"):
             raise TypeError(f"client must be a client of boto3 for SQS, not {client!r}")
@@ -107,9 +107,9 @@ class Api:
         on = (botocore.transient, IncompleteResponse)
         return cls(client, Policy(name=f"sqs {name}", on=on, max_attempts=4, backoff=Backoff(0.2, 5.0), clock=clock))
 
-    def within(self, seconds: float) -> Api:
+    def within(self, seconds: float) -> SqsApi:
         """Return the same API with a timeout for each request."""
-        return Api(self.client, self._policy.replace(timeout=seconds))
+        return SqsApi(self.client, self._policy.replace(timeout=seconds))
 
     def attributes(self, url: str) -> Mapping[str, str]:
         """Return the attributes of a queue."""

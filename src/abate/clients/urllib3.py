@@ -1,14 +1,11 @@
 """Retries for urllib3: a ``PoolManager`` whose requests are calls of a policy.
 
 The manager follows redirects; each hop is one call. urllib3's own retries are switched off.
+`abate.clients.http_client` describes what all HTTP clients share.
 
-* A connection that could not be made is a request that the server never saw. Timeouts are overload. A broken connection
-  and a garbled response are blips. HTTP's table judges responses (`abate.decide.http`).
 * A response that is read whole (``preload_content=True``, the default) is part of its attempt, and its connection is
   free before any wait. A streamed response is returned unread: a failure in its body is not retried.
-* A streamed response that will be retried is released before every wait: read to its end if that is near, otherwise its
-  connection is closed. If the next attempt is then refused, this response is returned after all, and reading a body
-  whose connection was closed raises ``ProtocolError``.
+* Reading a body whose connection was closed before a wait raises ``ProtocolError``.
 * A deadline bounds every single read, so that a server that sends byte by byte is cut off in time. After the deadline
   nothing is sent: the error is ``ConnectTimeoutError``.
 """

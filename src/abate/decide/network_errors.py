@@ -140,11 +140,11 @@ TLS_MISMATCH = re.compile(
 that was closed during the handshake, it is a network error."""
 
 NO_HOST = re.compile(r'[\x00-\x20"#%/<>?@\[\\\]^`{|}\x7f]|^\.|\.\.|[^.:]{64}|:.*[^0-9a-f.:]', re.IGNORECASE)
-"""What no host name contains, and no IPv6 address before its zone: some characters, empty labels and long ones."""
+"""What neither a host name nor an IPv6 address may contain: some characters, empty labels, labels too long."""
 MAX_HOST, MAX_PORT = 300, 65_535
 """The longest host that is looked at, and the highest port."""
 NO_URL = re.compile("unknown url type|no host given")
-"""The beginnings of what urllib says of URLs."""
+"""How urllib's messages about URLs without a scheme or a host begin."""
 
 BUILTIN_ERRORS = frozenset(
     kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, Exception)

@@ -18,17 +18,17 @@ Headers = Mapping[str, str]
 KEY_HEADER = "Idempotency-Key"
 EXHAUSTED_HEADER = "abate-exhausted"
 REPORT = "abate_report"
-"""Under this name clients of abate put the report of a call that was given up on its last response."""
+"""The attribute in which clients of abate keep the report of a call that was given up, on its last response."""
 
 IDEMPOTENT_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 FINAL_REASONS = frozenset({"unsafe", "hint", "budget", "layer"})
-"""Reasons of a report that forbid outer policies to repeat the work, even after a single attempt."""
+"""Reasons that forbid outer policies to repeat the work, even after a single attempt."""
 STATUS_NAMES = ("status_code", "status", "code")
 SDK_RETRIES = "x-stainless-retry-count"
 """The header in which SDKs say how many times they have sent a request before."""
 MAX_DIGITS = 4
 PLAIN_TYPES = frozenset({type(None), bool, int, float, str, bytes, list, tuple, dict, set})
-"""Types of results that are no responses."""
+"""Types of results that are not responses."""
 MAX_VALUE_CHARS = 100
 """Characters of a header's value that are read."""
 
@@ -107,7 +107,7 @@ def is_error_response(result: object) -> bool:
     try:
         code = getattr(result, "status_code", None)
         if not isinstance(code, int):
-            # what has no headers is no response, and its status may be a query: Celery's results ask their backend
+            # an object without headers is not a response, and reading its status may do I/O, as with Celery's results
             code = None if getattr(result, "headers", None) is None else getattr(result, "status", None)
     except Exception:
         return False
@@ -139,7 +139,7 @@ def _stream_status(body: object) -> int | None:
 
 
 def headers_of(carrier: object) -> Headers | None:
-    """Return the headers of a response, a request or an error; None if they are no mapping."""
+    """Return the headers of a response, a request or an error; None if they are not a mapping."""
     headers = read(carrier, "headers")
     # http.client.HTTPMessage reads like a mapping without being one
     return headers if hasattr(headers, "get") and hasattr(headers, "items") else None
@@ -212,8 +212,8 @@ def _given_up(carrier: object) -> bool:
 def retried_by_sdk(carrier: object) -> bool:
     """Return whether the request of an error, or of its response, is a retry by an SDK, and warn once if it is.
 
-    SDKs made by Stainless, such as those of OpenAI and Anthropic, retry unless they are built with ``max_retries=0``. A
-    response that a client below the SDK judges is none of an error: there, the SDK is the outer layer.
+    SDKs made by Stainless, such as those of OpenAI and Anthropic, retry unless they are built with ``max_retries=0``.
+    This is for policies around an SDK. A client below the SDK sees its retries as those of an outer layer.
     """
     value = header(headers_of(read(carrier, "request")), SDK_RETRIES)
     if value is None or not value.isdecimal() or len(value) > MAX_DIGITS or int(value) == 0:

@@ -1,7 +1,7 @@
 """Logging without a sink: what happens to calls goes to the logger ``abate``, unless it is switched off.
 
 It writes what a `LoggingSink` writes, in the same bounds: retries at INFO; calls that were given up on, storms and
-their end at WARNING; first failures at DEBUG. `abate.events` imports this module when there is something to write.
+their end at WARNING; first failures at DEBUG. `abate.event_sinks` imports this module when there is something to write.
 
 * Levels, handlers, filters and propagation are those of the application: abate sets none. Without any, Python prints
   warnings to stderr.

@@ -144,7 +144,7 @@ def _source_failed(event: events.SourceFailed) -> str:
 
 def _store_degraded(event: events.StoreDegraded) -> str:
     if event.degraded:
-        return f"does not answer: each process goes by its own limits now ({short_repr(event.error)})"
+        return f"does not answer: each process applies local limits now ({short_repr(event.error)})"
     return "answers again: limits are shared"
 
 

@@ -57,7 +57,7 @@ class SimulatedCall(Request):
         return self
 
 
-class Caller:
+class CallDriver:
     """Makes calls to one service with one policy."""
 
     __slots__ = ("_attempted", "_bounded", "_cheap", "_late", "_policy", "_submit", "agenda")
@@ -189,7 +189,7 @@ class ShelterWait:
 
     __slots__ = ("_alarm", "_call", "_caller", "_dispatcher", "_rung", "_waiter", "loop")
 
-    def __init__(self, caller: Caller, call: SimulatedCall, dispatcher: Dispatcher, waiter: Waiter) -> None:
+    def __init__(self, caller: CallDriver, call: SimulatedCall, dispatcher: Dispatcher, waiter: Waiter) -> None:
         self._caller = caller
         self.loop = caller.agenda  # shared by all calls, like the event loop of tasks
         self._call = call

@@ -16,7 +16,7 @@ from abate.decide.outcome import Outcome, Ruling
 from abate.decide.rules import Rule, build_rules
 from abate.errors import Refused
 from abate.schedule.periodic import consistent_jitter
-from abate.sim.calls import Caller, SimulatedCall
+from abate.sim.calls import CallDriver, SimulatedCall
 from abate.sim.model import Controllers
 from abate.sim.simulation import Simulation
 from abate.sim.varying_rate import VaryingRate
@@ -46,7 +46,7 @@ def start_controllers(simulation: Simulation) -> list[ControllerLoop]:
         # one attempt per reconcile: `VerdictRules` withdraws from the budget for its requeue
         single = policy.replace(max_attempts=1, budget=Budget.empty())
         single.rules.rulings_by_type.update(policy.rulings_by_type)
-        callers.append(Caller(single, simulation.entry, simulation.agenda, simulation.recorder.attempt))
+        callers.append(CallDriver(single, simulation.entry, simulation.agenda, simulation.recorder.attempt))
     return [
         ControllerLoop(simulation, place, judges[place % len(judges)], callers[place % len(callers)], pace, chance)
         for place in range(controllers.count)
@@ -74,7 +74,13 @@ class ControllerLoop:
     )
 
     def __init__(
-        self, simulation: Simulation, place: int, judge: VerdictRules, caller: Caller, pace: VaryingRate, chance: Random
+        self,
+        simulation: Simulation,
+        place: int,
+        judge: VerdictRules,
+        caller: CallDriver,
+        pace: VaryingRate,
+        chance: Random,
     ) -> None:
         settings = simulation.world.clients
         assert isinstance(settings, Controllers)
@@ -135,7 +141,7 @@ class ControllerLoop:
             self._caller.call(partial(self._over, key), None, self._place)
         self._dispatching = False
 
-    def _over(self, key: int, journey: SimulatedCall, reason: str | None) -> None:
+    def _over(self, key: int, call: SimulatedCall, reason: str | None) -> None:
         """Handle the end of a reconcile."""
         now = self._agenda.time
         self._free += 1
@@ -143,10 +149,10 @@ class ControllerLoop:
         if reason is None:
             self._judge.returned(None)
             self._failures.pop(key, None)
-            for since in self._due(key, journey.began):
+            for since in self._due(key, call.began):
                 self._recorder.success(self._place, since, now)
         else:
-            self._requeue(key, journey, reason, now)
+            self._requeue(key, call, reason, now)
         self._dispatch()
 
     def _due(self, key: int, began: float) -> list[float]:
@@ -157,10 +163,10 @@ class ControllerLoop:
             self._needs[key] = later
         return [since for since in needs if since <= began]
 
-    def _requeue(self, key: int, journey: SimulatedCall, reason: str, now: float) -> None:
+    def _requeue(self, key: int, call: SimulatedCall, reason: str, now: float) -> None:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        assert journey.failure is not None
-        verdict = self._judge.raised(journey.failure, failures).verdict
+        assert call.failure is not None
+        verdict = self._judge.raised(call.failure, failures).verdict
         if isinstance(verdict, Back):
             if verdict.after > 0:
                 self._queue.add_after(key, verdict.after, now)
@@ -169,7 +175,7 @@ class ControllerLoop:
                 self._agenda.soon(self._again, key)
             return
         self._failures.pop(key, None)
-        for since in self._due(key, journey.began):
+        for since in self._due(key, call.began):
             self._recorder.failure(since, now, reason)
 
     def _again(self, key: int) -> None:

@@ -9,7 +9,7 @@ from abate.call.actions import Stop, Wait
 from abate.call.layers import retry_serials
 from abate.call.machine import Call
 from abate.sim.arrivals import Arrivals
-from abate.sim.calls import Caller, SimulatedCall, deposit_only
+from abate.sim.calls import CallDriver, SimulatedCall, deposit_only
 from abate.sim.controller_loops import start_controllers
 from abate.sim.measures import EDGE, PER_SECOND, Run
 from abate.sim.model import Controllers
@@ -61,7 +61,7 @@ class PlainPolicyClients:
     """The clients of a world whose policies only deposit when a call succeeds at once: a fast path.
 
     It has the results of `CallbackClients`, with fewer steps per call, and writes the recorder's series directly. It
-    takes three quarters of the time.
+    takes about four fifths of the time.
     """
 
     __slots__ = (
@@ -159,7 +159,7 @@ class CallbackClients:
         self._recorder = simulation.recorder
         self._processes = len(simulation.policies)
         self._callers = [
-            Caller(policy, simulation.entry, simulation.agenda, simulation.recorder.attempt)
+            CallDriver(policy, simulation.entry, simulation.agenda, simulation.recorder.attempt)
             for policy in simulation.policies
         ]
         self._arrivals = Arrivals(simulation.world, simulation.agenda, simulation.streams, self.begin)
@@ -169,12 +169,12 @@ class CallbackClients:
         self._recorder.call(client, self._agenda.time)
         self._callers[client % self._processes].call(self.over, None, client)
 
-    def over(self, journey: SimulatedCall, reason: str | None) -> None:
+    def over(self, call: SimulatedCall, reason: str | None) -> None:
         """Record the result of a call."""
         now = self._agenda.time
         if reason is None:
-            self._recorder.success(journey.client, journey.began, now)
+            self._recorder.success(call.client, call.began, now)
         else:
-            self._recorder.failure(journey.began, now, reason)
+            self._recorder.failure(call.began, now, reason)
         if self._arrivals.serial:
-            self._arrivals.finished(journey.client)
+            self._arrivals.finished(call.client)

@@ -27,7 +27,7 @@ from abate.sim.varying_rate import VaryingRate
 from abate.sim.world import Trigger, World
 
 if TYPE_CHECKING:
-    from abate.sim.calls import Caller, SimulatedCall
+    from abate.sim.calls import CallDriver, SimulatedCall
 
 
 class Answer(AbateError):
@@ -177,7 +177,7 @@ class Server:
         self._forget(None)
         if world.warmup:
             agenda.at(world.warmup, self._forget, None)
-        self.callers: Sequence[Caller] = ()
+        self.callers: Sequence[CallDriver] = ()
         """How this service calls others."""
         for edge in {edge for start, end, _ in self._reduced_capacity_spans for edge in (start, end)}:
             agenda.at(edge, self._resize, None)

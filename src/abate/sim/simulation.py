@@ -20,7 +20,7 @@ from abate.clock import Clock
 from abate.decide.outcome import FATAL, LAYER, Outcome
 from abate.schedule.backoff import RandomSource
 from abate.sim.agenda import Agenda, RandomStreams
-from abate.sim.calls import Caller
+from abate.sim.calls import CallDriver
 from abate.sim.measures import Load, RunRecorder
 from abate.sim.model import Row, Service
 from abate.sim.server import Answer, RowServer, Server, answer, simulated
@@ -157,7 +157,7 @@ class Simulation:
             server = self.servers[service.name]
             if isinstance(server, Server):
                 server.callers = [
-                    Caller(
+                    CallDriver(
                         self._bound(service.policy, name, f"policy/{service.name}/{name}"),
                         self.servers[name],
                         self.agenda,

@@ -1,7 +1,8 @@
-"""The vulnerable range of a service: the loads at which it stays down once it has failed, from the closed form.
+"""The vulnerable range of a service: the loads at which it stays down once it has failed, from a closed form.
 
-It is stated where the closed form holds (`abate.sim.queueing_theory.RetryFeedback`): open clients that call one
-service, which calls no other, has no rate limit, serves in order and does not drop expired requests.
+Once the queue is longer than the callers' timeout, every attempt fails, and the service recovers only if even then
+fewer requests arrive than it can serve (`least_vulnerable_load`). The range is stated where that holds: open clients
+that call one service, which calls no other, has no rate limit, serves in order and does not drop expired requests.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from abate.admit.budget import FundedBy
 from abate.call.policy import Policy
 from abate.frozen import Frozen
 from abate.sim.model import Clients, Duration, Service
-from abate.sim.queueing_theory import RetryFeedback
 from abate.sim.simulation import single_attempt_policy
 from abate.sim.world import World
 
@@ -78,18 +79,15 @@ def vulnerable_range(world: World) -> VulnerableRange | None:
     capacity = service.workers / seconds
     above = None
     if retries and policy.shelter is None and _expires(service, seconds, policy):
-        assert policy.attempt_timeout is not None
         assert policy.max_attempts is not None
         budget = policy.budget
-        above = RetryFeedback(
-            workers=service.workers,
-            service_time=seconds,
-            timeout=policy.attempt_timeout,
-            max_attempts=min(policy.max_attempts, policy.max_attempts_by_kind.get("overload", policy.max_attempts)),
-            ratio=budget.ratio,
-            reserve=budget.reserve * clients.processes,
-            funded_by=budget.funded_by,
-        ).vulnerable
+        above = least_vulnerable_load(
+            capacity,
+            min(policy.max_attempts, policy.max_attempts_by_kind.get("overload", policy.max_attempts)),
+            budget.ratio,
+            budget.reserve * clients.processes,
+            budget.funded_by,
+        )
     return VulnerableRange(service.name, capacity, clients.offered, above if above and above < capacity else None)
 
 
@@ -97,3 +95,22 @@ def _expires(service: Service, seconds: float, policy: Policy) -> bool:
     """Whether attempts time out in a full queue."""
     longest = math.inf if service.queue_limit is None else service.queue_limit * seconds / service.workers
     return policy.attempt_timeout is not None and policy.attempt_timeout <= longest + seconds
+
+
+def least_vulnerable_load(
+    capacity: float, max_attempts: int, ratio: float, reserve: float, funded_by: FundedBy
+) -> float:
+    """Return the calls per second above which a service stays down once it has failed; its capacity if there are none.
+
+    While every attempt fails, the attempts per call are bounded by `max_attempts` and by the budget: its reserve, and
+    its ratio of the calls if it is funded by requests.
+
+    >>> least_vulnerable_load(300.0, max_attempts=2, ratio=0.0, reserve=math.inf, funded_by="success")
+    150.0
+    >>> least_vulnerable_load(300.0, max_attempts=4, ratio=0.2, reserve=0.0, funded_by="request")
+    250.0
+    """
+    by_attempts = capacity / max_attempts
+    share = ratio if funded_by == "request" else 0.0
+    by_budget = (capacity - reserve) / (1.0 + share)
+    return max(by_attempts, by_budget)  # the total must reach the capacity by both bounds

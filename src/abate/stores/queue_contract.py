@@ -90,7 +90,7 @@ class DeadLetter(Frozen):
     died: float
 
 
-class Waiter(Protocol):
+class ReceiveWaiter(Protocol):
     """One call of `receive` that waits for a message."""
 
     def look(self, left: float) -> None:
@@ -302,7 +302,7 @@ class Queue(ABC):
         """Lease and return ready messages; if there are none, also the seconds until one is due (None: unknown)."""
 
     @abstractmethod
-    def _waiting(self) -> AbstractContextManager[Waiter]:
+    def _waiting(self) -> AbstractContextManager[ReceiveWaiter]:
         """Take part in the wake-ups of this queue."""
 
     @abstractmethod

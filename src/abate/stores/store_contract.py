@@ -21,7 +21,7 @@ from abate.stores.budget import BudgetTerms, StoreBudget
 from abate.stores.encoding import DEFAULT_MAX_BODY, MAX_KEY_BYTES, checked_text
 from abate.stores.errors import StoreError
 from abate.stores.fleet import FleetBucket, FleetBudget, FleetShelter, FleetSync
-from abate.stores.fleet.messages import SyncReply, SyncRequest
+from abate.stores.fleet.sync_requests import SyncReply, SyncRequest
 from abate.stores.queue_contract import Depth, Queue
 
 S = TypeVar("S")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import AsyncIterable, Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -266,22 +265,10 @@ class Controller(Service[P, T]):
 
     # -- as a service
 
-    async def arun(
-        self,
-        source: Source | Store | str | None = None,
-        *,
-        workers: int | None = None,
-        grace: float | None = None,
-        drain: bool = False,
-    ) -> Counter[str]:
-        """Do the same as `run` in your own event loop, without signal handlers."""
-        try:
-            return await super().arun(source, workers=workers, grace=grace, drain=drain)
-        finally:
-            left = self._memory.waiting() if self.in_memory and not drain else 0
-            if left:
-                text = "%s: ended with %d delayed keys, which stay in memory until the next run"
-                log.warning(text, self.name, left)
+    def _stopped(self) -> None:
+        left = self._memory.waiting() if self.in_memory else 0
+        if left:
+            log.warning("%s: ended with %d delayed keys, which stay in memory until the next run", self.name, left)
 
     def reset(self) -> None:
         """Forget keys, failures, parked keys and counts, as if the controller was new. Raise RuntimeError during a run.

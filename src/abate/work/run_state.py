@@ -153,10 +153,14 @@ class RunState:
         self.changed.clear()
         if seconds is None:
             await self.changed.wait()
-            return
+        else:
+            await self.wait_for(self.changed, seconds)
+
+    async def wait_for(self, event: asyncio.Event, seconds: float) -> None:
+        """Wait until an event is set, for at most `seconds`."""
         try:
             cut = self.clock.within(seconds)
             async with cut:
-                await self.changed.wait()
+                await event.wait()
         except AttemptTimeout:
             pass

@@ -117,6 +117,9 @@ class Service(Generic[P, T]):
         """Run beside the loop until it stops."""
         await loop.stopping.wait()
 
+    def _stopped(self) -> None:
+        """Do what remains at the end of a run without `drain`."""
+
     # -- running
 
     def run(
@@ -177,7 +180,10 @@ class Service(Generic[P, T]):
             self._running = None
             if beside is not None:
                 beside.cancel()
-                await asyncio.wait({beside})
+                try:
+                    await asyncio.wait({beside})
+                finally:
+                    self._stopped()
         if beside is not None and not beside.cancelled():
             beside.result()
         return loop.tally

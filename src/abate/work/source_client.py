@@ -15,7 +15,6 @@ from typing import Any, cast
 
 from abate import clock as clocks
 from abate import event_sinks, events
-from abate.errors import AttemptTimeout
 from abate.logs import Log
 from abate.redact import described
 from abate.work.message_handler import report_dead_letter
@@ -96,13 +95,8 @@ class SourceClient:
         state = self._state
         if state.stopping.is_set():
             await state.clock.asleep(min(delay, MAX_DELAY_WHILE_STOPPING))
-            return
-        try:
-            cut = state.clock.within(delay)
-            async with cut:
-                await state.stopping.wait()
-        except AttemptTimeout:
-            pass
+        else:
+            await state.wait_for(state.stopping, delay)
 
     def shutdown(self) -> None:
         """Let the threads end."""

@@ -25,6 +25,7 @@ from abate.call.policy_settings import OVERLOAD_BASE
 from abate.decide import http
 from abate.decide.outcome import BLIP, Outcome, Ruling
 from abate.decide.rules import Rules, classify
+from abate.events import Ending
 from abate.redact import redacted, trace
 from abate.schedule.backoff import RandomSource, Schedule
 from abate.schedule.hints import MAX_HINT, delay_after_hint
@@ -42,10 +43,6 @@ MAX_HINT_DELAY = 3600.0
 SUSPECT_AFTER = 2
 """Receives in a row without an answer that make a message a suspect. A deployment that kills processes leaves one for
 every message in flight; two in a row for the same message are rare, unless it is the cause."""
-
-Ending = Literal["done", "again", "silent", "retry", "slow", "buried"]
-"""How a message ended, in one word: the same in counts, events and metrics."""
-
 
 BreakerOutcome = bool | Literal["answered"] | None
 """The result for a circuit breaker: whether it failed; ``answered`` for an error response that does not mean overload;

@@ -141,7 +141,7 @@ def test_transactions_of_different_engines_may_be_nested(sqlite_engine, postgres
     assert open_transaction() is None
 
 
-def test_sessions_of_several_engines_are_nested_by_who_made_them(sqlite_engine, postgres_engine):
+def test_sessions_of_several_engines_are_nested_by_their_factory(sqlite_engine, postgres_engine):
     """Where no single engine is known, the sessionmaker stands for it."""
     several = sessionmaker(binds={sa.orm.DeclarativeBase: sqlite_engine})
     assert transaction(several).call(lambda session: 42) == 42
@@ -243,7 +243,7 @@ def test_mysql_s_autocommit_is_refused(mariadb, driver):
     engine.dispose()
 
 
-def test_those_who_write_begin_themselves_are_not_taken_for_autocommit():
+def test_programs_that_write_begin_themselves_are_not_taken_for_autocommit():
     """SQLAlchemy's own recipe for SQLite: switch the driver's transactions off, and begin them at an event."""
     engine = sa.create_engine("sqlite://", connect_args={"isolation_level": None})
     sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))

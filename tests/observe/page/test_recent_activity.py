@@ -137,7 +137,7 @@ def test_texts_are_cut_and_unprintable_errors_are_named_by_type(recent):
         (events.StoreDegraded("orders", True, ERROR), "doesn't answer: limits are local"),
         (events.StoreDegraded("orders", False, None), "answers again"),
         (events.BudgetRefused("orders", "budget", 1), "budget refused a retry"),
-        (events.LayeredRetry("orders", "inner"), "stands around inner: only one of the two retries"),
+        (events.LayeredRetry("orders", "inner"), "wraps inner: only one of the two retries"),
         (events.Buried("orders", "42", "permanent", "no"), "buried a key (permanent)"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, events.Event) else "",

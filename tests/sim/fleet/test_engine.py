@@ -23,13 +23,13 @@ from abate.sim import (
     Service,
     Trigger,
     World,
-    queueing_theory,
     simulated,
 )
 from abate.sim.fleet.engine import Fleet
 from abate.sim.fleet.server_workers import Busy
 from abate.sim.fleet.timer_wheel import WIDTH
 from abate.sim.fleet.unsupported import unsupported_features
+from tests.sim import queueing
 
 FREE = Budget.unlimited()
 
@@ -284,7 +284,7 @@ def test_a_raster_shows_attempts_and_costs_nothing_else():
 
 
 def test_reasons_are_those_of_the_exact_engine():
-    """Who is given up, and why: hints that are too long, deadlines, budgets, fatal answers."""
+    """Calls end for the same reasons: hints that are too long, deadlines, budgets, fatal answers."""
     tried = {
         "hint": (policy(max_hint=2.0), Trigger("error", at=5.0, for_=5.0, retry_after=3.0)),
         "deadline": (policy(timeout=0.5), OUTAGE),
@@ -368,8 +368,8 @@ def test_waits_and_blocking_are_those_of_the_closed_form(workers, rate, load, pl
     found = [tried.run(seed, "fleet").measures() for seed in range(3)]
     blocking, time = (sum(each[name] for each in found) / len(found) for name in ("blocking.api", "mean"))
     queue = (offered, 1.0 / rate, workers, workers + places)
-    assert time == pytest.approx(queueing_theory.mean_time(*queue), rel=0.05)
-    assert blocking == pytest.approx(queueing_theory.blocking(*queue), rel=0.1, abs=1e-4)
+    assert time == pytest.approx(queueing.mean_time(*queue), rel=0.05)
+    assert blocking == pytest.approx(queueing.blocking(*queue), rel=0.1, abs=1e-4)
 
 
 def test_several_things_without_an_array_form_are_named_in_one_note():

@@ -100,7 +100,7 @@ def test_a_purse_pays_for_as_many_as_the_budget_would(ratio, reserve, window, fu
 
 
 @pytest.mark.parametrize(("funded_by", "pays"), [("success", (True, False)), ("request", (False, True))])
-def test_a_purse_knows_who_pays_in(funded_by, pays):
+def test_a_vector_budget_is_funded_as_its_policy_says(funded_by, pays):
     """Without deposits nothing is counted."""
     purse, idle = VectorBudget(Budget(0.1, funded_by=funded_by)), VectorBudget(Budget(0.0, funded_by=funded_by))
     assert (purse.by_success, purse.by_request) == pays

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import abate
 from abate.stores.fleet import FleetBucket
 from abate.stores.fleet.grant_rules import NEWCOMERS_RESERVE, bucket_share
-from abate.stores.fleet.messages import MEMBER_TIMEOUT, BucketRequest
+from abate.stores.fleet.sync_requests import MEMBER_TIMEOUT, BucketRequest
 from abate.testing import VirtualClock
 
 

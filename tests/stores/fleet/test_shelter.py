@@ -9,7 +9,7 @@ import abate
 from abate.admit.limiter import Permit
 from abate.admit.shelter_queue import Waiter
 from abate.stores.fleet import FleetShelter
-from abate.stores.fleet.messages import ShelterAdvice
+from abate.stores.fleet.sync_requests import ShelterAdvice
 
 STORM = ShelterAdvice("storm", pause=0.0, probe=False, limit=0.0, members=7)
 RECOVERING = ShelterAdvice("recovering", pause=0.0, probe=False, limit=1.0, members=7)

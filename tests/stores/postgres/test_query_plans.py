@@ -10,7 +10,7 @@ import pytest
 
 from abate.stores import open_store
 from abate.stores.budget import BudgetTerms
-from abate.stores.fleet.messages import BucketRequest, BudgetRequest, ShelterReport
+from abate.stores.fleet.sync_requests import BucketRequest, BudgetRequest, ShelterReport
 from abate.stores.postgres import queue
 from abate.testing import VirtualClock
 from abate.work.key_queue import QueueFull

@@ -5,7 +5,7 @@ import redis as driver
 
 from abate.stores import Depth, StoreError, open_store
 from abate.stores.budget import BudgetTerms
-from abate.stores.fleet.messages import BucketRequest, BudgetRequest, ShelterReport
+from abate.stores.fleet.sync_requests import BucketRequest, BudgetRequest, ShelterReport
 from abate.testing import VirtualClock
 from abate.work.source import Done
 from tests.clients.valkey_server import Valkey, eventually, free_port

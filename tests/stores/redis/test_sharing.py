@@ -7,7 +7,7 @@ import pytest
 from abate.stores import open_store
 from abate.stores.budget import BudgetTerms
 from abate.stores.fleet import FleetBudget, FleetSync
-from abate.stores.fleet.messages import BucketRequest, BudgetRequest, ShelterReport
+from abate.stores.fleet.sync_requests import BucketRequest, BudgetRequest, ShelterReport
 from abate.stores.redis.connection import MAX_BLOCK
 from tests.conformance import redis_server
 from tests.stores.processes import GUARD, Thread, keys, python, until, waiting

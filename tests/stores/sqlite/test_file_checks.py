@@ -64,7 +64,7 @@ def test_a_deleted_file_takes_no_message(store, queue, path, ending, monkeypatch
     assert not path.exists()
 
 
-def test_a_deleted_file_is_noticed_by_who_waits(store, queue, path):
+def test_a_deleted_file_is_noticed_by_a_waiting_receive(store, queue, path):
     """It would wait for ever."""
     thread = waiting(store, queue)
     remove(path)

@@ -10,8 +10,8 @@ from tests.stores.processes import Thread, waiting
 KIND = "sqlite"
 
 
-def test_who_waits_does_not_storm_the_file(store, monkeypatch):
-    """A look now and then, with jitter, and none by the others who wait."""
+def test_waiting_receives_do_not_storm_the_file(store, monkeypatch):
+    """One of them polls now and then, with jitter, and the others do not."""
     looks, changed = [], store.wakeups._changed
     monkeypatch.setattr(store.wakeups, "_changed", lambda: looks.append(threading.get_ident()) or changed())
     monkeypatch.setattr(message_waits, "MIN_POLL", 0.1)

@@ -2,17 +2,6 @@
 
 The API process has limited capacity, drops every connection, and answers 503 for ten seconds. The same 500 controllers
 go through it twice: with a common retry loop, and with abate. It needs the standard library only.
-
-    both_runs.py            the command: both runs, progress, the output
-    measured_run.py         one run, and what was measured in it
-    scenario.py             the sizes and durations
-    child_processes.py      child processes that end with the parent
-    api_process.py          the API                              (a process)
-    controller_process.py   some of the controllers              (several processes)
-    desired_objects.py      what controllers reconcile
-    naive.py, with_abate.py how they retry
-    api_client.py           HTTP to the API
-    table.py, picture.py, report.py   the output
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
         main()
 
 * The page is read-only.
-* With a token it answers anyone who has it. Without one it answers this machine only, which must be asked for
-  (`local_only=True`) unless it is served on loopback.
+* With a token it answers requests that carry it. Without one it answers this machine only: say `local_only=True`, or
+  serve it on loopback.
 * From its creation on, calls are counted and events are kept, in bounded memory. State is read once a second; stores,
   which take their time to answer, every few seconds and in a thread.
 * Texts from peers (keys, names, errors) are cut, sent as JSON and shown as text.

@@ -21,7 +21,7 @@ from abate.observe.page.auth import Auth
 from abate.observe.page.recent_activity import RecentActivity
 from abate.observe.page.sign_in import MAX_TOKEN, MIN_TOKEN
 from abate.observe.page.state import PageState
-from abate.observe.page.stream import Stream
+from abate.observe.page.stream import StateStream
 
 ASSETS = {
     "": ("page.html", "text/html"),
@@ -74,7 +74,7 @@ def app(
     _check(token)
     page_clock = clocks.as_clock(clock) or clocks.current()
     recent = RecentActivity(page_clock)
-    stream = Stream(
+    stream = StateStream(
         PageState(recent, page_clock),
         page_clock,
         number("every", every, least=0.1),

@@ -15,7 +15,6 @@ from abate.clock import Clock
 from abate.events import Event
 from abate.observe.number_checks import is_number
 from abate.observe.page.hot_keys import FailingKeys, HottestKeys
-from abate.observe.page.severity import FAILED
 from abate.observe.page.sliding_counts import SlidingCounts
 from abate.observe.snapshot import MAX_NAME, MAX_NAMES, display_name
 from abate.redact import described, one_line
@@ -154,7 +153,7 @@ class RecentActivity:
         work.endings.add(event.ending, now)
         work.fade(now)
         work.hottest.add(key)
-        failed = event.ending in FAILED
+        failed = event.ending in events.FAILED_ENDINGS
         work.failed += failed
         if failed and event.ending != "buried":
             times = event.receives if is_number(event.receives, least=0.0) else 0  # a number from a store
@@ -167,7 +166,7 @@ class RecentActivity:
         if pair not in self._layers:
             if len(self._layers) >= MAX_PAIRS:
                 return
-            self._add_notice(outer, f"stands around {inner}: only one of the two retries")
+            self._add_notice(outer, f"wraps {inner}: only one of the two retries")
         self._layers[pair] = self._layers.get(pair, 0) + 1
 
     def _note_state_change(self, name: str, event: Event) -> None:

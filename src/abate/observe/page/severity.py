@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from abate.events import FAILED_ENDINGS
+
 Severity: TypeAlias = tuple[int, tuple[str, ...]]
 
 MANY_RETRIES = 0.1
@@ -20,8 +22,6 @@ OLD, TOO_OLD = 10.0, 60.0
 """Seconds that the oldest key has been ready."""
 OWN = ("fatal", "unsafe", "cancelled", "layer")
 """Reasons that say nothing about the dependency: these calls must not be retried, or not by this policy."""
-FAILED = ("retry", "slow", "buried")
-"""Endings of failed work."""
 
 
 def policy_severity(
@@ -86,7 +86,7 @@ def queue_severity(
     buried = endings.get("buried", 0)
     if buried:
         bad.append(f"{buried} buried")
-    failed = sum(endings.get(ending, 0) for ending in FAILED) - buried
+    failed = sum(endings.get(ending, 0) for ending in FAILED_ENDINGS) - buried
     if failed:
         most = 2 * (failed + buried) > sum(endings.values())
         (bad if most else odd).append("most fail" if most else f"{failed} failed")

@@ -31,7 +31,7 @@ RENEW = b"retry: 100\nevent: renew\ndata:\n\n"
 """Tells the page that the end of this stream is no failure; `PageState.history` sets the usual time again."""
 
 
-class Stream:
+class StateStream:
     """Refreshes the state every `every` seconds, from the first visitor on, and sends it to all of them."""
 
     def __init__(self, state: PageState, clock: Clock, every: float, most: int, patience: float) -> None:

@@ -33,7 +33,7 @@ from abate.logs import Log
 from abate.registry import Registry
 from abate.schedule.backoff import Backoff, RandomSource
 from abate.stores.encoding import batches
-from abate.stores.fleet.messages import MEMBER_TIMEOUT, BudgetRequest, SyncReply, SyncRequest
+from abate.stores.fleet.sync_requests import MEMBER_TIMEOUT, BudgetRequest, SyncReply, SyncRequest
 
 log = Log("abate.stores")
 T = TypeVar("T")

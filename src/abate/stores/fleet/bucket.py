@@ -14,7 +14,7 @@ from abate import forks
 from abate.admit.bucket import BucketState, Reservation, TokenBucket
 from abate.clock import MACHINE
 from abate.stores.fleet.background_sync import FIRST_REPLY_TIMEOUT, FleetSync
-from abate.stores.fleet.messages import BucketGrant, BucketRequest
+from abate.stores.fleet.sync_requests import BucketGrant, BucketRequest
 
 NEWCOMER_SHARE = 0.1
 """The share of a new member, as a fraction of an equal share. With a rate of 0 it would wait forever."""

@@ -25,7 +25,7 @@ from abate.admit.budget_units import Units
 from abate.clock import MACHINE, ever_used
 from abate.stores.budget import BudgetTerms
 from abate.stores.fleet.background_sync import FIRST_REPLY_TIMEOUT, FleetSync
-from abate.stores.fleet.messages import BudgetGrant, BudgetRequest
+from abate.stores.fleet.sync_requests import BudgetGrant, BudgetRequest
 
 DEMAND_FACTOR = 1.5
 """Tokens are requested for the demand since the last sync, times this."""

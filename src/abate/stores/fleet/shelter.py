@@ -18,7 +18,7 @@ from abate.admit.shelter import Shelter
 from abate.events import ShelterState
 from abate.schedule.backoff import RandomSource
 from abate.stores.fleet.background_sync import FleetSync
-from abate.stores.fleet.messages import ShelterAdvice, ShelterReport
+from abate.stores.fleet.sync_requests import ShelterAdvice, ShelterReport
 
 
 class FleetShelter(Shelter):

@@ -25,7 +25,7 @@ from __future__ import annotations
 from math import floor, inf
 from typing import Literal, NamedTuple
 
-from abate.stores.fleet.messages import ShelterAdvice, ShelterReport
+from abate.stores.fleet.sync_requests import ShelterAdvice, ShelterReport
 
 REPORT_VALID = 3.0
 """Seconds for which a member's report counts."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from abate.clock import Clock, MachineClock
 from abate.stores.budget import BudgetTerms
 from abate.stores.encoding import DEFAULT_MAX_BODY
-from abate.stores.fleet.messages import SyncReply, SyncRequest
+from abate.stores.fleet.sync_requests import SyncReply, SyncRequest
 from abate.stores.message_waits import Wakeups
 from abate.stores.postgres import sync_codec
 from abate.stores.postgres.address import Address

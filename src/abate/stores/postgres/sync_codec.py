@@ -9,7 +9,7 @@ from typing import Any, assert_never
 from abate.admit.budget_units import Units
 from abate.stores.budget import BudgetTerms
 from abate.stores.fleet import grant_rules, shelter_rules
-from abate.stores.fleet.messages import (
+from abate.stores.fleet.sync_requests import (
     MEMBER_TIMEOUT,
     BucketGrant,
     BucketRequest,

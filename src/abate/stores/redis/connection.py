@@ -30,7 +30,7 @@ from abate.logs import Log
 from abate.stores.errors import StoreError, StoreUnreachable
 from abate.stores.redis.address import Address
 from abate.stores.redis.error_texts import explain, is_wrong_type
-from abate.stores.redis.scripts import Script
+from abate.stores.redis.scripts import LuaScript
 
 log = Log("abate.stores")
 
@@ -80,13 +80,13 @@ class RedisConnection:
 
     # -- calls
 
-    def call(self, script: Script, keys: Keys, args: Sequence[Any], *, repeatable: bool = False) -> Any:
+    def call(self, script: LuaScript, keys: Keys, args: Sequence[Any], *, repeatable: bool = False) -> Any:
         """Call a script and return its reply."""
         return self._run_retrying("work", lambda client: _eval(client, script, keys, args), repeatable)
 
     def calls(
         self,
-        calls: Sequence[tuple[Script, Keys, Sequence[Any]]],
+        calls: Sequence[tuple[LuaScript, Keys, Sequence[Any]]],
         use: Use = "work",
         repeatable: bool = False,
         skip_wrong_type: bool = False,
@@ -234,7 +234,7 @@ def refuse_old(name: str, version: str) -> None:
         raise StoreError(f"{name} is Redis {version}: expected {MIN_VERSION[0]}.{MIN_VERSION[1]} or newer, or Valkey")
 
 
-def _eval(client: Any, script: Script, keys: Keys, args: Sequence[Any]) -> Any:
+def _eval(client: Any, script: LuaScript, keys: Keys, args: Sequence[Any]) -> Any:
     try:
         return _send(client, "EVALSHA", script.digest, len(keys), *keys, *args)
     except exceptions.NoScriptError:
@@ -260,7 +260,7 @@ def _send(client: Any, *words: Any) -> Any:
 
 
 def _eval_pipeline(
-    client: Any, calls: Sequence[tuple[Script, Keys, Sequence[Any]]], skip_wrong_type: bool = False
+    client: Any, calls: Sequence[tuple[LuaScript, Keys, Sequence[Any]]], skip_wrong_type: bool = False
 ) -> list[Any]:
     if len(calls) == 1:
         try:

@@ -50,7 +50,7 @@ from abate.stores.encoding import (
 from abate.stores.queue_contract import DeadLetter, Depth, Queue
 from abate.stores.redis import scripts
 from abate.stores.redis.connection import MAX_BLOCK
-from abate.stores.redis.scripts import BATCH, Script
+from abate.stores.redis.scripts import BATCH, LuaScript
 from abate.work.key_queue import QueueFull
 from abate.work.source import Back, Bury, Done, Message, Settlement, Verdict
 
@@ -98,7 +98,7 @@ class RedisQueue(Queue):
         self._wakeup_list = store.names.wakeup_list(name)
         self._rng = rng
 
-    def _call(self, script: Script, *args: Any, repeatable: bool = False) -> Any:
+    def _call(self, script: LuaScript, *args: Any, repeatable: bool = False) -> Any:
         return self._store.server.call(script, self._keys, (self._store.now(), *args), repeatable=repeatable)
 
     # -- adding

@@ -13,7 +13,7 @@ from typing import Final
 
 from abate.admit.sliding_window import MAX_PER_SLOT, SLOTS
 from abate.stores.encoding import MAX_ATTRIBUTES_BYTES, MAX_PRIORITY, MAX_SHOWN_BYTES
-from abate.stores.fleet import grant_rules, messages, shelter_rules
+from abate.stores.fleet import grant_rules, shelter_rules, sync_requests
 from abate.work.key_queue import FAIRNESS_TURNS
 
 BATCH: Final = 100
@@ -31,7 +31,7 @@ MAX_KEPT_FOR: Final = 366 * 24 * 3600
 FOLDER = files("abate.stores.redis").joinpath("lua")
 
 
-class Script:
+class LuaScript:
     """A script: the text of its files, and its digest."""
 
     __slots__ = ("digest", "name", "text")
@@ -43,11 +43,13 @@ class Script:
         self.digest = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     def __repr__(self) -> str:
-        return f"<Script {self.name}>"
+        return f"<LuaScript {self.name}>"
 
 
-def _of_queue(name: str, **numbers: float) -> Script:
-    return Script("clock", "queue", name, MAX_PRIORITY=MAX_PRIORITY, WATCHER_LATE=WATCHER_LATE, BATCH=BATCH, **numbers)
+def _of_queue(name: str, **numbers: float) -> LuaScript:
+    return LuaScript(
+        "clock", "queue", name, MAX_PRIORITY=MAX_PRIORITY, WATCHER_LATE=WATCHER_LATE, BATCH=BATCH, **numbers
+    )
 
 
 ADD = _of_queue("add")
@@ -60,25 +62,25 @@ REDRIVE_OR_PURGE = _of_queue("redrive_or_purge")
 DEPTH = _of_queue("depth")
 
 COUNTING = {"SLOTS": SLOTS, "MAX_PER_SLOT": MAX_PER_SLOT, "KEPT_FOR": KEPT_FOR, "MAX_KEPT_FOR": MAX_KEPT_FOR}
-BALANCE = Script("clock", "budget_counts", "budget_balance", **COUNTING)
-EXCHANGE = Script("clock", "budget_counts", "budget_exchange", **COUNTING)
-BUDGET_GRANT = Script(
-    "clock", "budget_counts", "members", "budget_grant", MEMBER_TIMEOUT=messages.MEMBER_TIMEOUT, **COUNTING
+BALANCE = LuaScript("clock", "budget_counts", "budget_balance", **COUNTING)
+EXCHANGE = LuaScript("clock", "budget_counts", "budget_exchange", **COUNTING)
+BUDGET_GRANT = LuaScript(
+    "clock", "budget_counts", "members", "budget_grant", MEMBER_TIMEOUT=sync_requests.MEMBER_TIMEOUT, **COUNTING
 )
-BUCKET_GRANT = Script(
+BUCKET_GRANT = LuaScript(
     "clock",
     "bucket_grant",
-    MEMBER_TIMEOUT=messages.MEMBER_TIMEOUT,
+    MEMBER_TIMEOUT=sync_requests.MEMBER_TIMEOUT,
     NEWCOMERS_RESERVE=grant_rules.NEWCOMERS_RESERVE,
     IDLE_DEMAND=grant_rules.IDLE_DEMAND,
     KEPT_FOR=KEPT_FOR,
 )
-SHELTER_ADVICE = Script(
+SHELTER_ADVICE = LuaScript(
     "clock",
     "members",
     "shelter_rules",
     "shelter_advice",
-    MEMBER_TIMEOUT=messages.MEMBER_TIMEOUT,
+    MEMBER_TIMEOUT=sync_requests.MEMBER_TIMEOUT,
     KEPT_FOR=KEPT_FOR,
     REPORT_VALID=shelter_rules.REPORT_VALID,
     PROBE_TURN=shelter_rules.PROBE_TURN,

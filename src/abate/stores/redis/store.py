@@ -8,7 +8,7 @@ from abate.clock import Clock, MachineClock
 from abate.stores.budget import BudgetTerms
 from abate.stores.encoding import DEFAULT_MAX_BODY, batches
 from abate.stores.errors import StoreError
-from abate.stores.fleet.messages import SyncReply, SyncRequest
+from abate.stores.fleet.sync_requests import SyncReply, SyncRequest
 from abate.stores.queue_contract import Depth
 from abate.stores.redis import scripts, sync_codec
 from abate.stores.redis.connection import RedisConnection

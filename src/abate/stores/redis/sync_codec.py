@@ -11,7 +11,8 @@ from typing import Any, TypeAlias, assert_never
 
 from abate.admit.budget_units import Units
 from abate.stores.budget import BudgetTerms
-from abate.stores.fleet.messages import (
+from abate.stores.fleet.shelter_rules import classify
+from abate.stores.fleet.sync_requests import (
     BucketGrant,
     BucketRequest,
     BudgetGrant,
@@ -21,12 +22,11 @@ from abate.stores.fleet.messages import (
     SyncReply,
     SyncRequest,
 )
-from abate.stores.fleet.shelter_rules import classify
 from abate.stores.redis import scripts
 from abate.stores.redis.key_names import KeyNames
-from abate.stores.redis.scripts import Script
+from abate.stores.redis.scripts import LuaScript
 
-Call: TypeAlias = tuple[Script, Sequence[str], Sequence[Any]]
+Call: TypeAlias = tuple[LuaScript, Sequence[str], Sequence[Any]]
 MAX_LUA_INTEGER = 2**52
 """Lua's numbers are floats."""
 

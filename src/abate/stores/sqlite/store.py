@@ -10,7 +10,7 @@ from abate.clock import Clock, MachineClock
 from abate.stores.budget import BudgetTerms
 from abate.stores.encoding import DEFAULT_MAX_BODY
 from abate.stores.errors import StoreError
-from abate.stores.fleet.messages import SyncReply, SyncRequest
+from abate.stores.fleet.sync_requests import SyncReply, SyncRequest
 from abate.stores.message_waits import Wakeups
 from abate.stores.queue_contract import Depth
 from abate.stores.sqlite import shared_limits

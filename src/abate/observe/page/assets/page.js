@@ -1,10 +1,10 @@
 // The live page: shows what the process sends once a second.
-// Everything that comes from there is shown as text (textContent), and nothing of it is ever markup.
+// Everything it sends is shown as text (textContent), never as markup.
 
 import { Chart } from "./charts.js";
 
 const POINTS = 240;
-const SILENCE = 8000; // milliseconds without a word after which the connection is taken for lost
+const SILENCE = 8000; // milliseconds without an event after which the connection counts as lost
 const AGAIN = 2000;
 const LEVELS = ["fine", "worth a look", "trouble"];
 const by = (id) => document.getElementById(id);
@@ -47,7 +47,7 @@ function item(...parts) {
   return li;
 }
 
-/** Fill a list, unless it says the same already. */
+/** Fill a list, unless it has these items already. */
 function list(element, items) {
   const said = JSON.stringify(items);
   if (element.said === said) return;
@@ -220,7 +220,7 @@ class Rows {
     this.filter();
   }
 
-  /** Bring a row to its place; one that has the focus keeps it. */
+  /** Move a row to its place, and keep the focus in it. */
   settle(element, place) {
     const there = this.element.children[place];
     if (there === element) return;
@@ -254,13 +254,13 @@ const queues = new Rows("queue-rows", Queue);
 let overview = null;
 let past = { times: [], all: [[], [], []], policies: new Map(), queues: new Map() };
 
-/** Say what has changed to who can't see it: changes of state, not each number, and a few at a time. */
+/** Announce changes to screen readers: changes of state, not each number, and a few at a time. */
 setInterval(() => {
   const said = changes.splice(0);
   if (said.length) write(by("announced"), said.length > 3 ? `${said.slice(0, 3).join(". ")}, and ${said.length - 3} more` : said.join(". "));
 }, 3000);
 
-// -- what comes from the process
+// -- data from the process
 
 function push(lines, points) {
   points.forEach((point, place) => {
@@ -310,7 +310,7 @@ function draw() {
   queues.draw();
 }
 
-// -- the connection: it is made again, for as long as it takes
+// -- the connection, which is reopened until it succeeds
 
 let source = null;
 let heard = 0;
@@ -327,7 +327,7 @@ function connect() {
   source = new EventSource("events");
   source.addEventListener("history", (event) => {
     past = JSON.parse(event.data);
-    // names are a peer's words, too: no plain object is asked for them
+    // names come from peers: a Map, as a plain object has properties of its own
     for (const kind of ["policies", "queues"]) past[kind] = new Map(Object.entries(past[kind]));
   });
   source.addEventListener("message", (event) => {
@@ -338,7 +338,7 @@ function connect() {
     show(frame);
     if (!document.hidden) draw();
   });
-  // the server ends a stream now and then; the browser opens the next one at once
+  // the server may end a stream: the browser opens the next one at once
   source.addEventListener("renew", () => { renewing = true; });
   source.addEventListener("error", () => {
     if (!renewing) connection("lost", "connection lost, trying again");
@@ -347,7 +347,7 @@ function connect() {
 }
 
 setInterval(() => {
-  // a browser gives up where it was refused, and does not notice a connection that is silent
+  // a browser does not reconnect after a refusal, and does not notice a silent connection
   if (source.readyState === EventSource.CLOSED || Date.now() - heard > SILENCE) {
     connection("lost", "connection lost, trying again");
     connect();
@@ -356,11 +356,11 @@ setInterval(() => {
 
 document.addEventListener("visibilitychange", () => document.hidden || draw());
 by("filter").addEventListener("input", () => (policies.filter(), queues.filter()));
-// opening a row shows what was left out while it was closed
+// opening a row updates what was not updated while it was closed
 for (const rows of [policies, queues]) {
   rows.element.addEventListener("toggle", (event) => event.target.row?.update(event.target.row.values), true);
 }
-/** A link for signing in, opened by who has signed in: its token does not stay in sight. */
+/** Remove the token of a sign-in link from the address bar, if the browser is signed in already. */
 function tidy() {
   if (location.search || location.hash) window.history.replaceState(null, "", location.pathname);
 }
