@@ -84,6 +84,7 @@ def test_a_client_of_the_other_kind_is_told_what_to_use(own, other):
             asyncio.run(use(own.AsyncClient(transport=ours(own).Transport())))
     with pytest.raises(AttributeError, match=r"'Transport' object has no attribute 'retries'$"):
         ours(own).Transport().retries  # noqa: B018
+    assert not hasattr(ours(own).Transport, "__getattr__")  # with it, every attribute would be looked up more slowly
 
 
 def test_an_alias_of_httpx_is_httpx2():
