@@ -252,6 +252,12 @@ def new_idempotency_key() -> str:
     return str(uuid.uuid4())
 
 
+def is_rewindable(body: Any) -> bool:
+    """Return whether this is a file that can be read again."""
+    seekable = getattr(body, "seekable", None)
+    return callable(seekable) and bool(seekable())
+
+
 def drain_timeout(left: float | None) -> float:
     """Return for how many seconds a discarded response may be read, with `left` seconds until the deadline."""
     return DRAIN_SECONDS if left is None else max(0.0, min(left, DRAIN_SECONDS))

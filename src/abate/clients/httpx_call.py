@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from abate import clock as clocks
 from abate.call.layers import report
-from abate.clients.http_client import DEADLINE_PASSED, drain_timeout, is_judged_by_body, new_idempotency_key
+from abate.clients.http_client import (
+    DEADLINE_PASSED,
+    drain_timeout,
+    is_judged_by_body,
+    is_rewindable,
+    new_idempotency_key,
+)
 from abate.clients.httpx_bodies import adrain, aload, drain, is_small, load, short_reads
 from abate.decide.request_settings import idempotent_by_extension
 from abate.errors import AttemptTimeout, RetryExhausted
@@ -49,6 +55,8 @@ class HttpxCall:
         self.stream_read: float | None = None
         """The read timeout of the request, cut to the deadline around the call only."""
         self._exhausted: Any = None
+        self._file = _file_of(request.stream)
+        self._position = 0 if self._file is None else self._file.tell()
 
     def choose_policy(self) -> Policy:
         """Return the policy for this request."""
@@ -60,7 +68,7 @@ class HttpxCall:
             request.method,
             request.headers,
             has_key=self.key is not None,
-            replayable=_is_replayable(request.stream, owner.byte_stream),
+            replayable=self._file is not None or _is_replayable(request.stream, owner.byte_stream),
             idempotent=idempotent_by_extension(says[EXTENSION]) if EXTENSION in says else None,
         )
         self._began = self.now()
@@ -162,6 +170,8 @@ class HttpxCall:
         self.attempt += 1
         if deadline_passed():
             raise self.owner.library.ConnectTimeout(DEADLINE_PASSED, request=self.request)
+        if self._file is not None and self.attempt > 1:
+            self._file.seek(self._position)
         self.sent = True
 
     def release(self, left: float | None) -> None:
@@ -222,6 +232,12 @@ class HttpxCall:
             return exhausted.result
         finally:
             del error, exhausted  # break the cycle: their tracebacks refer to this frame
+
+
+def _file_of(stream: Any) -> Any:
+    """Return the file that is the body of a request (``content=``), if it can be read again."""
+    file = getattr(stream, "_stream", None) if type(stream).__name__ == "IteratorByteStream" else None
+    return file if is_rewindable(file) else None
 
 
 def _is_replayable(stream: Any, byte_stream: type) -> bool:
