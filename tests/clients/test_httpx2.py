@@ -90,6 +90,19 @@ def test_a_client_of_the_other_kind_is_told_what_to_use(own, other):
 
 
 @BOTH
+def test_a_proxy_belongs_to_the_transport_that_sends(own, other):
+    """With a proxy of the client, the library makes a transport of its own, and the policy is not asked."""
+    url = "http://shop.invalid/"
+    with Server(respond(503), respond(503)) as proxy:
+        sender = own.HTTPTransport(proxy=proxy.url)
+        with own.Client(transport=ours(own).Transport(policy(), sender)) as client:
+            assert (client.get(url).status_code, len(proxy.requests)) == (200, 3)
+        proxy.script.append(respond(503))
+        with own.Client(transport=ours(own).Transport(policy()), proxy=proxy.url) as client:
+            assert (client.get(url).status_code, len(proxy.requests)) == (503, 4)
+
+
+@BOTH
 def test_a_file_is_sent_again_from_where_it_was(own, other, tmp_path):
     """In threads, where the libraries take files; not from its start."""
     (tmp_path / "order").write_bytes(b"skip order 42")
