@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
+
+import anyio  # of which httpx and httpx2 are made
 
 from abate import clock as clocks
 from abate.call.layers import report
@@ -17,7 +20,7 @@ from abate.clients.http_client import (
 from abate.clients.httpx_bodies import adrain, aload, drain, is_small, load, short_reads
 from abate.decide.request_settings import idempotent_by_extension
 from abate.errors import AttemptTimeout, RetryExhausted
-from abate.schedule.deadlines import cut_to_deadline, deadline_aware, deadline_passed, remaining
+from abate.schedule.deadlines import cut_by_itself, cut_to_deadline, deadline_aware, deadline_passed, remaining
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
@@ -105,6 +108,7 @@ class HttpxCall:
         self._load_error()
         return self.held
 
+    @cut_by_itself
     @deadline_aware
     async def asend(self) -> Any:
         """Make the next attempt; a deadline cuts it off."""
@@ -116,10 +120,8 @@ class HttpxCall:
         await self.arelease(remaining())
         self.begin()
         with self.owner.prepared(self) as request:
-            left = remaining()
-            cut = nullcontext() if left is None else clocks.current().within(left)
             try:
-                async with cut:
+                async with _within(remaining()):
                     self.held = await self.owner.inner.handle_async_request(request)
             except Exception as error:
                 self._show_request(error)
@@ -232,6 +234,26 @@ class HttpxCall:
             return exhausted.result
         finally:
             del error, exhausted  # break the cycle: their tracebacks refer to this frame
+
+
+@asynccontextmanager
+async def _within(left: float | None) -> AsyncIterator[None]:
+    """Cut the block off after `left` seconds, and raise `AttemptTimeout`.
+
+    On the machine's clock, this is done as httpx does it itself, by a scope of anyio. A task that asyncio cancels while
+    httpx takes or closes a connection leaves it in the pool, where it is taken for ever.
+    """
+    clock = clocks.current()
+    if left is None:
+        yield
+    elif clock is not clocks.MACHINE:
+        async with clock.within(left):
+            yield
+    else:
+        with anyio.move_on_after(left) as scope:
+            yield
+        if scope.cancelled_caught:
+            raise AttemptTimeout(left) from None
 
 
 def _file_of(stream: Any) -> Any:
