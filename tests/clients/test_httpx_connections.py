@@ -230,7 +230,7 @@ def test_a_cancelled_request_ends_at_once(way):
 @pytest.mark.parametrize("library", [httpx, httpx2], ids=["httpx", "httpx2"])
 def test_three_hundred_clients_told_to_wait_come_back_spread(library):
     """None earlier than asked for, and at most 20 in any 50 ms."""
-    arrivals = []
+    arrivals, chance = [], random.Random(300)
 
     async def handler(request):
         arrivals.append(clock.now())
@@ -238,7 +238,7 @@ def test_three_hundred_clients_told_to_wait_come_back_spread(library):
         return library.Response(503, headers={"Retry-After": "2"}) if first else library.Response(200)
 
     async def one():
-        settings = abate.Policy(on=abate.http.transient)
+        settings = abate.Policy(on=abate.http.transient, rng=chance)
         transport = getattr(abate.clients, library.__name__).AsyncTransport(settings, library.MockTransport(handler))
         async with library.AsyncClient(transport=transport) as client:
             assert (await client.get("http://a.internal/")).status_code == 200
