@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
-import anyio  # of which httpx and httpx2 are made
-
 from abate import clock as clocks
 from abate.call.layers import report
 from abate.clients.http_client import (
@@ -250,6 +248,8 @@ async def _within(left: float | None) -> AsyncIterator[None]:
         async with clock.within(left):
             yield
     else:
+        import anyio  # httpx and httpx2 are made of it, and import it at their first async connection
+
         with anyio.move_on_after(left) as scope:
             yield
         if scope.cancelled_caught:
