@@ -19,7 +19,6 @@ the server refused before taking it: 429, 529, and 503 with a hint. The hint is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from abate.decide.network_errors import BUILTIN_ERRORS, judge_network_error
 from abate.decide.outcome import FATAL, LAYER, Outcome, Ruling
