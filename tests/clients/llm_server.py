@@ -71,21 +71,23 @@ def chunk(delta: dict, finish_reason: str | None = None) -> str:
 
 
 MESSAGE = {**ANSWERS["/v1/messages"], "content": [], "stop_reason": None}
-BEGINNINGS = {
-    "/v1/chat/completions": [": processing\n\n", chunk({"role": "assistant", "content": ""})],
-    "/v1/responses": [
-        typed("response.created", sequence_number=0, response={**RESPONSE, "output": []}),
-        typed("response.in_progress", sequence_number=1, response={**RESPONSE, "output": []}),
-    ],
-    "/v1/messages": [typed("message_start", message=MESSAGE), typed("ping")],
-}
-"""What streams begin with, before their content."""
 ITEM = {"id": "msg_1", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
 PART = {"type": "output_text", "text": "", "annotations": []}
 PLACE = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
-OUTPUT_BEGINS = typed("response.output_item.added", sequence_number=2, output_index=0, item=ITEM) + typed(
-    "response.content_part.added", sequence_number=2, part=PART, **PLACE
-)
+BEGINNINGS = {
+    "/v1/chat/completions": [": processing\n\n", chunk({"role": "assistant", "content": ""})],
+    "/v1/responses": [
+        typed("response.created", sequence_number=0, response={**RESPONSE, "output": []})
+        + typed("response.in_progress", sequence_number=1, response={**RESPONSE, "output": []}),
+        typed("response.output_item.added", sequence_number=2, output_index=0, item=ITEM)
+        + typed("response.content_part.added", sequence_number=2, part=PART, **PLACE),
+    ],
+    "/v1/messages": [
+        typed("message_start", message=MESSAGE),
+        typed("content_block_start", index=0, content_block={"type": "text", "text": ""}) + typed("ping"),
+    ],
+}
+"""What streams begin with, before their content."""
 
 
 def delta(text: str) -> str:
@@ -95,11 +97,9 @@ def delta(text: str) -> str:
 
 CONTENTS = {
     "/v1/chat/completions": [chunk({"content": piece}) for piece in PIECES],
-    "/v1/responses": [OUTPUT_BEGINS + delta(PIECES[0]), delta(PIECES[1])],
+    "/v1/responses": [delta(PIECES[0]), delta(PIECES[1])],
     "/v1/messages": [
-        typed("content_block_start", index=0, content_block={"type": "text", "text": ""})
-        + typed("content_block_delta", index=0, delta={"type": "text_delta", "text": PIECES[0]}),
-        typed("content_block_delta", index=0, delta={"type": "text_delta", "text": PIECES[1]}),
+        typed("content_block_delta", index=0, delta={"type": "text_delta", "text": piece}) for piece in PIECES
     ],
 }
 ENDS = {

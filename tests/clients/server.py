@@ -124,11 +124,15 @@ class Server:
         return False
 
     def __enter__(self) -> Server:
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        # a thread that still waits on a closed descriptor may take the connections of whatever has its number next
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()
         self._listener.close()
         for connection in list(self._open):
             connection.close()

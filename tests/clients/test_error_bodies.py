@@ -110,7 +110,7 @@ def test_a_body_that_stalls_does_not_outlast_the_deadline(driver):
         except driver.errors as error:
             assert abate.report(error) is None or abate.report(error).reason == "deadline"
     assert len(server.requests) <= 2
-    assert all(int(request.headers["abate-deadline"]) > 0 for request in server.requests)
+    assert all(int(request.headers["abate-deadline"]) <= 100 for request in server.requests)
 
 
 def test_the_body_of_a_final_response_is_not_waited_for(driver):

@@ -48,11 +48,15 @@ def call(address, method, policy, timeout=None, **settings):
     return failed.value
 
 
-async def acall(address, method, policy, timeout=None):
+async def acall(address, method, policy, timeout=None, kind="unary_unary"):
     retried = client.aio_interceptors(policy)
     async with grpc.aio.insecure_channel(address, client.channel_options(), interceptors=retried) as channel:
+        ask = getattr(channel, kind)(method)
         with pytest.raises(grpc.RpcError) as failed:
-            await channel.unary_unary(method)(b"", timeout=timeout)
+            if kind == "unary_unary":
+                await ask(b"", timeout=timeout)
+            else:
+                await anext(aiter(ask(b"", timeout=timeout)))
     return failed.value
 
 
@@ -82,3 +86,16 @@ def test_deadline_exceeded_is_not_repeated_if_the_call_is_not_idempotent(server)
     address, seen = server
     error = call(address, "/t/slow", POLICY.replace(attempt_timeout=0.2), idempotent=False)
     assert (len(seen), abate.report(error).reason) == (1, "unsafe")
+
+
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream"])
+@pytest.mark.parametrize("setting", ["timeout", "attempt_timeout"])
+def test_an_attempt_that_the_policy_cuts_off_ends_with_the_error_of_grpc(server, setting, kind):
+    """Under asyncio too, where the policy may be earlier than grpcio's own timeout."""
+    address, _ = server
+    policy = POLICY.replace(max_attempts=1, **{setting: 0.2})
+    error = asyncio.run(acall(address, "/t/slow", policy, kind=kind))
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert abate.report(error).attempts == 1
+    if kind == "unary_unary":
+        assert call(address, "/t/slow", policy).code() is error.code()

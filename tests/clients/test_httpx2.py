@@ -1,6 +1,7 @@
-"""httpx and httpx2 in one process: each has its own transports, and what is mixed up is refused with an explanation."""
+"""httpx and httpx2 in one process: each has its own transports, and what is mixed up is refused; files as bodies."""
 
 import asyncio
+import os
 import subprocess
 import sys
 
@@ -11,7 +12,8 @@ import pytest
 import abate
 import abate.clients.httpx
 import abate.clients.httpx2
-from tests.clients.server import Server, respond
+from tests.clients.drivers import Ask, AsyncHttpx, Httpx, policy
+from tests.clients.server import Server, close, respond
 
 LIBRARIES = [(httpx, httpx2), (httpx2, httpx)]
 BOTH = pytest.mark.parametrize(("own", "other"), LIBRARIES, ids=lambda library: library.__name__)
@@ -84,6 +86,60 @@ def test_a_client_of_the_other_kind_is_told_what_to_use(own, other):
             asyncio.run(use(own.AsyncClient(transport=ours(own).Transport())))
     with pytest.raises(AttributeError, match=r"'Transport' object has no attribute 'retries'$"):
         ours(own).Transport().retries  # noqa: B018
+    assert not hasattr(ours(own).Transport, "__getattr__")  # with it, every attribute would be looked up more slowly
+
+
+@BOTH
+def test_a_proxy_belongs_to_the_transport_that_sends(own, other):
+    """With a proxy of the client, the library makes a transport of its own, and the policy is not asked."""
+    url = "http://shop.invalid/"
+    with Server(respond(503), respond(503)) as proxy:
+        sender = own.HTTPTransport(proxy=proxy.url)
+        with own.Client(transport=ours(own).Transport(policy(), sender)) as client:
+            assert (client.get(url).status_code, len(proxy.requests)) == (200, 3)
+        proxy.script.append(respond(503))
+        with own.Client(transport=ours(own).Transport(policy()), proxy=proxy.url) as client:
+            assert (client.get(url).status_code, len(proxy.requests)) == (503, 4)
+
+
+@BOTH
+def test_a_file_is_sent_again_from_where_it_was(own, other, tmp_path):
+    """In threads, where the libraries take files; not from its start."""
+    (tmp_path / "order").write_bytes(b"skip order 42")
+    fetch = Httpx(own).fetch
+    with (tmp_path / "order").open("rb") as file, Server(respond(503), close) as server:
+        file.seek(5)
+        assert fetch(Ask(server.url, "PUT", file, {"Content-Length": "8"}), policy()).status == 200
+    assert [request.body for request in server.requests] == [b"order 42"] * 3
+
+
+@BOTH
+def test_a_pipe_is_sent_once(own, other):
+    """What was read from it is gone."""
+    receiver, sender = os.pipe()
+    os.write(sender, b"order 42")
+    os.close(sender)
+    with os.fdopen(receiver, "rb") as pipe, Server(respond(503)) as server:
+        answer = Httpx(own).fetch(Ask(server.url, "PUT", pipe, {"Content-Length": "8"}), policy())
+    assert (answer.status, answer.report.reason) == (503, "body")
+    assert [request.body for request in server.requests] == [b"order 42"]
+
+
+@BOTH
+def test_a_file_of_an_async_library_is_sent_once(own, other):
+    """It can't be rewound without waiting."""
+
+    class File:
+        async def seekable(self):
+            return True
+
+        async def __aiter__(self):
+            yield b"order 42"
+
+    with Server(respond(503)) as server:
+        answer = AsyncHttpx(own).fetch(Ask(server.url, method="PUT", body=File()), policy())
+    assert (answer.status, answer.report.reason) == (503, "body")
+    assert [request.body for request in server.requests] == [b"order 42"]
 
 
 def test_an_alias_of_httpx_is_httpx2():

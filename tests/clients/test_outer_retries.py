@@ -68,6 +68,17 @@ def test_a_server_that_always_fails_sees_three_requests(ask, settings, headers):
 
 
 @SDKS
+def test_an_sdk_does_not_ask_again_for_a_quota_that_is_used_up(ask):
+    """The SDK retries every 429 unless the response says not to."""
+    quota = respond(429, ("Content-Type", "application/json"), body=b'{"error": {"code": "insufficient_quota"}}')
+    with Server(*[quota] * 30) as server:
+        with pytest.raises((openai.RateLimitError, anthropic.RateLimitError)) as caught:
+            ask(server.url, abate.clients.httpx2.Transport(policy()))
+        assert abate.report(caught.value).reason == "fatal"
+    assert len(server.requests) == 1
+
+
+@SDKS
 def test_the_retries_of_an_sdk_take_part_of_the_count(ask):
     """An error has no header to say that abate gave up; the SDK's retries make fewer attempts, and warn once."""
     transport = abate.clients.httpx2.Transport(policy(idempotent=True))

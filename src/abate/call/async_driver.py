@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import nullcontext
 from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +18,14 @@ from abate.clock import MACHINE, ever_used
 from abate.decide.outcome import Outcome
 from abate.decide.responses import is_error_response
 from abate.functions import is_generator_function
-from abate.schedule.deadlines import cut_to_deadline, deadline, deadline_passed, is_deadline_aware, peek_deadline
+from abate.schedule.deadlines import (
+    cut_to_deadline,
+    deadline,
+    deadline_passed,
+    is_cut_by_itself,
+    is_deadline_aware,
+    peek_deadline,
+)
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
@@ -221,12 +229,12 @@ async def _before_retry(
 async def _bounded(
     machine: Call, clock: clocks.Clock, function: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any
 ) -> T:
-    """Make an attempt within its allowance, and cut it off when that is over."""
+    """Make an attempt within its allowance, and cut it off when that is over, unless it does so by itself."""
     allowance = machine.allowance(clock.now())
     bound = deadline(allowance)
+    cut = nullcontext() if clock is MACHINE and is_cut_by_itself(function) else clock.within(allowance)
     try:
         with bound:
-            cut = clock.within(allowance)
             async with cut:
                 return await _awaitable(function, function(*args, **kwargs))
     except BaseException:

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from itertools import count
 from typing import Any
 
@@ -32,7 +32,7 @@ from abate.clients.grpc_rules import Metadata, pairs, transient
 from abate.clients.grpc_stream import Messages, Stream
 from abate.clients.headers import ATTEMPT, DEADLINE, request_headers
 from abate.clients.trust import SECRET, Secret
-from abate.errors import LayeredRetryWarning
+from abate.errors import AttemptTimeout, LayeredRetryWarning
 from abate.optional_dependencies import requires_extra
 from abate.redact import one_line, short_repr
 from abate.schedule.deadlines import call_timeout, cut_to_deadline, deadline_aware
@@ -284,6 +284,16 @@ def _raise_if_failed(call: Any) -> Any:
 # -- asyncio
 
 
+@contextmanager
+def _cut_off_as_grpc_would() -> Iterator[None]:
+    """Raise gRPC's own error if the policy's timeouts have cut the last attempt off."""
+    try:
+        yield
+    except AttemptTimeout as error:
+        none = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, none, none, "Deadline Exceeded") from error
+
+
 class _AioUnary(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
     """Retries the unary calls of a channel."""
 
@@ -302,7 +312,7 @@ class _AioUnary(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
             await call
             return call
 
-        with _call_deadline(client_call_details) as bound, bound:
+        with _cut_off_as_grpc_would(), _call_deadline(client_call_details) as bound, bound:
             return await self._policy.for_call(sender).acall(attempt)
 
 
@@ -326,5 +336,5 @@ class _AioStream(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
             except StopAsyncIteration:
                 return Messages([], messages)
 
-        with _call_deadline(client_call_details) as bound, bound:
+        with _cut_off_as_grpc_would(), _call_deadline(client_call_details) as bound, bound:
             return await self._policy.for_call(sender).acall(attempt)

@@ -180,7 +180,11 @@ class ClientSettings:
     def mark_given_up(self, response: Any, policy: Policy, report: Report) -> None:
         """Put the report on a response that is given up on, and tell layers above not to retry; see `outer_retries`."""
         reduced = policy.attempt_limit < self.policy.attempt_limit
-        self.library.mark(response, report, tells_outer_layers(report, reduced))
+        final = tells_outer_layers(report, reduced) or (
+            report.reason == "fatal"
+            and http.is_out_of_quota(self.read_response(response)[0], self.library.body_of(response))
+        )
+        self.library.mark(response, report, final)
 
     def drive(
         self, policy: Policy, request: Any, attempt: Callable[[], R], release: Callable[[float | None], object]
@@ -253,6 +257,12 @@ def _no_key(request: Any) -> None:
 def new_idempotency_key() -> str:
     """Return a fresh ``Idempotency-Key``. Each call uses one for all its attempts."""
     return str(uuid.uuid4())
+
+
+def is_rewindable(body: Any) -> bool:
+    """Return whether this is a file that can be read again."""
+    seekable = getattr(body, "seekable", None)
+    return callable(seekable) and bool(seekable())
 
 
 def drain_timeout(left: float | None) -> float:

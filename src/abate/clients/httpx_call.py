@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from abate import clock as clocks
 from abate.call.layers import report
-from abate.clients.http_client import DEADLINE_PASSED, drain_timeout, is_judged_by_body, new_idempotency_key
+from abate.clients.http_client import (
+    DEADLINE_PASSED,
+    drain_timeout,
+    is_judged_by_body,
+    is_rewindable,
+    new_idempotency_key,
+)
 from abate.clients.httpx_bodies import adrain, aload, drain, is_small, load, short_reads
 from abate.decide.request_settings import idempotent_by_extension
 from abate.errors import AttemptTimeout, RetryExhausted
-from abate.schedule.deadlines import cut_to_deadline, deadline_aware, deadline_passed, remaining
+from abate.schedule.deadlines import cut_by_itself, cut_to_deadline, deadline_aware, deadline_passed, remaining
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
@@ -49,6 +56,8 @@ class HttpxCall:
         self.stream_read: float | None = None
         """The read timeout of the request, cut to the deadline around the call only."""
         self._exhausted: Any = None
+        self._file = _file_of(request.stream)
+        self._position = 0 if self._file is None else self._file.tell()
 
     def choose_policy(self) -> Policy:
         """Return the policy for this request."""
@@ -60,7 +69,7 @@ class HttpxCall:
             request.method,
             request.headers,
             has_key=self.key is not None,
-            replayable=_is_replayable(request.stream, owner.byte_stream),
+            replayable=self._file is not None or _is_replayable(request.stream, owner.byte_stream),
             idempotent=idempotent_by_extension(says[EXTENSION]) if EXTENSION in says else None,
         )
         self._began = self.now()
@@ -97,6 +106,7 @@ class HttpxCall:
         self._load_error()
         return self.held
 
+    @cut_by_itself
     @deadline_aware
     async def asend(self) -> Any:
         """Make the next attempt; a deadline cuts it off."""
@@ -108,10 +118,8 @@ class HttpxCall:
         await self.arelease(remaining())
         self.begin()
         with self.owner.prepared(self) as request:
-            left = remaining()
-            cut = nullcontext() if left is None else clocks.current().within(left)
             try:
-                async with cut:
+                async with _within(remaining()):
                     self.held = await self.owner.inner.handle_async_request(request)
             except Exception as error:
                 self._show_request(error)
@@ -162,6 +170,8 @@ class HttpxCall:
         self.attempt += 1
         if deadline_passed():
             raise self.owner.library.ConnectTimeout(DEADLINE_PASSED, request=self.request)
+        if self._file is not None and self.attempt > 1:
+            self._file.seek(self._position)
         self.sent = True
 
     def release(self, left: float | None) -> None:
@@ -222,6 +232,34 @@ class HttpxCall:
             return exhausted.result
         finally:
             del error, exhausted  # break the cycle: their tracebacks refer to this frame
+
+
+@asynccontextmanager
+async def _within(left: float | None) -> AsyncIterator[None]:
+    """Cut the block off after `left` seconds, and raise `AttemptTimeout`.
+
+    On the machine's clock, this is done as httpx does it itself, by a scope of anyio. A task that asyncio cancels while
+    httpx takes or closes a connection leaves it in the pool, where it is taken for ever.
+    """
+    clock = clocks.current()
+    if left is None:
+        yield
+    elif clock is not clocks.MACHINE:
+        async with clock.within(left):
+            yield
+    else:
+        import anyio  # httpx and httpx2 are made of it, and import it at their first async connection
+
+        with anyio.move_on_after(left) as scope:
+            yield
+        if scope.cancelled_caught:
+            raise AttemptTimeout(left) from None
+
+
+def _file_of(stream: Any) -> Any:
+    """Return the file that is the body of a request (``content=``), if it can be read again."""
+    file = getattr(stream, "_stream", None) if type(stream).__name__ == "IteratorByteStream" else None
+    return file if is_rewindable(file) else None
 
 
 def _is_replayable(stream: Any, byte_stream: type) -> bool:

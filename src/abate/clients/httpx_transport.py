@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from abate.call import async_driver, counters, sync_driver
 from abate.call.layers import retry_serials
@@ -44,6 +44,23 @@ CONNECT_EVENTS = {
     "start_tls.complete": Stopwatch.connect_done,
 }
 """What the events of httpx's ``trace`` extension mean, without their prefix "connection", "proxy" or "socks"."""
+
+
+class OfOtherKind:
+    """A method of the other kind of transport, sync or async: say what to do if a client of that kind asks for it.
+
+    It is no ``__getattr__``: with that, Python would look up all other attributes of a transport more slowly, too.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, transport: Any, owner: type[RetryingTransport]) -> Any:
+        wanted, own = "Async" if "_a" in self._name else "", owner.library.__name__
+        raise AttributeError(
+            f"{owner.__name__!r} object has no attribute {self._name!r}: give {own}.{wanted}Client"
+            f" abate.clients.{own}.{wanted}Transport"
+        )
 
 
 class RetryingTransport:
@@ -100,17 +117,6 @@ class RetryingTransport:
         if getattr(getattr(inner, "_pool", None), "_retries", 0):
             multiply = f"{inner!r} retries as well, and retries multiply: build it with retries=0"
             warnings.warn(multiply, LayeredRetryWarning, stacklevel=2)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Say what to do if a client of the other kind asks for its methods."""
-            error = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if name in ("handle_request", "__enter__", "handle_async_request", "__aenter__"):
-                wanted = "Async" if "_a" in name else ""
-                own = self.library.__name__
-                error += f": give {own}.{wanted}Client abate.clients.{own}.{wanted}Transport"
-            raise AttributeError(error)
 
     def _check_inner(self, inner: Any) -> None:
         """Raise TypeError for what is no transport of this library."""
@@ -208,6 +214,7 @@ class SyncTransport(RetryingTransport):
     """The transport for threads; `abate.clients.httpx.Transport` describes it."""
 
     _send_method = "handle_request"
+    handle_async_request, __aenter__ = OfOtherKind(), OfOtherKind()
 
     def _connect_tracer(
         self, watch: Stopwatch, own: Callable[[str, Any], object] | None
@@ -263,6 +270,7 @@ class AsyncTransport(RetryingTransport):
     """The transport for asyncio and trio."""
 
     _send_method = "handle_async_request"
+    handle_request, __enter__ = OfOtherKind(), OfOtherKind()
 
     def _connect_tracer(
         self, watch: Stopwatch, own: Callable[[str, Any], Awaitable[object]] | None

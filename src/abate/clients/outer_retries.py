@@ -3,7 +3,7 @@
 * A request that is itself a retry of an SDK says so in a header. `earlier_retries` reads it and warns once per kind of
   SDK; these retries are taken off the policy's attempts.
 * A response that a client gave up on carries ``x-should-retry: false``, which the SDKs made by Stainless (OpenAI,
-  Anthropic and others) follow.
+  Anthropic and others) follow; so does one that says that a quota is used up.
 * ``x-envoy-max-retries: 0`` on a request switches the retries of Envoy and of the meshes built on it off.
 """
 

@@ -5,7 +5,7 @@ The transports here lie below the retrying one. They read the beginning of each 
 * `overloaded_error` and the like become a response with the status that the API would have sent (529, 429, 500, …) and
   the error as its JSON body, so that everything above treats it as that. The stream is closed.
 * Otherwise the stream is handed on as it came, byte by byte, as soon as its first content is there. Pings, comments,
-  `message_start`, `response.created` and chunks without text are held back until then.
+  `message_start`, `response.created`, announcements of text and chunks without text are held back until then.
 * What is held back is bounded: after `MAX_HELD_BYTES` (packed or unpacked) or `MAX_HELD_SECONDS` the stream is handed
   on, whatever comes. A silent server is left to the timeouts of the request.
 
@@ -38,6 +38,18 @@ PREAMBLE = frozenset(
     {"ping", "keepalive", "message_start", "response.created", "response.queued", "response.in_progress"}
 )
 """Types of events that come before any content."""
+ANNOUNCEMENTS = {
+    "content_block_start": "content_block",
+    "response.output_item.added": "item",
+    "response.content_part.added": "part",
+    "response.reasoning_summary_part.added": "part",
+}
+"""Types of events that announce content which follows, and the field with what they announce."""
+TEXT_TYPES = frozenset(
+    {"text", "thinking", "message", "reasoning", "output_text", "reasoning_text", "summary_text", "refusal"}
+)
+"""The announced types that are empty until their first piece comes. Others, such as a call of a tool, say something."""
+TEXT_FIELDS = ("text", "thinking", "content", "summary", "refusal")
 
 RESUMABLE = "httpx2._transports.default"
 """The module of the streams that another iterator continues; others, of transports of users, may begin again."""
@@ -119,7 +131,8 @@ def read_event(event: ServerSentEvent) -> StreamError | bool:
     if found is not None:
         body = data if "error" in data else {"error": found}
         return StreamError(error_status(found), _as_json(body))
-    return not (event.event in PREAMBLE or _word(data, "type") in PREAMBLE or _is_empty_chunk(data))
+    kind = _word(data, "type")
+    return not (event.event in PREAMBLE or kind in PREAMBLE or _is_empty_chunk(data) or _is_announcement(kind, data))
 
 
 def _as_json(body: dict[str, Any]) -> bytes:
@@ -142,6 +155,14 @@ def _error_in(data: dict[str, Any]) -> object:
         if isinstance(code, str) and STATUSES.get(code, 0) >= 429:
             return error  # any other failure is a result, which the SDK hands to the program
     return None
+
+
+def _is_announcement(kind: str, data: dict[str, Any]) -> bool:
+    """Return whether an event only says which kind of text comes next, as between `message_start` and its content."""
+    announced = data.get(ANNOUNCEMENTS[kind]) if kind in ANNOUNCEMENTS else None
+    if not isinstance(announced, dict) or _word(announced, "type") not in TEXT_TYPES:
+        return False
+    return not any(announced.get(field) for field in TEXT_FIELDS)
 
 
 def _is_empty_chunk(data: dict[str, Any]) -> bool:

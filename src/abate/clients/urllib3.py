@@ -27,10 +27,10 @@ with requires_extra(by="abate.clients.urllib3", extra="urllib3"):
 
 from abate.call.policy import Policy
 from abate.clients.client_rules import Library
-from abate.clients.http_client import DEADLINE_PASSED, Key
+from abate.clients.http_client import DEADLINE_PASSED, Key, is_rewindable
 from abate.clients.stopwatch import Timeouts
 from abate.clients.trust import Secret
-from abate.clients.urllib3_sender import Sender, is_rewindable, loaded_error, mark, release, with_deadlines
+from abate.clients.urllib3_sender import Sender, loaded_error, mark, release, with_deadlines
 from abate.decide.network_errors import judge_network_error
 from abate.errors import LayeredRetryWarning
 

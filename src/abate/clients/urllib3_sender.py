@@ -234,12 +234,6 @@ def _positive(seconds: float | None) -> float | None:
     return None if seconds is None else max(seconds, MIN_TIMEOUT)
 
 
-def is_rewindable(body: Any) -> bool:
-    """Return whether this is a file that can be read again."""
-    seekable = getattr(body, "seekable", None)
-    return callable(seekable) and bool(seekable())
-
-
 def release(response: Any, seconds: float) -> None:
     """Discard a response. If its body ends within these seconds, the connection is reused and the body kept.
 

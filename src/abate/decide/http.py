@@ -19,7 +19,6 @@ the server refused before taking it: 429, 529, and 503 with a hint. The hint is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from abate.decide.network_errors import BUILTIN_ERRORS, judge_network_error
 from abate.decide.outcome import FATAL, LAYER, Outcome, Ruling
@@ -62,7 +61,7 @@ def judge(
     if told == "false" or (told != "true" and status not in RETRYABLE):
         return FATAL
     parsed = None if body is None else error_body(body)
-    if status == 429 and parsed is not None and _is_out_of_quota(parsed):
+    if is_out_of_quota(status, parsed):
         return FATAL
     return _retry_ruling(status, known, safe, parsed)
 
@@ -75,9 +74,17 @@ def _retry_ruling(status: int, known: Mapping[str, str], safe: bool | None, body
     return Ruling(True, reason, hint, not refused, safe, status not in TIMED_OUT)
 
 
-def _is_out_of_quota(body: Mapping[str, Any]) -> bool:
-    inner = body.get("error")
-    error = inner if isinstance(inner, Mapping) else body
+def is_out_of_quota(status: int, body: object) -> bool:
+    """Return whether a response says that a quota is used up, so that no layer should ask again.
+
+    >>> is_out_of_quota(429, b'{"error": {"type": "insufficient_quota"}}'), is_out_of_quota(429, None)
+    (True, False)
+    """
+    found = error_body(body) if status == 429 else None
+    if found is None:
+        return False
+    inner = found.get("error")
+    error = inner if isinstance(inner, Mapping) else found
     return "insufficient_quota" in (error.get("code"), error.get("type"))
 
 

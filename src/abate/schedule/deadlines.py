@@ -184,6 +184,21 @@ def is_deadline_aware(function: Callable[..., Any]) -> bool:
     return getattr(function, "deadline_aware", None) is True
 
 
+def cut_by_itself(function: F) -> F:
+    """Declare that the coroutine function raises `AttemptTimeout` at the deadline by itself, on the machine's clock."""
+    function.cut_by_itself = True  # type: ignore[attr-defined]
+    return function
+
+
+def is_cut_by_itself(function: Callable[..., Any]) -> bool:
+    """Return whether the function was declared `cut_by_itself`.
+
+    >>> is_cut_by_itself(cut_by_itself(lambda: None)), is_cut_by_itself(print)
+    (True, False)
+    """
+    return getattr(function, "cut_by_itself", None) is True
+
+
 def cut_to_deadline(seconds: float | None) -> float | None:
     """Return the smaller of `seconds` and `remaining()`; None if both are None."""
     left = remaining()
