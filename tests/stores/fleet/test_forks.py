@@ -131,6 +131,23 @@ def test_a_call_that_waits_in_a_child_starts_the_sync(local):
     assert in_child(child) == "(1, 'probing')"
 
 
+def test_the_first_call_of_a_child_starts_the_sync(local):
+    """Also if the parent was calm, and its wrappers asked nobody."""
+    shelter = local.shelter("orders")
+    work = decorated(shelter=shelter)
+    dispatcher, now = shelter.dispatcher(), time.monotonic()
+    permit = dispatcher.try_enter(now, now, None, True)
+    dispatcher.answered(permit, now + 1000.0, "orders")  # quiet for long enough, and no sample is due
+    assert shelter.calm
+
+    def child():
+        work()
+        until(lambda: local.fleet_sync.rounds)
+        return len(threads())
+
+    assert in_child(child) == "1"
+
+
 def test_a_child_s_bucket_has_a_part_of_its_own(shared):
     """Parent and child are two members that share one rate."""
     bucket = shared.bucket("mails", rate=1000.0, burst=10)
