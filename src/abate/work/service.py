@@ -278,16 +278,24 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if self._in_main_thread:
+            forks.register(self)
             for number in self.SIGNALS:
-                self._before[number] = signal.getsignal(number)
+                self._before[number] = signal.getsignal(number) or signal.SIG_DFL  # None for a handler of C code
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         return self
 
     def __exit__(self, *exit: object) -> None:
-        if self._in_main_thread:
-            for number in self.SIGNALS:
-                asyncio.get_running_loop().remove_signal_handler(number)
-                signal.signal(number, self._before[number])
+        for number, handler in self._before.items():
+            asyncio.get_running_loop().remove_signal_handler(number)
+            signal.signal(number, handler)
+
+    def after_fork(self) -> None:
+        """In the child: let signals act as before the run. They would reach the parent's event loop, which it shares."""
+        if self._before:
+            signal.set_wakeup_fd(-1)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
 
     def _on_signal(self, number: int) -> None:
         self.last = number

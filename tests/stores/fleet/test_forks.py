@@ -15,6 +15,7 @@ import pytest
 
 import abate
 from abate import registry
+from abate.clock import ever_used
 from abate.observe import snapshot
 from abate.stores import BudgetTerms, open_store
 from abate.stores.fleet import FleetBucket, FleetBudget, FleetShelter
@@ -131,8 +132,9 @@ def test_a_call_that_waits_in_a_child_starts_the_sync(local):
     assert in_child(child) == "(1, 'probing')"
 
 
-def test_the_first_call_of_a_child_starts_the_sync(local):
+def test_the_first_call_of_a_child_starts_the_sync(local, monkeypatch):
     """Also if the parent was calm, and its wrappers asked nobody."""
+    monkeypatch.setattr(ever_used, "virtual", False)
     shelter = local.shelter("orders")
     work = decorated(shelter=shelter)
     dispatcher, now = shelter.dispatcher(), time.monotonic()
