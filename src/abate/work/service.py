@@ -285,16 +285,16 @@ class Signals:
         return self
 
     def __exit__(self, *exit: object) -> None:
-        for number, handler in self._before.items():
-            asyncio.get_running_loop().remove_signal_handler(number)
-            signal.signal(number, handler)
+        for taken, handler in self._before.items():
+            asyncio.get_running_loop().remove_signal_handler(taken)
+            signal.signal(taken, handler)
 
     def after_fork(self) -> None:
-        """In the child: let signals act as before the run. They would reach the parent's event loop, which it shares."""
+        """In the child: let signals act as before the run, or they would reach the parent's event loop."""
         if self._before:
             signal.set_wakeup_fd(-1)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        for taken, handler in self._before.items():
+            signal.signal(taken, handler)
         self._before = {}
 
     def _on_signal(self, number: int) -> None:
