@@ -294,7 +294,7 @@ class Signals:
         if self._before:
             signal.set_wakeup_fd(-1)
         for taken, handler in self._before.items():
-            signal.signal(taken, handler)
+            signal.signal(taken, _without_runner(handler))
         self._before = {}
 
     def _on_signal(self, number: int) -> None:
@@ -302,3 +302,9 @@ class Signals:
         Signals.taken += 1
         if self._next:
             self._next.pop()()
+
+
+def _without_runner(handler: Any) -> Any:
+    """Return the handler that `asyncio.Runner` has replaced by one that cancels its main task, or else this one."""
+    owner = getattr(getattr(handler, "func", None), "__self__", None)
+    return signal.default_int_handler if isinstance(owner, asyncio.Runner) else handler
