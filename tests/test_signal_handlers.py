@@ -558,6 +558,7 @@ class Keys(cases.Case):
         assert set(queue._keys.in_hand) <= set(self.held)
         for key in list(queue._keys.in_hand):
             queue.done(key)
+        assert all(100.0 <= since <= 106.0 for _, since in queue._keys.ready.values())
         self.clock.advance(1000.0)
         rest = set(guarded(lambda: queue.take(100)))
         assert rest | set(self.held) == {"one", "two", "later", "due", "held"}

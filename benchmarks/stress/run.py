@@ -138,19 +138,21 @@ class Run:
 
 @contextmanager
 def empty(kind: str, folder: Path) -> Iterator[str]:
-    """The URL of an empty store of that kind, with its server running."""
+    """The URL of an empty store of that kind, with its server running in a folder of its own, where it logs."""
+    server = folder / "server"
+    server.mkdir()
     if kind == "memory":
         yield "memory:"
     elif kind == "sqlite":
         yield f"sqlite:///{folder}/work.db"
     elif kind == "redis":
-        valkey = Valkey(str(folder)).start()
+        valkey = Valkey(str(server)).start()
         try:
             yield f"{valkey.url}/0"
         finally:
             valkey.kill()
     else:
-        postgres = start_postgres(folder)
+        postgres = start_postgres(server)
         try:
             yield f"postgresql://postgres@127.0.0.1:{postgres.port}/postgres"
         finally:

@@ -3,11 +3,16 @@
 Only the forking thread exists in the child. Locks that other threads held, connections that they used and counts that
 they had half changed stay as they were. Objects with such state are registered here, weakly: `after_fork()` is called
 in every child; `before_fork()` and `after_fork_in_parent()`, if they exist, in the parent.
+
+The interpreter drops what a hook raises, and goes on. So a signal handler that raises in a hook must leave nothing
+undone: the other objects are called all the same, and the interrupted one is called again. The methods are called once
+or more, and repeating them has no effect.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from abate.registry import Registry
@@ -46,19 +51,30 @@ def registered() -> list[ForkAware]:
 
 
 def _before() -> None:
-    for thing in reversed(_with_before_fork.alive()):
-        thing.before_fork()
+    _call_each(_with_before_fork.alive(), "before_fork")
 
 
 def _in_parent() -> None:
-    for thing in _with_before_fork.alive():
-        thing.after_fork_in_parent()
+    _call_each(_with_before_fork.alive()[::-1], "after_fork_in_parent")
 
 
 def _in_child() -> None:
-    for thing in registered():
-        thing.after_fork()
+    _call_each(registered()[::-1], "after_fork")
+
+
+def _call_each(things: list[Any], method: str) -> None:
+    """Call a method of each object, the last one first; raise the first error after the last call."""
+    try:
+        while things:
+            getattr(things[-1], method)()
+            del things[-1]
+    except BaseException:
+        with suppress(Exception):
+            getattr(things.pop(), method)()
+        _call_each(things, method)
+        raise
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
+    os.register_at_fork(after_in_parent=_in_parent)  # a signal handler may raise before the first one has begun

@@ -2,13 +2,14 @@
 
 import math
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from abate import Budget, Policy
+from abate import Budget, Policy, http
 from abate.admit.budget_units import Units
 from abate.admit.sliding_window import SLOTS
 from abate.testing import Script, VirtualClock
@@ -340,3 +341,17 @@ def test_a_policy_withdraws_and_deposits():
         budget = Budget(ratio=0.5, reserve=1, window=10)
         Policy(on=OSError, budget=budget).call(Script(OSError(), OSError(), "fine"))
         assert budget.balance() == 10 - 2 + 0.5
+
+
+def test_as_a_gate_it_earns_nothing_from_failures():
+    """A server that answers every attempt with a 500 pays for no retry, as with the budget of the policy."""
+    with VirtualClock():
+        gate = Budget(ratio=1.0, reserve=0)
+        on = http.status(500)
+        policy = Policy(on=on, max_attempts=2, backoff=[0.0], budget=Budget.unlimited(), gate=gate)
+        failing = Script(*[SimpleNamespace(status_code=500, headers={})] * 3)
+        for _ in range(3):
+            policy.call(failing)
+        assert (len(failing.calls), gate.balance()) == (3, 0.0)
+        policy.call(Script("fine"))
+        assert gate.balance() == 1.0

@@ -8,6 +8,7 @@ import trio
 import abate
 from abate import Policy
 from abate.call.hedge import Hedge
+from abate.call.hedge_race import SECOND, Race
 from abate.schedule.timeouts import Timeouts
 from abate.testing import Script, VirtualClock, after, off
 
@@ -93,3 +94,41 @@ def test_no_hedge_after_the_deadline_or_when_switched_off(run, counting_budget):
 
     run(main)
     assert budget.requested == 0
+
+
+def test_an_error_of_the_gate_reaches_the_caller_as_it_is(run, counting_budget):
+    """Not in a group; the first attempt is cancelled, and the budget gets its withdrawal back."""
+
+    class Broken(abate.Gate):
+        """Has a bug that shows when a second attempt asks."""
+
+        name = "broken"
+
+        def enter(self, retry):
+            if retry:
+                raise ValueError("a bug")
+
+    budget, script = counting_budget(), Script(after(60.0, "slow"))
+
+    async def main():
+        with pytest.raises(ValueError, match="a bug"):
+            await make(Policy(on=OSError, budget=budget, gate=Broken())).acall(script.acall)
+
+    clock = run(main)
+    assert clock.now() < 60.0
+    assert (budget.granted, budget.refunded) == (1, 1)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_hedge_that_never_began_is_refunded_once(counting_budget, gated):
+    """Its caller was interrupted between admission and start; it does not begin any more."""
+    budget, permits = counting_budget(), abate.ConcurrencyLimit(1)
+    race = Race(Policy(on=OSError, budget=budget, gate=permits if gated else None), Timeouts(), VirtualClock())
+    assert race.hedge()
+    assert permits.held == gated
+    race.close()
+    race.close()
+    assert (budget.granted, budget.refunded, permits.held) == (1, 1, 0)
+    assert not race.begin(SECOND)
+    race.second_ended(None)
+    assert permits.held == 0

@@ -1,14 +1,16 @@
 """Hedged attempts in threads, which cannot be cancelled. The tests wait for events, not for time."""
 
+import os
 import threading
 
 import pytest
 
 import abate
-from abate import Budget, Policy
+from abate import Budget, ConcurrencyLimit, Policy
 from abate.call.hedge import Hedge
 from abate.schedule.timeouts import Timeouts
-from abate.testing import Script
+from abate.testing import Script, VirtualClock
+from tests.reentry import PACKAGE, Interrupted, raised_at
 
 
 class Bench:
@@ -270,3 +272,51 @@ def test_the_attempt_that_loses_keeps_the_deadline_of_its_call():
     go.set()
     assert ended.wait(60)
     assert left[0] <= 5.0
+
+
+def test_a_signal_handler_that_raises_leaves_no_permit_behind():
+    """Wherever the caller is interrupted: a second attempt that was not begun is refunded, and it begins no more."""
+
+    def tried(step):
+        permits, budget = ConcurrencyLimit(5), Budget(ratio=0.0, reserve=1.0, window=10.0, clock=VirtualClock())
+        begun, go = [], threading.Event()
+
+        def work():
+            begun.append(threading.current_thread())
+            (go.wait if len(begun) == 1 else go.set)()
+
+        hedge = make(Policy(on=OSError, max_attempts=1, gate=permits, budget=budget), quick())
+        found = raised_at(step, lambda: hedge.call(work), os.path.join(PACKAGE, "call"))
+        go.set()
+        for thread in threading.enumerate():
+            if thread.name == "abate hedge":
+                thread.join(60)
+        assert (permits.held, budget.balance()) == (0, 11.0 - max(1, len(begun))), f"raised at point {step}"
+        return found
+
+    points = next(step for step in range(1, 1000) if not tried(step))
+    assert points > 20
+
+
+def test_a_hedge_whose_thread_begins_after_an_interrupt_is_not_sent(bench, counting_budget, monkeypatch):
+    """The interrupted caller has refunded it."""
+    late = []
+
+    class Late(threading.Thread):
+        """Begins when the test runs it, if it is the second; the caller is interrupted."""
+
+        def start(self):
+            if work.threads:
+                late.append(self)
+                raise Interrupted
+            super().start()
+            assert work.begun[0].wait(60)
+
+    monkeypatch.setattr(abate.call.hedge, "Thread", Late)
+    budget, permits, work = counting_budget(), ConcurrencyLimit(5), bench("slow", "never")
+    with pytest.raises(Interrupted):
+        make(Policy(on=OSError, budget=budget, gate=permits), quick()).call(work)
+    assert (budget.granted, budget.refunded, permits.held) == (1, 1, 0)
+    late[0].run()
+    assert len(work.threads) == 1
+    assert permits.held == 0

@@ -12,6 +12,8 @@ import trio
 
 import abate
 from abate import Backoff, Budget, Policy, Refused, Shelter
+from abate.call.actions import Send, Wait, WaitForTurn
+from abate.call.machine import Call
 from abate.call.shelter_visit import _permit_scopes, _PermitScope, holds_permit
 from abate.testing import Recorder, Script, VirtualClock
 from abate.testing.script import after
@@ -990,6 +992,28 @@ def test_a_policy_and_its_shelter_may_have_two_clocks():
     assert policy.call(Script(Down(), "fine")) == "fine"
     assert own.now() >= 1000.0
     assert other.now() > 5.0
+
+
+def test_a_call_queues_by_the_clock_of_its_shelter():
+    """Also if its driver has just read the policy's."""
+    own, other = VirtualClock(1000.0), VirtualClock(5.0)
+    policy = sheltered(clock=own, backoff=[3.0], shelter=Shelter(clock=other, patience=60.0))
+    failing, waiting = Call(policy), Call(policy)
+    assert isinstance(failing.begin(own.now()), Send)
+    failing.failed(Down(), own.now())
+    action = waiting.begin(own.now())
+    assert isinstance(action, WaitForTurn)
+    assert action.waiter.began == 5.0
+
+
+def test_in_a_storm_the_wait_queue_replaces_the_backoff():
+    """A retry is queued at once, and needs no budget: the shelter pauses."""
+    with VirtualClock(start=100.0):
+        call = Call(sheltered(backoff=[5.0], budget=Budget.empty()))
+        call.begin()
+        assert call.failed(Down(), 100.0) == Wait(until=100.0)
+        assert isinstance(call.resume(), WaitForTurn)
+        call.broken_off()
 
 
 # -- bad input

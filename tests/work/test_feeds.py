@@ -460,6 +460,25 @@ def test_trouble_is_over_when_a_source_runs_steadily_or_brings_something(clock):
     assert live(reconcile, 60.0, body).feeds == {}
 
 
+def test_trouble_of_a_poller_is_over_when_it_answers_though_it_brings_nothing(clock):
+    """An answer without keys is an answer."""
+    reconcile = looking([])
+    answers = iter([ConnectionError(), []])
+
+    @reconcile.poll(every=20.0)
+    def unfinished():
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def body():
+        await clock.asleep(0.1)
+        assert "unfinished" in reconcile.health().feeds
+
+    assert live(reconcile, 5.0, body).feeds == {}
+
+
 def test_a_source_is_closed_when_the_controller_stops(clock):
     """Its own `finally` runs, also where it stands at a yield."""
     closed = []

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 import warnings
 
@@ -43,3 +45,31 @@ def test_run_returns_after_the_grace_whatever_hangs(case):
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+FORKING = """
+import abate, multiprocessing, os, signal, sys
+fork = multiprocessing.get_context("fork")
+store = abate.open_store("memory:")
+@abate.consumer(source=store.queue("jobs"), workers=1)
+def job(message):
+    ready, told = fork.Event(), fork.Event()
+    child = fork.Process(target=lambda: (ready.set(), told.wait(60)))
+    child.start()
+    assert ready.wait(60)
+    os.kill(child.pid, getattr(signal, message.body))
+    child.join(60)
+    print(message.body, child.exitcode, flush=True)
+    child.kill()
+for name in ("SIGTERM", "SIGINT"):
+    store.queue("jobs").send(name)
+print(dict(job.run(drain=True)), job.health().live, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+"""
+
+
+def test_a_signal_for_a_process_that_a_handler_has_forked_is_that_process_s():
+    """It ends the child, as without a service around it, and does not stop the service."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKING], capture_output=True, text=True, timeout=150, check=False
+    )
+    assert ended.stdout.splitlines() == ["SIGTERM -15", "SIGINT 1", "{'done': 2} False True"], ended.stderr[-2000:]

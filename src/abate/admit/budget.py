@@ -152,6 +152,9 @@ class Budget(Shared, Gate):
         if accepted and self.funded_by == "success":
             self.deposit()
 
+    def failed(self, accepted: bool | None) -> None:
+        """Deposit nothing, also for a failure that the server answered with (a 500)."""
+
     def apart(self) -> Budget:
         if type(self) is not Budget:
             return self

@@ -155,17 +155,9 @@ class Hedge:
         limit = self.timeouts.request()
 
         def attempt(which: int) -> None:
-            outcome, broken = Outcome(), None
-            try:
-                with deadline(limit):
-                    result = outcome.result = function(*args, **kwargs)
-                if is_coroutine_object(result):
-                    result.close()
-                    raise TypeError(f"{function!r} returns a coroutine: use acall, or hedge the coroutine function")
-            except Exception as error:
-                outcome.error = error
-            except BaseException as error:  # raised in the waiting thread
-                broken = error
+            if not race.begin(which):
+                return
+            outcome, broken = _outcome(limit, function, args, kwargs)
             ended.put((which, outcome, broken))
             if which == SECOND:
                 race.second_ended(None if broken else outcome)
@@ -199,11 +191,11 @@ class Hedge:
         """Make one attempt of the policy, in one or two tasks, under asyncio or trio."""
         race, clock, patience = self._race()
         tasks = TrioTasks() if clocks.in_trio() else AsyncioTasks()
-        hedged = False
 
         async def attempt(which: int) -> None:
             try:
                 try:
+                    race.begin(which)
                     outcome = Outcome(None, await function(*args, **kwargs))
                 except Exception as error:
                     outcome = Outcome(error)
@@ -224,15 +216,19 @@ class Hedge:
                     async with cut:
                         await tasks.over.wait()
                 except AttemptTimeout:
-                    hedged = race.hedge()
-                    if hedged:
-                        tasks.start(attempt, SECOND)
+                    try:
+                        if race.hedge():
+                            tasks.start(attempt, SECOND)
+                    except BaseException as error:  # of a gate, say: not to be raised in a group
+                        race.broken(error)
+                        tasks.over.set()
                     await tasks.over.wait()
                 tasks.cancel()
         finally:
-            if hedged:
+            try:
                 race.second_ended(race.second)
-            race.close()
+            finally:
+                race.close()
         return race.result()
 
     def __repr__(self) -> str:
@@ -289,6 +285,24 @@ class TrioTasks:
 
     def cancel(self) -> None:
         self._nursery.cancel_scope.cancel()
+
+
+def _outcome(
+    limit: float, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Outcome, BaseException | None]:
+    """Make one attempt in this thread; return its outcome, and the exit that it was ended by."""
+    outcome = Outcome()
+    try:
+        with deadline(limit):
+            result = outcome.result = function(*args, **kwargs)
+        if is_coroutine_object(result):
+            result.close()
+            raise TypeError(f"{function!r} returns a coroutine: use acall, or hedge the coroutine function")
+    except Exception as error:
+        outcome.error = error
+    except BaseException as error:  # raised in the waiting thread
+        return outcome, error
+    return outcome, None
 
 
 def _start(attempt: Callable[[int], None], which: int) -> None:

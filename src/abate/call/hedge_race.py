@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from abate.call.cut_short import DEADLINE_TOLERANCE
@@ -26,7 +27,9 @@ class Race:
         self._running = 1
         self._answer: Outcome | None = None
         self._interrupted: BaseException | None = None
-        self._late = self._known = False
+        self._late = self._known = self._second_begun = False
+        self._admission: Iterator[bool] = iter(())
+        """One item while the second attempt is paid for and has not begun. It is taken once: to begin, or to refund."""
         self.second: Outcome | None = None
         self.over = False
 
@@ -38,28 +41,39 @@ class Race:
             return False
         if policy.shelter is not None and not policy.shelter.dispatcher().calm:
             return False
+        admission = iter((True,))
         if not policy.budget.try_withdraw():
             return False
-        admitted = False
         try:
-            admitted = policy.gate is None or policy.gate.enter(True) is None
+            if policy.gate is None or policy.gate.enter(True) is None:
+                self._admission = admission  # no call in between: a signal handler may raise
+                self._running += 1
         finally:
-            if not admitted:
+            if self._admission is not admission:
                 policy.budget.refund()
-        self._running += admitted
-        return admitted
+        return self._admission is admission
+
+    def begin(self, which: int) -> bool:
+        """Return whether an attempt may begin: not a second one that was refunded, as its caller was interrupted."""
+        if which == FIRST:
+            return True
+        for _ in self._admission:
+            self._second_begun = True
+            return True
+        return False
 
     def unsent(self) -> None:
-        """Refund the second attempt: it could not be sent."""
-        self._running -= 1
-        self._policy.budget.refund()
-        if self._policy.gate is not None:
-            self._policy.gate.refund()
+        """Refund the second attempt, if it was admitted and has not begun."""
+        for _ in self._admission:
+            self._running -= 1
+            self._policy.budget.refund()
+            if self._policy.gate is not None:
+                self._policy.gate.refund()
 
     def second_ended(self, outcome: Outcome | None) -> None:
         """Leave the gate: the second attempt has ended with this outcome, or was cut off (None)."""
         gate = self._policy.gate
-        if gate is None:
+        if gate is None or not self._second_begun:
             return
         accepted: bool | None = None
         tell = gate.leave
@@ -93,6 +107,7 @@ class Race:
 
     def close(self) -> None:
         """End the race. If the first attempt is still unanswered, record that it takes longer than this."""
+        self.unsent()
         if self._late and not self._known:
             self._timeouts.timed_out(self._elapsed())
 

@@ -73,6 +73,7 @@ class KeyQueue(Generic[K]):
         "_lanes",
         "_line",
         "_next_token_at",
+        "_not_here",
         "_order",
         "_priorities",
         "_priority",
@@ -101,6 +102,7 @@ class KeyQueue(Generic[K]):
         self._next_token_at = -inf  # when the rate has its next token
         self.ready: dict[K, Entry[K]] = {}
         self.in_hand: set[K] = set()
+        self._not_here: set[K] = set()  # keys that were in hand when the process was forked
         self.later: dict[K, Due[K]] = {}
         """Delayed keys, and when they are due. None of them is ready, or was added again while in hand."""
         self.new_adds = 0
@@ -230,6 +232,9 @@ class KeyQueue(Generic[K]):
         try:
             self.in_hand.remove(key)
         except KeyError:
+            if key in self._not_here:
+                self._not_here.discard(key)
+                return False
             raise ValueError(f"{key!r} is not in hand: done is called once for each key that get returned") from None
         if not self._re_added or key not in self._re_added:
             return False
@@ -250,11 +255,18 @@ class KeyQueue(Generic[K]):
             del self.later[key]
         return ripe
 
-    def repair(self) -> None:
+    def forget_in_hand(self, now: float) -> None:
+        """Forget which keys are in hand, in a forked child without their workers. Their `done` has no effect."""
+        self.in_hand.difference_update(self.ready)
+        self._not_here.update(self.in_hand)
+        self.in_hand.clear()
+        self.repair(now)
+
+    def repair(self, now: float) -> None:
         """Restore consistency after an interrupted operation: every key is ready, in hand or delayed; none is lost."""
         self.in_hand.difference_update(self.ready)  # `take` was interrupted
         for key in [key for key in self._re_added if key not in self.in_hand]:
-            self.ready.setdefault(key, (key, -inf))  # `done` was interrupted
+            self.ready.setdefault(key, (key, now))  # `done` was interrupted
             if self._re_added[key]:
                 self._priority[key] = self._re_added[key]
             del self._re_added[key]

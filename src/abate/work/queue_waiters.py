@@ -73,7 +73,7 @@ def repairs_on_error(act: F) -> F:
             return act(self, *args)
         except BaseException as error:
             if not is_own_refusal(error):
-                self._keys.repair()
+                self._keys.repair(self._now())
             raise
 
     return repairing  # type: ignore[return-value]
@@ -95,10 +95,14 @@ class QueueWaiters(Generic[K]):
         forks.register(self)
 
     def after_fork(self) -> None:
-        """Replace the lock in the child, and drop the waiters: their threads do not exist there."""
+        """Replace the lock in the child, and drop waiters and keys in hand: their threads do not exist there."""
         self._section.after_fork()
         self._getters.clear()
         self._watchers.clear()
+        self._section.run_or_defer(self._forget_in_hand)
+
+    def _forget_in_hand(self) -> None:
+        self._keys.forget_in_hand(self._now())
 
     def _current_clock(self) -> Clock:
         return self._clock or clocks.current()
@@ -126,7 +130,7 @@ class QueueWaiters(Generic[K]):
                                 keys.promote_due(self._now())
                             key = keys.take()
                     except BaseException:
-                        self._keys.repair()
+                        self._keys.repair(self._now())
                         raise
                     finally:
                         section.busy = False

@@ -284,19 +284,33 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if self._in_main_thread:
+            forks.register(self)
             for number in self.SIGNALS:
-                self._before[number] = signal.getsignal(number)
+                self._before[number] = signal.getsignal(number) or signal.SIG_DFL  # None for a handler of C code
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         return self
 
     def __exit__(self, *exit: object) -> None:
-        if self._in_main_thread:
-            for number in self.SIGNALS:
-                asyncio.get_running_loop().remove_signal_handler(number)
-                signal.signal(number, self._before[number])
+        for taken, handler in self._before.items():
+            asyncio.get_running_loop().remove_signal_handler(taken)
+            signal.signal(taken, handler)
+
+    def after_fork(self) -> None:
+        """In the child: let signals act as before the run, or they would reach the parent's event loop."""
+        if self._before:
+            signal.set_wakeup_fd(-1)
+        for taken, handler in self._before.items():
+            signal.signal(taken, _without_runner(handler))
+        self._before = {}
 
     def _on_signal(self, number: int) -> None:
         self.last = number
         Signals.taken += 1
         if self._next:
             self._next.pop()()
+
+
+def _without_runner(handler: Any) -> Any:
+    """Return the handler that `asyncio.Runner` has replaced by one that cancels its main task, or else this one."""
+    owner = getattr(getattr(handler, "func", None), "__self__", None)
+    return signal.default_int_handler if isinstance(owner, asyncio.Runner) else handler

@@ -86,7 +86,7 @@ class BaseWorkQueue(QueueWaiters[K]):
                             woken = self._to_wake()
                     except BaseException as error:
                         if not is_own_refusal(error):
-                            self._keys.repair()
+                            self._keys.repair(self._now())
                         raise
                     finally:
                         section.busy = False
@@ -225,7 +225,7 @@ class BaseWorkQueue(QueueWaiters[K]):
                             woken = self._to_wake(room=True)
                     except BaseException as error:
                         if not is_own_refusal(error):
-                            self._keys.repair()
+                            self._keys.repair(self._now())
                         raise
                     finally:
                         section.busy = False

@@ -15,6 +15,7 @@ import pytest
 
 import abate
 from abate import registry
+from abate.clock import ever_used
 from abate.observe import snapshot
 from abate.stores import BudgetTerms, open_store
 from abate.stores.fleet import FleetBucket, FleetBudget, FleetShelter
@@ -129,6 +130,24 @@ def test_a_call_that_waits_in_a_child_starts_the_sync(local):
         return shelter.waiters, shelter.state
 
     assert in_child(child) == "(1, 'probing')"
+
+
+def test_the_first_call_of_a_child_starts_the_sync(local, monkeypatch):
+    """Also if the parent was calm, and its wrappers asked nobody."""
+    monkeypatch.setattr(ever_used, "virtual", False)
+    shelter = local.shelter("orders")
+    work = decorated(shelter=shelter)
+    dispatcher, now = shelter.dispatcher(), time.monotonic()
+    permit = dispatcher.try_enter(now, now, None, True)
+    dispatcher.answered(permit, now + 1000.0, "orders")  # quiet for long enough, and no sample is due
+    assert shelter.calm
+
+    def child():
+        work()
+        until(lambda: local.fleet_sync.rounds)
+        return len(threads())
+
+    assert in_child(child) == "1"
 
 
 def test_a_child_s_bucket_has_a_part_of_its_own(shared):

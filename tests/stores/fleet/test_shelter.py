@@ -8,6 +8,7 @@ import pytest
 import abate
 from abate.admit.limiter import Permit
 from abate.admit.shelter_queue import Waiter
+from abate.clock import ever_used
 from abate.stores.fleet import FleetShelter
 from abate.stores.fleet.sync_requests import ShelterAdvice
 
@@ -218,3 +219,13 @@ def test_a_member_with_waiting_calls_reports_probing(member):
     assert member.shelter.request(now).state == "probing"
     member.dispatcher.leave(waiter, now)
     assert member.shelter.request(now).state == "calm"
+
+
+def test_in_calm_wrappers_need_not_ask(member, monkeypatch):
+    """As with a shelter that is not shared: from the first quiet second to the next failure."""
+    monkeypatch.setattr(ever_used, "virtual", False)
+    began = member.began
+    member.dispatcher.answered(member.try_send(), began + 2.0, "orders")
+    assert (member.shelter.state, member.shelter.calm) == ("calm", True)
+    member.dispatcher.failed(None, began + 2.5, abate.Backoff(1.0), None, None, False, "orders")
+    assert not member.shelter.calm

@@ -352,18 +352,26 @@ class Database:
 
     def before_fork(self) -> None:
         """Wait for a running transaction, block new ones, and close the connection to a file."""
-        if self._owner == get_ident():  # a signal handler forks: the transaction can't end before the fork
+        me = get_ident()
+        if self._owner == me:  # a signal handler forks: the transaction can't end before the fork
             return
-        if self.lock.acquire(timeout=FORK_WAIT):
-            self._forking.add(get_ident())
-            if self.path is not None:
-                self._close_connection()
+        if me not in self._forking:
+            # iterators take and release the lock, as signal handlers may raise: see `abate.reentrant_locks`
+            for taken in iter(partial(self.lock.acquire, timeout=FORK_WAIT), None):
+                if not taken:
+                    return
+                self._forking.add(me)
+                break
+        if self.path is not None:
+            self._close_connection()
 
     def after_fork_in_parent(self) -> None:
         """Allow transactions again."""
-        if get_ident() in self._forking:
-            self._forking.remove(get_ident())
-            self.lock.release()
+        me = get_ident()
+        if me in self._forking:
+            for _ in iter(self.lock.release, True):
+                self._forking.discard(me)
+                break
 
     def after_fork(self) -> None:
         """Reset the child: it opens its own connection, and messages in memory stay with the parent."""
