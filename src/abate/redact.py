@@ -10,6 +10,7 @@ The following is replaced by ``***``:
 * the query of a path without a host (``/search?key=value``), if it has a ``=``;
 * the value of a name that ends in one of `NAMES`, as ``name=value``, ``name: "value"``, ``"name": "value"``,
   ``"name": 5`` or ``("name", "value")``, with quotes of either kind, and as ``'--name', 'value'`` in a command line;
+* all values after ``cookie=``, and tuples, lists and dicts after ``auth``, ``cookies`` and ``credentials``;
 * the value of a header of `HEADERS`, as ``Name: value``, to the end of its line;
 * the word after ``Bearer`` or ``Basic``, if it looks like a token; AWS access key IDs.
 
@@ -43,6 +44,8 @@ MAX_USER_INFO_GAP = 256
 """Characters after a word in which to search for the end of its user info."""
 MAX_URL = 2048
 """Characters before a ``?`` in which to search for the beginning of its URL."""
+SCHEMES_WITH_AT = ("http", "https", "ws", "wss", "ftp", "file", "sqlite", "s3", "gs")
+"""Schemes of URLs whose paths may contain an @. In those of others, an @ ends the user info, wherever it is."""
 CLOSING = ")]}'`,.;:!"
 """Characters that may follow a URL or a value without being part of it."""
 
@@ -56,6 +59,8 @@ class _Patterns(NamedTuple):
     query: re.Pattern[str]
     value: re.Pattern[str]
     pair: re.Pattern[str]
+    cookies: re.Pattern[str]
+    group: re.Pattern[str]
     header: re.Pattern[str]
     token: re.Pattern[str]
     key: re.Pattern[str]
@@ -90,6 +95,8 @@ def _patterns() -> _Patterns:
     quoted = rf"[bu]?\\{{0,8}}(?:{single}|{double})"
     gap = r"(?:\s|\\{1,8}[nrt]){0,16}"  # in JSON, or in its `repr`
     begins = r"[bu]?\\{0,8}[\"']"
+    plain = rf"{single}|{double}|[^'\"()\[\]{{}}\r\n]"
+    group = rf"[(\[{{](?:{plain}|[(\[{{](?:{plain})*+[)\]}}]?)*+[)\]}}]?"  # of groups too
     return _Patterns(
         scheme=re.compile(r":(?://|\\/\\/)"),  # some JSON encoders write \/
         authority=re.compile(r'[^\s"<>/?#]*'),
@@ -107,6 +114,11 @@ def _patterns() -> _Patterns:
             rf"(?is)((?:[(\[]{begins}[\w.-]{{0,64}}?|[\"']--?[\w-]{{0,64}}?)(?:{NAMES})\\{{0,8}}[\"'],\s{{0,3}})"
             rf"({quoted})"
         ),
+        cookies=re.compile(
+            r"(?i)(cookies?[ \t]{0,8}=[ \t]{0,8}|<(?:cookie|morsel:) )"
+            r"[^\s;<'\"{(\[]+(?:;[ \t]{0,3}[\w.-]{1,64}=[^\s;]*)*+"
+        ),
+        group=re.compile(rf"(?is)((?:auth|cookies|credentials)\\{{0,8}}[\"']?\s{{0,8}}[=:]\s{{0,8}}){group}"),
         header=re.compile(rf"(?i)\b({HEADERS})([ \t]{{0,3}}:[ \t]{{0,3}})([^\s\"'][^\r\n]*)"),
         token=re.compile(r"\b((?i:bearer|basic)[ \t]{1,3})(?=[\w.~+/=-]{0,256}?(?:[0-9=]|[a-z][A-Z]))[\w.~+/=-]{8,}"),
         key=re.compile(r"(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
@@ -130,6 +142,8 @@ def redacted(text: str) -> str:
     if "?" in text or "#" in text:
         text = patterns.query.sub(_query, text)
     if "=" in text or ":" in text:
+        text = patterns.cookies.sub(rf"\1{HIDDEN}", text)
+        text = patterns.group.sub(rf"\1{HIDDEN}", text)
         text = patterns.value.sub(_value, text)
     if "," in text and ("'" in text or '"' in text):
         text = patterns.pair.sub(rf"\1{HIDDEN}", text)
@@ -234,26 +248,33 @@ def _truncate(text: str) -> str:
 
 def _without_user_info(text: str, patterns: _Patterns) -> str:
     pieces: list[str] = []
-    done = 0
+    done = word_end = last_at = 0
     for match in patterns.scheme.finditer(text):
         begin = match.end()
         if begin < done:
             continue  # inside hidden text
-        end = _end_of_user_info(text, begin, patterns)
+        if begin >= word_end:  # several URLs in one word: it is read once
+            word_end = begin + len(_matched(patterns.word, text, begin))
+            last_at = text.rfind("@", begin, word_end)
+        end = _end_of_user_info(text, begin, word_end, last_at, patterns)
         if end > begin:
             pieces += (text[done:begin], HIDDEN)
             done = end
     return "".join(pieces) + text[done:] if pieces else text
 
 
-def _end_of_user_info(text: str, begin: int, patterns: _Patterns) -> int:
+def _end_of_user_info(text: str, begin: int, word_end: int, last_at: int, patterns: _Patterns) -> int:
     """Return the position of the @ that ends the user info that starts at `begin`; `begin` if there is none.
 
-    A password with characters that URLs require to be escaped is hidden as well. If the text after a colon is not a
-    port, the user info ends at the last @ of the word; if the word has none, at the next @ on the line, or else at the
-    end of the word.
+    The word ends at `word_end`, and its last @ is at `last_at`, if that is not before `begin`.
+
+    A password with characters that URLs require to be escaped is hidden as well: if there is a colon, and the text after
+    it is not a port, or the scheme is not one of `SCHEMES_WITH_AT`, the user info ends at the last @ of the word. If
+    the text is not a port and the word has no @, it ends at the next @ on the line, or else at the end of the word.
     """
     authority = _matched(patterns.authority, text, begin).rstrip("\\")
+    if ":" in authority and last_at >= begin and not _scheme(text, begin).endswith(SCHEMES_WITH_AT):
+        return last_at
     if all(patterns.host.fullmatch(part) for part in authority.split(",")):
         return begin
     if all(patterns.host.fullmatch(part) for part in authority.rstrip(CLOSING).split(",")):
@@ -263,13 +284,16 @@ def _end_of_user_info(text: str, begin: int, patterns: _Patterns) -> int:
         return begin
     if ":" not in authority.rpartition("@")[0] and "@" in authority:
         return begin + authority.rindex("@")
-    word = _matched(patterns.word, text, begin)
-    if "@" in word:
-        return begin + word.rindex("@")
-    end = begin + len(word)
-    stop = text.find("\n", end, end + MAX_USER_INFO_GAP)
-    at = text.find("@", end, end + MAX_USER_INFO_GAP if stop < 0 else stop)
-    return end if at < 0 else at
+    if last_at >= begin:
+        return last_at
+    stop = text.find("\n", word_end, word_end + MAX_USER_INFO_GAP)
+    at = text.find("@", word_end, word_end + MAX_USER_INFO_GAP if stop < 0 else stop)
+    return word_end if at < 0 else at
+
+
+def _scheme(text: str, begin: int) -> str:
+    """Return the end of the scheme of the URL whose host or user info is at `begin`."""
+    return text[max(0, begin - 16) : begin].rstrip(":/\\").lower()
 
 
 def _matched(pattern: re.Pattern[str], text: str, begin: int) -> str:

@@ -52,6 +52,15 @@ def planted(secret, odd):
         f"https://bot:{secret}{escaped}@api.example/x",
         f"redis://:{secret}{escaped}@cache:6379/0",
         f"postgresql://me:x{bare}@db/work",
+        f"redis://me:12/{bare}@cache:6379/0",
+        f"amqp://me:12#{bare}@mq",
+        f"Postgres+Driver://me:12?{bare}@db",
+        f"cookie=theme=dark; sid={secret}; more={secret}",
+        f"<Cookies[<Cookie sid={secret} for shop.example />]>",
+        f"auth=('me', '{secret}')",
+        repr({"auth": ["me", f"){secret}"], "id": 1}),
+        f"get(cookies={{'sid': ('{secret}', 1)}})",
+        repr({"cookies": {"sid": secret}, "id": 1}),
         f"https://api.example/x?token={secret}&q={escaped}{secret}",
         f"https://api.example/x?{secret}",
         f"https://api.example/#access_token={secret}",
@@ -114,6 +123,9 @@ def test_a_secret_on_which_a_text_is_cut_is_hidden(secret, longest, shift):
         "GET https://api.example:8443/orders/42 took 3 s",
         "http://[::1]:8080/ and http://[::1]/",
         "https://registry.example/@types/node is at https://h/#top",
+        "https://registry.example:8443/@types/node and s3://bucket:1/me@example.org",
+        "redis://cache:6379/0 and amqp://mq:5672/jobs, said me@example.org",
+        "auth: failed (see below), oauth = 2, cookies: none",
         "postgresql://db1:5432,db2:5433/work",
         repr(OSError("503 for url 'http://127.0.0.1:46379'\nFor more information ask")),
         "is x=1? who knows: a=b, c == d",
@@ -155,6 +167,7 @@ def test_any_text_can_be_written(text):
 
 HOSTILE = [
     *("://", "://a:b,", "http://a:b ", "http://u@", "[://", "://[", "://x?", "://x:y\t", ":\\/\\/", "http://a,"),
+    *("redis://a:1/", "redis://a:1/@", "auth=(", "auth=('", 'auth=["', "auth={(", "cookie=a; ", "cookies=[{"),
     *("?", "?a ", "#a=", "?a=b#", "password=", "password='", "password=\\'", '"password": "', "token", "=d", "\\"),
     *(
         "Bearer ",
