@@ -268,9 +268,9 @@ def _end_of_user_info(text: str, begin: int, word_end: int, last_at: int, patter
 
     The word ends at `word_end`, and its last @ is at `last_at`, if that is not before `begin`.
 
-    A password with characters that URLs require to be escaped is hidden as well: if there is a colon, and the text after
-    it is not a port, or the scheme is not one of `SCHEMES_WITH_AT`, the user info ends at the last @ of the word. If
-    the text is not a port and the word has no @, it ends at the next @ on the line, or else at the end of the word.
+    A password with characters that URLs require to be escaped is hidden as well: if there is a colon, and the text
+    after it is not a port, or the scheme is not one of `SCHEMES_WITH_AT`, the user info ends at the last @ of the word.
+    If the text is not a port and the word has no @, it ends at the next @ on the line, or else at the end of the word.
     """
     authority = _matched(patterns.authority, text, begin).rstrip("\\")
     if ":" in authority and last_at >= begin and not _scheme(text, begin).endswith(SCHEMES_WITH_AT):

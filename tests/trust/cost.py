@@ -5,7 +5,7 @@ import time
 GROWTH = 8
 """How much longer the second text is."""
 MOST = 5 * GROWTH
-"""The growth of the time that is allowed: far from the square of `GROWTH`, as a busy machine disturbs what is measured."""
+"""The growth of the time that is allowed: a busy machine disturbs what is measured, and squares are far off."""
 
 
 def assert_in_proportion(work, length, least=0.0005):

@@ -284,7 +284,8 @@ def test_a_long_key_takes_time_in_proportion(document, part):
 
 
 @pytest.mark.parametrize(
-    "text", ["x = [" + "0.1, " * 100 + "]", "# " + "Two words. " * 100, 'x = "' + "Two words. " * 100 + '"', "a.b.c.d = 1\n"]
+    "text",
+    ["x = [" + "0.1, " * 100 + "]", "# " + "Two words. " * 100, 'x = "' + "Two words. " * 100 + '"', "a.b.c.d = 1\n"],
 )
 def test_many_dots_are_not_a_long_key(text):
     """Lists of numbers, and sentences."""
