@@ -100,7 +100,7 @@ def _hint(trailing: Metadata) -> float | None:
 
 
 def _retry_delay(status: bytes) -> float | None:
-    """Return the seconds of `RetryInfo` in a serialized `google.rpc.Status`; None if it is missing, broken or absurd."""
+    """Return the seconds of `RetryInfo` in a serialized `google.rpc.Status`; None if it is missing or broken."""
     info = error_details_pb2.RetryInfo()
     try:
         for detail in status_pb2.Status.FromString(status).details:
