@@ -283,6 +283,23 @@ def test_no_text_is_taken_for_a_cookie_or_a_token(text):
     assert {answer.status_code for answer in asyncio.run(main())} == {401}
 
 
+FORMS = st.one_of(
+    st.binary(max_size=300), st.lists(st.sampled_from([b"token=", b"a", b"&", b"%", b";", b"%ff", b"+"])).map(b"".join)
+)
+
+
+@given(FORMS)
+def test_no_bytes_are_taken_for_a_form_with_the_token(body):
+    """What is posted is refused, and nothing breaks."""
+
+    async def main():
+        with abate.testing.VirtualClock():
+            headers = {"Content-Type": "application/x-www-form-urlencoded"}
+            return await ask(page.app(TOKEN), content=body, headers=headers)
+
+    assert asyncio.run(main()).status_code in (400, 401)
+
+
 # -- the commands
 
 APP = """
