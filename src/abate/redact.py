@@ -205,7 +205,7 @@ def trace(error: BaseException, indent: str = "") -> str:
     """Return the traceback of an error without secrets and control characters, each line after the indent.
 
     With an indent, a line of an error's text can't be mistaken for a line of the log. If an error is nested too deeply,
-    its causes are left out.
+    its causes are left out; of a huge text only the beginning is shown.
 
     >>> trace(OSError("down\\x1b[2J\\n2026-01-01 ERROR forged"), "  ").splitlines()
     ['  OSError: down\\\\x1b[2J', '  2026-01-01 ERROR forged']
@@ -218,7 +218,8 @@ def trace(error: BaseException, indent: str = "") -> str:
             lines = format_exception(error)
         except Exception:  # groups within groups, or an error that can't be formatted
             pass
-    text = redacted("".join(lines))
+    bounded = (row if len(row) <= MAX_SCANNED else f"{_truncate(row)}…\n" for row in lines)
+    text = redacted("".join(bounded))
     return "\n".join(f"{indent}{escaped(row)}" for row in text.removesuffix("\n").split("\n"))
 
 

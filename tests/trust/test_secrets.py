@@ -111,8 +111,20 @@ def test_a_secret_on_which_a_text_is_cut_is_hidden(secret, longest, shift):
     """Neither the beginning of a secret nor its end is shown."""
     text = "x " * (MAX_SCANNED // 2 - 30) + "y" * shift + f" https://{secret}@api.example/?{secret}"
     assert secret[:7] not in one_line(text, 10 * MAX_SCANNED)
+    assert secret[:7] not in trace(OSError(text))
     text = "x" * longest + f" https://bot:{secret}@api.example/"
     assert secret[:7] not in one_line(text, 1500)
+
+
+def test_of_a_huge_error_text_the_beginning_is_in_the_traceback():
+    """A program may put a whole response into an error: to look through 100 MB would hold it up for a minute."""
+    try:
+        raise OSError("begins so " + "x" * 10 * MAX_SCANNED) from ValueError("y" * 10 * MAX_SCANNED)
+    except OSError as error:
+        written = trace(error, "  ")
+    assert "  OSError: begins so xxx" in written
+    assert "in test_of_a_huge_error_text" in written
+    assert len(written) < 3 * MAX_SCANNED
 
 
 @pytest.mark.parametrize(
