@@ -116,7 +116,7 @@ def _patterns() -> _Patterns:
         ),
         cookies=re.compile(
             r"(?i)(cookies?[ \t]{0,8}=[ \t]{0,8}|<(?:cookie|morsel:) )"
-            r"[^\s;<'\"{(\[]+(?:;[ \t]{0,3}[\w.-]{1,64}=[^\s;]*)*+"
+            r"([^\s;<'\"{(\[]+(?:;[ \t]{0,3}[\w.-]{1,64}=[^\s;]*)*+)"
         ),
         group=re.compile(rf"(?is)((?:auth|cookies|credentials)\\{{0,8}}[\"']?\s{{0,8}}[=:]\s{{0,8}}){group}"),
         header=re.compile(rf"(?i)\b({HEADERS})([ \t]{{0,3}}:[ \t]{{0,3}})([^\s\"'][^\r\n]*)"),
@@ -142,7 +142,7 @@ def redacted(text: str) -> str:
     if "?" in text or "#" in text:
         text = patterns.query.sub(_query, text)
     if "=" in text or ":" in text:
-        text = patterns.cookies.sub(rf"\1{HIDDEN}", text)
+        text = patterns.cookies.sub(_cookies, text)
         text = patterns.group.sub(rf"\1{HIDDEN}", text)
         text = patterns.value.sub(_value, text)
     if "," in text and ("'" in text or '"' in text):
@@ -327,6 +327,11 @@ def _value(match: re.Match[str]) -> str:
         return f"{name}{sign}{HIDDEN}"
     body = value.rstrip(CLOSING)
     return f"{name}{sign}{HIDDEN}{value[len(body) :]}" if body else match[0]
+
+
+def _cookies(match: re.Match[str]) -> str:
+    body = match[2].rstrip(CLOSING)
+    return f"{match[1]}{HIDDEN}{match[2][len(body) :]}" if body else match[0]
 
 
 def _header(match: re.Match[str]) -> str:
