@@ -36,10 +36,12 @@ SCHEMES = r"(?:basic|bearer|digest|negotiate|token)[ \t]{1,3}"
 """The schemes that precede the secret in an ``Authorization`` value."""
 MAX_LINE = 500
 """The default maximum length of a line, in characters."""
-MAX_CAUSES = 100
-"""The maximum length of a chain of causes and contexts that a traceback includes."""
+MAX_CAUSES, MAX_PARTS = 100, 1000
+"""The maximum depth of causes, contexts and groups that a traceback includes, and the maximum number of errors."""
 MAX_SCANNED = 65_536
 """Characters of a text that are scanned, which limits the time for a huge error text."""
+MAX_TRACE = 4 * MAX_SCANNED
+"""Characters of a traceback that are scanned and shown."""
 MAX_USER_INFO_GAP = 256
 """Characters after a word in which to search for the end of its user info."""
 MAX_URL = 2048
@@ -174,9 +176,7 @@ def one_line(text: str, longest: int = MAX_LINE) -> str:
     >>> one_line("GET http://me:secret@cache/\nfailed", 30)
     'GET http://***@cache/\\nfailed'
     """
-    if len(text) > MAX_SCANNED:
-        text = _truncate(text)
-    text = escaped(redacted(text))
+    text = escaped(redacted(_truncate(text)))
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
@@ -204,8 +204,8 @@ def described(error: BaseException, longest: int = 200) -> str:
 def trace(error: BaseException, indent: str = "") -> str:
     """Return the traceback of an error without secrets and control characters, each line after the indent.
 
-    With an indent, a line of an error's text can't be mistaken for a line of the log. If an error is nested too deeply,
-    its causes are left out; of a huge text only the beginning is shown.
+    With an indent, a line of an error's text can't be mistaken for a line of the log. If an error has too many
+    causes or members, they are left out; of a huge text only the beginning is shown.
 
     >>> trace(OSError("down\\x1b[2J\\n2026-01-01 ERROR forged"), "  ").splitlines()
     ['  OSError: down\\\\x1b[2J', '  2026-01-01 ERROR forged']
@@ -213,23 +213,35 @@ def trace(error: BaseException, indent: str = "") -> str:
     from traceback import format_exception, format_tb
 
     lines = [*format_tb(error.__traceback__), f"{type(error).__name__}: {_text_of(error)}"]
-    if not _has_many_causes(error):
+    if not _is_too_large(error):
         try:
             lines = format_exception(error)
         except Exception:  # groups within groups, or an error that can't be formatted
             pass
     bounded = (row if len(row) <= MAX_SCANNED else f"{_truncate(row)}…\n" for row in lines)
-    text = redacted("".join(bounded))
+    text = redacted(_truncate("".join(bounded), MAX_TRACE))
     return "\n".join(f"{indent}{escaped(row)}" for row in text.removesuffix("\n").split("\n"))
 
 
-def _has_many_causes(error: BaseException) -> bool:
-    """Return whether the chain of causes and contexts is longer than a traceback should show."""
-    for _ in range(MAX_CAUSES):
-        before = error.__cause__ or error.__context__
-        if before is None:
+def _is_too_large(error: BaseException) -> bool:
+    """Return whether an error has more causes, or groups with more members, than a traceback should show.
+
+    A member of several groups counts as often: `traceback` formats it as often, and sixty groups that each hold the one
+    before twice have more members than can be counted.
+    """
+    seen, left = {id(error)}, [(error, 0)]
+    for _ in range(MAX_PARTS):
+        if not left:
             return False
-        error = before
+        part, depth = left.pop()
+        if depth > MAX_CAUSES:
+            return True
+        if isinstance(part, BaseExceptionGroup):
+            left += [(member, depth + 1) for member in part.exceptions[:MAX_PARTS]]
+        before = part.__cause__ or part.__context__
+        if before is not None and id(before) not in seen:
+            seen.add(id(before))
+            left.append((before, depth + 1))
     return True
 
 
@@ -240,9 +252,11 @@ def _text_of(error: BaseException) -> str:
         return "(the error has no readable text)"
 
 
-def _truncate(text: str) -> str:
+def _truncate(text: str, longest: int = MAX_SCANNED) -> str:
     """Return the beginning of a text. If it ends inside a URL, hide that URL: its user info may be cut off."""
-    text = text[:MAX_SCANNED]
+    if len(text) <= longest:
+        return text
+    text = text[:longest]
     before, scheme, after = text.rpartition("://")
     return f"{before}{scheme}{HIDDEN}" if scheme and "@" not in after and " " not in after else text
 

@@ -125,6 +125,9 @@ def test_of_a_huge_error_text_the_beginning_is_in_the_traceback():
     assert "  OSError: begins so xxx" in written
     assert "in test_of_a_huge_error_text" in written
     assert len(written) < 3 * MAX_SCANNED
+    error = OSError("down")
+    error.__notes__ = ["z" * 1000] * 10_000
+    assert len(trace(error)) < 5 * MAX_SCANNED
 
 
 @pytest.mark.parametrize(
