@@ -18,6 +18,7 @@ from abate.cli.health_server import HealthServer
 from abate.observe import page
 from abate.work.service import Health
 from tests.cli.commands import GUARD, until
+from tests.trust.cost import assert_in_proportion
 
 
 def port_of(address):
@@ -200,6 +201,30 @@ def test_foreign_bytes_are_a_request_or_refused(data):
         assert request.path.isascii()
         assert not re.search(rb"[\0\r\n]", b"".join(name + value for name, value in request.headers))
         assert (request.header("host") is not None) or request.version == "1.0"
+
+
+@given(st.text(max_size=40) | st.sampled_from(["[::1", "[::1]:", "::1%1", "localhost:", "१२७.0.0.1", "127.0.0.1\0"]))
+def test_any_host_is_a_name_or_none(field):
+    """And a name that is of this machine alone is one of a few."""
+    name = http_server.host_name(field)
+    assert name == "" or name in field
+    if http_server.is_loopback(name):
+        assert http_server.is_address(name)
+        assert name.lower().rstrip(".") == "localhost" or name.startswith("127.") or ":" in name
+
+
+@pytest.mark.parametrize("piece", [" ", "\t", "a ", "a", ":", "é"])
+@pytest.mark.parametrize("before", ["", "X", "X:", "X:a", "Host:", "GET /", "GET / HTTP/1.1\r\nHost: localhost\r\nX:"])
+def test_a_request_takes_time_in_proportion(before, piece):
+    """The service's own event loop parses it: a long line that ends as no header does must not stop that."""
+    first = "" if before.startswith("GET") else "GET / HTTP/1.1\r\n"
+
+    def parse(length):
+        head = f"{first}{before}{piece * (length // len(piece))}\x01".encode("latin-1")
+        with pytest.raises(http_server.BadRequest):
+            http_server.parse_request(head)
+
+    assert_in_proportion(parse, 150)
 
 
 @pytest.fixture(scope="module")

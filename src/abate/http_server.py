@@ -43,7 +43,8 @@ BACKLOG = 256
 END = b"\r\n\r\n"
 
 _LINE = re.compile(rb"([A-Za-z]{1,20}) (/[!-~]*) HTTP/(1\.[01])")
-_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*")
+# possessive: a header that does not match costs no more than one that does
+_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]++):([^\x00-\x08\x0a-\x1f\x7f]*+)")
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/?#@%\s]*))(?::[0-9]{0,5})?")
 log = Log("abate.http")
 
@@ -104,7 +105,7 @@ def _header(line: bytes) -> tuple[bytes, bytes]:
     found = _HEADER.fullmatch(line)
     if found is None:
         raise BadRequest("expected headers such as Host: localhost")
-    return found[1].lower(), found[2]
+    return found[1].lower(), found[2].strip(b" \t")
 
 
 def body_length(request: Request, most: int) -> int:

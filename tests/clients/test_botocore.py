@@ -150,6 +150,7 @@ def test_an_error_without_a_status_is_fatal():
         ([("Retry-After", "2"), ("x-amz-retry-after", "1500")], 2.0),
         ([("x-amz-retry-after", "soon")], None),
         ([("x-amz-retry-after", "-5")], None),
+        ([("x-amz-retry-after", "9" * 30)], None),
     ],
 )
 def test_hints_of_the_service(headers, hint):

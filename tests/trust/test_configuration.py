@@ -15,6 +15,7 @@ from abate import load_policies, sim
 from abate.call import bounded_toml, named_rules
 from abate.call.policy_files import KEYS
 from abate.sim.scenario import MAX_CASES
+from tests.trust.cost import assert_in_proportion
 
 WORLD = "[clients]\ncount = 3\n[services.api]\n"
 
@@ -260,6 +261,50 @@ def test_a_file_nested_deeply_is_refused(load, scenario, text):
     for loaded in (load, scenario):
         with pytest.raises(ValueError, match=r"\.toml must have at most 32 tables and lists within each other"):
             loaded(text)
+
+
+LONG_KEYS = {
+    "key": lambda key, length: f"{key} = 1",
+    "table": lambda key, length: f"[{key}]\n" + "".join(f"b{number} = 1\n" for number in range(length)),
+    "inline": lambda key, length: f"x = {{ {key} = 1 }}",
+}
+PARTS = {"bare": ".b", "spaces": " . b", "text": '."\\""', "literal": ".'.'"}
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("document", LONG_KEYS.values(), ids=LONG_KEYS)
+def test_a_long_key_takes_time_in_proportion(document, part):
+    """It is refused before it is parsed: that would take the square of its length, for each line of its table."""
+
+    def read(length):
+        with pytest.raises(bounded_toml.TooDeep):
+            bounded_toml.parse(document("a" + part * length, length))
+
+    assert_in_proportion(read, 500)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x = [" + "0.1, " * 100 + "]", "# " + "Two words. " * 100, 'x = "' + "Two words. " * 100 + '"', "a.b.c.d = 1\n"],
+)
+def test_many_dots_are_not_a_long_key(text):
+    """Lists of numbers, and sentences."""
+    bounded_toml.parse(text)
+
+
+def test_a_file_of_many_names_takes_time_in_proportion(tmp_path):
+    """Names of shelters without a table are compared with those that have one, to find misspelt ones."""
+    file = tmp_path / "app.toml"
+
+    def read(length):
+        described = "".join(f"[shelters.aaaa{number:04}]\n" for number in range(length))
+        file.write_text(
+            described
+            + "".join(f'[p{number}]\non = "OSError"\nshelter = "bbbb{number:04}"\n' for number in range(length))
+        )
+        assert len(abate.load_policies(file)) == length
+
+    assert_in_proportion(read, 300)
 
 
 def test_a_large_file_is_refused(load, scenario):

@@ -9,6 +9,7 @@ from abate import event_sinks
 from abate.decide.exception_groups import MAX_GROUP_DEPTH, MAX_GROUP_MEMBERS
 from abate.decide.outcome import Outcome
 from abate.decide.rules import build_rules
+from abate.redact import trace
 from abate.stores import open_store
 from abate.stores.redis.error_texts import _first
 from abate.testing import Script, VirtualClock
@@ -97,6 +98,33 @@ def test_a_group_that_holds_another_twice_is_counted_as_often():
     for _ in range(60):
         error = ExceptionGroup("twice", [error, error])
     assert not build_rules(on=ConnectionError).decide(Outcome(error=error)).retry
+
+
+def twice(depth):
+    """Groups that each hold the one before twice."""
+    error = ConnectionError("down")
+    for _ in range(depth):
+        error = ExceptionGroup("twice", [error, error])
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [twice(16), ExceptionGroup("many", [twice(9), twice(9)]), ExceptionGroup("many", [ConnectionError()] * 100_000)],
+    ids=["deep", "several", "wide"],
+)
+def test_a_traceback_of_a_group_with_many_members_leaves_them_out(error):
+    """`traceback` would format each as often as it is there, and sixty such groups would never end."""
+    assert trace(error).startswith("ExceptionGroup: ")
+    assert "down" not in trace(error)
+
+
+def test_a_traceback_shows_members_and_causes():
+    """Within the bounds, each once."""
+    error = ExceptionGroup("two", [caused(3), KeyError("other")])
+    error.exceptions[1].__context__ = error
+    written = trace(error)
+    assert [written.count(text) for text in ("ConnectionError: down\n", "down 2", "KeyError: 'other'")] == [1, 1, 1]
 
 
 def test_members_of_nested_groups_are_judged_as_they_are():

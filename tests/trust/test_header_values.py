@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import pytest
 import trio
+from google.rpc import error_details_pb2, status_pb2
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -194,11 +195,29 @@ def test_trailing_metadata_of_any_kind_are_read(metadata):
     assert hint is None or hint >= 0.0
 
 
-@given(st.binary())
+@st.composite
+def statuses(draw):
+    """Serialized statuses with details of any kind, some of them broken."""
+    status = status_pb2.Status()
+    for _ in range(draw(st.integers(0, 3))):
+        detail = status.details.add()
+        detail.type_url = draw(
+            st.sampled_from(["type.googleapis.com/google.rpc.RetryInfo", "/google.rpc.RetryInfo", "x"])
+        )
+        detail.value = draw(st.binary(max_size=20))
+        if draw(st.booleans()):
+            info = error_details_pb2.RetryInfo()
+            info.retry_delay.seconds = draw(st.integers(-(2**63), 2**63 - 1))
+            info.retry_delay.nanos = draw(st.integers(-(2**31), 2**31 - 1))
+            detail.value = info.SerializeToString() + detail.value[:1]
+    return status.SerializeToString()
+
+
+@given(st.binary() | statuses())
 def test_status_details_of_any_bytes_are_read(details):
-    """Broken details are no hint."""
+    """Broken details are no hint, and neither are those of more than thirty years."""
     delay = _retry_delay(details)
-    assert delay is None or delay >= 0.0
+    assert delay is None or 0.0 <= delay <= 10.0**9
 
 
 # -- when a response begins and ends, and the deadline passes

@@ -14,6 +14,8 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
 import abate
+from abate import proxy_headers
+from abate.clients import asgi, wsgi
 from abate.clients.asgi import Middleware
 from abate.clients.trust import Caller, Secret, Trust
 from abate.clients.wsgi import Middleware as WsgiMiddleware
@@ -123,6 +125,16 @@ def test_an_address_from_a_header_is_not_believed(server, header, value):
     with server.serving(shop, trusted=[ELSEWHERE, LOOPBACK]) as address:
         assert ask(address, *GIVEN, (header, value)).status == 200
     assert shop.told == [NOT_TOLD]
+
+
+@pytest.mark.parametrize("header", ["x-envoy-external-address", *sorted(proxy_headers.HEADERS)])
+def test_every_header_of_a_proxy_hides_the_peer(header):
+    """In all interfaces, whatever the header holds."""
+    scope = {"type": "http", "headers": [], "client": ("127.0.0.1", 4711), "server": ("127.0.0.1", 80)}
+    environ = {"REMOTE_ADDR": "127.0.0.1"}
+    assert asgi._peer(scope, {"host"}) == wsgi._peer(environ) == "127.0.0.1"
+    assert asgi._peer(scope, {"host", header}) is None
+    assert wsgi._peer({**environ, "HTTP_" + header.upper().replace("-", "_"): ""}) is None
 
 
 @SERVERS

@@ -20,6 +20,7 @@ from abate.observe import page
 from abate.observe.page import sign_in_limit
 from tests.cli.commands import GUARD, abate_command, started, until
 from tests.clients import asgi_server
+from tests.trust.cost import assert_in_proportion
 
 TOKEN = "a secret of some length"
 OTHER = "192.0.2.8"
@@ -281,6 +282,46 @@ def test_no_text_is_taken_for_a_cookie_or_a_token(text):
             ]
 
     assert {answer.status_code for answer in asyncio.run(main())} == {401}
+
+
+@pytest.mark.parametrize("piece", ["\\", '\\"', "\\134", "a=b;", ";", "=", "NAME=1-x;"])
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_a_cookie_takes_time_in_proportion(piece, quote):
+    """Anybody may send one, and `http.cookies` takes the square of its length."""
+    app = page.app(TOKEN)
+    name = cookie_of(app)[0].partition("=")[0]
+
+    def sent(length):
+        value = quote + piece.replace("NAME", name) * (length // len(piece)) + quote
+        assert got(app, headers={"Cookie": f"{name}={value}"}).status_code == 401
+
+    assert_in_proportion(sent, 4000)
+
+
+def test_a_cookie_beside_a_forged_one_of_its_name_is_read():
+    """Another service of the host can set one of the same name for a longer path, which browsers send first."""
+    app = page.app(TOKEN)
+    pair, _ = cookie_of(app)
+    name = pair.partition("=")[0]
+    for sent in (f"{name}=forged; {pair}", f"{pair};{name}=1-forged", f"a=b;  {pair} "):
+        assert got(app, headers={"Cookie": sent}).status_code == 200
+
+
+FORMS = st.one_of(
+    st.binary(max_size=300), st.lists(st.sampled_from([b"token=", b"a", b"&", b"%", b";", b"%ff", b"+"])).map(b"".join)
+)
+
+
+@given(FORMS)
+def test_no_bytes_are_taken_for_a_form_with_the_token(body):
+    """What is posted is refused, and nothing breaks."""
+
+    async def main():
+        with abate.testing.VirtualClock():
+            headers = {"Content-Type": "application/x-www-form-urlencoded"}
+            return await ask(page.app(TOKEN), content=body, headers=headers)
+
+    assert asyncio.run(main()).status_code in (400, 401)
 
 
 # -- the commands

@@ -52,6 +52,15 @@ def planted(secret, odd):
         f"https://bot:{secret}{escaped}@api.example/x",
         f"redis://:{secret}{escaped}@cache:6379/0",
         f"postgresql://me:x{bare}@db/work",
+        f"redis://me:12/{bare}@cache:6379/0",
+        f"amqp://me:12#{bare}@mq",
+        f"Postgres+Driver://me:12?{bare}@db",
+        f"cookie=theme=dark; sid={secret}; more={secret}",
+        f"<Cookies[<Cookie sid={secret} for shop.example />]>",
+        f"auth=('me', '{secret}')",
+        repr({"auth": ["me", f"){secret}"], "id": 1}),
+        f"get(cookies={{'sid': ('{secret}', 1)}})",
+        repr({"cookies": {"sid": secret}, "id": 1}),
         f"https://api.example/x?token={secret}&q={escaped}{secret}",
         f"https://api.example/x?{secret}",
         f"https://api.example/#access_token={secret}",
@@ -102,8 +111,23 @@ def test_a_secret_on_which_a_text_is_cut_is_hidden(secret, longest, shift):
     """Neither the beginning of a secret nor its end is shown."""
     text = "x " * (MAX_SCANNED // 2 - 30) + "y" * shift + f" https://{secret}@api.example/?{secret}"
     assert secret[:7] not in one_line(text, 10 * MAX_SCANNED)
+    assert secret[:7] not in trace(OSError(text))
     text = "x" * longest + f" https://bot:{secret}@api.example/"
     assert secret[:7] not in one_line(text, 1500)
+
+
+def test_of_a_huge_error_text_the_beginning_is_in_the_traceback():
+    """A program may put a whole response into an error: to look through 100 MB would hold it up for a minute."""
+    try:
+        raise OSError("begins so " + "x" * 10 * MAX_SCANNED) from ValueError("y" * 10 * MAX_SCANNED)
+    except OSError as error:
+        written = trace(error, "  ")
+    assert "  OSError: begins so xxx" in written
+    assert "in test_of_a_huge_error_text" in written
+    assert len(written) < 3 * MAX_SCANNED
+    error = OSError("down")
+    error.__notes__ = ["z" * 1000] * 10_000
+    assert len(trace(error)) < 5 * MAX_SCANNED
 
 
 @pytest.mark.parametrize(
@@ -114,6 +138,9 @@ def test_a_secret_on_which_a_text_is_cut_is_hidden(secret, longest, shift):
         "GET https://api.example:8443/orders/42 took 3 s",
         "http://[::1]:8080/ and http://[::1]/",
         "https://registry.example/@types/node is at https://h/#top",
+        "https://registry.example:8443/@types/node and s3://bucket:1/me@example.org",
+        "redis://cache:6379/0 and amqp://mq:5672/jobs, said me@example.org",
+        "auth: failed (see below), oauth = 2, cookies: none",
         "postgresql://db1:5432,db2:5433/work",
         repr(OSError("503 for url 'http://127.0.0.1:46379'\nFor more information ask")),
         "is x=1? who knows: a=b, c == d",
@@ -155,6 +182,7 @@ def test_any_text_can_be_written(text):
 
 HOSTILE = [
     *("://", "://a:b,", "http://a:b ", "http://u@", "[://", "://[", "://x?", "://x:y\t", ":\\/\\/", "http://a,"),
+    *("redis://a:1/", "redis://a:1/@", "auth=(", "auth=('", 'auth=["', "auth={(", "cookie=a; ", "cookies=[{"),
     *("?", "?a ", "#a=", "?a=b#", "password=", "password='", "password=\\'", '"password": "', "token", "=d", "\\"),
     *(
         "Bearer ",

@@ -15,3 +15,10 @@ def test_every_test_that_is_named_is_there():
             text = (ROOT / file).read_text()
             assert not name or f"def {name}(" in text, f"{file} has no {name}"
     assert file
+
+
+def test_every_module_that_is_named_is_there():
+    """By its path in the package."""
+    named = re.findall(r"`(abate/[\w/]+\.py)`", (ROOT / "SECURITY.md").read_text())
+    assert named
+    assert [path for path in named if not (ROOT / "src" / path).exists()] == []

@@ -180,11 +180,12 @@ def test_any_state_of_sqlite(tmp_path_factory, token, instant, turns, slot, memb
         queue = store.queue("orders")
         queue.add("good", "good")
         queue.add("urgent", "urgent", priority=3)
+        now = store.now()
     statements = [
         ("UPDATE lease SET token = ?", (token,)),
         ("UPDATE instant SET start = ?, origin = ?, mark = ?", instant),
         ("UPDATE queue SET turns = ?", (turns,)),
-        ("INSERT INTO slot VALUES ('tenant', 1e10, 9e999, ?, ?)", slot),
+        ("INSERT INTO slot VALUES ('tenant', ?, 9e999, ?, ?)", (now, *slot)),
         ("INSERT INTO member VALUES ('bucket:mails', 'x', ?, ?, ?, 'bad')", member),
         ("INSERT INTO weather VALUES ('api', ?, ?, ?, ?, ?, ?, ?)", weather),
     ]
@@ -555,6 +556,47 @@ def test_any_row_of_postgres(postgres_store, rows):
     queue.redrive()
     queue.receive(10)
     queue.purge()
+
+
+BIGINTS = st.sampled_from([0, 5, -1, 2**63 - 1, -(2**63), 2**52, 2**53])
+FLOATS = st.sampled_from(["NaN", "infinity", "-infinity", "0", "-5", "999.5", "1e308", "-1e308", "1e-320"])
+
+
+@FUZZED
+@given(
+    slots=st.dictionaries(FLOATS, st.tuples(FLOATS, BIGINTS, BIGINTS), max_size=3),
+    current=st.tuples(BIGINTS, BIGINTS),
+    members=st.lists(st.tuples(FLOATS, FLOATS, FLOATS), min_size=4, max_size=4),
+    weather=st.tuples(st.sampled_from(["calm", "storm", "recovering", "x"]), *[FLOATS] * 5),
+)
+def test_any_state_of_postgres(tmp_path_factory, slots, current, members, weather):
+    """Of budgets, buckets and shelters: one bad row ends the sharing of nothing else."""
+    with open_store(STORES["postgres"](tmp_path_factory), clock=VirtualClock(start=1000.0)) as store:
+        run = store.pool.run
+        terms = store.ledger("tenant").terms
+        for begins, (forgotten, deposits, withdrawals) in {**slots, "1000": ("infinity", *current)}.items():
+            run(f"INSERT INTO @.slot VALUES ('tenant', '{begins}', '{forgotten}', {deposits}, {withdrawals})")
+        scopes = [("bucket:mails", "x"), ("bucket:mails", "me"), ("shelter:api", "y"), ("budget:tenant", "y")]
+        for (scope, member), row in zip(scopes, members, strict=True):
+            values = ", ".join(f"'{value}'" for value in row)
+            run(f"INSERT INTO @.member VALUES ('{scope}', '{member}', {values}, 'bad')")
+        state, until, *rest = weather
+        values = ", ".join(f"'{value}'" for value in rest)
+        run(f"INSERT INTO @.weather VALUES ('api', '{state}', '{until}', 'me', {values})")
+        assert math.isfinite(store.ledger("tenant").balance())
+        assert store.ledger("tenant").balance() < 2**53
+        assert store.ledger("tenant").try_withdraw() in (True, False)
+        for seen in ("calm", "probing"):
+            requests = [
+                BudgetRequest("tenant", terms, 1, 1, 1, 1),
+                BucketRequest("mails", 1.0),
+                ShelterReport("api", seen, 1, 3, 1.0),
+                BudgetRequest("other", terms, 1, 0, 0, 1),
+            ]
+            tokens, share, forecast, other = store.sync_members("me", requests)
+            assert (0 <= tokens.granted <= 1, 0 <= share.share <= 1, other.granted) == (True, True, 1)
+            assert forecast.state in ("calm", "storm", "recovering")
+            assert forecast.limit >= 0.0
 
 
 @pytest.mark.parametrize(

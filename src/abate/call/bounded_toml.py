@@ -6,6 +6,7 @@ used.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,11 @@ MAX_BYTES = 1_048_576
 """The largest file, in bytes."""
 MAX_DEPTH = 32
 """The deepest nesting of tables and lists."""
+
+_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
+_DEEP_KEY = rf"(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_DEPTH}}}"
+"""A dotted key that is nested too deeply: `tomllib` takes the square of its length, and its length again for each line
+of its table. Not compiled here, as that takes longer than importing the module."""
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -71,6 +77,8 @@ def parse(text: str) -> dict[str, Any]:
     """
     import tomllib
 
+    if re.search(_DEEP_KEY, text) is not None:
+        raise TooDeep
     try:
         document = tomllib.loads(text)
     except RecursionError:

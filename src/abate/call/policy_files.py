@@ -24,7 +24,7 @@ and the functions in them (predicates, `before_retry`, `resume`, `content`), are
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from abate.admit.budget import Budget
 from abate.admit.shelter import Shelter
@@ -47,6 +47,10 @@ BUDGET_KEYS = ("ratio", "reserve", "window", "funded_by")
 SHELTER_KEYS = ("capacity", "patience")
 NAMESPACES = ("policies", "policy")
 SHELTERS = "shelters"
+MAX_COMPARED = 10_000
+"""Pairs of names that are compared at most, to find a misspelt one."""
+PolicyTable: TypeAlias = tuple[str, str, Mapping[str, Any]]
+"""Where a policy's table is, the policy's name, and its settings."""
 
 
 def load_policies(path: str | Path, *, code: Sequence[str] = ()) -> dict[str, Policy]:
@@ -69,21 +73,33 @@ def load_policies(path: str | Path, *, code: Sequence[str] = ()) -> dict[str, Po
     file = escaped(str(path))
     found: dict[str, Policy] = {}
     shelters = parse_shelters(file, document.pop(SHELTERS, {}))
-    described = tuple(shelters)
-    for place, name, table in _policy_tables(file, document):
-        _check_shelter_name(f"{file}: [{escaped(place)}]", table.get("shelter"), described)
+    tables = _policy_tables(file, document)
+    _check_shelter_names(file, tables, shelters)
+    for place, name, table in tables:
         if name in found:
             raise ValueError(f"{file}: [{escaped(place)}] is the second policy called {name!r}")
         found[name] = parse_policy(f"{file}: [{escaped(place)}]", name, table, shelters, code)
     return found
 
 
-def _check_shelter_name(place: str, name: object, described: tuple[str, ...]) -> None:
-    """Reject a shelter name without a table that looks like a misspelt one: it would silently get the defaults."""
+def _check_shelter_names(file: str, tables: Sequence[PolicyTable], described: Mapping[str, Shelter]) -> None:
+    """Reject shelter names without a table that look like misspelt ones: they would silently get the defaults.
+
+    Each name is compared with all others, so a file with very many of both is not checked.
+    """
     from difflib import get_close_matches
 
-    if isinstance(name, str) and name not in described and get_close_matches(name, described, 1):
-        raise ValueError(unknown(f"{place} names a shelter without a table:", name, described))
+    places: dict[str, str] = {}
+    for place, _, table in tables:
+        name = table.get("shelter")
+        if isinstance(name, str) and name not in described:
+            places.setdefault(name, place)
+    if len(places) * len(described) > MAX_COMPARED:
+        return
+    for name, place in places.items():
+        if get_close_matches(name, described, 1):
+            where = f"{file}: [{escaped(place)}]"
+            raise ValueError(unknown(f"{where} names a shelter without a table:", name, tuple(described)))
 
 
 def parse_shelters(file: str, tables: object) -> dict[str, Shelter]:
@@ -100,8 +116,8 @@ def parse_shelters(file: str, tables: object) -> dict[str, Shelter]:
     return made
 
 
-def _policy_tables(file: str, document: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
-    found: list[tuple[str, str, Mapping[str, Any]]] = []
+def _policy_tables(file: str, document: Mapping[str, Any]) -> list[PolicyTable]:
+    found: list[PolicyTable] = []
     for name, table in document.items():
         if not isinstance(table, dict):
             key = escaped(name)

@@ -25,7 +25,7 @@ from abate.decide.outcome import ANSWERED, BLIP, FATAL, LAYER, OVERLOAD, OVERLOA
 from abate.decide.rules import Rule
 from abate.errors import LayeredRetryWarning
 from abate.optional_dependencies import requires_extra
-from abate.schedule.hints import MAX_HINT
+from abate.schedule.header_hints import http_hint
 
 with requires_extra(by="abate.clients.botocore", extra="botocore"):
     from botocore import exceptions  # type: ignore[import-untyped]
@@ -138,13 +138,10 @@ def _answered(response: Mapping[str, Any]) -> Ruling:
     status = metadata.get("HTTPStatusCode")
     ruling = http.judge(STATUSES.get(code) or status or 0, headers) or FATAL
     if code in CONFLICTS:
-        ruling = ANSWERED
+        ruling = Ruling(True, ANSWERED.reason, http_hint(status or 0, headers), True, None, ANSWERED.answered)
     if not status and ruling.retry:  # an error in the middle of an event stream: the request was taken before it
         ruling = Ruling(True, ruling.reason, ruling.hint, True, ruling.safe, ruling.answered)
-    own = _milliseconds(http.header(headers, "x-amz-retry-after"))
-    if not ruling.retry or own is None:
-        return ruling
-    return Ruling(True, ruling.reason, max(own, ruling.hint or 0.0), ruling.reached, ruling.safe, ruling.answered)
+    return ruling
 
 
 def _unanswered(error: Exception) -> Ruling:
@@ -190,10 +187,3 @@ def _warn_layered() -> None:
             LayeredRetryWarning,
             stacklevel=2,
         )
-
-
-def _milliseconds(value: str | None) -> float | None:
-    """Return milliseconds as seconds; None if they cannot be parsed."""
-    if value is None or not (value.isascii() and value.isdigit()):
-        return None
-    return min(float(value) / 1000.0, MAX_HINT)

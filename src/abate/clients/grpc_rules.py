@@ -19,7 +19,7 @@ from abate.clients.headers import EXHAUSTED, upstream_gave_up
 from abate.decide.outcome import BLIP, FATAL, LAYER, OVERLOAD, Outcome, Ruling
 from abate.decide.rules import Rule
 from abate.optional_dependencies import requires_extra
-from abate.schedule.hints import pushback
+from abate.schedule.hints import MAX_HINT, pushback
 
 with requires_extra(by="abate.clients.grpc", extra="grpc"):
     import grpc  # type: ignore[import-untyped]
@@ -105,7 +105,8 @@ def _retry_delay(status: bytes) -> float | None:
     try:
         for detail in status_pb2.Status.FromString(status).details:
             if detail.Unpack(info) and info.HasField("retry_delay"):
-                return float(max(0.0, info.retry_delay.seconds + info.retry_delay.nanos / 1e9))
+                seconds = max(0.0, info.retry_delay.seconds + info.retry_delay.nanos / 1e9)
+                return seconds if seconds <= MAX_HINT else None
     except DecodeError:
         pass  # broken details are no hint
     return None

@@ -25,10 +25,13 @@ from sqlalchemy.orm import Session, SessionTransaction, SessionTransactionOrigin
 
 __all__ = ["end_reads", "watch"]
 
-WRITING_WORDS = re.compile(r"\b(?:FOR|INTO|LOCK|PROCEDURE)\b|;\s*\S|/\*|(?:--|#)[^\n]*\n\s*\(", re.IGNORECASE)
+# possessive, and from the beginning of a line or a word: linear, whatever literals a statement has
+WRITING_WORDS = re.compile(
+    r"\b(?:FOR|INTO|LOCK|PROCEDURE)\b|;\s*+\S|/\*|(?m:^)(?:(?!--|#).)*+[-#][^\n]*+\n\s*+\(", re.IGNORECASE
+)
 """What makes a SELECT more than a read; MySQL executes some comments, and one may hide the name of a function."""
 
-CALLED = re.compile(r"([\w$.\"`\]]+)\s*\(")
+CALLED = re.compile(r"(?<![\w$.\"`\]])([\w$.\"`\]]++)\s*+\(")
 """A function's name, with its schema, or a keyword, before its parenthesis."""
 
 KEYWORDS = """

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session, registry, scoped_session, sessionmaker
 from abate.clients import sqlalchemy_reads
 from abate.clients.sqlalchemy import transaction
 from abate.clients.sqlalchemy_reads import is_plain_read
+from tests.trust.cost import assert_in_proportion
 
 NOW = [0.0]
 mapped = registry()
@@ -332,6 +333,12 @@ def test_plain_reads(statement):
 def test_statements_that_are_no_plain_reads(statement):
     """Whatever writes, locks, or calls a function that is not known."""
     assert not is_plain_read(statement)
+
+
+@pytest.mark.parametrize("piece", ["x", "#", "--", ";", "; ", "# a\n", '"', "x ", "\n"])
+def test_a_statement_takes_time_in_proportion(piece):
+    """A program may write a literal of megabytes into it."""
+    assert_in_proportion(lambda length: is_plain_read(f"SELECT '{piece * length}'"), 1000)
 
 
 def test_nothing_is_kept_of_transactions_that_are_over(tmp_path):

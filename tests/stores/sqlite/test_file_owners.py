@@ -4,7 +4,9 @@ These tests make files of other users, and processes that are other users, so th
 """
 
 import os
+import sqlite3
 import stat
+import threading
 import warnings
 
 import pytest
@@ -133,6 +135,37 @@ def test_a_file_that_a_member_of_the_group_has_put_there_is_not_used(folder, me)
     os.chown(f"{common}/work.db", STRANGER, STRANGER)
     os.chmod(f"{common}/work.db", 0o666)
     assert f"was put into {common} by another user ({STRANGER})" in opened(f"{common}/work.db", me)
+
+
+@pytest.mark.parametrize("ending", ["-wal", "-shm"])
+def test_a_log_that_another_user_puts_there_at_the_last_moment_is_not_used(folder, monkeypatch, ending):
+    """Between the check of the owners and the opening of the file: SQLite would read messages out of it."""
+    common = owned(f"{folder}/common", 0o2775, ME)
+    path, connect = f"{common}/work.db", sqlite3.connect
+    assert opened(path, ME) == ""
+    (checked, checks), (planted, plants) = os.pipe(), os.pipe()
+
+    def connected(*args, **options):
+        os.write(checks, b".")
+        os.read(planted, 1)
+        return connect(*args, **options)
+
+    def plant():
+        os.read(checked, 1)
+        with open(path + ending, "wb"):
+            os.chmod(path + ending, 0o666)
+            os.chown(path + ending, STRANGER, STRANGER)
+        os.write(plants, b".")
+
+    monkeypatch.setattr(sqlite3, "connect", connected)
+    stranger = threading.Thread(target=plant)
+    stranger.start()
+    said = opened(path, ME)
+    os.close(checks)  # ends the stranger, if the store was never opened
+    stranger.join()
+    for end in (checked, planted, plants):
+        os.close(end)
+    assert f"{path}{ending} was put into {common} by another user ({STRANGER})" in said
 
 
 def test_a_hard_link_that_any_user_may_make_is_not_used(folder, me):

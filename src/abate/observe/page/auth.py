@@ -18,7 +18,6 @@ import hmac
 from urllib.parse import parse_qs, quote
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -106,7 +105,7 @@ class Auth:
             return refusal or Response(status_code=303, headers={"Location": "./", "Set-Cookie": cookie})
         if _path(scope) in PUBLIC_PATHS:
             return None
-        if place.accepts(self._token_hash, cookie_parser(headers.get("cookie", "")), self._clock.wall()):
+        if place.accepts(self._token_hash, headers.get("cookie", ""), self._clock.wall()):
             return None
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         return await self._check_token(scope, bearer.strip()) if kind.lower() == "bearer" else Refusal(401, ASK)
@@ -160,9 +159,14 @@ class CookieScope:
         value = f"{until}-{self._signature(key, until)}"
         return f"{self.name}={value}; Path={self.path}; HttpOnly; SameSite=Strict{secure}"
 
-    def accepts(self, key: bytes, cookies: dict[str, str], now: float) -> bool:
-        """Return whether these include the valid cookie of this page."""
-        until, _, seal = cookies.get(self.name, "").partition("-")
+    def accepts(self, key: bytes, header: str, now: float) -> bool:
+        """Return whether a header ``Cookie`` has a valid cookie of this page."""
+        # not by `http.cookies`, which takes the square of a value's length
+        pairs = (pair.partition("=") for pair in header.split(";"))
+        return any(self._is_valid(key, value.strip(), now) for name, _, value in pairs if name.strip() == self.name)
+
+    def _is_valid(self, key: bytes, cookie: str, now: float) -> bool:
+        until, _, seal = cookie.partition("-")
         if not (until.isascii() and until.isdigit() and len(until) <= 12):
             return False
         right = hmac.compare_digest(seal.encode("utf-8", "surrogatepass"), self._signature(key, int(until)).encode())

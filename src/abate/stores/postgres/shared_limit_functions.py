@@ -38,9 +38,12 @@ SINCE = """
     $$
 """
 
+VALID_COUNTS = f"(deposits BETWEEN 0 AND {2**52} AND withdrawals BETWEEN 0 AND {2**52})"
+"""Condition for valid slots: those of another program would overflow, or grant without bound."""
+
 # Deposit, take back the newest withdrawals, and withdraw as much as the balance allows. Return the granted number.
 # A slot that begins more than a window ahead was written before the clock was set back.
-DRAW = """
+DRAW = f"""
     CREATE OR REPLACE FUNCTION @.draw(
         p_name text, p_window float8, p_one numeric, p_per_deposit numeric, p_reserved numeric,
         p_deposits bigint, p_spent bigint, p_returned bigint, p_want bigint, p_members bigint, p_now float8
@@ -56,7 +59,8 @@ DRAW = """
         v_left bigint;
         v_granted bigint;
     BEGIN
-        DELETE FROM @.slot WHERE budget = p_name AND (forgotten <= p_now OR begins > v_place * v_width + p_window);
+        DELETE FROM @.slot WHERE budget = p_name
+            AND (forgotten <= p_now OR begins > v_place * v_width + p_window OR NOT {VALID_COUNTS});
         -- and those of names that are not used any more, without waiting for anybody
         FOR v_slot IN
             SELECT budget, begins FROM @.slot WHERE forgotten <= p_now ORDER BY forgotten LIMIT 100

@@ -16,15 +16,16 @@ from abate.stores.postgres.encoding import encode_text
 from abate.stores.postgres.listener import Listener
 from abate.stores.postgres.pool import Pool
 from abate.stores.postgres.queue import PostgresQueue, depths
+from abate.stores.postgres.shared_limit_functions import VALID_COUNTS
 from abate.stores.queue_contract import Depth
 from abate.stores.store_contract import Store
 
 SYNC_TIMEOUT = 1.0
 """Seconds for one sync of shared limits; a process that gets no reply in time applies local limits."""
 
-COUNTED = """
+COUNTED = f"""
     SELECT coalesce(sum(deposits), 0), coalesce(sum(withdrawals), 0)
-    FROM @.slot WHERE budget = $1 AND begins >= (SELECT @.since($2, @.instant($3)))
+    FROM @.slot WHERE budget = $1 AND begins >= (SELECT @.since($2, @.instant($3))) AND {VALID_COUNTS}
 """
 
 

@@ -244,6 +244,8 @@ class Database:
         self._closer.atexit = False
         try:
             self._prepare(db)
+            if self.path is not None:  # again: another user may have put a log there before SQLite opened it
+                file_checks.check_owners(self.path, self._shared)
             opened = None if self.path is None or file is None else file_checks.describe_open_file(self.path, file)
         except BaseException:
             self._close_connection()
