@@ -75,7 +75,7 @@ class Storm:
             "reset": ("error", {"status": RESET}),
             "slow": ("slow", {"factor": round(self._between(1.5, 20.0), 1)}),
             "capacity": ("capacity", {"factor": round(rng.uniform(0.1, 0.7), 2)}),
-            "some errors": ("error", {"share": round(rng.uniform(0.1, 0.9), 2)}),
+            "some errors": ("error", {"share": round(rng.uniform(0.1, 0.5), 2)}),
         }[kind]
         self.triggers.append(Trigger(name, start, length, **settings))  # type: ignore[arg-type]
         self.outages.append((kind, start, self.triggers[-1].end))
