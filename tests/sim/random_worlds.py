@@ -25,6 +25,8 @@ QUIET = 1e-9
 """The factor of the spike that ends the arrivals, so that all calls are over at the horizon."""
 SMALL_SHARE = 0.05
 """Of an outage's calls: this many may be probes."""
+NOTICED = {"error": 5, "reset": 5, "hang": 10}
+"""Attempts after which a process can know of an outage: failures in a row, or attempts without an answer."""
 
 
 class Resets(Rule):
@@ -134,7 +136,8 @@ class Storm:
     def loads(self) -> list[tuple[str, int, float]]:
         """Of each outage in which nothing is answered: its kind, the shelter's attempts, and how many it may make.
 
-        They are a twentieth of its calls, and one per process and pause, by the policy's own backoff.
+        They are a twentieth of its calls; and of each process, one per pause, by the policy's own backoff, after those
+        that it takes to notice.
         """
         found, series = [], self.runs["shelter"].series
         for kind, start, end in self.outages:
@@ -144,7 +147,7 @@ class Storm:
                 pauses, left = 1, end - start
                 while (left := left - 0.5 * backoff.ceiling(pauses)) > 0.0:
                     pauses += 1
-                found.append((kind, attempts, SMALL_SHARE * calls + pauses * self.processes))
+                found.append((kind, attempts, SMALL_SHARE * calls + (NOTICED[kind] + pauses) * self.processes))
         return found
 
 
