@@ -1,6 +1,6 @@
 """Random storms: worlds with outages of every kind, for the rules that a shelter must keep in all of them.
 
-A storm is a function of its number. The same calls arrive in each of its variants: naive retries, a shelter, the oracle.
+A storm is a function of its number. The same calls arrive for naive retries, for a shelter and for the oracle.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from abate import Backoff, Budget, Policy, Shelter
 from abate.decide.outcome import BLIP
 from abate.decide.rules import Rule
-from abate.sim import Answer, Clients, Duration, Run, Service, Trigger, World, oracle, simulated
+from abate.sim import Clients, Duration, Run, Service, Trigger, World, oracle, simulated
 from abate.sim.measures import slot
 
 RESET = 599
@@ -52,9 +52,7 @@ class Storm:
         self.queue = ceil(capacity * self._between(0.1, 2.0))
         self.processes = round(self._between(1, 50))
         self.attempt_timeout = max(rng.choice((0.5, 1.0, 2.0)), 10.0 * self.work.mean)
-        self.timeouts = tuple(
-            sorted(round(self._between(1.5, 20.0), 1) for _ in range(rng.choice((1, 1, 2, 3))))
-        )
+        self.timeouts = tuple(sorted(round(self._between(1.5, 20.0), 1) for _ in range(rng.choice((1, 1, 2, 3)))))
         self.triggers, end = [], 5.0
         self.outages: list[tuple[str, float, float]] = []
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
@@ -95,9 +93,7 @@ class Storm:
     def world(self, policy: Policy) -> World:
         """The world, with this policy for its clients."""
         count = self.processes * len(self.timeouts)
-        clients = Clients(
-            count, self.load * self.capacity / count, processes=self.processes, timeouts=self.timeouts
-        )
+        clients = Clients(count, self.load * self.capacity / count, processes=self.processes, timeouts=self.timeouts)
         service = Service("api", self.workers, self.work, queue_limit=self.queue)
         quiet = Trigger("spike", self.until, self.horizon - self.until, factor=QUIET)
         return World(clients, [service], policy, [*self.triggers, quiet], self.horizon)
@@ -149,7 +145,6 @@ class Storm:
                     pauses += 1
                 found.append((kind, attempts, SMALL_SHARE * calls + (NOTICED[kind] + pauses) * self.processes))
         return found
-
 
     def broken(self) -> list[str]:
         """The rules that the shelter breaks here."""

@@ -43,8 +43,7 @@ class Clients(Frozen):
       ``consistent`` (the client's own, by `abate.consistent_jitter`).
     * `start`: the instant of the first call. `spread`: seconds over which `offset` spreads the calls of ``once``.
     * `processes`: the number of processes that share the clients. Each has its own budget and shelter.
-    * `timeouts`: seconds for a whole call, instead of the policy's `timeout`; client ``n`` has number ``n`` of them, and
-      they begin again after the last.
+    * `timeouts`: seconds for a whole call, instead of the policy's `timeout`; the clients take them in turn.
     * `calls`: the service that they call; by default the first.
     * `code`: an async function that makes one call, given `send`, or its name (``app:fetch``). It replaces the policy.
       Only the coroutine engine can run it.

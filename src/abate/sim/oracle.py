@@ -4,8 +4,8 @@ The same calls arrive, at the same service, and have as much time as with the po
 cost. It sends each once, when a worker is free and the service is up, or just before an outage if it then waits in the
 service's queue; the call with the earliest deadline first. It leaves out calls that could not be answered in time.
 
-With service times that do not vary, and one deadline for all calls, no policy can answer more calls. With several
-deadlines the order is a rule, and with service times that vary some of it is luck: a policy may answer a few calls more.
+With service times that do not vary, and one timeout for all calls, no policy can answer more calls. With several
+timeouts the order is a rule, and if service times vary some of it is luck: a policy may then answer a few calls more.
 """
 
 from __future__ import annotations
@@ -148,9 +148,7 @@ class OracleServer(Server):
     def _arrive(self, request: Request) -> None:
         assert isinstance(request, OracleCall)
         self._arrived += 1
-        heappush(
-            self._ready if self._down_since is None else self._held, (request.deadline, self._arrived, request)
-        )
+        heappush(self._ready if self._down_since is None else self._held, (request.deadline, self._arrived, request))
         self._take()
 
     def _take(self) -> None:

@@ -47,7 +47,7 @@ def oracle_names(cases: Sequence[Case], places: Sequence[int | str]) -> dict[int
     {0: 'oracle of none, equal', 2: 'oracle of full, defaults'}
     """
     members: dict[int, list[Case]] = {}
-    for case, place in zip(cases, places, strict=True):
+    for case, place in zip(cases, places, strict=False):
         if isinstance(place, int):
             members.setdefault(place, []).append(case)
     settings = [repr(cases[place].settings) for place in members]

@@ -264,11 +264,8 @@ def run_study(
         for seed in range(seeds or case.seeds)
     ]
     places = oracle_places(cases, engine) if regret else []
-    tasks += [
-        (place, seed, ORACLE, False)
-        for place in dict.fromkeys(place for place in places if isinstance(place, int))
-        for seed in range(seeds or cases[place].seeds)
-    ]
+    names = oracle_names(cases, places)
+    tasks += [(place, seed, ORACLE, False) for place in names for seed in range(seeds or cases[place].seeds)]
     # by seed, so that an interrupted study has runs of every case
     tasks.sort(key=lambda task: task[1])
     found: list[list[Sample]] = [[] for _ in cases]
@@ -287,14 +284,13 @@ def run_study(
                     progress(done, len(tasks))
     except KeyboardInterrupt:
         complete = False
-    for samples, place in zip(found, places, strict=False):
-        samples[:] = [_compared(sample, place, oracles) for sample in samples]
-    names = oracle_names(cases, places)
+    for at, which in enumerate(places):
+        found[at] = [_compared(sample, which, oracles) for sample in found[at]]
     return Study(
         scenario,
         tuple(_result(case, samples) for case, samples in zip(cases, found, strict=True)),
         complete,
-        tuple(_result(_oracle_case(cases[place], name), oracles.get(place, [])) for place, name in names.items()),
+        tuple(_result(_oracle_case(cases[at], name), oracles.get(at, [])) for at, name in names.items()),
     )
 
 

@@ -105,7 +105,9 @@ def recovery_map(
             triggers[0]["for"] = length
         document["sweep"] = {"clients.rate": [load / clients.count for load in at]}
         step = scenario.replaced(document=document)
-        study = run_study(step, seeds, engine, jobs, _counted(progress, place * runs, len(lasting) * runs), regret=False)
+        study = run_study(
+            step, seeds, engine, jobs, _counted(progress, place * runs, len(lasting) * runs), regret=False
+        )
         rows.append(_by_variant(study))
         if not study.complete:
             complete = False
