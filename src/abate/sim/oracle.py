@@ -88,10 +88,9 @@ def time_limits(world: World) -> Sequence[float]:
         return world.clients.timeouts
     if policy.timeout is not None:
         return (policy.timeout,)
-    worst, asks = policy.describe(), any(trigger.retry_after for trigger in world.triggers)
-    if policy.attempt_timeout is None or worst.attempts is None or asks:
+    if policy.attempt_timeout is None or any(trigger.retry_after for trigger in world.triggers):
         return (inf,)
-    return (worst.attempts * policy.attempt_timeout + worst.added_latency,)
+    return (policy.attempt_limit * policy.attempt_timeout + policy.describe().added_latency,)
 
 
 class OracleCall(Request):
