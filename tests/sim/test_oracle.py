@@ -125,9 +125,10 @@ def test_it_answers_as_many_as_the_best_order(count, workers, timeout, down, see
 def test_it_sends_nothing_while_the_service_is_down():
     """Neither into errors nor into a stall; what the queue holds when an outage begins is served in it."""
     outages = [Trigger("error", 5.0, 5.0), Trigger("stall", 15.05, 2.0)]
-    world = World(Clients(100, timeouts=(8.0,)), [Service("api", 5, 0.04)], triggers=outages, horizon=30.0)
+    world = World(Clients(100, timeouts=(8.0,)), [Service("api", 50, 0.04)], triggers=outages, horizon=30.0)
     run = oracle.run(world, seed=1)
     assert sum(run.series["attempts"][50:100]) == sum(run.series["attempts"][151:170]) == 0
+    assert sum(run.series["calls"][151:170]) > 150
     assert sum(run.series["calls"][50:100]) > 400
     assert run.measures()["success"] == 1.0
     spike = Trigger("spike", 4.0, 1.0, factor=3.0)
