@@ -21,7 +21,7 @@ from abate.sim.measures import EDGE, Run, RunRecorder
 from abate.sim.model import Clients, Controllers, Duration, Row, Service
 from abate.sim.server import Request, Server
 from abate.sim.simulation import single_attempt_policy
-from abate.sim.world import World
+from abate.sim.world import Trigger, World
 
 
 def run(world: World, seed: int, raster: bool = False) -> Run:
@@ -117,6 +117,10 @@ class OracleServer(Server):
     def __init__(
         self, service: Service, world: World, agenda: Agenda, streams: RandomStreams, recorder: RunRecorder
     ) -> None:
+        triggers = world.triggers_of(service.name)
+        outages = _outages(service, triggers)
+        for start, _ in outages:  # before the other events of the instant: nothing is sent any more
+            agenda.at(start, self._fall, None)
         super().__init__(service, world, agenda, streams)
         self._recorder = recorder
         self._ready: list[Waiting] = []
@@ -128,11 +132,10 @@ class OracleServer(Server):
         """How many may still be in the service's queue in an outage."""
         self._work = self._draw()
         """The time that the next request will take."""
-        for start, end in _outages([(start, end) for start, end, share, _ in self._errors if share == 1.0]):
-            agenda.at(start, self._fall, None)
-            agenda.at(end, self._rise, None)
-        for trigger in world.triggers_of(service.name):
+        for trigger in triggers:
             agenda.at(trigger.end, self._resize, None)
+        for _, end in outages:  # after them: it is known how many workers there are
+            agenda.at(end, self._rise, None)
 
     def _fall(self, _: object) -> None:
         self._down_since, self._vacant = self._agenda.time, self._room
@@ -199,12 +202,14 @@ class OracleServer(Server):
         self._recorder.success(request.client, request.began, self._agenda.time)
 
 
-def _outages(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the spans, with those that meet as one.
+def _outages(service: Service, triggers: Sequence[Trigger]) -> list[tuple[float, float]]:
+    """Return when all requests fail: outages that meet are one.
 
-    >>> _outages([(5.0, 9.0), (1.0, 2.0), (8.0, 12.0), (12.0, 13.0)])
-    [(1.0, 2.0), (5.0, 13.0)]
+    >>> _outages(Service("api"), [Trigger("error", at, 4.0) for at in (5.0, 1.0, 8.0, 12.0, 20.0)])
+    [(1.0, 16.0), (20.0, 24.0)]
     """
+    spans = [(trigger.at, trigger.end) for trigger in triggers if trigger.kind == "error" and trigger.share == 1.0]
+    spans += [(0.0, inf)] if service.error_rate == 1.0 else []
     found: list[tuple[float, float]] = []
     for start, end in sorted(spans):
         if found and start <= found[-1][1]:
