@@ -9,7 +9,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -24,7 +24,7 @@ from abate.sim.vulnerable_range import vulnerable_range
 from abate.sim.worker_processes import run_in_workers
 
 Progress = Callable[[int, int], object]
-"""Called with the number of finished runs, and of all runs."""
+"""Called with the number of finished runs, and of all runs, without those of oracles."""
 
 ORACLE = "oracle"
 """The engine of runs of the oracle."""
@@ -263,14 +263,15 @@ def run_study(
         for place, case in enumerate(cases)
         for seed in range(seeds or case.seeds)
     ]
+    runs = len(tasks)
     places = oracle_places(cases, engine) if regret else []
     names = oracle_names(cases, places)
-    tasks += [(place, seed, ORACLE, False) for place in names for seed in range(seeds or cases[place].seeds)]
+    most = seeds or max(case.seeds for case in cases)
+    tasks += [(place, seed, ORACLE, False) for place in names for seed in range(most)]
     # by seed, so that an interrupted study has runs of every case
     tasks.sort(key=lambda task: task[1])
     found: list[list[Sample]] = [[] for _ in cases]
-    oracles: dict[int, list[Sample]] = {}
-    done = 0
+    oracles: dict[int, dict[int, Sample]] = {place: {} for place in names}
     complete = True
     try:
         with (
@@ -278,10 +279,12 @@ def run_study(
             closing(_samples(scenario, cases, tasks, jobs or os.cpu_count() or 1)) as samples,
         ):
             for place, sample in samples:
-                (oracles.setdefault(place, []) if sample.engine == ORACLE else found[place]).append(sample)
-                done += 1
+                if sample.engine == ORACLE:
+                    oracles[place][sample.seed] = sample
+                else:
+                    found[place].append(sample)
                 if progress is not None:
-                    progress(done, len(tasks))
+                    progress(sum(map(len, found)), runs)
     except KeyboardInterrupt:
         complete = False
     for at, which in enumerate(places):
@@ -290,11 +293,11 @@ def run_study(
         scenario,
         tuple(_result(case, samples) for case, samples in zip(cases, found, strict=True)),
         complete,
-        tuple(_result(_oracle_case(cases[at], name), oracles.get(at, [])) for at, name in names.items()),
+        tuple(_result(_oracle_case(cases[at], name), oracles[at].values()) for at, name in names.items()),
     )
 
 
-def _result(case: Case, samples: Sequence[Sample]) -> Result:
+def _result(case: Case, samples: Iterable[Sample]) -> Result:
     return Result(case, tuple(sorted(samples, key=lambda sample: sample.seed)))
 
 
@@ -302,14 +305,14 @@ def _oracle_case(case: Case, name: str) -> Case:
     return Case(name, case.settings, case.world, "exact", case.seeds, {})
 
 
-def _compared(sample: Sample, place: int | str, oracles: Mapping[int, Sequence[Sample]]) -> Sample:
+def _compared(sample: Sample, place: int | str, oracles: Mapping[int, Mapping[int, Sample]]) -> Sample:
     """Return a sample with its regrets, or with a note that tells why it has none."""
     notes, ideal = sample.notes, None
     if isinstance(place, str):
         notes = (*notes, f"no regret: {place}")
     else:
-        ideal = next((other.measures for other in oracles.get(place, ()) if other.seed == sample.seed), None)
-    measures = {**sample.measures, **regrets(sample.measures, ideal)}
+        ideal = oracles[place].get(sample.seed)
+    measures = {**sample.measures, **regrets(sample.measures, None if ideal is None else ideal.measures)}
     return Sample(sample.seed, sample.engine, measures, sample.series, sample.reasons, sample.points, notes)
 
 
