@@ -129,3 +129,11 @@ def test_the_json_of_a_study_has_the_range_and_the_assertions():
     held = {each["key"]: each["holds"] for each in first["assertions"]}
     assert held == {"max_amplification": False, "min_success": True}
     assert first["assertions"][0]["seen"]["mean"] == 1.0
+
+
+def test_timeouts_of_the_clients_are_timeouts_of_calls():
+    """The closed form has none: as with a policy's `timeout`, nothing is stated."""
+    world = database()
+    clients = type(world.clients)(**{**vars(world.clients), "timeouts": (2.0,)})
+    assert vulnerable_range(world) is not None
+    assert vulnerable_range(World(clients, world.services, world.policy, world.triggers, world.horizon)) is None
