@@ -55,6 +55,7 @@ bench: $(BENCH) ## abate beside its peers, as ratios
 	$(BIN)/python benchmarks/latency.py
 	$(BIN)/python benchmarks/conflicts.py
 	$(BIN)/python benchmarks/sim.py
+	$(BIN)/python benchmarks/regret.py
 	$(BIN)/python benchmarks/observe.py
 	$(BIN)/python benchmarks/page.py
 
@@ -68,6 +69,7 @@ stress: $(DEV) ## Threads, tasks, forks, signals, the collector at random points
 pictures: $(DEV) ## Draw the pictures of the docs anew
 	for file in docs/defaults/*.toml; do \
 		$(BIN)/abate sim $$file --picture docs/images/defaults-$$(basename $$file .toml).png || exit 1; done
+	$(BIN)/python benchmarks/shelter_picture.py
 	$(BIN)/abate demo --picture docs/images/demo.svg
 	$(BIN)/python examples/live_page.py --screenshot docs/images/page.png
 

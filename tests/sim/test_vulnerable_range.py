@@ -134,6 +134,14 @@ def test_the_json_of_a_study_has_the_range_and_the_assertions():
     assert first["assertions"][0]["seen"]["mean"] == 1.0
 
 
+def test_timeouts_of_the_clients_are_timeouts_of_calls():
+    """The closed form has none: as with a policy's `timeout`, nothing is stated."""
+    world = database()
+    clients = type(world.clients)(**{**vars(world.clients), "timeouts": (2.0,)})
+    assert vulnerable_range(world) is not None
+    assert vulnerable_range(World(clients, world.services, world.policy, world.triggers, world.horizon)) is None
+
+
 # -- the closed form, and the load equation of retries
 
 

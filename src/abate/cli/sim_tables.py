@@ -66,11 +66,12 @@ def _counted(count: int, word: str) -> str:
 
 def study_table(study: Study, measures: Sequence[str]) -> str:
     """Return the table of a study."""
-    labels, named = labelled([result.case for result in study.results])
-    cells = [[_cell(result, name) for name in measures] for result in study.results]
-    if len(cells) == 1 and not labels:
-        rows = [[heading(name), cell] for name, cell in zip(measures, cells[0], strict=True)]
-        return table(["measure", "mean"], rows, figures_from=1)
+    shown = [*study.results, *study.oracles]
+    cells = [[_cell(result, name) for name in measures] for result in shown]
+    if len(study.results) == 1 and not labelled([study.results[0].case])[0]:
+        rows = [[heading(name), *found] for name, *found in zip(measures, *cells, strict=True)]
+        return table(["measure", "mean", *(result.case.variant for result in study.oracles)], rows, figures_from=1)
+    labels, named = labelled([result.case for result in shown])
     rows = [[*label, *row] for label, row in zip(named, cells, strict=True)]
     return table([*labels, *map(heading, measures)], rows, figures_from=len(labels))
 

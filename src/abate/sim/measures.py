@@ -385,5 +385,7 @@ MEASURES = (
     "fairness",
 )
 """The measures of every run."""
+REGRETS = ("regret", "regret_recovery", "regret_p99")
+"""The measures of a study that compare a run with the oracle's (`abate.sim.regret`); NaN without one."""
 PER_SERVICE = ("requests", "blocking")
 """The measures of each service: requests.NAME, blocking.NAME."""

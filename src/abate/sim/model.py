@@ -12,6 +12,7 @@ from abate.errors import choice, number, whole
 from abate.frozen import Frozen
 from abate.sim.validation import (
     as_names,
+    as_seconds,
     check_bool,
     check_count,
     check_name,
@@ -42,6 +43,7 @@ class Clients(Frozen):
       ``consistent`` (the client's own, by `abate.consistent_jitter`).
     * `start`: the instant of the first call. `spread`: seconds over which `offset` spreads the calls of ``once``.
     * `processes`: the number of processes that share the clients. Each has its own budget and shelter.
+    * `timeouts`: seconds for a whole call, instead of the policy's `timeout`; the clients take them in turn.
     * `calls`: the service that they call; by default the first.
     * `code`: an async function that makes one call, given `send`, or its name (``app:fetch``). It replaces the policy.
       Only the coroutine engine can run it.
@@ -58,6 +60,7 @@ class Clients(Frozen):
     start: float = 0.0
     spread: float = 0.0
     processes: int = 1
+    timeouts: tuple[float, ...] = ()
     calls: str = ""
     code: Code = ""
 
@@ -76,6 +79,7 @@ class Clients(Frozen):
             raise ValueError(f"offset must be 'none' where arrivals are 'poisson', not {self.offset!r}")
         if self.spread and (self.arrivals != "once" or self.offset == "none"):
             raise ValueError("spread needs arrivals = 'once' and an offset of 'random' or 'consistent'")
+        self.__dict__["timeouts"] = as_seconds("timeouts", self.timeouts)
         self._check_code()
 
     def _check_code(self) -> None:
@@ -86,6 +90,8 @@ class Clients(Frozen):
                 )
         elif not callable(self.code):
             raise TypeError(f"code must be an async function or its name, as 'app:fetch', not {self.code!r}")
+        if self.code and self.timeouts:
+            raise ValueError("timeouts must be left out where clients have their own code, which has its own")
         if self.code and self.processes > 1:
             raise ValueError(f"processes must be 1 where clients share the objects of their code, not {self.processes}")
 

@@ -13,7 +13,7 @@ from abate.call.policy_files import SHELTERS, load_policies, parse_policy, parse
 from abate.errors import choice, number, whole
 from abate.redact import escaped
 from abate.sim.aws_decorrelated import AWS_DECORRELATED, AwsDecorrelated
-from abate.sim.measures import MEASURES, PER_SERVICE
+from abate.sim.measures import MEASURES, PER_SERVICE, REGRETS
 from abate.sim.model import Clients, Controllers, Duration, Limit, Row, Service
 from abate.sim.world import ENGINES, Engine, Trigger, World, WorldError
 
@@ -117,7 +117,7 @@ def parse_assertions(place: str, document: Document, services: tuple[Service | R
     Traceback (most recent call last):
     ValueError: f.toml: [assert] max_blocking.db needs quotes, as it is one key: "max_blocking.db" = 0.5
     """
-    known = {*MEASURES, *(f"{kind}.{service.name}" for kind in PER_SERVICE for service in services)}
+    known = {*MEASURES, *REGRETS, *(f"{kind}.{service.name}" for kind in PER_SERVICE for service in services)}
     found = {}
     for key, bound in table(place, "assert", document.get("assert", {})).items():
         kind, _, measure = key.partition("_")

@@ -22,7 +22,7 @@ from abate.schedule.backoff import RandomSource
 from abate.sim.agenda import Agenda, RandomStreams
 from abate.sim.calls import CallDriver
 from abate.sim.measures import Load, RunRecorder
-from abate.sim.model import Row, Service
+from abate.sim.model import Clients, Row, Service
 from abate.sim.server import Answer, RowServer, Server, answer, simulated
 from abate.sim.world import World
 
@@ -112,6 +112,13 @@ def rate_limit_answers(service: Service) -> list[type[Answer]]:
     return [answer(429, float(seconds)) for seconds in range(1, int(limit.per) + 2)]
 
 
+def _with_timeout(policy: Policy, timeout: float) -> Policy:
+    """Return a bound policy with another timeout. It shares budget, gates and shelter."""
+    found = policy.replace(timeout=timeout)
+    found.rules.rulings_by_type.update(policy.rulings_by_type)
+    return found
+
+
 def _budget(budget: Budget, clock: Clock) -> Budget:
     ratio, reserve, window, funded_by = budget.settings()
     return Budget(ratio, reserve, window, funded_by, clock=clock, name=budget.name)  # type: ignore[arg-type]
@@ -137,7 +144,10 @@ def _gate(gate: Gate, clock: Clock, rng: RandomSource) -> Gate:
 
 
 class Simulation:
-    """A world that is ready to run: its services, and the policies of its clients, one per process."""
+    """A world that is ready to run: its services, and the policies of its clients.
+
+    There is one policy per process, or one per process and timeout; those of a process share budget and shelter.
+    """
 
     __slots__ = ("agenda", "entry", "notes", "policies", "recorder", "servers", "streams", "world")
 
@@ -165,9 +175,11 @@ class Simulation:
                     for name in service.calls
                 ]
         self.entry = self.servers[world.entry]
-        self.policies = [
+        bound = [
             self._bound(world.policy, world.entry, f"policy/{process}") for process in range(world.clients.processes)
         ]
+        timeouts = world.clients.timeouts if isinstance(world.clients, Clients) else ()
+        self.policies = [_with_timeout(policy, each) for policy in bound for each in timeouts] or bound
 
     def _bound(self, policy: Policy | None, called: str, stream: str) -> Policy:
         failures = sorted(possible_failures(self.world, self.world.service(called)), key=lambda kind: kind.__name__)

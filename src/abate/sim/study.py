@@ -9,21 +9,25 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 from abate.errors import whole
 from abate.frozen import Frozen
+from abate.sim import oracle
 from abate.sim.measures import Run, Series
+from abate.sim.regret import oracle_names, oracle_places, regrets
 from abate.sim.scenario import WITHIN, Case, Scenario
 from abate.sim.scenario_parser import locate_code_errors
 from abate.sim.vulnerable_range import vulnerable_range
 from abate.sim.worker_processes import run_in_workers
 
 Progress = Callable[[int, int], object]
-"""Called with the number of finished runs, and of all runs."""
+"""Called with the number of finished runs, and of all runs, without those of oracles."""
 
+ORACLE = "oracle"
+"""The engine of runs of the oracle."""
 SHORT = 2.0
 """Seconds of remaining work below which worker processes do not pay."""
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
@@ -167,11 +171,23 @@ class Result(Frozen):
         measures, found = self.measures, []
         for key, bound in self.case.asserted.items() if self.samples else ():
             name = "recovery" if key == WITHIN else key.partition("_")[2]
-            seen = measures[name]
+            seen = measures.get(name) or estimate([])
             worst = math.inf if seen.never else seen.mean
             holds = worst >= bound if key.startswith("min_") else worst <= bound
             found.append(AssertionResult(key, bound, name, seen, holds))
         return found
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for `Study.as_json`."""
+        return {
+            "variant": self.case.variant,
+            "settings": dict(self.case.settings),
+            "engine": self.samples[0].engine if self.samples else self.case.engine,
+            "seeds": len(self.samples),
+            "measures": {name: seen.as_json() for name, seen in self.measures.items()},
+            "reasons": _mean_reasons(self.samples),
+            "notes": list(self.notes),
+        }
 
 
 class Study(Frozen):
@@ -187,6 +203,8 @@ class Study(Frozen):
     results: tuple[Result, ...]
     complete: bool = True
     """Whether all runs were made."""
+    oracles: tuple[Result, ...] = ()
+    """What a scheduler that knows the future reaches, in the worlds for which there is one (`abate.sim.oracle`)."""
 
     def broken(self) -> list[str]:
         """Return every assertion that does not hold."""
@@ -201,13 +219,7 @@ class Study(Frozen):
             "broken": self.broken(),
             "cases": [
                 {
-                    "variant": result.case.variant,
-                    "settings": dict(result.case.settings),
-                    "engine": result.samples[0].engine if result.samples else result.case.engine,
-                    "seeds": len(result.samples),
-                    "measures": {name: seen.as_json() for name, seen in result.measures.items()},
-                    "reasons": _mean_reasons(result.samples),
-                    "notes": list(result.notes),
+                    **result.as_json(),
                     "assertions": [found.as_json() for found in result.assertion_results()],
                     "vulnerable_range": None
                     if (found := vulnerable_range(result.case.world)) is None
@@ -215,6 +227,7 @@ class Study(Frozen):
                 }
                 for result in self.results
             ],
+            "oracles": [result.as_json() for result in self.oracles],
         }
 
 
@@ -225,8 +238,11 @@ def run_study(
     jobs: int | None = None,
     progress: Progress | None = None,
     raster: bool = False,
+    regret: bool = True,
 ) -> Study:
     """Run every case of a scenario with the seeds from 0 on; `raster` keeps the attempts of each case's first run.
+
+    `regret`: run the oracle of each world too, and compare the cases with it.
 
     By default `seeds` and `engine` are those of the scenario, and `jobs` is one process per core.
 
@@ -247,9 +263,15 @@ def run_study(
         for place, case in enumerate(cases)
         for seed in range(seeds or case.seeds)
     ]
+    runs = len(tasks)
+    places = oracle_places(cases, engine) if regret else []
+    names = oracle_names(cases, places)
+    most = seeds or max(case.seeds for case in cases)
+    tasks += [(place, seed, ORACLE, False) for place in names for seed in range(most)]
     # by seed, so that an interrupted study has runs of every case
     tasks.sort(key=lambda task: task[1])
     found: list[list[Sample]] = [[] for _ in cases]
+    oracles: dict[int, dict[int, Sample]] = {place: {} for place in names}
     complete = True
     try:
         with (
@@ -257,16 +279,41 @@ def run_study(
             closing(_samples(scenario, cases, tasks, jobs or os.cpu_count() or 1)) as samples,
         ):
             for place, sample in samples:
-                found[place].append(sample)
+                if sample.engine == ORACLE:
+                    oracles[place][sample.seed] = sample
+                else:
+                    found[place].append(sample)
                 if progress is not None:
-                    progress(sum(map(len, found)), len(tasks))
+                    progress(sum(map(len, found)), runs)
     except KeyboardInterrupt:
         complete = False
-    results = [
-        Result(case, tuple(sorted(samples, key=lambda sample: sample.seed)))
-        for case, samples in zip(cases, found, strict=True)
-    ]
-    return Study(scenario, tuple(results), complete)
+    for at, which in enumerate(places):
+        found[at] = [_compared(sample, which, oracles) for sample in found[at]]
+    return Study(
+        scenario,
+        tuple(_result(case, samples) for case, samples in zip(cases, found, strict=True)),
+        complete,
+        tuple(_result(_oracle_case(cases[at], name), oracles[at].values()) for at, name in names.items()),
+    )
+
+
+def _result(case: Case, samples: Iterable[Sample]) -> Result:
+    return Result(case, tuple(sorted(samples, key=lambda sample: sample.seed)))
+
+
+def _oracle_case(case: Case, name: str) -> Case:
+    return Case(name, case.settings, case.world, "exact", case.seeds, {})
+
+
+def _compared(sample: Sample, place: int | str, oracles: Mapping[int, Mapping[int, Sample]]) -> Sample:
+    """Return a sample with its regrets, or with a note that tells why it has none."""
+    notes, ideal = sample.notes, None
+    if isinstance(place, str):
+        notes = (*notes, f"no regret: {place}")
+    else:
+        ideal = oracles[place].get(sample.seed)
+    measures = {**sample.measures, **regrets(sample.measures, None if ideal is None else ideal.measures)}
+    return Sample(sample.seed, sample.engine, measures, sample.series, sample.reasons, sample.points, notes)
 
 
 Task = tuple[int, int, str, bool]
@@ -293,7 +340,8 @@ def _build(scenario: Scenario) -> Callable[[Task], tuple[int, Sample]]:
 
 def _run(cases: Sequence[Case], task: Task) -> Sample:
     place, seed, engine, raster = task
-    return _sample(cases[place].world.run(seed, engine, raster))  # type: ignore[arg-type]
+    world = cases[place].world
+    return _sample(oracle.run(world, seed) if engine == ORACLE else world.run(seed, engine, raster))  # type: ignore[arg-type]
 
 
 def _sample(run: Run) -> Sample:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from abate.sim.measures import MEASURES, PER_SERVICE
+from abate.sim.measures import MEASURES, PER_SERVICE, REGRETS
 from abate.sim.model import Clients, Row
 from abate.sim.study import Estimate, Result, format_number
 from abate.sim.vulnerable_range import VulnerableRange, vulnerable_range
@@ -22,6 +22,8 @@ UNITS = {
     "p50": "s",
     "p99": "s",
     "p999": "s",
+    "regret_recovery": "s",
+    "regret_p99": "s",
 }
 """The other measures are counts, shares and ratios."""
 
@@ -42,7 +44,7 @@ def heading(measure: str) -> str:
 def known_measures(worlds: Sequence[World]) -> set[str]:
     """Return every measure that runs of these worlds have."""
     services = {service.name for world in worlds for service in world.services}
-    return {*MEASURES, *(f"{kind}.{name}" for kind in PER_SERVICE for name in services)}
+    return {*MEASURES, *REGRETS, *(f"{kind}.{name}" for kind in PER_SERVICE for name in services)}
 
 
 def default_measures(results: Sequence[Result]) -> list[str]:
@@ -88,6 +90,7 @@ DEFAULT_MEASURES: dict[str, Callable[[World], bool]] = {
     "attempts": _is_once,
     "amplification": _has_no_row,
     "success": _has_no_row,
+    "regret": _any,
     "recovery": _can_recover,
     "peak_after": _has_triggers,
     "peak_to_mean_1s": _is_periodic,

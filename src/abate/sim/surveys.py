@@ -105,7 +105,9 @@ def recovery_map(
             triggers[0]["for"] = length
         document["sweep"] = {"clients.rate": [load / clients.count for load in at]}
         step = scenario.replaced(document=document)
-        study = run_study(step, seeds, engine, jobs, _counted(progress, place * runs, len(lasting) * runs))
+        study = run_study(
+            step, seeds, engine, jobs, _counted(progress, place * runs, len(lasting) * runs), regret=False
+        )
         rows.append(_by_variant(study))
         if not study.complete:
             complete = False
@@ -157,7 +159,7 @@ def hysteresis(
     for table in document.get("variants", {}).values():
         table.pop("triggers", None)
     document["triggers"] = spikes
-    study = run_study(settled, seeds, engine, jobs, progress)
+    study = run_study(settled, seeds, engine, jobs, progress, regret=False)
     goodput = {result.case.variant: _goodput(result, len(course), hold) for result in study.results}
     return Hysteresis(
         steps,

@@ -60,6 +60,17 @@ def as_values(key: str, values: object, kinds: tuple[type, ...]) -> tuple[object
     return found
 
 
+def as_seconds(key: str, values: object) -> tuple[float, ...]:
+    """Return several durations above 0 as a tuple.
+
+    >>> as_seconds("timeouts", [1, 2.5])
+    (1.0, 2.5)
+    """
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"{key} must be a list of seconds, not {values!r}")
+    return tuple(number(f"each of {key}", value, above=0) for value in values)
+
+
 def check_bool(name: str, value: object) -> None:
     """Check True or False."""
     if not isinstance(value, bool):

@@ -74,7 +74,7 @@ def vulnerable_range(world: World) -> VulnerableRange | None:
         return None
     seconds = Duration.of(service.service_time).mean
     retries = policy.attempt_limit > 1 and policy.idempotent is not False
-    if not seconds or service.order != "fifo" or (retries and policy.timeout is not None):
+    if not seconds or service.order != "fifo" or (retries and (policy.timeout or clients.timeouts)):
         return None
     capacity = service.workers / seconds
     above = None

@@ -72,7 +72,8 @@ def test_a_sweep_is_a_column_of_its_own(sim, folder):
     """Each value that was swept stands in its row."""
     (folder / "swept.toml").write_text(OUTAGE + '\n[sweep]\n"clients.count" = [10, 20]\n')
     _, out, _ = sim("swept.toml", "--seeds", 2, "--measures", "amplification")
-    assert [line.split()[0] for line in out.splitlines()[2:5]] == ["count", "10", "20"]
+    rows = [line.split()[:2] for line in out.splitlines()[2:7]]
+    assert rows == [["variant", "count"], ["-", "10"], ["-", "20"], ["oracle", "10"], ["oracle", "20"]]
 
 
 def test_measures_that_say_nothing_are_left_out(sim, folder):
@@ -88,7 +89,7 @@ def test_measures_that_say_nothing_are_left_out(sim, folder):
 def test_what_never_happens_is_called_never(sim):
     """A recovery that did not come is a word, not a number."""
     _, out, _ = sim("outage.toml", "--set", "services.api.error_rate=1.0", "--measures", "recovery")
-    assert out.splitlines()[3].split() == ["recovery", "(s)", "never"]
+    assert out.splitlines()[3].split() == ["recovery", "(s)", "never", "never"]
 
 
 def test_the_vulnerable_range_of_each_service_stands_below_the_table(sim):

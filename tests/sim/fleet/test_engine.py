@@ -304,6 +304,7 @@ SERVICE = Service("api", workers=10, service_time=0.1)
 LACKING = {
     "controllers": World(Controllers(count=2, rate=1.0), [SERVICE], horizon=1.0),
     "clients in several processes": world(Clients(count=10, processes=2), horizon=1.0),
+    "clients with timeouts of their own": world(Clients(count=10, timeouts=(1.0, 2.0)), horizon=1.0),
     "a row": World(Clients(count=2), [Row("row")], horizon=1.0),
     "services that call services": World(Clients(count=2), [Service("api", calls=("db",)), Service("db")], horizon=1.0),
     "a rate limit": world(Clients(count=2), Service("api", limit=Limit(5.0)), horizon=1.0),

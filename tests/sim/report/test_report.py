@@ -201,9 +201,10 @@ def names(study, **given):
 
 
 def test_cases_without_a_swept_number_have_their_load_and_their_herd(study):
-    """A panel for each case, all with the same axes."""
+    """A panel for each case, all with the same axes, and one more for the load of the oracle."""
     load, herd = choose_pictures(study)
-    assert [panel.title for panel in load.panels] == [panel.title for panel in herd.panels] == ["retried", "once"]
+    assert [panel.title for panel in herd.panels] == ["retried", "once"]
+    assert [panel.title for panel in load.panels] == ["retried", "once", "oracle"]
     axes = drawn(load)
     assert axes[0].get_ylim() == axes[1].get_ylim()
     assert axes[0].get_xlim() == axes[1].get_xlim() == (0.0, 20.0)
@@ -223,7 +224,7 @@ def drawn(picture):
 
 def test_the_load_is_the_mean_over_the_seeds_per_second(study):
     """What is drawn adds up to what was counted, and the trouble is shaded from its beginning to its end."""
-    (axes, _) = drawn(choose_pictures(study)[0])
+    (axes, *_) = drawn(choose_pictures(study)[0])
     (_, attempts, goodput) = [patch for patch in axes.patches if hasattr(patch, "get_data")]
     result = study.results[0]
     for stairs, name in ((attempts, "attempts"), (goodput, "successes")):
@@ -359,6 +360,8 @@ def test_a_swept_word_makes_cases():
         "retried order=lifo",
         "once order=fifo",
         "once order=lifo",
+        "oracle order=fifo",
+        "oracle order=lifo",
     ]
 
 
@@ -367,7 +370,7 @@ def test_many_cases_are_cut_and_that_is_said():
     found = run_study(scenario(variants={f"v{place}": {} for place in range(14)}), seeds=1)
     (picture,) = choose_pictures(found)
     assert len(picture.panels) == 12
-    assert "The first 12 of 14 cases are drawn." in picture.caption
+    assert "The first 12 of 15 cases are drawn." in picture.caption
 
 
 def test_surveys_are_drawn_if_given(study):

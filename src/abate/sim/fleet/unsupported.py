@@ -28,8 +28,9 @@ def unsupported_features(world: World) -> list[str]:
     found = []
     if isinstance(world.clients, Controllers):
         found.append("controllers")
-    elif world.clients.processes > 1:
-        found.append("clients in several processes")
+    else:
+        found += ["clients in several processes"] if world.clients.processes > 1 else []
+        found += ["clients with timeouts of their own"] if world.clients.timeouts else []
     service = world.service(world.entry)
     found += ["a row"] if isinstance(service, Row) else _service(service)
     if world.policy is not None:

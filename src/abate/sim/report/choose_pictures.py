@@ -31,7 +31,7 @@ def choose_pictures(study: Study, surveys: Sequence[Survey] = ()) -> list[Pictur
         if swept is not None:
             found.append(sweep_picture(results, swept))
         else:
-            found.append(load_picture(results, name))
+            found.append(load_picture([*results, *(ideal for ideal in study.oracles if ideal.samples)], name))
             if is_stack(results):
                 found.append(stack_picture(results, name))
             dotted = [result for result in results if has_dots(result)]

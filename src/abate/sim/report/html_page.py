@@ -70,7 +70,9 @@ def _head(study: Study) -> str:
 
 
 def _results(study: Study) -> str:
-    rows = [(case_label(result.case, study.scenario.name), result.measures) for result in study.results]
+    rows = [
+        (case_label(result.case, study.scenario.name), result.measures) for result in (*study.results, *study.oracles)
+    ]
     every = list(dict.fromkeys(name for _, seen in rows for name in seen))
     table = _measures("Results", default_measures(study.results), rows)
     more = _measures("All measures", every, rows)
