@@ -27,7 +27,7 @@ from abate import (
     on_error,
 )
 from abate.admit.breaker import LONGEST
-from abate.call.hedge_race import Race
+from abate.call.hedge_race import SECOND, Race
 from abate.testing import VirtualClock
 from tests.reentry import held_elsewhere
 
@@ -414,6 +414,7 @@ def test_the_second_attempt_of_a_hedge_counts(outcome, allowed):
     breaker, clock = make(min_calls=1)
     race = Race(policy(breaker), Timeouts(), clock)
     assert race.hedge()
+    assert race.begin(SECOND)
     race.second_ended(outcome)
     assert breaker.allowed() == allowed
 
