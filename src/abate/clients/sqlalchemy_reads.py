@@ -58,18 +58,27 @@ _explicit: WeakSet[Connection] = WeakSet()
 _connections: WeakKeyDictionary[SessionTransaction, list[Connection]] = WeakKeyDictionary()
 """The connections of the transactions of sessions that were watched from their beginning."""
 
+_watched: WeakSet[Any] = WeakSet()
+"""What has listeners. `event.contains` does not tell: it takes a new object for a dropped one of the same address."""
+
 
 def watch(source: Any) -> None:
     """Record from now on what the transactions of a session, `scoped_session` or connection send."""
     if isinstance(source, Connection):
-        _listen(source, "begin", _connection_began)
-        _listen(source, "before_cursor_execute", _note_statement)
-    elif isinstance(source, Session) or (
+        _listen(source, begin=_connection_began, before_cursor_execute=_note_statement)
+    elif isinstance(source, Session):
+        _listen(source, after_transaction_create=_session_began, after_begin=_session_connected)
+    elif isinstance(source, scoped_session) and isinstance(source.session_factory, sessionmaker):
         # the sessions of another factory can't be found before they exist
-        isinstance(source, scoped_session) and isinstance(source.session_factory, sessionmaker)
-    ):
-        _listen(source, "after_transaction_create", _session_began)
-        _listen(source, "after_begin", _session_connected)
+        _listen(source.session_factory, after_transaction_create=_session_began, after_begin=_session_connected)
+
+
+def _listen(target: Any, **listeners: Callable[..., None]) -> None:
+    """Add listeners to a target, once."""
+    if target not in _watched:
+        for name, listener in listeners.items():
+            event.listen(target, name, listener)
+        _watched.add(target)
 
 
 def end_reads(source: Session | Connection) -> None:
@@ -120,11 +129,6 @@ def _why_not(source: Session | Connection) -> str | None:
     if not all(_only_reads[connection] for connection in connections):
         return "has sent more than plain SELECTs"
     return None
-
-
-def _listen(target: Any, name: str, listener: Callable[..., None]) -> None:
-    if not event.contains(target, name, listener):
-        event.listen(target, name, listener)
 
 
 def _connection_began(connection: Connection) -> None:

@@ -263,6 +263,24 @@ def test_a_transaction_that_is_older_than_the_decorator_is_refused(source):
     assert run.call(balance) == 100
 
 
+@pytest.mark.parametrize("kind", ["connection", "session", "scoped_session"])
+def test_what_takes_the_place_of_a_dropped_one_is_watched_too(kind):
+    """SQLAlchemy knows listeners by addresses, and a new session may have the address of an old one."""
+    engine = sa.create_engine("sqlite://")
+    for _ in range(50):
+        if kind == "connection":
+            source = engine.connect()
+        elif kind == "session":
+            source = Session(engine)
+        else:
+            source = scoped_session(sessionmaker(engine))
+        run = transaction(source)
+        source.scalar(sa.text("SELECT 1"))
+        assert run.call(lambda handle: handle.scalar(sa.text("SELECT 2"))) == 2
+        source.close()
+        del source, run
+
+
 def test_a_session_on_a_connection_that_was_given_to_it_is_refused(engine):
     """What that connection has sent before would be rolled back too."""
     with engine.connect() as connection:
