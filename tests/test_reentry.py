@@ -19,7 +19,7 @@ from abate import event_sinks, events
 from abate.call.counters import CallCounter, TotalsByName, WrapperVersions
 from abate.observe.lasting_totals import LastingTotals
 from abate.observe.log_writer import LogWriter
-from abate.observe.otel import OpenTelemetrySink, SharedSnapshot
+from abate.observe.otel import OpenTelemetrySink, SharedState
 from abate.observe.page.recent_activity import RecentActivity
 from abate.observe.prometheus import PrometheusSink
 from abate.stores import StoreError
@@ -55,7 +55,7 @@ LOCKS = {
     ("observe/queue_depths.py", "DepthReading"): PRIVATE,
     ("observe/lasting_totals.py", "LastingTotals"): TESTED,
     ("observe/detached.py", "Detached"): TESTED,
-    ("observe/otel.py", "SharedSnapshot"): TESTED,
+    ("observe/otel.py", "SharedState"): TESTED,
     ("observe/otel.py", "OpenTelemetrySink"): TESTED,
     ("observe/page/recent_activity.py", "RecentActivity"): TESTED,
     ("observe/prometheus.py", "PrometheusSink"): TESTED,
@@ -1044,7 +1044,7 @@ class OfPrometheus(OfSink):
 
 
 class OfOpenTelemetry(OfSink):
-    locks = (("observe/otel.py", "OpenTelemetrySink"), ("observe/otel.py", "SharedSnapshot"))
+    locks = (("observe/otel.py", "OpenTelemetrySink"), ("observe/otel.py", "SharedState"))
     where = str(SOURCE / "observe" / "otel.py")
     every = 4
 
@@ -1052,7 +1052,7 @@ class OfOpenTelemetry(OfSink):
         self.reader = InMemoryMetricReader()
         self.provider = MeterProvider([self.reader], shutdown_on_exit=False)
         self.sink = OpenTelemetrySink(self.provider)
-        self.look = SharedSnapshot()
+        self.look = SharedState(dict)
 
     def do_abandon(self):
         def abandoned():

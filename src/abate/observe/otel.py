@@ -2,8 +2,8 @@
 
 * Names follow the semantic conventions where one exists: ``error.type``, and ``http.request.resend_count`` on the span
   of an HTTP client. They have none for retries, so the rest is ``abate.*`` in their style, with units.
-* Events are counted as they come; state is read when a reader collects (see `snapshot`). Exporting is the SDK's job, in
-  its own threads, so that an exporter that hangs or fails holds up no call.
+* Events are counted as they come; state is read when a reader collects (see `StateReader`). Exporting is the job of the
+  SDK, in its own threads, so that an exporter that hangs or fails holds up no call.
 * The current span gets an event per retry, and attributes when the call ends; of several calls within one span the last
   one sets them. No span is created: a call is part of what its caller does.
 * Attributes are bounded like labels: a limited number of names, closed sets of reasons and endings, no keys or texts.
@@ -12,18 +12,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from math import isfinite
 from typing import Any
 from weakref import ref
 
 from abate import events, forks
-from abate.events import DEAD_LETTER_REASONS, ENDINGS, FAILURE_KINDS, SHELTER_STATES, Event
-from abate.observe.call_outcomes import CallCountsSince, CallOutcomes
+from abate.events import DEAD_LETTER_REASONS, ENDINGS, FAILURE_KINDS, Event
 from abate.observe.event_text import error_type
-from abate.observe.lasting_totals import Pair
 from abate.observe.metric_series import BUCKET_BOUNDS, LabelValues, known_or_other
-from abate.observe.snapshot import Snapshot, snapshot
+from abate.observe.state_reader import State, StateReader
 from abate.optional_dependencies import requires_extra
 from abate.reentrant_locks import Section
 
@@ -40,9 +38,6 @@ MAX_ERROR_TYPES = 100
 """Error types that are told apart; the conventions call all others ``_OTHER``."""
 MAX_SPAN_EVENTS = 32
 """A span with this many events gets no more from abate: the SDK would drop its first events, maybe of other code."""
-
-Attributes = Mapping[str, str]
-Reading = Callable[[Snapshot], Iterable[tuple[Attributes, float | None]]]
 
 
 class OpenTelemetrySink:
@@ -66,14 +61,19 @@ class OpenTelemetrySink:
     def __init__(self, meter_provider: MeterProvider | None = None) -> None:
         if meter_provider is not None and not isinstance(meter_provider, MeterProvider):
             raise TypeError(f"meter_provider must be a MeterProvider of opentelemetry, not {meter_provider!r}")
-        self._names = {
-            kind: LabelValues() for kind in (POLICY, QUEUE, SHELTER, STORE, BREAKER, "abate.gate", "abate.bucket")
-        }
-        self._errors = LabelValues(MAX_ERROR_TYPES)
-        self._outcomes = CallOutcomes(self._names[POLICY])
-        self._call_counts = CallCountsSince()
         self._section = Section()
         forks.register(self)
+        state = StateReader(self._section)
+        self._outcomes = state.outcomes
+        self._names = {
+            POLICY: state.policies,
+            QUEUE: state.queues,
+            BREAKER: LabelValues(),
+            "abate.gate": LabelValues(),
+            "abate.bucket": LabelValues(),
+        }
+        self._errors = LabelValues(MAX_ERROR_TYPES)
+        self.shared_state = SharedState(state.read)
         meter = get_meter("abate", meter_provider=meter_provider)
         self._handlers: dict[type[Event], Callable[[Any], None]] = self._counters(meter)
         self._spans: dict[type[Event], Callable[[Any, trace.Span], None]] = {
@@ -182,19 +182,6 @@ class OpenTelemetrySink:
         known = self._errors.of(kind)
         return {ERROR_TYPE: known if known == kind else "_OTHER"}
 
-    # -- state, read at a collection
-
-    def calls(self) -> Iterator[tuple[Attributes, float]]:
-        """Yield the ended calls by policy and outcome, since this sink was made."""
-        counts = self._call_counts.read()
-        # a re-entrant collection may see an event half counted; nothing changes while it reads
-        ended = self._section.call(self._ended, counts, otherwise=self._ended)
-        for (policy, outcome), count in ended.items():
-            yield {POLICY: policy, "abate.outcome": outcome}, count
-
-    def _ended(self, counts: Mapping[str, Pair]) -> dict[tuple[str, str], int]:
-        return dict(self._outcomes.read(counts))
-
     # -- on the current span
 
     def _note_retry_on_span(self, event: events.Retry, span: trace.Span) -> None:
@@ -219,135 +206,101 @@ def _sends_http(span: trace.Span) -> bool:
     return getattr(span, "kind", None) is trace.SpanKind.CLIENT and HTTP_METHOD in getattr(span, "attributes", ())
 
 
-class SharedSnapshot:
-    """One snapshot for all instruments of a collection; a new one when an instrument asks again.
+class SharedState:
+    """One state for all instruments of a collection; it is read again when an instrument asks again.
 
-    >>> look = SharedSnapshot()
-    >>> first = look.of("abate.queue.age")
-    >>> look.of("abate.queue.depth") is first, look.of("abate.queue.age") is first
-    (True, False)
+    >>> states = iter([{"queue_age": {}}, {"queue_age": {("mail",): 2.0}}])
+    >>> shared = SharedState(lambda: next(states))
+    >>> shared.of("queue_depth"), shared.of("queue_age"), shared.of("queue_age")
+    ({'queue_age': {}}, {'queue_age': {}}, {'queue_age': {('mail',): 2.0}})
     """
 
-    __slots__ = ("_asked", "_last", "_section")
+    __slots__ = ("__weakref__", "_asked", "_last", "_read", "_section")
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[], State]) -> None:
+        self._read = read
         self._section = forks.register(Section())
         self._asked: set[str] = set()
-        self._last: Snapshot | None = None
+        self._last: State | None = None
 
-    def of(self, instrument: str) -> Snapshot:
-        """Return the snapshot for this instrument."""
-        return self._section.call(self._of, instrument, otherwise=_own_snapshot)
+    def of(self, instrument: str) -> State:
+        """Return the state for this instrument."""
+        return self._section.call(self._of, instrument, otherwise=self._read_separately)
 
-    def _of(self, instrument: str) -> Snapshot:
+    def _of(self, instrument: str) -> State:
         if self._last is None or instrument in self._asked:
-            self._last = snapshot()
+            self._last = self._read()
             self._asked.clear()
         self._asked.add(instrument)
         return self._last
 
-
-def _own_snapshot(instrument: str) -> Snapshot:
-    """Return a separate snapshot for a collection within another collection of the same thread."""
-    return snapshot()
+    def _read_separately(self, instrument: str) -> State:
+        """Return a state of its own for a collection within another collection of the same thread."""
+        return self._read()
 
 
 def _create_instruments(meter: Meter, sink: ref[OpenTelemetrySink]) -> None:
     """Make the instruments that are read at a collection; they do not keep the sink alive."""
-    look = SharedSnapshot()
 
-    def observed(create: Callable[..., Any], name: str, unit: str, description: str, read: Reading) -> None:
+    def observed(create: Callable[..., Any], name: str, unit: str, description: str, key: str, *kinds: str) -> None:
         def callback(_: CallbackOptions) -> list[Observation]:
-            if sink() is None:
+            here = sink()
+            if here is None:
                 return []
             return [
-                Observation(value, attributes)
-                for attributes, value in read(look.of(name))
-                if value is not None and isfinite(value)  # limits and balances may be infinite
+                Observation(value, dict(zip(kinds, labels, strict=True)))
+                for labels, value in here.shared_state.of(key)[key].items()
+                if isfinite(value)  # limits and balances may be infinite
             ]
 
         create(name, [callback], unit, description)
 
-    def calls(_: Snapshot) -> Iterable[tuple[Attributes, float]]:
-        known = sink()
-        return () if known is None else known.calls()
-
     gauge, total = meter.create_observable_gauge, meter.create_observable_counter
     level = meter.create_observable_up_down_counter
-    observed(total, "abate.calls", "{call}", "Calls that have ended, by outcome.", calls)
-    for create, name, unit, description, read in (
-        (level, "abate.active_calls", "{call}", "Calls that have begun and not ended.", _in_flight),
-        (gauge, "abate.budget.balance", "{retry}", "Retries that could be made now.", _balance),
-        (gauge, "abate.budget.remaining", "1", "Share of what the budget's window allows that is left.", _remaining),
-        (level, "abate.shelter.state", "1", "1 for the state that the shelter is in.", _state),
-        (level, "abate.shelter.waiters", "{call}", "Calls that wait in the shelter.", _waiters),
-        (gauge, "abate.shelter.limit", "{attempt}", "Attempts that may be in flight.", _limit),
-        (level, "abate.queue.depth", "{message}", "Keys or messages of a queue, by state.", _depth),
-        (gauge, "abate.queue.age", "s", "How long the oldest one has been ready.", _age),
-        (level, "abate.queue.workers", "{worker}", "Workers of a queue, by whether they have something.", _workers),
-        (total, "abate.queue.adds", "{key}", "Adds of keys.", _adds),
-        (total, "abate.queue.coalesced", "{key}", "Adds of keys that were waiting already.", _coalesced),
-        (level, "abate.store.degraded", "1", "1 while the store does not answer.", _degraded),
+    for create, name, unit, description, *series in (
+        (total, "abate.calls", "{call}", "Calls that have ended, by outcome.", "calls", POLICY, "abate.outcome"),
+        (level, "abate.active_calls", "{call}", "Calls that have begun and not ended.", "active_calls", POLICY),
+        (gauge, "abate.budget.balance", "{retry}", "Retries that could be made now.", "budget_balance", POLICY),
+        (
+            gauge,
+            "abate.budget.remaining",
+            "1",
+            "Share of what the budget's window allows that is left.",
+            "budget_remaining",
+            POLICY,
+        ),
+        (
+            level,
+            "abate.shelter.state",
+            "1",
+            "1 for the state that the shelter is in.",
+            "shelter_state",
+            SHELTER,
+            STATE,
+        ),
+        (level, "abate.shelter.waiters", "{call}", "Calls that wait in the shelter.", "shelter_waiters", SHELTER),
+        (gauge, "abate.shelter.limit", "{attempt}", "Attempts that may be in flight.", "shelter_limit", SHELTER),
+        (
+            level,
+            "abate.queue.depth",
+            "{message}",
+            "Keys or messages of a queue, by state.",
+            "queue_depth",
+            QUEUE,
+            STATE,
+        ),
+        (gauge, "abate.queue.age", "s", "How long the oldest one has been ready.", "queue_age", QUEUE),
+        (
+            level,
+            "abate.queue.workers",
+            "{worker}",
+            "Workers of a queue, by whether they have something.",
+            "queue_workers",
+            QUEUE,
+            STATE,
+        ),
+        (total, "abate.queue.adds", "{key}", "Adds of keys.", "queue_adds", QUEUE),
+        (total, "abate.queue.coalesced", "{key}", "Adds of keys that were waiting already.", "queue_coalesced", QUEUE),
+        (level, "abate.store.degraded", "1", "1 while the store does not answer.", "store_degraded", STORE),
     ):
-        observed(create, name, unit, description, read)
-
-
-Readings = Iterator[tuple[Attributes, float | None]]
-
-
-def _in_flight(seen: Snapshot) -> Readings:
-    return (({POLICY: view.name}, view.in_flight) for view in seen.policies)
-
-
-def _balance(seen: Snapshot) -> Readings:
-    return (({POLICY: view.name}, view.balance) for view in seen.policies)
-
-
-def _remaining(seen: Snapshot) -> Readings:
-    return (({POLICY: view.name}, view.share) for view in seen.policies)
-
-
-def _state(seen: Snapshot) -> Readings:
-    return (
-        ({SHELTER: view.name, STATE: state}, int(view.state == state))
-        for view in seen.shelters
-        for state in SHELTER_STATES
-    )
-
-
-def _waiters(seen: Snapshot) -> Readings:
-    return (({SHELTER: view.name}, view.waiters) for view in seen.shelters)
-
-
-def _limit(seen: Snapshot) -> Readings:
-    return (({SHELTER: view.name}, view.limit) for view in seen.shelters)
-
-
-def _depth(seen: Snapshot) -> Readings:
-    return (
-        ({QUEUE: view.name, STATE: state}, getattr(view, state))
-        for view in seen.queues
-        for state in ("ready", "delayed", "in_hand", "dead")
-    )
-
-
-def _age(seen: Snapshot) -> Readings:
-    return (({QUEUE: view.name}, view.age) for view in seen.queues)
-
-
-def _workers(seen: Snapshot) -> Readings:
-    for view in seen.queues:
-        yield {QUEUE: view.name, STATE: "busy"}, min(view.in_hand, view.workers)
-        yield {QUEUE: view.name, STATE: "idle"}, max(0, view.workers - view.in_hand)
-
-
-def _adds(seen: Snapshot) -> Readings:
-    return (({QUEUE: view.name}, view.adds) for view in seen.queues)
-
-
-def _coalesced(seen: Snapshot) -> Readings:
-    return (({QUEUE: view.name}, view.coalesced) for view in seen.queues)
-
-
-def _degraded(seen: Snapshot) -> Readings:
-    return (({STORE: view.name}, int(view.degraded)) for view in seen.stores)
+        observed(create, name, unit, description, *series)

@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from itertools import product
 from typing import Any
-from weakref import ref
 
-from abate import events, forks, registry
-from abate.events import DEAD_LETTER_REASONS, ENDINGS, FAILURE_KINDS, SHELTER_STATES, Event
-from abate.observe.call_outcomes import OUTCOMES, CallCountsSince, CallOutcomes
-from abate.observe.lasting_totals import LastingTotals, Pair, Reading
-from abate.observe.metric_series import Counters, Gauges, Histograms, Labels, LabelValues, known_or_other
-from abate.observe.snapshot import Snapshot, snapshot
+from abate import events, forks
+from abate.events import DEAD_LETTER_REASONS, ENDINGS, FAILURE_KINDS, Event
+from abate.observe.call_outcomes import OUTCOMES
+from abate.observe.metric_series import Counters, Histograms, Labels, LabelValues, known_or_other
+from abate.observe.state_reader import State, StateReader
 from abate.optional_dependencies import requires_extra
 from abate.reentrant_locks import Section
 
@@ -76,6 +74,20 @@ METRICS: dict[str, tuple[Callable[..., Metric], str, Labels]] = {
 }
 """Every metric: its type, its help text, its labels. Counters are exposed as ``…_total``."""
 
+GAUGES = {
+    "abate_retry_budget_balance": "budget_balance",
+    "abate_retry_budget_remaining_ratio": "budget_remaining",
+    "abate_inflight": "active_calls",
+    "abate_shelter_state": "shelter_state",
+    "abate_shelter_waiters": "shelter_waiters",
+    "abate_shelter_limit": "shelter_limit",
+    "abate_queue_depth": "queue_depth",
+    "abate_queue_age_seconds": "queue_age",
+    "abate_worker_utilization": "worker_utilization",
+    "abate_store_degraded": "store_degraded",
+}
+"""The gauges, and their series in the state that `StateReader` reads."""
+
 
 class PrometheusSink:
     """Counts events, and reads state when the `registry` (by default the global one) is scraped.
@@ -111,16 +123,17 @@ class PrometheusSink:
                 UserWarning,
                 stacklevel=2,
             )
-        self._policies, self._queues, self._shelters = LabelValues(), LabelValues(), LabelValues()
-        self._stores, self._buckets, self._breakers = LabelValues(), LabelValues(), LabelValues()
-        self._outcomes = CallOutcomes(self._policies)
+        self._section = Section()
+        self._state = StateReader(self._section)
+        self._policies, self._queues = self._state.policies, self._state.queues
+        self._buckets, self._breakers = LabelValues(), LabelValues()
         self._retries, self._exhausted, self._layered, self._dead = Counters(), Counters(), Counters(), Counters()
         self._opened = Counters()
         self._delays, self._waits, self._work = Histograms(), Histograms(), Histograms()
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             events.Retry: self._retry,
-            events.Recovered: self._outcomes.recovered,
-            events.GaveUp: self._outcomes.gave_up,
+            events.Recovered: self._state.outcomes.recovered,
+            events.GaveUp: self._state.outcomes.gave_up,
             events.BudgetRefused: self._refused,
             events.LayeredRetry: self._layer,
             events.BreakerOpened: self._breaker_opened,
@@ -128,9 +141,6 @@ class PrometheusSink:
             events.Worked: self._worked,
             events.Buried: self._buried,
         }
-        self._call_counts = CallCountsSince()
-        self._adds: LastingTotals[Any] = LastingTotals(_added)
-        self._section = Section()
         forks.register(self)
         try:
             (REGISTRY if registry is None else registry).register(self)
@@ -160,7 +170,7 @@ class PrometheusSink:
         if event.attempt:
             self._exhausted.add(self._policies.of(event.name))
         else:
-            self._outcomes.refused(event)
+            self._state.outcomes.refused(event)
 
     def _layer(self, event: events.LayeredRetry) -> None:
         self._layered.add(self._policies.of(event.name), self._policies.of(event.inner))
@@ -185,12 +195,10 @@ class PrometheusSink:
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics with their values."""
-        # without the lock, on which calls would wait: stores take their time to report depths
-        seen = snapshot()
-        adds = self._adds.totals(self._services())
-        counts = self._call_counts.read()
+        # before the lock is taken, on which calls would wait: stores take their time to report depths
+        state = self._state.read()
         # a re-entrant scrape may see an event half counted; nothing changes while it reads
-        values, histograms = self._section.call(self._values, seen, counts, adds, otherwise=self._values)
+        values, histograms = self._section.call(self._values, state, otherwise=self._values)
         for name in METRICS:
             family: Any = _family(name)
             for labels, value in values.get(name, ()):
@@ -199,73 +207,26 @@ class PrometheusSink:
                 family.add_metric(labels, buckets, total)
             yield family
 
-    def _values(
-        self, seen: Snapshot, counts: Mapping[str, Pair], adds: Mapping[str, Pair]
-    ) -> tuple[dict[str, Series], dict[str, list[Histogram]]]:
-        return {**self._gauges(seen), **self._counters(seen, counts, adds)}, {
+    def _values(self, state: State) -> tuple[dict[str, Series], dict[str, list[Histogram]]]:
+        return {**{name: state[key].items() for name, key in GAUGES.items()}, **self._counters(state)}, {
             "abate_retry_delay_seconds": list(self._delays),
             "abate_rate_limiter_wait_seconds": list(self._waits),
             "abate_work_seconds": list(self._work),
         }
 
-    def _services(self) -> list[tuple[Any, str]]:
-        services = registry.services.alive()
-        named: Callable[[], list[tuple[Any, str]]] = lambda: [(each, self._queues.of(each.name)) for each in services]  # noqa: E731
-        return self._section.call(named, otherwise=named)
-
-    def _counters(self, seen: Snapshot, counts: Mapping[str, Pair], adds: Mapping[str, Pair]) -> dict[str, Series]:
+    def _counters(self, state: State) -> dict[str, Series]:
         """Return the counters. Those of existing objects begin at 0, so that the first event is an increase."""
-        policies = [self._policies.of(view.name) for view in seen.policies]
-        queues = [self._queues.of(view.name) for view in seen.queues]
-        calls = self._outcomes.read(counts)
+        policies = [policy for (policy,) in state["active_calls"]]
+        queues = [queue for (queue,) in state["worker_utilization"]]
         return {
-            "abate_calls": _from_zero(product(policies, OUTCOMES), calls.items()),
+            "abate_calls": _from_zero(product(policies, OUTCOMES), state["calls"].items()),
             "abate_retries": _from_zero(product(policies, FAILURE_KINDS), self._retries),
             "abate_retry_budget_exhausted": _from_zero(product(policies), self._exhausted),
             "abate_layered_retries": list(self._layered),
             "abate_breaker_opened": list(self._opened),
-            "abate_queue_adds": [((queue,), added) for queue, (added, _) in adds.items()],
-            "abate_queue_coalesced": [((queue,), coalesced) for queue, (_, coalesced) in adds.items()],
+            "abate_queue_adds": state["queue_adds"].items(),
+            "abate_queue_coalesced": state["queue_coalesced"].items(),
             "abate_dead_letters": _from_zero(product(queues, DEAD_LETTER_REASONS), self._dead),
-        }
-
-    def _gauges(self, seen: Snapshot) -> dict[str, Series]:
-        """Return the gauges. Objects that share a label are added up, or the worst is shown."""
-        balance, share, in_flight = Gauges(), Gauges(min), Gauges()
-        for view in seen.policies:
-            policy = self._policies.of(view.name)
-            balance.put(view.balance, policy)
-            share.put(view.share, policy)
-            in_flight.put(view.in_flight, policy)
-        state, waiters, limit = Gauges(max), Gauges(), Gauges(min)
-        for shelter in seen.shelters:
-            name = self._shelters.of(shelter.name)
-            waiters.put(shelter.waiters, name)
-            limit.put(shelter.limit, name)
-            for each in SHELTER_STATES:
-                state.put(shelter.state == each, name, each)
-        depth, age, utilization = Gauges(), Gauges(max), Gauges(max)
-        for queue in seen.queues:
-            name = self._queues.of(queue.name)
-            counts = {"ready": queue.ready, "delayed": queue.delayed, "in_hand": queue.in_hand, "dead": queue.dead}
-            for known, count in counts.items():
-                depth.put(count, name, known)
-            age.put(queue.age, name)
-            utilization.put(min(1.0, queue.in_hand / queue.workers), name)
-        degraded = Gauges(max)
-        for store in seen.stores:
-            degraded.put(store.degraded, self._stores.of(store.name))
-        return {
-            "abate_retry_budget_balance": balance,
-            "abate_retry_budget_remaining_ratio": share,
-            "abate_inflight": in_flight,
-            "abate_shelter_state": state,
-            "abate_shelter_waiters": waiters,
-            "abate_shelter_limit": limit,
-            "abate_queue_depth": depth,
-            "abate_queue_age_seconds": age,
-            "abate_worker_utilization": utilization,
-            "abate_store_degraded": degraded,
         }
 
 
@@ -274,17 +235,5 @@ def _family(name: str) -> Metric:
     return kind(name, text, labels=labels)
 
 
-def _from_zero(known: Iterable[Labels], counted: Iterable[tuple[Labels, int]]) -> Series:
+def _from_zero(known: Iterable[Labels], counted: Series) -> Series:
     return {**dict.fromkeys(known, 0), **dict(counted)}.items()
-
-
-def _added(service: Any) -> Reading:
-    """Return a reader of a controller's adds, and of the adds that changed nothing."""
-    weak = ref(service)
-
-    def read() -> Pair | None:
-        here = weak()
-        adds, coalesced = getattr(here, "adds", None), getattr(here, "coalesced", None)
-        return None if adds is None or coalesced is None else (adds, coalesced)
-
-    return read

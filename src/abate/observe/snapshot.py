@@ -1,6 +1,7 @@
 """The current state of everything, read only on demand, so that calls pay nothing for it.
 
-Objects of one name are shown as one: counts and balances are added up.
+Policies, shelters and stores of one name are shown as one: counts and balances are added up. Of controllers and
+consumers of one name, the one that was made first is shown: usually they share a queue.
 """
 
 from __future__ import annotations
