@@ -22,7 +22,7 @@ import abate
 PACKAGE = os.path.dirname(abate.__file__)
 PATIENCE = 60.0
 """Seconds after which an operation is taken to hang."""
-MOST_STEPS = 5000
+MAX_STEPS = 5000
 
 
 def guarded(body):
@@ -74,7 +74,7 @@ def interrupted_at(step, operation, interruption, where=PACKAGE):
     return step is None or seen >= step
 
 
-def at_every_bytecode(make, operation, interruption, where=PACKAGE, steps=range(1, MOST_STEPS)):
+def at_every_bytecode(make, operation, interruption, where=PACKAGE, steps=range(1, MAX_STEPS)):
     """For each bytecode of an operation: make a thing, run it there, interrupt it once, and check the thing.
 
     Operations are given as functions of the thing. What they raise is raised; `make().check()` is the last word.
@@ -160,7 +160,7 @@ def raised_at_every_point(make, operation, where=PACKAGE, done=((),), error=Inte
         return thing
 
     def body():
-        for step in range(1, MOST_STEPS, every):
+        for step in range(1, MAX_STEPS, every):
             failure = None
             for notes in done:
                 failure = tried(step, notes)

@@ -57,7 +57,7 @@ def test_links_lead_somewhere(page):
 
 def test_the_readme_shows_a_table_of_the_demo():
     """The table in the README is one that the demo prints, but for its figures: those are of one run."""
-    from abate.cli.demo.scenario import FULL
+    from abate.cli.demo.settings import FULL
     from abate.cli.demo.table import HEADINGS, ROWS, headline
 
     shown = re.search(rf"^{re.escape(headline(FULL))}\n\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)

@@ -30,7 +30,7 @@ from abate.stores.redis.connection import RedisConnection
 from abate.stores.sqlite.database import Database
 from abate.testing import VirtualClock
 from abate.wakeups import ThreadWakeup
-from tests.reentry import MOST_STEPS, at_every_bytecode
+from tests.reentry import MAX_STEPS, at_every_bytecode
 
 SOURCE = pathlib.Path(abate.__file__).parent
 ARCHITECTURE = pathlib.Path(__file__).parent.parent / "docs" / "architecture.md"
@@ -1228,7 +1228,7 @@ def test_at_every_bytecode(case, monkeypatch):
 
     for place, (operation, interruption) in enumerate(case.pairs()):
         try:
-            steps = range(1 + place % case.every, MOST_STEPS, case.every)
+            steps = range(1 + place % case.every, MAX_STEPS, case.every)
             at_every_bytecode(case, run(operation), run(interruption), case.where, steps)
         except BaseException as error:
             error.add_note(f"{operation} was interrupted by {interruption}")

@@ -28,7 +28,7 @@ from abate.testing import Script, VirtualClock
 from abate.wakeups import ThreadWakeup
 from tests import test_reentry as cases
 from tests.reentry import (
-    MOST_STEPS,
+    MAX_STEPS,
     Interrupted,
     at_every_bytecode,
     guarded,
@@ -134,7 +134,7 @@ def test_a_dispatcher_keeps_its_counts(operation):
 @pytest.mark.parametrize("operation", OfDispatcher.operations())
 def test_a_dispatcher_that_is_interrupted_keeps_its_counts(operation, interruption):
     """Any operation in the middle of any other, of the same thread, as a finalizer or a signal handler makes them."""
-    steps = range(1, MOST_STEPS, 13)
+    steps = range(1, MAX_STEPS, 13)
     at_every_bytecode(
         OfDispatcher, lambda thing: thing.do(operation), lambda thing: thing.do(interruption), steps=steps
     )
@@ -303,7 +303,7 @@ def test_no_section_stays_taken(case, monkeypatch):
 
     def body():
         for number, operation in enumerate(case.operations()):
-            for step in range(1 + number % case.every, MOST_STEPS, case.every):
+            for step in range(1 + number % case.every, MAX_STEPS, case.every):
                 thing = case()
                 try:
                     if not raised_at(step, lambda thing=thing, name=operation: thing.do(name), case.where):

@@ -26,7 +26,7 @@ from abate import (
     forks,
     on_error,
 )
-from abate.admit.breaker import LONGEST
+from abate.admit.breaker import MAX_PAUSES
 from abate.call.hedge_race import SECOND, Race
 from abate.testing import VirtualClock
 from tests.reentry import held_elsewhere
@@ -120,7 +120,7 @@ class AsAGate(RuleBasedStateMachine):
         now = self.now()
         self.in_flight -= 1
         if self.state == "half-open" and not self.older:
-            self.trip(now, min(LONGEST, 2 * self.pauses))
+            self.trip(now, min(MAX_PAUSES, 2 * self.pauses))
             return
         self.older = max(0, self.older - 1)
         if self.state == "closed":

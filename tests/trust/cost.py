@@ -4,12 +4,12 @@ import time
 
 GROWTH = 8
 """How much longer the second text is."""
-MOST = 5 * GROWTH
+MAX_GROWTH = 5 * GROWTH
 """The growth of the time that is allowed: a busy machine disturbs what is measured, and squares are far off."""
 
 
 def assert_in_proportion(work, length, least=0.0005):
-    """Let `work(length)` take at most `MOST` times as long for `GROWTH` times the length; it makes its text itself.
+    """Let `work(length)` take at most `MAX_GROWTH` times as long for `GROWTH` times the length.
 
     Times below `least` seconds count as that.
     """
@@ -21,4 +21,4 @@ def assert_in_proportion(work, length, least=0.0005):
 
     took(length)
     short = min(took(length) for _ in range(3))
-    assert min(took(GROWTH * length) for _ in range(2)) < MOST * max(short, least)
+    assert min(took(GROWTH * length) for _ in range(2)) < MAX_GROWTH * max(short, least)

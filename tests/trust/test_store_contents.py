@@ -24,7 +24,7 @@ from tests.conformance.conftest import STORES
 FUZZED = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
-MOST_ROUNDS = 20
+MAX_ROUNDS = 20
 
 
 @pytest.fixture(params=STORES)
@@ -41,7 +41,7 @@ def store(url):
 def serve(queue, good):
     """Work through a queue: every good message is handed out and settled, and the rest ends in a few rounds."""
     done = set()
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         messages = queue.receive(10)
         if not messages:
             break
@@ -366,7 +366,7 @@ def test_any_fields_of_redis(redis_store, items, line, turns, mark, token, why):
     server.hset(meta, "mark", mark)
     server.set(token_key, token)
     server.sadd(store.names.queues, b"\xff", b"", b"x" * 600)
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         messages = queue.receive(10)
         if not messages:
             break
@@ -543,7 +543,7 @@ def test_any_row_of_postgres(postgres_store, rows):
             store.pool.run(f"INSERT INTO @.item ({names}) VALUES ({places})", "orders", key, *values)
         except StoreError:
             pass  # NOT NULL, a check, or the key is there already
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         messages = queue.receive(10)
         if not messages:
             break

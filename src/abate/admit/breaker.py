@@ -8,7 +8,7 @@ The rules:
   attempt in the window has succeeded, and counts as a failure if none has.
 * Open: all attempts are refused for `pause` seconds, plus or minus half. Attempts that end meanwhile are not counted.
 * Half-open: one trial at a time is admitted. A success closes the breaker; a failure trips it again for twice as long,
-  up to `LONGEST` pauses. If a trial takes longer than a pause, another one is admitted.
+  up to `MAX_PAUSES` pauses. If a trial takes longer than a pause, another one is admitted.
 
 A consumer records for each message how often the breaker had tripped when the message was received, so messages from
 before a trip are ignored. A gate cannot distinguish attempts: when half-open, any success closes it, and a failure is
@@ -34,7 +34,7 @@ from abate.per_clock import PerClock
 from abate.reentrant_locks import Section
 from abate.schedule.backoff import RandomSource
 
-LONGEST = 8.0
+MAX_PAUSES = 8.0
 """The breaker is open for at most this many times `pause`."""
 
 
@@ -178,7 +178,7 @@ class Circuit:
             return 0.0
         if self.tripped:
             if not ok:
-                return self._trip(now, min(2 * self._pauses, LONGEST))
+                return self._trip(now, min(2 * self._pauses, MAX_PAUSES))
             self.tripped, self._older, self._trial_until = False, 0, -inf
             return 0.0
         if self._counts is None:

@@ -82,9 +82,9 @@ class CounterRef(ref[CallCounter]):
     bad: AtomicCounter
 
     def __new__(cls, counter: CallCounter, gone: Callable[[Any], object], name: str) -> CounterRef:
-        leaf = super().__new__(cls, counter, gone)
-        leaf.name, leaf.good, leaf.bad = name, counter.good, counter.bad
-        return leaf
+        counter_ref = super().__new__(cls, counter, gone)
+        counter_ref.name, counter_ref.good, counter_ref.bad = name, counter.good, counter.bad
+        return counter_ref
 
     def __init__(self, counter: CallCounter, gone: Callable[[Any], object], name: str) -> None:
         """Accept the arguments of `__new__`."""
@@ -126,8 +126,8 @@ class TotalsByName:
         self._totals.setdefault(name, NOTHING)
         if len(self._dead) >= MAX_DEAD:
             self._absorb()
-        leaf = CounterRef(counter, self._dead.append, name)
-        self._refs[id(leaf)] = leaf  # last, so that an interrupted run can be repeated
+        counter_ref = CounterRef(counter, self._dead.append, name)
+        self._refs[id(counter_ref)] = counter_ref  # last, so that an interrupted run can be repeated
 
     def totals(self) -> dict[str, CallCounts]:
         """Return the totals of each name."""
@@ -147,15 +147,15 @@ class TotalsByName:
 
     def _known(self) -> tuple[list[tuple[str, CallCounter]], dict[str, CallCounts]]:
         """Return the live counters, and the totals of those that were collected and added up."""
-        leaves = list(self._refs.values())
-        return [(leaf.name, counter) for leaf in leaves if (counter := leaf()) is not None], self._totals.copy()
+        refs = list(self._refs.values())
+        return [(each.name, counter) for each in refs if (counter := each()) is not None], self._totals.copy()
 
     def _absorb(self) -> None:
         while self._dead:
-            leaf = self._dead[0]
-            good, bad = leaf.good.read(), leaf.bad.read()
-            number, total = id(leaf), self._totals[leaf.name].plus(CallCounts(good + bad, good, bad))
-            self._totals[leaf.name] = total  # no call from here on, so that it counts once
+            counter_ref = self._dead[0]
+            good, bad = counter_ref.good.read(), counter_ref.bad.read()
+            number, total = id(counter_ref), self._totals[counter_ref.name].plus(CallCounts(good + bad, good, bad))
+            self._totals[counter_ref.name] = total  # no call from here on, so that it counts once
             del self._refs[number]
             del self._dead[0]
 

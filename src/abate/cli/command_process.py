@@ -30,7 +30,7 @@ GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL."""
 LOOK = 0.05
 """Seconds between two checks of a group whose leader has ended."""
-LONGEST_POLL = 86_400.0
+MAX_POLL = 86_400.0
 """Seconds that one `poll` waits at most: it takes milliseconds in 32 bits. Callers ask again."""
 
 NOT_RUNNABLE, NOT_FOUND, KILLED = 126, 127, 128
@@ -142,7 +142,7 @@ class SignalClock(clock.MachineClock):
         poller = select.poll()  # select() takes no descriptor beyond 1023
         for file in (self._read, *files):
             poller.register(file, select.POLLIN)
-        milliseconds = None if seconds is None else ceil(min(seconds, LONGEST_POLL) * 1000)
+        milliseconds = None if seconds is None else ceil(min(seconds, MAX_POLL) * 1000)
         readable = [file for file, _ in poller.poll(milliseconds)]
         if self._read in readable:
             os.read(self._read, 4096)

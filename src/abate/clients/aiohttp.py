@@ -54,7 +54,7 @@ from abate.clients.http_client import (
     is_judged_by_body,
     new_idempotency_key,
 )
-from abate.clients.stopwatch import Stopwatch, Timeouts
+from abate.clients.stopwatch import Stopwatch, TimeoutSource
 from abate.clients.trust import Secret
 from abate.decide import http
 from abate.decide.network_errors import judge_network_error
@@ -72,7 +72,7 @@ def middleware(
     policy: Policy | None = None,
     *,
     idempotency_key: bool = False,
-    timeouts: Timeouts | None = None,
+    timeouts: TimeoutSource | None = None,
     secrets: Mapping[str, Secret] | None = None,
     ours: Iterable[str] | None = None,
     key: Key = None,

@@ -29,7 +29,7 @@ from abate.call.policy import Policy
 from abate.clients.client_rules import ClientRules, KeyFunction, Library, client_rules
 from abate.clients.headers import PrivateHeaders
 from abate.clients.outer_retries import MESH_RETRIES, earlier_retries, tells_outer_layers
-from abate.clients.stopwatch import Timeouts
+from abate.clients.stopwatch import TimeoutSource
 from abate.clients.trust import Secret
 from abate.decide import http
 from abate.decide.outcome import Outcome
@@ -97,7 +97,7 @@ class ClientSettings:
         policy: Policy | None,
         *,
         idempotency_key: bool,
-        timeouts: Timeouts | None,
+        timeouts: TimeoutSource | None,
         secrets: Mapping[str, Secret] | None,
         ours: Iterable[str] | None,
         key: Key,

@@ -27,7 +27,7 @@ from abate.clients.http_client import MIN_TIMEOUT, ClientSettings, HttpRequest, 
 from abate.clients.httpx_bodies import is_event_stream, streams_of
 from abate.clients.httpx_call import EXTENSION, STREAM_READ, HttpxCall
 from abate.clients.outer_retries import forbid_retry
-from abate.clients.stopwatch import Stopwatch, Timeouts
+from abate.clients.stopwatch import Stopwatch, TimeoutSource
 from abate.clients.trust import SECRET, Secret
 from abate.decide.http import KEY_HEADER
 from abate.decide.network_errors import judge_network_error
@@ -78,7 +78,7 @@ class RetryingTransport:
         transport: Any = None,
         *,
         idempotency_key: bool = False,
-        timeouts: Timeouts | None = None,
+        timeouts: TimeoutSource | None = None,
         secrets: Mapping[str, Secret] | None = None,
         ours: Iterable[str] | None = None,
         key: Key = None,

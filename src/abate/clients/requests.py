@@ -30,7 +30,7 @@ with requires_extra(by="abate.clients.requests", extra="requests"):
 from abate.call.policy import Policy
 from abate.clients.client_rules import Library
 from abate.clients.http_client import DEADLINE_PASSED, Key, is_rewindable
-from abate.clients.stopwatch import Timeouts
+from abate.clients.stopwatch import TimeoutSource
 from abate.clients.trust import Secret
 from abate.clients.urllib3 import warn_about_retries
 from abate.clients.urllib3_sender import Sender, loaded_error, mark, release, with_deadlines
@@ -67,7 +67,7 @@ class Adapter(HTTPAdapter):
         policy: Policy | None = None,
         *,
         idempotency_key: bool = False,
-        timeouts: Timeouts | None = None,
+        timeouts: TimeoutSource | None = None,
         secrets: Mapping[str, Secret] | None = None,
         ours: Iterable[str] | None = None,
         key: Key = None,

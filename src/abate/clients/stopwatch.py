@@ -13,7 +13,7 @@ from abate.schedule.deadlines import remaining
 ErrorRule = Callable[[Exception], Ruling | None]
 
 
-class Timeouts(Protocol):
+class TimeoutSource(Protocol):
     """Timeouts that follow what is observed, as `abate.Timeouts` does.
 
     Three further methods are optional: ``observe_connect(seconds)`` receives how long each new connection took to
@@ -47,7 +47,7 @@ class Stopwatch:
 
     __slots__ = ("_connect_seconds", "_judge", "_started", "_step_started", "_timeouts")
 
-    def __init__(self, timeouts: Timeouts, judge_error: ErrorRule) -> None:
+    def __init__(self, timeouts: TimeoutSource, judge_error: ErrorRule) -> None:
         self._timeouts = timeouts
         self._judge = judge_error
         self._connect_seconds: float | None = None  # of the finished steps

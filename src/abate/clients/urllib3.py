@@ -28,7 +28,7 @@ with requires_extra(by="abate.clients.urllib3", extra="urllib3"):
 from abate.call.policy import Policy
 from abate.clients.client_rules import Library
 from abate.clients.http_client import DEADLINE_PASSED, Key, is_rewindable
-from abate.clients.stopwatch import Timeouts
+from abate.clients.stopwatch import TimeoutSource
 from abate.clients.trust import Secret
 from abate.clients.urllib3_sender import Sender, loaded_error, mark, release, with_deadlines
 from abate.decide.network_errors import judge_network_error
@@ -63,7 +63,7 @@ class PoolManager(urllib3.PoolManager):
         policy: Policy | None = None,
         *,
         idempotency_key: bool = False,
-        timeouts: Timeouts | None = None,
+        timeouts: TimeoutSource | None = None,
         secrets: Mapping[str, Secret] | None = None,
         ours: Iterable[str] | None = None,
         key: Key = None,

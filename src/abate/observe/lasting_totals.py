@@ -58,12 +58,12 @@ class LastingTotals(Generic[T]):
             owner = self._known.get(id(thing))
             if owner is None or owner.thing() is not thing:
                 if owner is not None:
-                    self._bury(owner)
+                    self._keep_counts_of(owner)
                 self._known[id(thing)] = _Owner(thing, name, self._reading(thing))
         for place, owner in self._known.copy().items():
             if owner.thing() is None:
                 del self._known[place]
-                self._bury(owner)
+                self._keep_counts_of(owner)
         return self._known_totals(things)
 
     def _known_totals(self, things: list[tuple[T, str]]) -> Mapping[str, Pair]:
@@ -74,7 +74,7 @@ class LastingTotals(Generic[T]):
                 totals[owner.name] = _sum(totals[owner.name], counted)
         return totals
 
-    def _bury(self, owner: _Owner[T]) -> None:
+    def _keep_counts_of(self, owner: _Owner[T]) -> None:
         counted = owner.read()
         if counted is not None:
             self._gone[owner.name] = _sum(self._gone.get(owner.name, (0, 0)), counted)

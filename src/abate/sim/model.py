@@ -14,7 +14,7 @@ from abate.sim.validation import (
     as_names,
     as_seconds,
     check_bool,
-    check_count,
+    check_client_count,
     check_name,
     check_retry_after,
     check_status,
@@ -65,7 +65,7 @@ class Clients(Frozen):
     code: Code = ""
 
     def validate(self) -> None:
-        check_count("count", self.count)
+        check_client_count("count", self.count)
         number("rate", self.rate, above=0)
         choice("kind", self.kind, ("open", "serial"))
         choice("arrivals", self.arrivals, ("poisson", "periodic", "once"))
@@ -125,7 +125,7 @@ class Controllers(Frozen):
     calls: str = ""
 
     def validate(self) -> None:
-        check_count("count", self.count)
+        check_client_count("count", self.count)
         whole("keys", self.keys, least=1)
         number("rate", self.rate, least=0)
         if self.relist is not None:

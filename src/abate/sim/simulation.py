@@ -168,7 +168,7 @@ class Simulation:
             if isinstance(server, Server):
                 server.callers = [
                     CallDriver(
-                        self._bound(service.policy, name, f"policy/{service.name}/{name}"),
+                        self._bind_policy(service.policy, name, f"policy/{service.name}/{name}"),
                         self.servers[name],
                         self.agenda,
                     )
@@ -176,12 +176,13 @@ class Simulation:
                 ]
         self.entry = self.servers[world.entry]
         bound = [
-            self._bound(world.policy, world.entry, f"policy/{process}") for process in range(world.clients.processes)
+            self._bind_policy(world.policy, world.entry, f"policy/{process}")
+            for process in range(world.clients.processes)
         ]
         timeouts = world.clients.timeouts if isinstance(world.clients, Clients) else ()
         self.policies = [_with_timeout(policy, each) for policy in bound for each in timeouts] or bound
 
-    def _bound(self, policy: Policy | None, called: str, stream: str) -> Policy:
+    def _bind_policy(self, policy: Policy | None, called: str, stream: str) -> Policy:
         failures = sorted(possible_failures(self.world, self.world.service(called)), key=lambda kind: kind.__name__)
         given = policy or single_attempt_policy()
         note = unmatched_policy_note(given, failures)

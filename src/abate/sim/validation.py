@@ -13,7 +13,7 @@ MAX_HORIZON = 1_000_000
 """Seconds, about twelve days. Each tenth of a second has a slot in every series."""
 
 
-def check_count(name: str, value: object) -> None:
+def check_client_count(name: str, value: object) -> None:
     """Check a number of clients."""
     if whole(name, value, least=1) > MAX_CLIENTS:
         raise ValueError(f"{name} must be at most {MAX_CLIENTS:,}, not {value!r}")

@@ -53,7 +53,7 @@ SCHEMES = {
     "postgres": "abate.stores.postgres",
 }
 """The module that opens a store, by `open_url(scheme, rest, clock, required)`."""
-LONGEST_SCHEME = 16
+MAX_SCHEME_LENGTH = 16
 """The maximum length of an unknown scheme that an error shows."""
 EXPECTED = (
     "'memory:', 'sqlite:///relative/path.db', 'sqlite:////absolute/path.db', 'redis://host:6379/0' "
@@ -84,7 +84,9 @@ def open_store(url: str, *, clock: Clock | Callable[[], float] | None = None, re
     if not colon:
         raise ValueError(f"a store's URL begins with a scheme and a colon: expected {EXPECTED}")
     if scheme not in SCHEMES:  # the error shows neither the rest nor an unusual scheme: both may hold a password
-        named = f" {scheme + ':'!r}" if scheme.isascii() and scheme.isalnum() and len(scheme) <= LONGEST_SCHEME else ""
+        named = (
+            f" {scheme + ':'!r}" if scheme.isascii() and scheme.isalnum() and len(scheme) <= MAX_SCHEME_LENGTH else ""
+        )
         raise ValueError(f"there is no store{named}: expected {EXPECTED}")
     store: Store = importlib.import_module(SCHEMES[scheme]).open_url(scheme, rest, as_clock(clock), required)
     return store

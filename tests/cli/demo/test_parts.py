@@ -15,7 +15,7 @@ from abate.cli.demo.both_runs import progress
 from abate.cli.demo.child_processes import Child, ChildExited
 from abate.cli.demo.measured_run import DemoRun
 from abate.cli.demo.picture import picture, ticks
-from abate.cli.demo.scenario import Scenario
+from abate.cli.demo.settings import DemoSettings
 from abate.cli.demo.table import comparison, rows
 
 GUARD = 30.0
@@ -152,7 +152,7 @@ def test_a_child_that_is_gone_is_named():
 
 # -- what is measured
 
-STORM = Scenario(controllers=2, processes=1, calm=0.2, outage=0.5, limit=3.0)
+STORM = DemoSettings(controllers=2, processes=1, calm=0.2, outage=0.5, limit=3.0)
 
 
 def demo_run(way="naive", arrivals=(), wanted=None, written=0):

@@ -12,7 +12,7 @@ from abate import events
 from abate.observe.page.hot_keys import FailingKeys, HottestKeys
 from abate.observe.page.rates import POINTS, Rates
 from abate.observe.page.recent_activity import MAX_NOTICES, MAX_PAIRS, MAX_TEXT
-from abate.observe.page.sliding_counts import MOST_WORDS, PART, PARTS, SlidingCounts
+from abate.observe.page.sliding_counts import MAX_WORDS, PART, PARTS, SlidingCounts
 from abate.observe.snapshot import MAX_NAMES
 from tests.reentry import held_elsewhere
 
@@ -72,8 +72,8 @@ def test_the_number_of_words_is_bounded():
     lately = SlidingCounts()
     for number in range(1000):
         lately.add(f"word {number}", 0.0)
-    assert len(lately.counts(0.0)) == MOST_WORDS + 1
-    assert lately.counts(0.0)["other"] == 1000 - MOST_WORDS
+    assert len(lately.counts(0.0)) == MAX_WORDS + 1
+    assert lately.counts(0.0)["other"] == 1000 - MAX_WORDS
 
 
 def test_memory_does_not_grow_with_the_number_of_keys(recent):

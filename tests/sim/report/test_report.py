@@ -249,9 +249,9 @@ def test_a_stack_has_the_requests_of_each_service():
         "back": {"error_rate": 1.0},
     }
     found = run_study(scenario(services=layers, run={"horizon": 9.0, "tells_layers": False}, triggers=None), seeds=2)
-    load, stack = choose_pictures(found)
-    assert (load.name, stack.name) == ("load", "stack")
-    (axes,) = drawn(stack)
+    load, services = choose_pictures(found)
+    assert (load.name, services.name) == ("load", "services")
+    (axes,) = drawn(services)
     heights = [bar.get_height() for bar in axes.patches]
     wanted = [result.measures[f"requests.{name}"].mean for result in found.results for name in layers]
     assert heights == pytest.approx(wanted)

@@ -22,7 +22,7 @@ from math import floor, inf
 from typing import Any
 
 from abate.cli.demo.child_processes import receive_from_parent, send_to_parent
-from abate.cli.demo.scenario import BAR, PLACES, SERVICE, WORKERS
+from abate.cli.demo.settings import BAR, PLACES, SERVICE, WORKERS
 
 REQUEST = re.compile(r"(?:GET|PUT) /objects/(?P<name>[0-9]{1,9})(?:/(?P<version>[0-9]{1,9}))?")
 MAX_REQUEST = 4096

@@ -14,7 +14,7 @@ from abate.cli.demo.child_processes import ChildExited
 from abate.cli.demo.html_report import report
 from abate.cli.demo.measured_run import DemoRun, run_once
 from abate.cli.demo.picture import LABELS, picture
-from abate.cli.demo.scenario import FAST, FULL, Scenario
+from abate.cli.demo.settings import FAST, FULL, DemoSettings
 from abate.cli.demo.table import comparison, headline
 from abate.cli.terminal import StatusLine, check_writable, say
 from abate.errors import AbateError
@@ -46,7 +46,7 @@ def run_demo(fast: bool, report_file: str | None, picture_file: str | None) -> i
         say(f"the demo has failed: {error}")
         return FAILED
     naive, abated = demo.runs
-    print(f"{headline(demo.scenario)}\n\n{comparison(naive, abated)}\n")
+    print(f"{headline(demo.settings)}\n\n{comparison(naive, abated)}\n")
     print(f"report: {save(report(naive, abated), report_file)}")
     if picture_file is not None:
         print(f"picture: {save(picture([naive, abated]), picture_file)}")
@@ -65,19 +65,19 @@ def save(text: str, name: str | None) -> Path:
 class Demo:
     """Makes both runs, and shows their progress."""
 
-    def __init__(self, scenario: Scenario) -> None:
-        self.scenario = scenario
-        self.runs = [DemoRun("naive", scenario)]
+    def __init__(self, settings: DemoSettings) -> None:
+        self.settings = settings
+        self.runs = [DemoRun("naive", settings)]
         self.signal = 0
 
     async def run(self) -> None:
         """Make both runs."""
         self._cancel_on(signal.SIGTERM, signal.SIGHUP)
-        say(headline(self.scenario))
+        say(headline(self.settings))
         watching = asyncio.ensure_future(self._watch())
         try:
             await run_once(self.runs[0])
-            self.runs.append(DemoRun("abate", self.scenario))
+            self.runs.append(DemoRun("abate", self.settings))
             await run_once(self.runs[1])
         finally:
             watching.cancel()
@@ -123,7 +123,7 @@ def progress(run: DemoRun) -> str:
     """Return the progress of a run in a line."""
     if not run.arrivals:
         return f"with {LABELS[run.way]}: processes start"
-    since = run.now - run.scenario.outage
+    since = run.now - run.settings.outage
     if run.recovered is not None:
         state = "all in step"
     elif since >= 0:

@@ -18,13 +18,13 @@ from contextlib import AbstractContextManager, nullcontext
 from abate.cli.demo.child_processes import receive_from_parent, send_to_parent
 from abate.cli.demo.desired_objects import Objects
 from abate.cli.demo.naive import run_naive
-from abate.cli.demo.scenario import Scenario, Way
+from abate.cli.demo.settings import DemoSettings, Way
 from abate.cli.demo.with_abate import run_with_abate
 
 
-async def work(way: Way, scenario: Scenario, first: int, port: int, folder: str) -> None:
+async def work(way: Way, settings: DemoSettings, first: int, port: int, folder: str) -> None:
     """Reconcile objects until the parent has ended."""
-    names = range(first, first + scenario.size)
+    names = range(first, first + settings.size)
     objects = Objects(port, names)
     begun = asyncio.Event()
     # the last process to end removes the folder: a killed parent has not
@@ -32,7 +32,7 @@ async def work(way: Way, scenario: Scenario, first: int, port: int, folder: str)
     try:
         await objects.connect()
         controllers = (
-            run_naive(objects, scenario.cap)
+            run_naive(objects, settings.cap)
             if way == "naive"
             else run_with_abate(objects, f"sqlite:///{folder}/fleet.db")
         )
@@ -40,7 +40,7 @@ async def work(way: Way, scenario: Scenario, first: int, port: int, folder: str)
             running = asyncio.ensure_future(controllers)
             send_to_parent(page)
             await begun.wait()
-            await change_some(objects, names, scenario)
+            await change_some(objects, names, settings)
             send_to_parent(objects.wanted.total())
             await running
     except BaseException:
@@ -66,12 +66,12 @@ def live_page() -> AbstractContextManager[str | None]:
     return serving(port=0)
 
 
-async def change_some(objects: Objects, names: range, scenario: Scenario) -> None:
+async def change_some(objects: Objects, names: range, settings: DemoSettings) -> None:
     """Change objects until the outage is over; the same ones in every run."""
     rng = random.Random(names.start)
     loop = asyncio.get_running_loop()
-    due, end = loop.time(), loop.time() + scenario.calm + scenario.outage
-    while (due := due + rng.expovariate(scenario.changes / scenario.processes)) < end:
+    due, end = loop.time(), loop.time() + settings.calm + settings.outage
+    while (due := due + rng.expovariate(settings.changes / settings.processes)) < end:
         await asyncio.sleep(due - loop.time())
         objects.change(rng.choice(names))
     await asyncio.sleep(end - loop.time())
@@ -79,4 +79,4 @@ async def change_some(objects: Objects, names: range, scenario: Scenario) -> Non
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    asyncio.run(work(given.pop("way"), Scenario(**given.pop("scenario")), **given))
+    asyncio.run(work(given.pop("way"), DemoSettings(**given.pop("settings")), **given))

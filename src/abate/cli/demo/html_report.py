@@ -6,7 +6,7 @@ from html import escape
 
 from abate.cli.demo.measured_run import DemoRun
 from abate.cli.demo.picture import picture
-from abate.cli.demo.scenario import PLACES, SERVICE, WORKERS
+from abate.cli.demo.settings import PLACES, SERVICE, WORKERS
 from abate.cli.demo.table import HEADINGS, headline, rows
 
 STYLE = (
@@ -18,7 +18,7 @@ STYLE = (
 
 def report(naive: DemoRun, abated: DemoRun) -> str:
     """Return the page about both runs."""
-    scenario = naive.scenario
+    settings = naive.settings
     heads = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in HEADINGS)
     lines = "\n".join(
         f'<tr><th scope="row">{escape(label)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
@@ -29,7 +29,7 @@ def report(naive: DemoRun, abated: DemoRun) -> str:
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>abate demo</title>
 <style>{STYLE}</style></head>
-<body><h1>{escape(headline(scenario))}</h1>
+<body><h1>{escape(headline(settings))}</h1>
 <p>At second 0 the API drops every connection, so that all controllers return at once. It serves {WORKERS} requests at a
 time, {SERVICE * 1000:g} ms each; {PLACES} more may queue, and the rest get 503.</p>
 {picture([naive, abated])}
@@ -37,10 +37,10 @@ time, {SERVICE * 1000:g} ms each; {PLACES} more may queue, and the rest get 503.
 <tbody>
 {lines}
 </tbody></table>
-<p><b>Naive backoff</b> waits 0.1 s, doubled after each failure, {scenario.cap:g} s at most, without jitter: controllers
+<p><b>Naive backoff</b> waits 0.1 s, doubled after each failure, {settings.cap:g} s at most, without jitter: controllers
 that failed together return together. <b>abate</b> is a controller and a policy in each process, with a budget and a
 shelter that the processes share.</p>
-<p>Figures are counted by the API process. A change is lost if it is not written within {scenario.limit:g} s of the end
+<p>Figures are counted by the API process. A change is lost if it is not written within {settings.limit:g} s of the end
 of the outage. Processes, sockets and seconds are real, so that no two runs are the same: <code>abate demo</code>.</p>
 </body></html>
 """

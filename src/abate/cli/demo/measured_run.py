@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from abate.cli.demo.child_processes import Child, receive_all
-from abate.cli.demo.scenario import BAR, Scenario, Way
+from abate.cli.demo.settings import BAR, DemoSettings, Way
 
 AFTER = 0.5
 """Seconds that are measured after everything has been written."""
@@ -22,9 +22,9 @@ AFTER = 0.5
 class DemoRun:
     """What the API has seen of a run so far. Tenths of seconds are numbered from the disconnect."""
 
-    def __init__(self, way: Way, scenario: Scenario) -> None:
+    def __init__(self, way: Way, settings: DemoSettings) -> None:
         self.way = way
-        self.scenario = scenario
+        self.settings = settings
         self.page: str | None = None
         """The address of abate's live page of one of the processes."""
         self.arrivals: dict[int, int] = {}
@@ -37,7 +37,7 @@ class DemoRun:
     @property
     def now(self) -> float:
         """Seconds since the disconnect."""
-        return (max(self.arrivals, default=-round(self.scenario.calm / BAR) - 1) + 1) * BAR
+        return (max(self.arrivals, default=-round(self.settings.calm / BAR) - 1) + 1) * BAR
 
     @property
     def attempts(self) -> int:
@@ -47,12 +47,12 @@ class DemoRun:
     @property
     def during(self) -> int:
         """Requests during the outage."""
-        return self.attempts - sum(_from(self.arrivals, self.scenario.outage))
+        return self.attempts - sum(_from(self.arrivals, self.settings.outage))
 
     @property
     def peak(self) -> int:
         """The most requests within any 100 ms after the outage."""
-        return max(_from(self.peaks, self.scenario.outage), default=0)
+        return max(_from(self.peaks, self.settings.outage), default=0)
 
     @property
     def last_second(self) -> int:
@@ -70,13 +70,13 @@ class DemoRun:
         self.peaks[tenth] = peak
         self.written = written
         if self.recovered is None and self.wanted is not None and written >= self.wanted:
-            self.recovered = max(0.0, self.now - self.scenario.outage)
+            self.recovered = max(0.0, self.now - self.settings.outage)
 
     @property
     def over(self) -> bool:
         """Whether the run can end."""
-        since = self.now - self.scenario.outage
-        return since >= self.scenario.limit or (self.recovered is not None and since >= self.recovered + AFTER)
+        since = self.now - self.settings.outage
+        return since >= self.settings.limit or (self.recovered is not None and since >= self.recovered + AFTER)
 
 
 def _from(counts: dict[int, int], second: float) -> list[int]:
@@ -105,17 +105,17 @@ async def run_once(run: DemoRun) -> None:
 @asynccontextmanager
 async def processes(run: DemoRun) -> AsyncIterator[tuple[Child, list[Child]]]:
     """Start the API and the processes of the controllers; they end with the block."""
-    scenario = run.scenario
+    settings = run.settings
     children: list[Child] = []
     with tempfile.TemporaryDirectory(prefix="abate-demo-", ignore_cleanup_errors=True) as folder:
         try:
-            api = await Child.start("abate.cli.demo.api_process", {"calm": scenario.calm, "outage": scenario.outage})
+            api = await Child.start("abate.cli.demo.api_process", {"calm": settings.calm, "outage": settings.outage})
             children.append(api)
             port = await api.receive()
-            for first in range(0, scenario.controllers, scenario.size):
+            for first in range(0, settings.controllers, settings.size):
                 settings = {
                     "way": run.way,
-                    "scenario": {name: getattr(scenario, name) for name in scenario.__match_args__},
+                    "settings": {name: getattr(settings, name) for name in settings.__match_args__},
                     "first": first,
                     "port": port,
                     "folder": folder,

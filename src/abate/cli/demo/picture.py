@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil, log10
 
 from abate.cli.demo.measured_run import DemoRun
-from abate.cli.demo.scenario import BAR, SERVICE, WORKERS
+from abate.cli.demo.settings import BAR, SERVICE, WORKERS
 
 WIDTH, PANEL, LEFT, RIGHT, TOP, GAP, FOOT = 800, 150, 46, 14, 8, 34, 44
 CAPACITY = WORKERS / SERVICE * BAR
@@ -31,10 +31,10 @@ STYLE = (
 
 def picture(runs: Sequence[DemoRun]) -> str:
     """Return the SVG of one run or more, finished or not."""
-    scenario = runs[0].scenario
+    settings = runs[0].settings
     scale = Scale(
-        -scenario.calm,
-        max(2 * scenario.outage, *(run.now for run in runs)),
+        -settings.calm,
+        max(2 * settings.outage, *(run.now for run in runs)),
         max(CAPACITY, *(count for run in runs for count in (0, *run.arrivals.values()))),
     )
     height = TOP + len(runs) * (GAP + PANEL) + FOOT
@@ -43,7 +43,7 @@ def picture(runs: Sequence[DemoRun]) -> str:
     summary = "; ".join(f"{LABELS[run.way]}: {_summary(run)}" for run in runs)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="storm" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-label="Arrivals at the API per 100 ms through an outage of {scenario.outage:g} s. {summary}.">'
+        f'aria-label="Arrivals at the API per 100 ms through an outage of {settings.outage:g} s. {summary}.">'
         f"<style>{STYLE}</style>{''.join(parts)}</svg>"
     )
 
@@ -77,7 +77,7 @@ def ticks(start: float, end: float, most: int = TICKS) -> list[float]:
 
 def _panel(run: DemoRun, scale: Scale, place: int) -> Iterator[str]:
     floor = TOP + (place + 1) * (GAP + PANEL)
-    down, up = scale.x(0.0), scale.x(run.scenario.outage)
+    down, up = scale.x(0.0), scale.x(run.settings.outage)
     yield f'<path class="outage" d="M{down:.1f} {floor}V{floor - PANEL}H{up:.1f}V{floor}"/>'
     yield f'<text class="title" x="{LEFT}" y="{floor - PANEL - 10}">{LABELS[run.way]}</text>'
     yield f'<text x="{WIDTH - RIGHT}" y="{floor - PANEL - 10}" text-anchor="end">{_summary(run)}</text>'
@@ -89,7 +89,7 @@ def _panel(run: DemoRun, scale: Scale, place: int) -> Iterator[str]:
     y = floor - scale.up(CAPACITY)
     yield f'<path class="capacity" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>'
     if run.recovered is not None:
-        x = scale.x(run.scenario.outage + run.recovered)
+        x = scale.x(run.settings.outage + run.recovered)
         yield f'<path class="step" d="M{x:.1f} {floor}V{floor - PANEL}"/>'
         side, shift = ("end", -5) if x > WIDTH * 0.7 else ("start", 5)
         yield f'<text x="{x + shift:.1f}" y="{floor - PANEL + 14}" text-anchor="{side}">all in step</text>'

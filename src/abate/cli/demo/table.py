@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abate.cli.demo.measured_run import DemoRun
-from abate.cli.demo.scenario import Scenario
+from abate.cli.demo.settings import DemoSettings
 from abate.cli.terminal import table
 
 ROWS = (
@@ -16,11 +16,11 @@ ROWS = (
 HEADINGS = ("naive backoff", "abate", "ratio")
 
 
-def headline(scenario: Scenario) -> str:
-    """Return the scenario in one line."""
+def headline(settings: DemoSettings) -> str:
+    """Return the settings in one line."""
     return (
-        f"{scenario.controllers} controllers in {scenario.processes} processes, "
-        f"an API that answers 503 for {scenario.outage:g} s"
+        f"{settings.controllers} controllers in {settings.processes} processes, "
+        f"an API that answers 503 for {settings.outage:g} s"
     )
 
 
@@ -46,7 +46,7 @@ def figures(run: DemoRun) -> dict[str, float | None]:
 
 def _cell(label: str, figure: float | None, run: DemoRun) -> str:
     if figure is None:
-        return f"> {run.scenario.limit:g}"
+        return f"> {run.settings.limit:g}"
     if label == "seconds to recover":
         return f"{figure:.1f}"
     return f"{figure:g} of {run.wanted}" if label == "work lost" else f"{figure:g}"

@@ -7,7 +7,7 @@ bound, and every key with more than one in `most` of all events is listed.
 
 from __future__ import annotations
 
-MOST = 50
+MAX_KEYS = 50
 """Keys that are kept of each kind."""
 STALE = 900.0
 """Seconds after which a failed key without news is forgotten."""
@@ -24,7 +24,7 @@ class HottestKeys:
 
     __slots__ = ("_counts", "_most")
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MAX_KEYS) -> None:
         self._most = most
         self._counts: dict[str, list[int]] = {}  # for each key its count, and the error bound of it
 
@@ -67,7 +67,7 @@ class FailingKeys:
 
     __slots__ = ("_keys", "_most")
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MAX_KEYS) -> None:
         self._most = most
         self._keys: dict[str, tuple[int, str, float]] = {}
 

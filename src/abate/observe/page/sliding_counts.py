@@ -11,7 +11,7 @@ from collections import deque
 PART = 10.0
 """Seconds of one part."""
 PARTS = 6
-MOST_WORDS = 16
+MAX_WORDS = 16
 """Words that are told apart within one part."""
 OTHER = "other"
 
@@ -36,7 +36,7 @@ class SlidingCounts:
         if not self._parts or self._parts[-1][0] < part:
             self._parts.append((part, {}))
         words = self._parts[-1][1]
-        if word not in words and len(words) >= MOST_WORDS:
+        if word not in words and len(words) >= MAX_WORDS:
             word = OTHER
         words[word] = words.get(word, 0) + 1
 

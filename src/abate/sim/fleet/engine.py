@@ -93,7 +93,7 @@ class Fleet:
         self._seed = seed
         self._last = int(world.horizon * PER_SECOND)
         self._rng = stream(seed, "policy")
-        self._policy, self._notes = _bound(world, service)
+        self._policy, self._notes = _bind_policy(world, service)
         self._rulings = _rulings(service, world, self._policy)
         self._schedules = {
             reason: VectorBackoff(plan, int(self._policy.attempt_limit) - 1)  # type: ignore[arg-type]
@@ -328,7 +328,7 @@ class Fleet:
         self._sends.add(calls, due)
 
 
-def _bound(world: World, service: Service) -> tuple[Policy, list[str]]:
+def _bind_policy(world: World, service: Service) -> tuple[Policy, list[str]]:
     """Return the clients' policy, with its rulings on the errors of this world, and its notes."""
     policy, failures = world.policy or single_attempt_policy(), possible_failures(world, service)
     # its clock and random numbers are not used

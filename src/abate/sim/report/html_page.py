@@ -19,7 +19,7 @@ from abate.sim.study_tables import default_measures, heading, note_lines, vulner
 
 STYLE = Path(__file__).with_name("page.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-LONGEST = 1000
+MAX_LINE_LENGTH = 1000
 """Letters of a line in a list; a longer one is cut."""
 CODE = re.compile("`([^`]+)`")
 """Code in a description, in backticks."""
@@ -128,7 +128,7 @@ def _assertions(study: Study) -> str:
 def _list(title: str, lines: Sequence[str]) -> str:
     if not lines:
         return ""
-    items = "".join(f"<li>{escape(one_line(line, LONGEST))}</li>\n" for line in lines)
+    items = "".join(f"<li>{escape(one_line(line, MAX_LINE_LENGTH))}</li>\n" for line in lines)
     return f"<section>\n<h2>{title}</h2>\n<ul>\n{items}</ul>\n</section>\n"
 
 

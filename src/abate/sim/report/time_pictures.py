@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_PANELS = 12
 """Cases that are drawn; the caption tells if there are more."""
-LEAST_CLIENTS, MAX_CLIENTS = 10, 5_000
+MIN_CLIENTS, MAX_CLIENTS = 10, 5_000
 """Fewer clients are no herd; the dots of more would merge."""
 STRETCHES = (1, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 """Slots of 100 ms per step."""
@@ -160,7 +160,7 @@ def _draw_time(span: Span, world: World, axes: Axes) -> None:
 
 def has_dots(result: Result) -> bool:
     """Return whether the attempts of the first run were kept, and the number of clients suits a picture."""
-    few = LEAST_CLIENTS <= result.case.world.clients.count <= MAX_CLIENTS
+    few = MIN_CLIENTS <= result.case.world.clients.count <= MAX_CLIENTS
     return few and bool(result.samples) and bool(result.samples[0].points)
 
 

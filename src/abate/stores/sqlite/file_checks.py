@@ -28,7 +28,7 @@ from abate.stores.sqlite.schema import UnusableDatabase
 PRIVATE = 0o600
 BESIDE = ("-wal", "-shm", "-journal")
 """Suffixes of the files that SQLite keeps beside a database."""
-MOST_LINKS = 40
+MAX_LINKS = 40
 Inode = tuple[int, int]
 """The device and the inode number of a file."""
 
@@ -143,8 +143,8 @@ def _links(path: str) -> Iterator[tuple[str, os.stat_result]]:
             continue
         yield step, found
         links += 1
-        if links > MOST_LINKS:
-            raise UnusableDatabase(f"is reached through more than {MOST_LINKS} symbolic links")
+        if links > MAX_LINKS:
+            raise UnusableDatabase(f"is reached through more than {MAX_LINKS} symbolic links")
         target = os.readlink(step)
         at = os.sep if os.path.isabs(target) else at
         left += target.split(os.sep)[::-1]

@@ -1,5 +1,5 @@
 -- Answer a ShelterReport. Reply: state, seconds of pause, probe, limit, number of members.
-local MEMBERS, GOOD, BAD, WEATHER = unpack(KEYS)
+local MEMBERS, GOOD, BAD, SHELTER = unpack(KEYS)
 local member = ARGV[2]
 local report = {
   state = ARGV[3], seen = ARGV[4],
@@ -29,7 +29,7 @@ function counts.place()
   return before
 end
 
-local found = redis.call('HMGET', WEATHER, 'state', 'closed_until', 'prober', 'turn', 'limit', 'base', 'grown')
+local found = redis.call('HMGET', SHELTER, 'state', 'closed_until', 'prober', 'turn', 'limit', 'base', 'grown')
 local function noted(place, otherwise)
   return sound(found[place]) or otherwise
 end
@@ -41,14 +41,14 @@ local known = {
 
 update(known, report, member, counts)
 
-redis.call('DEL', WEATHER)
+redis.call('DEL', SHELTER)
 if known.state ~= 'calm' then
   for name, value in pairs(known) do
     if value ~= NEVER then
-      redis.call('HSET', WEATHER, name, type(value) == 'number' and exact(value) or value)
+      redis.call('HSET', SHELTER, name, type(value) == 'number' and exact(value) or value)
     end
   end
-  redis.call('EXPIRE', WEATHER, math.ceil(math.max(0, known.closed_until - now)) + KEPT_FOR)
+  redis.call('EXPIRE', SHELTER, math.ceil(math.max(0, known.closed_until - now)) + KEPT_FOR)
 end
 
 local state, pause, probe, limit = advice(known, member, counts)

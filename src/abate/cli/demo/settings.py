@@ -15,7 +15,7 @@ WORKERS, SERVICE, PLACES = 10, 0.03, 50
 """The API serves `WORKERS` requests at once, in `SERVICE` seconds each; `PLACES` more may queue, and others get 503."""
 
 
-class Scenario(Frozen):
+class DemoSettings(Frozen):
     """One outage; all times are in seconds."""
 
     controllers: int = 500
@@ -37,5 +37,5 @@ class Scenario(Frozen):
         return self.controllers // self.processes
 
 
-FULL = Scenario()
-FAST = Scenario(controllers=200, processes=2, calm=1.0, outage=2.0, cap=1.0, limit=20.0)
+FULL = DemoSettings()
+FAST = DemoSettings(controllers=200, processes=2, calm=1.0, outage=2.0, cap=1.0, limit=20.0)

@@ -20,13 +20,13 @@ SHARE = 0.8
 """Share of the space between two services that bars take."""
 
 
-def is_stack(results: Sequence[Result]) -> bool:
+def fits_service_picture(results: Sequence[Result]) -> bool:
     """Return whether all cases have the same services, more than one, and few enough for bars."""
     names = {tuple(service.name for service in result.case.world.services) for result in results}
     return len(names) == 1 and 2 <= len(*names) <= MAX_SERVICES and len(results) <= len(LINES)
 
 
-def stack_picture(results: Sequence[Result], otherwise: str) -> Picture:
+def service_picture(results: Sequence[Result], otherwise: str) -> Picture:
     """Return the picture of the requests of each service; they grow from layer to layer if retries multiply."""
     services = [service.name for service in results[0].case.world.services]
     rows = [[result.measures[f"requests.{name}"].mean for name in services] for result in results]
@@ -38,7 +38,7 @@ def stack_picture(results: Sequence[Result], otherwise: str) -> Picture:
     keys = tuple(Key(case, LINES[place], "area") for place, case in enumerate(cases))
     panel = Panel("", "", f"Requests by service. {'; '.join(said)}.", partial(_draw, services, rows))
     caption = "Requests of each service in a run, on average. If several layers retry, they multiply."
-    return Picture("stack", "Requests by service", caption, (panel,), keys)
+    return Picture("services", "Requests by service", caption, (panel,), keys)
 
 
 def _draw(services: Sequence[str], rows: Sequence[Sequence[float]], axes: Axes) -> None:
