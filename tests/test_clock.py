@@ -19,10 +19,9 @@ from abate import clock as clocks
 from abate.clock import MACHINE, MachineClock, as_clock
 from abate.errors import AttemptTimeout
 from abate.testing import VirtualClock
+from tests.event_loops import in_both_loops
 
-RUNNERS = {"asyncio": lambda main: asyncio.run(main()), "trio": trio.run}
 CANCELLED = (asyncio.CancelledError, trio.Cancelled)
-in_both_loops = pytest.mark.parametrize("run", RUNNERS.values(), ids=RUNNERS)
 
 
 # -- whose time it is

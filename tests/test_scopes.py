@@ -18,6 +18,7 @@ from abate.call import off_switch
 from abate.call.layers import flag_exhausted, watch_for_exhausted
 from abate.scopes import Scope, Scopes
 from abate.testing import VirtualClock, off
+from tests.event_loops import in_both_loops
 
 BLOCKS = {
     "deadline": (lambda: abate.deadline(60.0), lambda: abate.remaining() is not None),
@@ -25,8 +26,6 @@ BLOCKS = {
     "off": (off, off_switch.is_off),
 }
 each_block = pytest.mark.parametrize(("block", "holds"), BLOCKS.values(), ids=BLOCKS)
-RUNNERS = {"asyncio": lambda main: asyncio.run(main()), "trio": trio.run}
-in_both_loops = pytest.mark.parametrize("run", RUNNERS.values(), ids=RUNNERS)
 
 
 @each_block

@@ -9,6 +9,7 @@ import trio
 from abate import Budget, Gate
 from abate.call import giving_up
 from abate.testing import VirtualClock
+from tests.event_loops import RUNNERS
 
 LOOPS = ("threads", "asyncio", "trio")
 FORMS = ("call", "decorated", "block")
@@ -70,6 +71,18 @@ def way_with_result(request):
 def block(request):
     """The block form, in threads and under both loops."""
     return request.param
+
+
+@pytest.fixture(params=RUNNERS)
+def run(request):
+    """Runs an async function without arguments, under asyncio and under trio, in virtual time."""
+
+    def virtual(main):
+        with VirtualClock() as clock:
+            RUNNERS[request.param](main)
+        return clock
+
+    return virtual
 
 
 @pytest.fixture(params=["virtual", "machine"])

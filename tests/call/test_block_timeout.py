@@ -15,9 +15,7 @@ import abate
 from abate import AttemptTimeout, Policy
 from abate import clock as clocks
 from abate.testing import VirtualClock
-
-RUNNERS = {"asyncio": lambda main: asyncio.run(main()), "trio": trio.run}
-in_both_loops = pytest.mark.parametrize("run", RUNNERS.values(), ids=RUNNERS)
+from tests.event_loops import RUNNERS, in_both_loops
 
 
 def policy(**settings):

@@ -12,20 +12,6 @@ from abate.call.hedge import Hedge
 from abate.schedule.timeouts import Timeouts
 from abate.testing import Script, VirtualClock, after
 
-RUNNERS = {"asyncio": lambda main: asyncio.run(main()), "trio": trio.run}
-
-
-@pytest.fixture(params=RUNNERS)
-def run(request):
-    """Runs an async function without arguments, under asyncio and under trio, in virtual time."""
-
-    def virtual(main):
-        with VirtualClock() as clock:
-            RUNNERS[request.param](main)
-        return clock
-
-    return virtual
-
 
 def learned(seconds=1.0, **settings):
     """Timeouts that know how long requests take: the hedge is due after `seconds`, within 2 %."""

@@ -1,9 +1,6 @@
 """Hedges are charged to the budget and the gate of their policy, which get back what is not used."""
 
-import asyncio
-
 import pytest
-import trio
 
 import abate
 from abate import Policy
@@ -11,20 +8,6 @@ from abate.call.hedge import Hedge
 from abate.call.hedge_race import SECOND, Race
 from abate.schedule.timeouts import Timeouts
 from abate.testing import Script, VirtualClock, after, off
-
-RUNNERS = {"asyncio": lambda main: asyncio.run(main()), "trio": trio.run}
-
-
-@pytest.fixture(params=RUNNERS)
-def run(request):
-    """Runs an async function without arguments, under asyncio and under trio, in virtual time."""
-
-    def virtual(main):
-        with VirtualClock() as clock:
-            RUNNERS[request.param](main)
-        return clock
-
-    return virtual
 
 
 def make(policy):

@@ -8,23 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from abate import Backoff, Policy, Refused, Ruling
+from abate import Policy, Refused, Ruling
 from abate.call import Call, Stop, Wait
 from abate.schedule.hints import SPREAD
 from abate.testing import VirtualClock
+from tests.call.strategies import backoffs
 
 SLACK = 1e-6  # adding a delay to an instant and taking the instant off again costs a few digits
-
-
-@st.composite
-def backoffs(draw):
-    base = draw(st.floats(0.0, 5.0))
-    return Backoff(
-        base,
-        base + draw(st.floats(0.0, 60.0)),
-        draw(st.floats(1.0, 4.0)),
-        draw(st.sampled_from(["full", "equal", "decorrelated", "none"])),
-    )
 
 
 @dataclass

@@ -9,18 +9,7 @@ from hypothesis import strategies as st
 from abate import Backoff, Budget, Outcome, Policy, Shelter
 from abate.call import Call, WorstCase
 from abate.testing import Script, VirtualClock
-
-
-@st.composite
-def backoffs(draw):
-    base = draw(st.floats(0.0, 5.0))
-    return Backoff(
-        base,
-        base + draw(st.floats(0.0, 60.0)),
-        draw(st.floats(1.0, 4.0)),
-        draw(st.sampled_from(["full", "equal", "decorrelated", "none"])),
-    )
-
+from tests.call.strategies import backoffs
 
 plans = backoffs() | st.lists(st.floats(0.0, 10.0), min_size=1, max_size=5) | st.just(lambda retry: 0.5 * retry)
 

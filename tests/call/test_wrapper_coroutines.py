@@ -6,16 +6,13 @@ import gc
 import warnings
 
 import pytest
-import trio
 
 import abate
 from abate import AdaptiveThrottle, Budget, ConcurrencyLimit, Hedge, Policy, Shelter, Timeouts
 from abate.clients.databases import OpenTransaction, open_transaction
 from abate.testing import Script
+from tests.event_loops import in_both_loops
 from tests.reentry import guarded
-
-RUNNERS = {"asyncio": lambda main: asyncio.run(main()), "trio": trio.run}
-in_both_loops = pytest.mark.parametrize("run", RUNNERS.values(), ids=RUNNERS)
 
 
 def logged(function):

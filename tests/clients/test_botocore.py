@@ -16,6 +16,7 @@ from abate.clients import botocore as client_module
 from abate.clients.botocore import config, transient
 from tests.clients.certificates import certificate, server_context
 from tests.clients.server import Server, close, close_in_body, reset, respond, say
+from tests.decide.network_faults import full
 
 BLIP = abate.Ruling.blip()
 OVERLOAD = abate.Ruling.overload()
@@ -201,15 +202,7 @@ def test_a_proxy_that_refuses_was_never_reached():
 
 def test_a_connect_timeout_was_never_reached():
     """A server that takes no more connections is overloaded, and has seen nothing."""
-    with contextlib.ExitStack() as stack:
-        full = stack.enter_context(socket.socket())
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        for _ in range(4):
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(full.getsockname())
-        url = f"http://127.0.0.1:{full.getsockname()[1]}"
+    with full() as url:
         assert ruling(list_tables, url, connect_timeout=0.2) == abate.Ruling.overload(reached=False)
 
 

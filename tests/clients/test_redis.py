@@ -16,6 +16,7 @@ from redis.asyncio import ConnectionPool as AsyncPool
 import abate
 from abate.clients.redis import aclient, aquiet, client, quiet, transient
 from tests.clients.valkey_server import LIMIT, Valkey, eventually, free_port
+from tests.decide.network_faults import full
 
 
 @pytest.fixture(scope="module")
@@ -99,15 +100,8 @@ def test_a_command_that_reached_no_server_is_repeated_whatever_it_does(way, tmp_
 
 def test_a_connect_timeout_was_never_reached(way):
     """A server that takes no more connections is overloaded, and has seen nothing."""
-    with contextlib.ExitStack() as stack:
-        full = stack.enter_context(socket.socket())
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        for _ in range(4):
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(full.getsockname())
-        url = f"redis://127.0.0.1:{full.getsockname()[1]}"
+    with full() as url:
+        url = url.replace("http", "redis")
         assert ruling(way.execute, url, "PING", socket_connect_timeout=0.2) == SHUT_OUT
 
 

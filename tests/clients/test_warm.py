@@ -4,13 +4,11 @@ import asyncio
 import threading
 
 import pytest
-import trio
 
 import abate
 from abate.clients.warm import awarm, warm
 from abate.testing import VirtualClock
-
-RUNNERS = {"asyncio": lambda main: asyncio.run(main()), "trio": trio.run}
+from tests.event_loops import RUNNERS
 
 
 @pytest.fixture(params=RUNNERS)

@@ -14,11 +14,11 @@ import abate
 from abate.clients.warm import awarm_httpx, awarm_sqlalchemy, warm_httpx, warm_sqlalchemy
 from abate.testing import VirtualClock
 from tests.clients.server import Server, close, close_in_body, respond
+from tests.event_loops import RUNNERS
 from tests.greenlets import needs_greenlet
 
 EMPTY = respond(200)
 """What a HEAD is answered with: no body."""
-RUNNERS = {"asyncio": lambda main: asyncio.run(main()), "trio": trio.run}
 
 
 @pytest.fixture(params=RUNNERS)

@@ -1,13 +1,8 @@
 """Fixtures of the schedule tests: the same code in a thread, under asyncio and under trio."""
 
-import asyncio
-
 import pytest
-import trio
 
-from abate import clock as clocks
-
-RUNNERS = {"asyncio": lambda main: asyncio.run(main()), "trio": trio.run}
+from tests.event_loops import RUNNERS
 
 
 @pytest.fixture(params=RUNNERS)
@@ -42,18 +37,3 @@ def beats(request):
         return seen
 
     return take
-
-
-@pytest.fixture
-def together():
-    """Run async functions concurrently, in the current event loop."""
-
-    async def both(*functions):
-        if clocks.in_trio():
-            async with trio.open_nursery() as nursery:
-                for function in functions:
-                    nursery.start_soon(function)
-        else:
-            await asyncio.gather(*(function() for function in functions))
-
-    return both

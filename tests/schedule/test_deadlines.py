@@ -17,6 +17,7 @@ from abate import clock as clocks
 from abate.schedule import carry_deadline, deadline, remaining
 from abate.schedule.deadlines import call_timeout, cut_to_deadline, nearest_call_timeout
 from abate.testing import Script, VirtualClock
+from tests.event_loops import together
 
 # quarters of seconds add up without rounding, so that what remains can be compared exactly
 quarters = st.integers(0, 200).map(lambda count: count / 4)
@@ -168,7 +169,7 @@ def test_a_thread_does_not_inherit_deadlines():
         assert remaining() > 1.0
 
 
-def test_tasks_do_not_see_the_deadlines_of_other_tasks(run, together):
+def test_tasks_do_not_see_the_deadlines_of_other_tasks(run):
     """A task has the deadline under which it was started, and its own."""
     seen = {}
 
@@ -190,7 +191,7 @@ def test_tasks_do_not_see_the_deadlines_of_other_tasks(run, together):
     assert seen == {"easy": 59.0, "strict": 3.0, "after": 58.0}
 
 
-def test_one_deadline_serves_many_tasks_at_once(run, together):
+def test_one_deadline_serves_many_tasks_at_once(run):
     """Tasks which enter and leave the same one in turn each have their own time, and leave it behind."""
     shared = deadline(10.0)
     seen = []
@@ -383,7 +384,7 @@ def test_a_carried_deadline_binds_in_other_threads_and_after_the_block():
     assert remaining() is None
 
 
-def test_a_carried_deadline_binds_a_task_for_its_life(run, together):
+def test_a_carried_deadline_binds_a_task_for_its_life(run):
     """A coroutine function stays one; the nearest deadline of where it runs and of where it was carried from wins."""
 
     async def look():

@@ -14,19 +14,7 @@ from hypothesis import strategies as st
 import abate
 from abate import clock as clocks
 from abate.testing import Script, VirtualClock
-
-RUNNERS = {"asyncio": lambda main: asyncio.run(main()), "trio": trio.run}
-in_both_loops = pytest.mark.parametrize("run", RUNNERS.values(), ids=RUNNERS)
-
-
-async def together(*functions):
-    """Run async functions at the same time, in whichever loop this is."""
-    if clocks.in_trio():
-        async with trio.open_nursery() as nursery:
-            for function in functions:
-                nursery.start_soon(function)
-    else:
-        await asyncio.gather(*(function() for function in functions))
+from tests.event_loops import in_both_loops, together
 
 
 def test_sleeping_moves_time_and_takes_none():

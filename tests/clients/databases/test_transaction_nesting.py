@@ -14,29 +14,11 @@ import abate
 from abate import report
 from abate.clients.databases import OpenTransaction, open_transaction, retry_on_db_conflict
 from abate.clients.sqlalchemy import transaction
+from tests.clients.databases.accounts import LOCK_2, balances, conflict_in, set_balance
 from tests.greenlets import needs_greenlet
 
 NOW = [0.0]
 KINDS = ["engine", "connection", "sessionmaker", "session"]
-
-
-def set_balance(handle, balance, account=1):
-    handle.execute(sa.text("UPDATE accounts SET balance = :b WHERE id = :a"), {"b": balance, "a": account})
-
-
-def balances(server):
-    return [balance for (balance,) in server.run("SELECT balance FROM accounts ORDER BY id")]
-
-
-def conflict_in(server):
-    """A real conflict: another session holds account 2 while this runs, and this one does not wait."""
-    holder = server.connect()
-    holder.execute("BEGIN")
-    holder.execute("UPDATE accounts SET balance = 0 WHERE id = 2")
-    return holder
-
-
-LOCK_2 = sa.text("SELECT balance FROM accounts WHERE id = 2 FOR UPDATE NOWAIT")
 
 
 def test_an_open_connection_is_refused(postgres, postgres_engine):
