@@ -288,11 +288,11 @@ def _locate_error(said: str, steps: Sequence[tuple[str, Scenario]]) -> str:
 
 def _with_client_count(scenario: Scenario, count: int) -> Scenario:
     """Set the number of clients or controllers; if each is a process of its own, set the processes too."""
-    who = "controllers" if "controllers" in scenario.document else "clients"
-    table = scenario.document.get(who, {})
+    kind = "controllers" if "controllers" in scenario.document else "clients"
+    table = scenario.document.get(kind, {})
     alone = "processes" in table and table["processes"] == table.get("count")
-    scenario = scenario.changed(f"{who}.count={count}")
-    return scenario.changed(f"{who}.processes={count}") if alone else scenario
+    scenario = scenario.changed(f"{kind}.count={count}")
+    return scenario.changed(f"{kind}.processes={count}") if alone else scenario
 
 
 def _run_all(scenarios: Sequence[Scenario], options: argparse.Namespace) -> list[Study]:

@@ -197,16 +197,17 @@ class World(Frozen):
 
     def _check_size(self) -> None:
         """Refuse more calls than an engine can simulate in hours."""
-        who, over = self.clients, f"over {self.horizon:g} s"
-        calm, spiked = (_calls(who, self.horizon, spikes) for spikes in ((), self.spikes))
+        callers, over = self.clients, f"over {self.horizon:g} s"
+        calm, spiked = (_calls(callers, self.horizon, spikes) for spikes in ((), self.spikes))
         at_most = f"at most {MAX_CALLS:,} are simulated"
         if calm > MAX_CALLS:
-            if isinstance(who, Clients):
+            if isinstance(callers, Clients):
                 raise WorldError(
-                    "clients", f"count {who.count} with a rate of {who.rate:g} {over} is {calm:.3g} calls; {at_most}"
+                    "clients",
+                    f"count {callers.count} with a rate of {callers.rate:g} {over} is {calm:.3g} calls; {at_most}",
                 )
-            rounds = "" if who.resync is None else f", a resync of {who.resync:g}"
-            of = f"count {who.count} with {who.keys} keys, a rate of {who.rate:g}{rounds}"
+            rounds = "" if callers.resync is None else f", a resync of {callers.resync:g}"
+            of = f"count {callers.count} with {callers.keys} keys, a rate of {callers.rate:g}{rounds}"
             raise WorldError("controllers", f"{of} {over} is {calm:.3g} reconciles; {at_most}")
         if spiked > MAX_CALLS:
             place, spike = max(
@@ -281,14 +282,14 @@ class World(Frozen):
             raise ValueError(f"clients.code can be run by the engine 'coroutine' only, not by {engine!r}")
 
 
-def _calls(who: Clients | Controllers, horizon: float, spikes: Sequence[tuple[float, float, float]]) -> float:
+def _calls(callers: Clients | Controllers, horizon: float, spikes: Sequence[tuple[float, float, float]]) -> float:
     """Return the calls before the horizon; for serial clients, which wait for answers, a lower bound."""
-    busy = VaryingRate(1.0, spikes).done(who.start if isinstance(who, Clients) else 0.0, horizon)
+    busy = VaryingRate(1.0, spikes).done(callers.start if isinstance(callers, Clients) else 0.0, horizon)
     try:
-        if isinstance(who, Clients):
-            once = who.arrivals == "once" or who.kind == "serial"
-            return float(who.count) if once else who.count * who.rate * busy
-        rounds = (0 if who.resync is None else horizon / who.resync) + (who.relist is not None)
-        return who.count * (who.rate * busy + who.keys * rounds)
+        if isinstance(callers, Clients):
+            once = callers.arrivals == "once" or callers.kind == "serial"
+            return float(callers.count) if once else callers.count * callers.rate * busy
+        rounds = (0 if callers.resync is None else horizon / callers.resync) + (callers.relist is not None)
+        return callers.count * (callers.rate * busy + callers.keys * rounds)
     except OverflowError:  # of very large integers
         return inf

@@ -4,14 +4,14 @@ import socket
 
 import abate
 from abate.observe import page
-from abate.observe.page import server_shutdown, stream
+from abate.observe.page import shutdown_detection, stream
 from tests.clients.asgi_server import serving
 from tests.observe.page.browser import playwright, row
 
 
 def test_it_stays_live_when_streams_end_in_order(tab, monkeypatch):
     """Where the shutdown of a server can't be noticed: the page shows neither a gap nor a lost connection."""
-    monkeypatch.setattr(server_shutdown, "DESCRIPTORS", "/nonexistent")
+    monkeypatch.setattr(shutdown_detection, "DESCRIPTORS", "/nonexistent")
     monkeypatch.setattr(stream, "MAX_UNWATCHED", 1.5)
     streams = []
     tab.on("request", lambda request: request.url.endswith("/events") and streams.append(request))

@@ -3,7 +3,7 @@
 There is no queue of events: after sending one, each connection waits for the next refresh and takes the newest state.
 A browser that does not read within `patience` seconds is dropped; an open page reconnects.
 
-Streams end when the server shuts down, which would otherwise wait for them (see `server_shutdown`). If that can't be
+Streams end when the server shuts down, which would otherwise wait for them (see `shutdown_detection`). If that can't be
 watched, as on Windows, each stream ends after `MAX_UNWATCHED` seconds and the page reconnects at once: the server then
 waits no longer than that.
 """
@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from abate.clock import Clock
 from abate.errors import AttemptTimeout
 from abate.logs import Log
-from abate.observe.page.server_shutdown import ServerSockets
+from abate.observe.page.shutdown_detection import ServerSockets
 from abate.observe.page.state import PageState
 
 log = Log("abate.page")

@@ -62,9 +62,9 @@ def _few_and_fast(service: Service) -> list[str]:
     if duration.is_zero or not short or service.workers >= many or served >= MANY:
         return []
     enough = f"{steps * 1000 // PER_SECOND} ms" if varies else f"more than {steps * 1000 // PER_SECOND} ms"
-    who = f"{service.workers} worker{'' if service.workers == 1 else 's'}"
+    workers = f"{service.workers} worker{'' if service.workers == 1 else 's'}"
     took = f"{duration.mean * 1000:.3g} ms"
-    return [f"{who} at {took} a request (waits within 2 % need {many} workers, or {enough})"]
+    return [f"{workers} at {took} a request (waits within 2 % need {many} workers, or {enough})"]
 
 
 def _policy(policy: Policy) -> list[str]:

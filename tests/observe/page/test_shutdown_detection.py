@@ -17,8 +17,8 @@ from starlette.routing import Mount
 
 import abate
 from abate.observe import page
-from abate.observe.page import server_shutdown
-from abate.observe.page.server_shutdown import ServerSockets
+from abate.observe.page import shutdown_detection
+from abate.observe.page.shutdown_detection import ServerSockets
 from abate.observe.page.stream import MAX_UNWATCHED
 from tests.observe.page.test_server import Visitor
 
@@ -211,7 +211,7 @@ def test_connections_and_files_are_not_taken_for_the_server(tmp_path):
 
 def test_where_the_system_lists_no_descriptors_nothing_is_found(monkeypatch):
     """As on Windows."""
-    monkeypatch.setattr(server_shutdown, "DESCRIPTORS", "/nonexistent")
+    monkeypatch.setattr(shutdown_detection, "DESCRIPTORS", "/nonexistent")
     with socket.create_server(("127.0.0.1", 0)) as listening:
         sockets = ServerSockets(listening.getsockname())
     assert (sockets.found(), sockets.any_closed()) == (False, False)
