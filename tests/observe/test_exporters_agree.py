@@ -126,6 +126,19 @@ def test_controllers_of_one_name_that_are_dropped(both, name):
     assert figures["abate.queue.coalesced"][frozenset([name])] == 1.0
 
 
+def test_counts_are_whole_numbers(both, name):
+    """OpenTelemetry tells whole numbers from others."""
+    orders = policy(name, shelter=abate.Shelter(name=name))
+    orders.call(int)
+    (resource,) = both.reader.get_metrics_data().resource_metrics
+    kinds = {
+        metric.name: {type(point.value) for point in metric.data.data_points if name in point.attributes.values()}
+        for metric in resource.scope_metrics[0].metrics
+    }
+    assert kinds["abate.calls"] == kinds["abate.active_calls"] == kinds["abate.shelter.state"] == {int}
+    assert kinds["abate.budget.balance"] == {float}
+
+
 def test_names_that_come_and_go(both, name):
     """After 500 names, further ones are called ``other``, in gauges too."""
     for batch in range(3):

@@ -5,7 +5,6 @@ Nothing here takes a lock: writers and readers hold one.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import accumulate
@@ -124,7 +123,7 @@ class Gauges:
 
     __slots__ = ("_fold", "_values")
 
-    def __init__(self, fold: Fold = math.fsum) -> None:
+    def __init__(self, fold: Fold = sum) -> None:
         self._fold = fold
         self._values: dict[Labels, float] = {}
 
@@ -132,7 +131,7 @@ class Gauges:
         """Add a value; None is left out."""
         if value is not None:
             known = self._values.get(labels)
-            self._values[labels] = float(value) if known is None else self._fold((known, float(value)))
+            self._values[labels] = value if known is None else self._fold((known, value))
 
     def __iter__(self) -> Iterator[tuple[Labels, float]]:
         return iter(self._values.items())

@@ -25,7 +25,7 @@ class StateReader:
     >>> shelter = abate.Shelter(name="shop")
     >>> policy = abate.Policy(name="orders", on=OSError, shelter=shelter)
     >>> StateReader(Section()).read()["shelter_state"]["shop", "calm"]
-    1.0
+    1
     """
 
     __slots__ = ("_adds", "_call_counts", "_section", "outcomes", "policies", "queues", "shelters", "stores")
@@ -57,7 +57,7 @@ class StateReader:
             **self._of_shelters(seen),
             **self._of_queues(seen),
             **self._of_stores(seen),
-            "calls": dict(self.outcomes.read(counts)),
+            "calls": {**self.outcomes.read(counts)},
             "queue_adds": {(queue,): added for queue, (added, _) in adds.items()},
             "queue_coalesced": {(queue,): coalesced for queue, (_, coalesced) in adds.items()},
         }
@@ -80,7 +80,7 @@ class StateReader:
             waiters.put(view.waiters, shelter)
             limit.put(view.limit, shelter)
             for each in SHELTER_STATES:
-                state.put(view.state == each, shelter, each)
+                state.put(int(view.state == each), shelter, each)
         return {"shelter_state": dict(state), "shelter_waiters": dict(waiters), "shelter_limit": dict(limit)}
 
     def _of_queues(self, seen: Snapshot) -> State:
@@ -104,7 +104,7 @@ class StateReader:
     def _of_stores(self, seen: Snapshot) -> State:
         degraded = Gauges(max)
         for view in seen.stores:
-            degraded.put(view.degraded, self.stores.of(view.name))
+            degraded.put(int(view.degraded), self.stores.of(view.name))
         return {"store_degraded": dict(degraded)}
 
 

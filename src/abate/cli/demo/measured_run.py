@@ -113,14 +113,14 @@ async def processes(run: DemoRun) -> AsyncIterator[tuple[Child, list[Child]]]:
             children.append(api)
             port = await api.receive()
             for first in range(0, settings.controllers, settings.size):
-                settings = {
+                work = {
                     "way": run.way,
                     "settings": {name: getattr(settings, name) for name in settings.__match_args__},
                     "first": first,
                     "port": port,
                     "folder": folder,
                 }
-                children.append(await Child.start("abate.cli.demo.controller_process", settings))
+                children.append(await Child.start("abate.cli.demo.controller_process", work))
             controllers = children[1:]
             run.page, *_ = await receive_all(controllers)
             yield api, controllers
