@@ -17,7 +17,7 @@ from abate import events, registry
 from abate.call.counters import NOTHING, call_totals
 from abate.events import GIVE_UP_REASONS
 from abate.observe.lasting_totals import Pair
-from abate.observe.metric_series import Counters, LabelValues, known_or_other
+from abate.observe.metric_series import Counters, Labels, LabelValues, known_or_other
 
 OUTCOMES = ("success", "recovered", *GIVE_UP_REASONS)
 
@@ -40,7 +40,7 @@ class CallOutcomes:
         self._raised = Counters()
         self._returned = Counters()
         self._returning: dict[str, bool] = {}
-        self._shown: dict[tuple[str, str], int] = {}
+        self._shown: dict[Labels, int] = {}
 
     def recovered(self, event: events.Recovered) -> None:
         """Count a call that succeeded after a retry."""
@@ -69,9 +69,9 @@ class CallOutcomes:
             )
         return self._returning[policy]
 
-    def read(self, counts: Mapping[str, Pair]) -> Mapping[tuple[str, str], int]:
+    def read(self, counts: Mapping[str, Pair]) -> Mapping[Labels, int]:
         """Return the calls of each policy by outcome; `counts` are the policies' own counts, read before."""
-        ended = {(policy, outcome): count for (policy, outcome), count in self._events}
+        ended = dict(self._events)
         for policy, (good, bad) in self._labelled(counts).items():
             ended[policy, "success"] = good - self._events.of(policy, "recovered") - self._returned.of(policy)
             ended[policy, "cancelled"] = max(bad - self._raised.of(policy), self._events.of(policy, "cancelled"))
