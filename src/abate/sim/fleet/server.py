@@ -77,7 +77,7 @@ class Server:
             passed = kinds < 0
             calls, at, due = calls[passed], at[passed], due[passed]
             self._refused += len(kinds) - len(calls)
-        full = self._workers.come(bucket, len(self._queue), at)
+        full = self._workers.begin_bucket(bucket, len(self._queue), at)
         if full is not None:
             refused.append((FULL, calls[full], at[full], due[full]))
             calls, at, due = calls[~full], at[~full], due[~full]

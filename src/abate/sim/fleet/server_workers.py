@@ -96,7 +96,7 @@ class DiscreteWorkers:
         self._freed = np.empty(0)
         self.expired = 0
 
-    def come(self, bucket: int, waiting: int, at: Floats) -> Mask | None:
+    def begin_bucket(self, bucket: int, waiting: int, at: Floats) -> Mask | None:
         """Begin a bucket, and return which arrivals find the queue full; None if none does."""
         spare = self._sizes[bucket] - len(self._busy)
         self._idle = max(0, spare)
@@ -151,7 +151,7 @@ class FluidWorkers:
         """The amount of work at which all started requests will be done."""
         self.expired = 0
 
-    def come(self, bucket: int, waiting: int, at: Floats) -> Mask | None:
+    def begin_bucket(self, bucket: int, waiting: int, at: Floats) -> Mask | None:
         """Return None: full queues are known at the end of the bucket."""
         return None
 
