@@ -18,7 +18,7 @@ import abate
 from abate import clock as clocks
 from abate.clock import MACHINE, MachineClock, as_clock
 from abate.errors import AttemptTimeout
-from abate.testing import VirtualClock
+from abate.testing import Script, VirtualClock
 from tests.event_loops import in_both_loops
 
 CANCELLED = (asyncio.CancelledError, trio.Cancelled)
@@ -364,3 +364,24 @@ def test_a_bound_can_be_lifted_until_it_has_cut(run, virtual):
 
     with pytest.raises(AttemptTimeout) if run is trio.run else contextlib.nullcontext():
         run(main)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda: MACHINE.sleep(1e308),
+        lambda: abate.Policy(on=OSError, timeout=None, backoff=[1e308]).call(Script(OSError())),
+        lambda: [bucket.acquire() for bucket in [abate.TokenBucket(1e-300)] * 2],
+    ],
+)
+def test_a_thread_waits_however_long(wait):
+    """Also for longer than the platform's sleep takes at once."""
+    ended = threading.Event()
+
+    def waits():
+        with contextlib.suppress(Exception):
+            wait()
+        ended.set()
+
+    threading.Thread(target=waits, daemon=True).start()
+    assert not ended.wait(0.2)

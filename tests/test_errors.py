@@ -304,3 +304,22 @@ def test_words_of_other_libraries_lead_to_the_setting(make, said):
     with pytest.raises(TypeError) as raised:
         make()
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda count: abate.Policy(on=OSError, max_attempts=count),
+        lambda count: abate.ConcurrencyLimit(count),
+        lambda count: abate.CircuitBreaker(min_calls=count),
+        lambda count: abate.Shelter(capacity=count),
+        lambda count: abate.WorkQueue(capacity=count),
+        lambda count: abate.WorkQueue(rate=1.0, burst=count),
+        lambda count: abate.TokenBucket(1.0, count),
+    ],
+)
+@pytest.mark.parametrize("count", [2**63, 10**5000, -(10**5000)], ids=["64 bits", "huge", "negative"])
+def test_counts_that_no_counter_holds_are_refused(make, count):
+    """Python does not even write them: the limit's repr, its logs and its error would fail."""
+    with pytest.raises(ValueError, match=rf"must be a .*, not an integer of {count.bit_length()} bits$"):
+        make(count)

@@ -64,6 +64,10 @@ class ContextClock(Clock, Protocol):
     states: MutableMapping[Any, Any]
 
 
+MAX_SLEEP = 1e9
+"""Seconds, thirty years: about ten times as much is more than the platform's sleep takes."""
+
+
 class MachineClock:
     """The clock of the machine."""
 
@@ -73,7 +77,7 @@ class MachineClock:
     wall = staticmethod(time.time)
 
     def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+        time.sleep(min(seconds, MAX_SLEEP))
 
     def asleep(self, seconds: float) -> Awaitable[None]:
         # the caller has imported its event loop; the core imports none

@@ -201,17 +201,28 @@ def number(
     return result
 
 
+LARGEST = 2**63 - 1
+"""The largest count: that of databases. Python does not even write integers of more than 4300 digits."""
+
+
 def whole(name: str, value: object, *, least: int, most: int | None = None) -> int:
-    """Return `value` as an int, or raise an error that names it and what was expected."""
+    """Return `value` as an int, or raise an error that names it and what was expected.
+
+    >>> whole("burst", 0, least=1)
+    Traceback (most recent call last):
+    ValueError: burst must be a whole number of at least 1, not 0
+    >>> whole("burst", 10**30, least=1)
+    Traceback (most recent call last):
+    ValueError: burst must be a whole number of at least 1, not an integer of 100 bits
+    """
     expected = f"{name} must be a whole number of at least {least}"
     if most is not None:
         expected += f" and at most {most}"
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{expected}, not {short_repr(value)}")
-    if most is not None and value > most:
-        raise ValueError(f"{expected}, and this one has {value.bit_length()} bits")  # may be too long to be written
-    if value < least:
-        raise ValueError(f"{expected}, not {short_repr(value)}")
+    if not least <= value <= (LARGEST if most is None else most):
+        shown = value if abs(value) <= LARGEST else f"an integer of {value.bit_length()} bits"
+        raise ValueError(f"{expected}, not {shown}")
     return value
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from abate.errors import LARGEST
 from abate.stores import Depth
 from abate.stores.encoding import DEFAULT_MAX_BODY, MAX_KEY_BYTES
 from abate.work.source import LeaseLost, Message
@@ -16,9 +17,15 @@ from abate.work.source import LeaseLost, Message
         (("a", b"bytes"), {}, TypeError, "a body must be a string of at most 262144 bytes, not b'bytes'"),
         (("a", "x" * 300_000), {}, ValueError, "a body must be a string of at most 262144 bytes, not of 300000"),
         (("a", "ok \udcff"), {}, ValueError, "in UTF-8; character 3 can't be encoded"),
-        (("a",), {"priority": -1}, ValueError, "priority must be a whole number of at least 0, not -1"),
-        (("a",), {"priority": 1.5}, TypeError, "priority must be a whole number of at least 0, not 1.5"),
-        (("a",), {"priority": 2**31}, ValueError, "priority must be a whole number of at most 2147483647"),
+        (("a",), {"priority": -1}, ValueError, "at least 0 and at most 2147483647, not -1"),
+        (("a",), {"priority": 1.5}, TypeError, "at least 0 and at most 2147483647, not 1.5"),
+        (
+            ("a",),
+            {"priority": 2**31},
+            ValueError,
+            "priority must be a whole number of at least 0 and at most 2147483647",
+        ),
+        (("a",), {"priority": 10**5000}, ValueError, "at most 2147483647, not an integer of 16610 bits"),
         (("a",), {"after": -1.0}, ValueError, "after must be a number at least 0, not -1.0"),
         (("a",), {"after": float("nan")}, ValueError, "after must be a number at least 0, not nan"),
         (("a",), {"attributes": {"n": 1}}, TypeError, "the attribute 'n' must be a string of at most 262144 bytes"),
@@ -47,6 +54,10 @@ def test_the_largest_that_is_allowed_is_kept_whole(queue):
     ("call", "said"),
     [
         (lambda queue: queue.receive(0), "max_messages must be a whole number of at least 1, not 0"),
+        (
+            lambda queue: queue.receive(2**63),
+            "max_messages must be a whole number of at least 1, not an integer of 64 bits",
+        ),
         (lambda queue: queue.receive(wait=-1), "wait must be a number at least 0, not -1"),
         (lambda queue: queue.dead(0), "max_messages must be a whole number of at least 1, not 0"),
         (lambda queue: queue.redrive("a"), "keys must be a list of keys, or None for all, not 'a'"),
@@ -63,6 +74,16 @@ def test_odd_arguments_are_refused_by_name(queue, call, said):
     assert said in str(raised.value)
 
 
+def test_the_largest_count_of_messages_receives_all(queue):
+    """And reads all dead letters."""
+    for key in "ab":
+        queue.add(key)
+    messages = queue.receive(LARGEST)
+    assert [message.key for message in messages] == ["a", "b"]
+    queue.bury(messages[0], "bad")
+    assert len(queue.dead(LARGEST)) == 1
+
+
 def test_odd_queues_are_refused_by_name(store):
     """A queue needs a name, a lease that lasts, and room for one."""
     for arguments, options in (
@@ -70,6 +91,8 @@ def test_odd_queues_are_refused_by_name(store):
         (("a",), {"lease": 0.0}),
         (("a",), {"capacity": 0}),
         (("a",), {"lease": float("inf")}),
+        (("a",), {"capacity": 2**63}),
+        (("a",), {"max_body": 10**5000}),
     ):
         with pytest.raises(ValueError):
             store.queue(*arguments, **options)

@@ -44,8 +44,12 @@ def clock():
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """A receive that waits in PostgreSQL does not poll within the time of a test: it has to be woken."""
+    """A receive that waits in PostgreSQL does not poll within the time of a test: it has to be woken.
+
+    So its announcement, which a poll renews, has to last.
+    """
     monkeypatch.setattr(listener, "POLL_LISTENING", FOR_EVER)
+    monkeypatch.setattr(listener, "ANNOUNCE_SECONDS", FOR_EVER)
 
 
 # ── Waking ───────────────────────────────────────────────────────────────────────────────────────────────

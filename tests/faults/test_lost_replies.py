@@ -13,6 +13,8 @@ from tests.stores.processes import GUARD, keys
 
 SERVERS = {"postgres": postgres_server, "redis": redis_server}
 LEASE = 0.3
+LATE = 1.5
+"""Seconds that a call waits for a late reply."""
 
 
 @pytest.fixture(params=SERVERS)
@@ -39,10 +41,16 @@ def proxy(kind):
 
 
 @pytest.fixture
-def store(kind, url, proxy):
+def timeout(request):
+    """The store's timeout: generous if no call has to reach it."""
+    return LATE if request.node.callspec.params.get("how") == "late" else GUARD
+
+
+@pytest.fixture
+def store(kind, url, proxy, timeout):
     """The same store through the proxy; it is connected, and the server has loaded the scripts."""
     port = SERVERS[kind].server().port
-    with open_store(url.replace(f":{port}/", f":{proxy.port}/") + "&timeout=0.5") as store:
+    with open_store(url.replace(f":{port}/", f":{proxy.port}/") + f"&timeout={timeout}") as store:
         warm_up(store)
         yield store
 

@@ -124,10 +124,8 @@ class Queue(ABC):
         self._lease = number("lease", lease, least=MIN_LEASE)
         self.lease: float | None = self._lease
         self.capacity = None if capacity is None else whole("capacity", capacity, least=1)
-        self.max_body = whole("max_body", max_body, least=1)
+        self.max_body = whole("max_body", max_body, least=1, most=MAX_BODY_BYTES)
         """Bytes; `add` refuses a longer body, and `receive` buries a longer one written by another program."""
-        if max_body > MAX_BODY_BYTES:
-            raise ValueError(f"max_body must be a whole number of at most {MAX_BODY_BYTES}, not {max_body!r}")
         self._max_shown = min(max_body, MAX_SHOWN_BYTES)
         self.add_counts = AddCounts()
         """Messages added through this object."""
@@ -156,8 +154,7 @@ class Queue(ABC):
         """
         checked_text("a key", key, MAX_KEY_BYTES, empty=False)
         checked_text("a body", body, self.max_body)
-        if whole("priority", priority, least=0) > MAX_PRIORITY:
-            raise ValueError(f"priority must be a whole number of at most {MAX_PRIORITY}, not {priority!r}")
+        whole("priority", priority, least=0, most=MAX_PRIORITY)
         new = self._add(key, body, priority, number("after", after, least=0), checked_attributes(attributes), revive)
         self.add_counts.record(new or not revive)  # without `revive` a known key may be dead: not coalesced
         return new

@@ -20,19 +20,26 @@ from abate.observe import snapshot
 from abate.stores import BudgetTerms, open_store
 from abate.stores.fleet import FleetBucket, FleetBudget, FleetShelter
 from abate.stores.fleet import background_sync as fleet_sync
+from abate.stores.fleet import budget as budget_module
 from abate.stores.fleet.sync_requests import ShelterReport
+from abate.stores.postgres import store as postgres_store
+from abate.stores.redis import connection as redis_connection
 from abate.stores.sqlite import shared_limits
 from tests.conformance.conftest import SHARED, STORES
-from tests.stores.processes import forks, in_child, until
+from tests.stores.processes import GUARD, forks, in_child, until
 
 pytestmark = [forks, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")]
 
 
 @pytest.fixture
 def fast_sync(monkeypatch):
-    """Sync many times a second."""
+    """Sync many times a second. On a busy machine too, no limit becomes local: local deposits are not reported."""
     monkeypatch.setattr(fleet_sync, "SYNC_INTERVAL", 0.02)
     monkeypatch.setattr(fleet_sync, "MIN_SYNC_INTERVAL", 0.01)
+    monkeypatch.setattr(fleet_sync, "REPLY_VALID", GUARD)
+    monkeypatch.setattr(budget_module, "FIRST_REPLY_TIMEOUT", GUARD)
+    monkeypatch.setattr(postgres_store, "SYNC_TIMEOUT", GUARD)
+    monkeypatch.setattr(redis_connection, "SYNC_TIMEOUT", GUARD)
 
 
 @pytest.fixture(params=SHARED)
@@ -348,6 +355,19 @@ def test_a_child_that_closes_an_unused_store_uses_local_limits(local):
     assert in_child(lambda: (local.close(), budget.try_withdraw(), threads())) == "(None, True, [])"
     assert budget.balance() == held
     assert local.ledger("orders", 0.0, 1.0, 10.0).balance() == 10.0 - held
+
+
+def test_a_child_that_closes_the_store_before_its_first_sync_reports_its_deposits(local, monkeypatch):
+    """Its sync thread was started, but has not run yet."""
+    work = decorated(budget=earning_budget(local))
+
+    def child():
+        monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+        work()
+        local.close()
+
+    in_child(child)
+    assert deposits_in_store(local) == 1
 
 
 def test_a_child_without_a_sync_thread_makes_its_calls(local, monkeypatch, caplog):

@@ -18,8 +18,9 @@ KIND = "postgres"
 
 @pytest.fixture
 def patient(monkeypatch):
-    """Make the polling interval so long that a waiting receive has to be notified."""
+    """Make the polling interval so long that a waiting receive has to be notified, and its announcement as long."""
     monkeypatch.setattr(listener, "POLL_LISTENING", FOR_EVER)
+    monkeypatch.setattr(listener, "ANNOUNCE_SECONDS", FOR_EVER)
 
 
 def test_an_add_that_races_with_the_start_of_a_wait_is_not_missed(url, patient):

@@ -181,7 +181,7 @@ class FleetSync:
         if self._in_round:  # a signal handler closes it during a round, which ends here
             self._in_round = False
             return
-        if not self.rounds:
+        if not self.rounds and self._thread is None:
             return  # a child that has used no shared limit
         try:
             for batch in batches(last, BATCH):

@@ -110,9 +110,11 @@ def _options(query: str) -> dict[str, Any]:
                 found[name] = value
             case "timeout":
                 try:
-                    found[name] = number("timeout", float(value), above=0)
+                    found[name] = number("timeout", float(value), above=0, most=3600)
                 except ValueError:
-                    raise ValueError(f"timeout must be a number of seconds above 0, not {value!r:.80}") from None
+                    raise ValueError(
+                        f"timeout must be a number of seconds above 0 and at most 3600, not {value!r:.80}"
+                    ) from None
             case "cluster":
                 found[name] = choice("cluster", value.lower(), ("true", "false")) == "true"
             case "database":
