@@ -172,6 +172,8 @@ def aclient(url: str, **settings: Any) -> redis.asyncio.Redis:
 
 
 def _checked(settings: dict[str, Any]) -> dict[str, Any]:
+    if "policy" in settings:
+        raise TypeError("policy is no setting of redis-py: put it around the calls, as in policy.call(client.get, key)")
     for name in RETRY_SETTINGS:
         if name in settings:
             raise TypeError(f"{name} cannot be set, as {settings[name]!r}: the policy retries, redis-py does not")
