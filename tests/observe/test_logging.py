@@ -52,13 +52,14 @@ LINES = [
     (
         events.ShelterChanged("orders", "shop", "probing", 12, 1.0),
         "WARNING",
-        "orders: shelter shop changed to probing: the server seems to be down, so single attempts test it; 12 calls wait",
+        "orders: shelter shop changed to probing: the server seems to be down, so single attempts test it;"
+        " 12 calls wait",
     ),
     (
         events.ShelterChanged("orders", "shop", "storm", 3, 4.75),
         "WARNING",
-        "orders: shelter shop changed to storm: most attempts fail or answers are slow, so at most 4.75 attempts are in flight;"
-        " 3 calls wait",
+        "orders: shelter shop changed to storm: most attempts fail or answers are slow, so at most 4.75 attempts"
+        " are in flight; 3 calls wait",
     ),
     (
         events.ShelterChanged("orders", "shop", "calm", 0, inf),
