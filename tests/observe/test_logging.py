@@ -35,7 +35,7 @@ LINES = [
     (
         events.GaveUp("orders", "attempts", 3, 1.5, ERROR),
         "WARNING",
-        "orders: gave up after 3 attempts and 1.5 s (attempts): OSError('down')",
+        "orders: gave up after 3 attempts and 1.5 s of waiting (attempts): OSError('down')",
     ),
     (events.Recovered("orders", 2, 0.5), "INFO", "orders: succeeded on attempt 2 after 0.5 s of waiting"),
     (

@@ -129,7 +129,8 @@ def _retry(event: events.Retry) -> str:
 
 def _gave_up(event: events.GaveUp) -> str:
     attempts = "1 attempt" if event.attempts == 1 else f"{event.attempts} attempts"
-    gave_up = f"gave up{_target(event, 'on')}{_status(event)} after {attempts} and {event.waited:.3g} s"
+    waited = f" and {event.waited:.3g} s of waiting" if event.waited else ""
+    gave_up = f"gave up{_target(event, 'on')}{_status(event)} after {attempts}{waited}"
     return f"{gave_up} ({one_line(event.reason)}){_error_suffix(event.error)}"
 
 
