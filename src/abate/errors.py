@@ -332,7 +332,8 @@ def suggests_settings(function: F) -> F:
         except TypeError:
             if function.__name__ == "__init__":
                 kind = type(args[0])
-                name, known = kind.__name__, [name for base in kind.__mro__ for name in _settings(base.__init__)[1:]]
+                inits = [vars(base).get("__init__") for base in kind.__mro__]
+                name, known = kind.__name__, [name for init in inits for name in _settings(init)[1:]]
             else:
                 name, known = f"{function.__module__.rpartition('.')[2]}.{function.__name__}", _settings(function)
             for setting in settings:
@@ -344,7 +345,7 @@ def suggests_settings(function: F) -> F:
 
 
 def _settings(function: Any) -> list[str]:
-    """Return the names of the parameters of a function; none for one that is not written in Python."""
+    """Return the names of the parameters of a function; none for anything that is not written in Python."""
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     code = getattr(function, "__code__", None)
