@@ -251,6 +251,10 @@ SYNONYMS = {
     **dict.fromkeys(("reset_timeout", "recovery_timeout", "break_duration"), ("pause",)),
 }
 """Settings by the words that other libraries use for them."""
+OF_POLICIES = frozenset(
+    {"on", "unless", "max_attempts", "timeout", "attempt_timeout", "backoff", "budget", "gate", "shelter", "idempotent"}
+)
+"""Settings of policies that are looked for in clients, which take a policy."""
 FALLBACKS = frozenset({"retry_error_callback", "fallback", "default", "on_giveup", "recover"})
 """Words of other libraries for what is done when the attempts have run out."""
 
@@ -268,6 +272,8 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     if name in FALLBACKS and "raises" in known:
         return f"{what} {name!r}: the last error is raised; catch it around the call, and return something else there"
     names = list(known)
+    if "policy" in names and name in OF_POLICIES:
+        return f"{what} {name!r}, it is one of the policy: write policy=abate.Policy({name}=...)"
     # a word of another library first: 'retries' is spelt more like 'raises' than like what it means
     likely = [meant for meant in SYNONYMS.get(name, ()) if meant in names] or get_close_matches(name, names, 1)
     if likely:
@@ -319,8 +325,8 @@ def by_keyword(name: str, use: str) -> Callable[[F], F]:
     return decorate
 
 
-def suggests_settings(init: F) -> F:
-    """Make a constructor say which setting was probably meant by one that it does not have.
+def suggests_settings(function: F) -> F:
+    """Make a constructor or function say which setting was probably meant by one that it does not have.
 
     >>> class Limit:
     ...     @suggests_settings
@@ -329,17 +335,29 @@ def suggests_settings(init: F) -> F:
     Traceback (most recent call last):
     TypeError: Limit has no setting 'windw': did you mean 'window'?
     """
-    code = init.__code__
-    known = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
 
-    @wraps(init)
-    def explained(self: object, *args: Any, **settings: Any) -> None:
+    @wraps(function)
+    def explained(*args: Any, **settings: Any) -> Any:
         try:
-            init(self, *args, **settings)
+            return function(*args, **settings)
         except TypeError:
+            if function.__name__ == "__init__":
+                kind = type(args[0])
+                inits = [vars(base).get("__init__") for base in kind.__mro__]
+                name, known = kind.__name__, [name for init in inits for name in _settings(init)[1:]]
+            else:
+                name, known = f"{function.__module__.rpartition('.')[2]}.{function.__name__}", _settings(function)
             for setting in settings:
                 if setting not in known:
-                    raise TypeError(unknown(f"{type(self).__name__} has no setting", setting, known)) from None
+                    raise TypeError(unknown(f"{name} has no setting", setting, known)) from None
             raise
 
     return explained  # type: ignore[return-value]
+
+
+def _settings(function: Any) -> list[str]:
+    """Return the names of the parameters of a function; none for anything that is not written in Python."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    code = getattr(function, "__code__", None)
+    return [] if code is None else list(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])

@@ -116,7 +116,7 @@ def test_lines_name_the_request_and_its_status(client, abate_events):
     assert [sentence(event) for event in abate_events] == [
         f"orders: first failure of {TARGET} with 503 (overload)",
         f"orders: attempt 1 of {TARGET} failed with 503 (overload, asked for 2 s), next in 2.25 s",
-        f"orders: gave up on {TARGET} with 500 after 2 attempts and 2.25 s (attempts): Error('failed')",
+        f"orders: gave up on {TARGET} with 500 after 2 attempts and 2.25 s of waiting (attempts): Error('failed')",
     ]
 
 
@@ -124,7 +124,7 @@ def test_a_result_that_was_given_up_on_shows_no_error(client, abate_events):
     """Nothing was raised, so the line ends with the reason."""
     assert client(answer(503), max_attempts=1).get().status == 503
     line = sentence(abate_events[-1])
-    assert line == f"orders: gave up on {TARGET} with 503 after 1 attempt and 0 s (attempts)"
+    assert line == f"orders: gave up on {TARGET} with 503 after 1 attempt (attempts)"
 
 
 def test_calls_without_a_request_have_neither_field(abate_events):

@@ -15,6 +15,7 @@ from abate.work.source import LeaseLost, Message
         (("",), {}, ValueError, "a key must be a non-empty string of at most 512 bytes, not ''"),
         (("ü" * 257,), {}, ValueError, "a key must be a non-empty string of at most 512 bytes, not of 514"),
         (("a", b"bytes"), {}, TypeError, "a body must be a string of at most 262144 bytes, not b'bytes'"),
+        (("a", {"to": 1}), {}, TypeError, "at most 262144 bytes, not {'to': 1}: write json.dumps(...)"),
         (("a", "x" * 300_000), {}, ValueError, "a body must be a string of at most 262144 bytes, not of 300000"),
         (("a", "ok \udcff"), {}, ValueError, "in UTF-8; character 3 can't be encoded"),
         (("a",), {"priority": -1}, ValueError, "at least 0 and at most 2147483647, not -1"),

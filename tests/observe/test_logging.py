@@ -5,6 +5,7 @@ import logging
 import pickle
 import subprocess
 import sys
+from math import inf
 from queue import SimpleQueue
 from weakref import ref
 
@@ -34,7 +35,7 @@ LINES = [
     (
         events.GaveUp("orders", "attempts", 3, 1.5, ERROR),
         "WARNING",
-        "orders: gave up after 3 attempts and 1.5 s (attempts): OSError('down')",
+        "orders: gave up after 3 attempts and 1.5 s of waiting (attempts): OSError('down')",
     ),
     (events.Recovered("orders", 2, 0.5), "INFO", "orders: succeeded on attempt 2 after 0.5 s of waiting"),
     (
@@ -51,7 +52,19 @@ LINES = [
     (
         events.ShelterChanged("orders", "shop", "probing", 12, 1.0),
         "WARNING",
-        "orders: shop is probing, with 12 waiting and at most 1 in flight",
+        "orders: shelter shop changed to probing: the server seems to be down, so single attempts test it;"
+        " 12 calls wait",
+    ),
+    (
+        events.ShelterChanged("orders", "shop", "storm", 3, 4.75),
+        "WARNING",
+        "orders: shelter shop changed to storm: most attempts fail or answers are slow, so at most 4.75 attempts"
+        " are in flight; 3 calls wait",
+    ),
+    (
+        events.ShelterChanged("orders", "shop", "calm", 0, inf),
+        "WARNING",
+        "orders: shelter shop changed to calm: attempts are not limited any more",
     ),
     (
         events.Worked("orders", "42", "retry", 0.25, 3, ERROR),

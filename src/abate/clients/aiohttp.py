@@ -58,7 +58,7 @@ from abate.clients.stopwatch import Stopwatch, TimeoutSource
 from abate.clients.trust import Secret
 from abate.decide import http
 from abate.decide.network_errors import judge_network_error
-from abate.errors import AttemptTimeout, Report, RetryExhausted
+from abate.errors import AttemptTimeout, Report, RetryExhausted, suggests_settings
 from abate.redact import one_line
 from abate.schedule.deadlines import deadline_aware, deadline_passed, remaining
 
@@ -68,6 +68,7 @@ RETRIED_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"}
 """The methods that aiohttp sends again by itself."""
 
 
+@suggests_settings
 def middleware(
     policy: Policy | None = None,
     *,

@@ -22,7 +22,7 @@ from abate.clients.server_middleware import (
 )
 from abate.clients.trust import UNIX, Trusted
 from abate.clock import TimeoutScope
-from abate.errors import AttemptTimeout
+from abate.errors import AttemptTimeout, suggests_settings
 from abate.logs import Log
 from abate.schedule.deadlines import deadline
 
@@ -72,6 +72,7 @@ class Middleware:
     Wrap the whole app instead if its answer matters to callers.
     """
 
+    @suggests_settings
     def __init__(
         self,
         app: App,

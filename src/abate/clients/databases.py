@@ -23,7 +23,8 @@ from abate.admit.budget import Budget
 from abate.admit.gate import Gate
 from abate.call.policy import Policy
 from abate.clock import Clock
-from abate.decide.outcome import BLIP, UNREACHED, Outcome, Ruling
+from abate.decide.network_errors import judge_network_error
+from abate.decide.outcome import BLIP, FATAL_UNREACHED, OVERLOAD_UNREACHED, UNREACHED, Outcome, Ruling
 from abate.decide.rules import Matcher, Rule, check_matchers, classify
 from abate.errors import bare
 from abate.functions import is_coroutine_object, is_generator_function
@@ -65,13 +66,23 @@ LOST_TEXTS = (
     "connection has been closed unexpectedly",
     "could not receive data from server",
     "could not send data to server",
+    "SSL SYSCALL error",
+    "unexpected eof while reading",
 )
 REFUSED_TEXTS = ("could not translate host name", "failed to resolve host")
+TIMED_OUT = "timeout expired"
+"""In libpq's and psycopg's errors: the connection was not made in time."""
+NO_TLS = "rejected SSL upgrade"
+"""In asyncpg's ConnectionError: the server has no TLS."""
+TLS_NUMBER, TLS_EOF = 2026, "unexpected eof"
+"""mysqlclient's number for all errors of TLS, with the text of OpenSSL or of the system."""
 
 MYSQL = frozenset({"MySQLdb", "aiomysql", "asyncmy", "pymysql"})
 POSTGRES = frozenset({"asyncpg", "psycopg", "psycopg2"})
 
 
+BY_WEIGHT = (FATAL_UNREACHED, BLIP, UNREACHED, OVERLOAD_UNREACHED)
+"""The rulings on connections: of several in one chain of errors, the first counts."""
 CONFLICT = Ruling.blip(reached=False, answered=True)
 
 
@@ -91,7 +102,7 @@ class OnConflict(Rule):
 
 
 class OnConnectionLost(Rule):
-    """Judges refused and broken connections.
+    """Judges refused and broken connections. TLS that can't work, such as an untrusted certificate, is fatal.
 
     >>> connection_lost.judge(Outcome(error=ConnectionRefusedError())).reached
     False
@@ -101,9 +112,7 @@ class OnConnectionLost(Rule):
 
     def judge(self, outcome: Outcome) -> Ruling | None:
         rulings = [_connection_ruling(error) for error in _error_chain(outcome.error)]
-        if BLIP in rulings:
-            return BLIP
-        return UNREACHED if UNREACHED in rulings else None
+        return next((ruling for ruling in BY_WEIGHT if ruling in rulings), None)
 
 
 conflict = OnConflict()
@@ -112,8 +121,10 @@ policy with ``idempotent=False`` retries them as well.
 """
 
 connection_lost = OnConnectionLost()
-"""Retry refused and broken connections. Statements sent on a connection that broke may have been committed, so a policy
-with ``idempotent=False`` retries refused connections only.
+"""Retry connections that could not be made, and broken ones. Statements sent on a connection that broke may have been
+committed, so a policy with ``idempotent=False`` retries only the others. TLS that can't work, such as a certificate
+that is not trusted, is fatal. asyncpg's timeouts are Python's ``TimeoutError``, which may come from anywhere: name it
+in `on` where it is to be retried.
 """
 
 
@@ -139,12 +150,24 @@ def _is_conflict(error: BaseException) -> bool:
 
 def _connection_ruling(error: BaseException) -> Ruling | None:
     """Return a ruling on an error of the connection, refused or broken; None for other errors."""
+    if _is_tls_mismatch(error):
+        return FATAL_UNREACHED
     if isinstance(error, ConnectionError) or classify(error) is UNREACHED:
         return classify(error)  # asyncpg passes errors of the socket through
     if _refused(error):
         return UNREACHED
+    if _timed_out(error):
+        return OVERLOAD_UNREACHED
     # SQLAlchemy's dialects know when a connection is unusable
     return BLIP if _lost(error) or getattr(error, "connection_invalidated", False) is True else None
+
+
+def _is_tls_mismatch(error: BaseException) -> bool:
+    """Return whether TLS can't work here, as another attempt would find again."""
+    if isinstance(error, ConnectionError) and NO_TLS in str(error):
+        return True
+    origin = getattr(error, "original_exception", None)  # PyMySQL's name for the error that it made its own from
+    return judge_network_error(origin if isinstance(origin, BaseException) else error) is FATAL_UNREACHED
 
 
 def _refused(error: BaseException) -> bool:
@@ -161,14 +184,25 @@ def _refused(error: BaseException) -> bool:
     )
 
 
+def _timed_out(error: BaseException) -> bool:
+    """Return whether libpq or psycopg gave up connecting."""
+    return _state(error) is None and _is_from_driver(error, POSTGRES) and TIMED_OUT in str(error)
+
+
 def _lost(error: BaseException) -> bool:
     if _is_from_driver(error, MYSQL):
         closed = type(error).__name__ == "InterfaceError" and _number(error) in CLOSED_ARGS
-        return closed or _number(error) in LOST_NUMBERS
+        return closed or _number(error) in LOST_NUMBERS or _lost_in_handshake(error)
     if _state(error) is not None or not _is_from_driver(error, POSTGRES):
         return _state(error) in LOST_STATES
     text = str(error)
     return any(known in text for known in LOST_TEXTS)
+
+
+def _lost_in_handshake(error: BaseException) -> bool:
+    """Return whether mysqlclient lost the connection while it agreed on TLS."""
+    broken = (TLS_EOF, os.strerror(errno.ECONNRESET), os.strerror(errno.ETIMEDOUT))
+    return _number(error) == TLS_NUMBER and any(known in str(error) for known in broken)
 
 
 def _state(error: BaseException) -> str | None:

@@ -32,7 +32,7 @@ from abate.clients.grpc_rules import Metadata, pairs, transient
 from abate.clients.grpc_stream import Messages, Stream
 from abate.clients.headers import ATTEMPT, DEADLINE, request_headers
 from abate.clients.trust import SECRET, Secret
-from abate.errors import AttemptTimeout, LayeredRetryWarning
+from abate.errors import AttemptTimeout, LayeredRetryWarning, suggests_settings
 from abate.optional_dependencies import requires_extra
 from abate.redact import one_line, short_repr
 from abate.schedule.deadlines import call_timeout, cut_to_deadline, deadline_aware
@@ -70,6 +70,7 @@ def channel_options() -> list[tuple[str, int]]:
     return [("grpc.enable_retries", 0)]
 
 
+@suggests_settings
 def interceptors(
     policy: Policy, *, idempotent: bool = True, secret: Secret | None = None
 ) -> list[grpc.UnaryUnaryClientInterceptor]:
@@ -95,6 +96,7 @@ def interceptors(
     return [_Interceptor(_grpc_policy(policy, idempotent), _checked_secret(secret))]
 
 
+@suggests_settings
 def aio_interceptors(
     policy: Policy, *, idempotent: bool = True, secret: Secret | None = None
 ) -> list[grpc.aio.ClientInterceptor]:

@@ -33,7 +33,7 @@ from abate.clients.server_middleware import (
 )
 from abate.clients.trust import UNIX, Trusted
 from abate.clock import TimeoutScope
-from abate.errors import AttemptTimeout
+from abate.errors import AttemptTimeout, suggests_settings
 from abate.functions import is_coroutine_function
 from abate.optional_dependencies import requires_extra
 from abate.schedule.deadlines import deadline
@@ -70,6 +70,7 @@ def attempt() -> int:
     return scope.owner if scope is not None and isinstance(scope.owner, int) else 1
 
 
+@suggests_settings
 def interceptors(*, trusted: Trusted = None, min_deadline: float = MIN_DEADLINE) -> list[grpc.ServerInterceptor]:
     """Return the interceptors for a ``grpc.server``.
 
@@ -82,6 +83,7 @@ def interceptors(*, trusted: Trusted = None, min_deadline: float = MIN_DEADLINE)
     return [_Interceptor(ServerSettings(trusted, min_deadline))]
 
 
+@suggests_settings
 def aio_interceptors(
     *, trusted: Trusted = None, min_deadline: float = MIN_DEADLINE, cancel: bool = False
 ) -> list[grpc.aio.ServerInterceptor]:

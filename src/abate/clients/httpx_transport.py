@@ -32,7 +32,7 @@ from abate.clients.trust import SECRET, Secret
 from abate.decide.http import KEY_HEADER
 from abate.decide.network_errors import judge_network_error
 from abate.decide.responses import REPORT
-from abate.errors import LayeredRetryWarning, Report
+from abate.errors import LayeredRetryWarning, Report, suggests_settings
 from abate.schedule.deadlines import peek_deadline, remaining
 
 CONNECT_EVENTS = {
@@ -72,6 +72,7 @@ class RetryingTransport:
     _send_method: str
     _connect_tracer: Any
 
+    @suggests_settings
     def __init__(
         self,
         policy: Policy | None = None,
@@ -116,7 +117,7 @@ class RetryingTransport:
         )
         if getattr(getattr(inner, "_pool", None), "_retries", 0):
             multiply = f"{inner!r} retries as well, and retries multiply: build it with retries=0"
-            warnings.warn(multiply, LayeredRetryWarning, stacklevel=2)
+            warnings.warn(multiply, LayeredRetryWarning, stacklevel=3)
 
     def _check_inner(self, inner: Any) -> None:
         """Raise TypeError for what is no transport of this library."""

@@ -6,6 +6,7 @@ wrapped, twice: by one that turns an error event into a response, and around tha
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any, TypeVar
 
 import httpx2
@@ -14,6 +15,7 @@ from abate.call.policy import Policy
 from abate.clients.httpx2 import AsyncTransport, Transport
 from abate.clients.stream_errors import AsyncErrorEventTransport, ErrorEventTransport
 from abate.decide import http
+from abate.errors import unknown
 
 ClientT = TypeVar("ClientT", httpx2.Client, httpx2.AsyncClient)
 
@@ -35,6 +37,10 @@ def check_settings(
         raise TypeError(f"policy must be a Policy, not a {type(policy).__name__}: settings of the SDK are keywords")
     if not (isinstance(client_class, type) and issubclass(client_class, base)):
         raise TypeError(f"client_class must be {base.__name__} or a subclass of it, not {client_class!r}")
+    known = (*signature(client_class).parameters, "policy", "client_class", "transport")
+    for setting in settings:
+        if setting not in known:
+            raise TypeError(unknown(f"{client_class.__name__} has no setting", setting, known))
     retries = settings.pop("max_retries", 0)
     if retries != 0 or isinstance(retries, bool):
         more = f"{retries + 1}" if isinstance(retries, int) and 0 < retries < 1000 else "3"

@@ -5,6 +5,7 @@ redis-py retries by itself, up to ten times with jitter, and two layers of retri
 
 * If a connection could not be made, taken from the pool or accepted by the server, nothing was sent, so any command can
   be repeated. All of these mean overload, except a plain failure to connect.
+* TLS that can't work is fatal: a certificate that does not verify, another host's name, a server without TLS.
 * Timeouts mean overload. Any other broken connection is a blip, and the server may have seen the command.
 * LOADING, BUSY (a script), CLUSTERDOWN, MASTERDOWN, NOREPLICAS, READONLY and a cluster without a node for the slot last
   for seconds, until a failover or a restart is over. They count as overload.
@@ -20,7 +21,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from abate.decide.outcome import BLIP, FATAL, OVERLOAD, OVERLOAD_UNREACHED, UNREACHED, Outcome, Ruling
+from abate.decide.network_errors import judge_network_error
+from abate.decide.outcome import (
+    BLIP,
+    FATAL,
+    FATAL_UNREACHED,
+    OVERLOAD,
+    OVERLOAD_UNREACHED,
+    UNREACHED,
+    Outcome,
+    Ruling,
+)
 from abate.decide.rules import Rule
 from abate.optional_dependencies import requires_extra
 
@@ -54,6 +65,9 @@ UNREACHED_TEXTS = (
     "max number of clients reached",
 )
 
+MAX_CHAIN = 5
+"""Errors of redis-py, each raised while the last one was handled, that are looked into: a cluster client nests them."""
+
 RETRY_SETTINGS = ("retry", "retry_on_error", "retry_on_timeout")
 
 
@@ -70,6 +84,8 @@ class OnRedis(Rule):
         error = outcome.error
         if not isinstance(error, (exceptions.RedisError, exceptions.RedisClusterException)):
             return None
+        if _is_tls_mismatch(error):
+            return FATAL_UNREACHED
         text = str(error)
         if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError)) and text.startswith(
             UNREACHED_TEXTS
@@ -83,6 +99,20 @@ class OnRedis(Rule):
             # unlike "Error while reading" and "Error 32 while writing": no command was sent
             return UNREACHED if text.startswith("Error ") and " connecting to " in text else BLIP
         return FATAL
+
+
+def _is_tls_mismatch(error: BaseException) -> bool:
+    """Return whether an error was raised while one of TLS was handled that another attempt would meet again."""
+    for _ in range(MAX_CHAIN):
+        inner = error.__context__
+        if inner is None:
+            return False
+        if judge_network_error(inner) is FATAL_UNREACHED:
+            return True
+        if not isinstance(inner, exceptions.RedisError):
+            return False
+        error = inner
+    return False
 
 
 transient = OnRedis()
@@ -142,6 +172,8 @@ def aclient(url: str, **settings: Any) -> redis.asyncio.Redis:
 
 
 def _checked(settings: dict[str, Any]) -> dict[str, Any]:
+    if "policy" in settings:
+        raise TypeError("policy is no setting of redis-py: put it around the calls, as in policy.call(client.get, key)")
     for name in RETRY_SETTINGS:
         if name in settings:
             raise TypeError(f"{name} cannot be set, as {settings[name]!r}: the policy retries, redis-py does not")

@@ -35,6 +35,7 @@ from abate.clients.trust import Secret
 from abate.clients.urllib3 import warn_about_retries
 from abate.clients.urllib3_sender import Sender, loaded_error, mark, release, with_deadlines
 from abate.decide.network_errors import judge_network_error
+from abate.errors import suggests_settings
 
 __all__ = ["Adapter"]
 
@@ -62,6 +63,7 @@ class Adapter(HTTPAdapter):
 
     __attrs__ = [*HTTPAdapter.__attrs__, "_sender"]  # noqa: RUF012  (what is pickled, as in requests)
 
+    @suggests_settings
     def __init__(
         self,
         policy: Policy | None = None,
@@ -86,7 +88,7 @@ class Adapter(HTTPAdapter):
             key=key,
             mesh_retries=mesh_retries,
         )
-        warn_about_retries(Retry.from_int(kwargs.pop("max_retries", 0)), stacklevel=3)
+        warn_about_retries(Retry.from_int(kwargs.pop("max_retries", 0)), stacklevel=4)
         super().__init__(**kwargs)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:

@@ -39,7 +39,7 @@ from abate.clients.sqs_message_limits import (
 )
 from abate.clients.sqs_receive_counts import ReceiveCounts
 from abate.clock import Clock
-from abate.errors import number, whole
+from abate.errors import number, suggests_settings, whole
 from abate.logs import Log
 from abate.work.source import Back, Bury, Done, Message, Settlement
 
@@ -121,6 +121,7 @@ class Queue:
 
     durable = True
 
+    @suggests_settings
     def __init__(
         self,
         url: str,

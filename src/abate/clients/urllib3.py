@@ -24,6 +24,7 @@ with requires_extra(by="abate.clients.urllib3", extra="urllib3"):
     import urllib3
     from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPHeaderDict, HTTPSConnectionPool, Retry, Timeout
     from urllib3.exceptions import ConnectTimeoutError, HTTPError
+    from urllib3.poolmanager import PoolKey
 
 from abate.call.policy import Policy
 from abate.clients.client_rules import Library
@@ -32,9 +33,13 @@ from abate.clients.stopwatch import TimeoutSource
 from abate.clients.trust import Secret
 from abate.clients.urllib3_sender import Sender, loaded_error, mark, release, with_deadlines
 from abate.decide.network_errors import judge_network_error
-from abate.errors import LayeredRetryWarning
+from abate.errors import LayeredRetryWarning, unknown
 
 __all__ = ["PoolManager"]
+
+OWN_SETTINGS = ("policy", "idempotency_key", "timeouts", "secrets", "ours", "key", "mesh_retries")
+POOL_SETTINGS = ("num_pools", "headers", "strict", *(field.removeprefix("key_") for field in PoolKey._fields))
+"""The settings that urllib3 takes."""
 
 
 class PoolManager(urllib3.PoolManager):
@@ -82,6 +87,9 @@ class PoolManager(urllib3.PoolManager):
             key=partial(_key_of_url, key) if callable(key) else key,
             mesh_retries=mesh_retries,
         )
+        for setting in kwargs:  # urllib3 itself says so at the first request
+            if setting not in POOL_SETTINGS:
+                raise TypeError(unknown("PoolManager has no setting", setting, (*OWN_SETTINGS, *POOL_SETTINGS)))
         if (retries := kwargs.get("retries")) is not None:
             warn_about_retries(retries if isinstance(retries, Retry) else Retry.from_int(retries), stacklevel=3)
         super().__init__(**kwargs)

@@ -19,6 +19,7 @@ from abate.clients.server_middleware import (
     ServerSettings,
 )
 from abate.clients.trust import UNIX, Trusted
+from abate.errors import suggests_settings
 from abate.schedule.deadlines import deadline
 
 __all__ = ["Middleware"]
@@ -40,6 +41,7 @@ class Middleware:
     >>> app = Middleware(app, trusted="10.0.0.0/8", permits=abate.ConcurrencyLimit(100), retry_after=2.0)
     """
 
+    @suggests_settings
     def __init__(
         self,
         app: App,

@@ -18,6 +18,13 @@ Fact: TypeAlias = str | float | bool | None
 MAX_NAME = 120
 """Characters of a name or a key."""
 _OfRequest: TypeAlias = events.FirstFailure | events.Retry | events.BudgetRefused | events.GaveUp | events.Recovered
+SHELTER_STATES = {
+    "storm": "most attempts fail or answers are slow, so at most {limit:.3g} attempts are in flight",
+    "probing": "the server seems to be down, so single attempts test it",
+    "recovering": "the server answers again, so at most {limit:.3g} attempts are in flight, soon more",
+    "calm": "attempts are not limited any more",
+}
+"""What the states of a shelter mean, for people who read of them for the first time."""
 OF_REQUESTS = ("target", "status")
 """Fields that only the requests of HTTP clients have."""
 
@@ -122,13 +129,16 @@ def _retry(event: events.Retry) -> str:
 
 def _gave_up(event: events.GaveUp) -> str:
     attempts = "1 attempt" if event.attempts == 1 else f"{event.attempts} attempts"
-    gave_up = f"gave up{_target(event, 'on')}{_status(event)} after {attempts} and {event.waited:.3g} s"
+    waited = f" and {event.waited:.3g} s of waiting" if event.waited else ""
+    gave_up = f"gave up{_target(event, 'on')}{_status(event)} after {attempts}{waited}"
     return f"{gave_up} ({one_line(event.reason)}){_error_suffix(event.error)}"
 
 
 def _shelter_changed(event: events.ShelterChanged) -> str:
-    counts = f"with {event.waiters} waiting and at most {event.limit:.3g} in flight"
-    return f"{one_line(event.shelter, MAX_NAME)} is {one_line(event.state)}, {counts}"
+    said = f"shelter {one_line(event.shelter, MAX_NAME)} changed to {one_line(event.state)}"
+    if event.state in SHELTER_STATES:
+        said += f": {SHELTER_STATES[event.state].format(limit=event.limit)}"
+    return said if event.state == "calm" else f"{said}; {event.waiters} calls wait"
 
 
 def _worked(event: events.Worked) -> str:

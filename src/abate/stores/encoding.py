@@ -39,7 +39,8 @@ def checked_text(what: str, value: Any, max_bytes: int, *, empty: bool = True) -
     """Return `value` if it is text of at most `max_bytes` in UTF-8, or raise an error."""
     expected = f"{what} must be a {'' if empty else 'non-empty '}string of at most {max_bytes} bytes"
     if not isinstance(value, str):
-        raise TypeError(f"{expected}, not {value!r:.80}")
+        advice = ": write json.dumps(...)" if isinstance(value, dict | list) else ""
+        raise TypeError(f"{expected}, not {value!r:.80}{advice}")
     try:
         length = len(value) if value.isascii() else len(value.encode())
     except UnicodeEncodeError as error:

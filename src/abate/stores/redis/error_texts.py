@@ -45,7 +45,10 @@ BY_CONNECT_TEXT = (
     ("nodename nor servname", "has an unknown host name"),
     ("No address associated", "has an unknown host name"),
     ("Temporary failure in name resolution", "has a host name that can't be resolved now"),
+    ("Hostname mismatch", "has a certificate for another host name"),
+    ("IP address mismatch", "has a certificate for a host name or another address"),
     ("CERTIFICATE_VERIFY_FAILED", "has a certificate that this machine does not trust"),
+    ("UNEXPECTED_EOF", "ended the connection during the TLS handshake"),
     ("SSL", "does not speak TLS: is it 'redis:' rather than 'rediss:'?"),
     ("No such file or directory", "has no socket at that path"),
 )
