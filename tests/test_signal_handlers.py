@@ -107,7 +107,7 @@ class OfDispatcher(cases.Case):
         for waiter in self.waiters:
             if waiter.answer is None:
                 assert waiter.queued
-                assert waiter in queue._fresh or waiter in queue._oldest
+                assert any(entry[2] is waiter for entry in (*queue._fresh, *queue._late))
             elif waiter.wakeup is not None and waiter not in self.waiters[:2]:  # those are awake
                 assert waiter.wakeup.wait(abate.clock.MACHINE, 0.0) or waiter.claimed or self.noted("claim")
         # it goes on, in this thread and in another

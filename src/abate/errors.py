@@ -213,7 +213,7 @@ def whole(name: str, value: object, *, least: int, most: int | None = None) -> i
     ValueError: burst must be a whole number of at least 1, not 0
     >>> whole("burst", 10**30, least=1)
     Traceback (most recent call last):
-    ValueError: burst must be a whole number of at least 1, not an integer of 100 bits
+    ValueError: burst must be a whole number of at least 1 and at most 2**63 - 1, not an integer of 100 bits
     """
     expected = f"{name} must be a whole number of at least {least}"
     if most is not None:
@@ -221,8 +221,11 @@ def whole(name: str, value: object, *, least: int, most: int | None = None) -> i
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{expected}, not {short_repr(value)}")
     if not least <= value <= (LARGEST if most is None else most):
-        shown = value if abs(value) <= LARGEST else f"an integer of {value.bit_length()} bits"
-        raise ValueError(f"{expected}, not {shown}")
+        if abs(value) <= LARGEST:
+            raise ValueError(f"{expected}, not {value}")
+        if most is None and value > 0:
+            expected += " and at most 2**63 - 1"
+        raise ValueError(f"{expected}, not an integer of {value.bit_length()} bits")
     return value
 
 

@@ -137,7 +137,7 @@ class World:
             return
         limiter.on_held_back(now)
         waiter = Held(began, now + PATIENCE, left)
-        shelter_queue.add(waiter, now, left == ATTEMPTS)
+        shelter_queue.add(waiter)
         self.after(PATIENCE, lambda: self._late_after(waiter))
         self._admit()
 
@@ -152,7 +152,11 @@ class World:
         if shelter_queue.size:
             limiter.on_held_back(now)
         while shelter_queue.size and now >= limiter.due():
-            waiter = shelter_queue.next(now)
+            chance = limiter.probe_chance()
+            if chance is None:
+                waiter = shelter_queue.next(now, limiter.latencies.usual(), limiter.interval(), limiter.catching_up)
+            else:
+                waiter = shelter_queue.probe(now, chance)
             shelter_queue.remove(waiter, "late")
             if now + limiter.latencies.expected_answer_in(0.0) < waiter.deadline:
                 waiter.answer = limiter.send(now)

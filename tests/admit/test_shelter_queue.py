@@ -7,57 +7,47 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from abate.admit.shelter_queue import (
-    FRESH_SECONDS,
-    LIFO_AFTER,
-    LIFO_ENDS_AFTER,
-    MAX_STALE,
-    MOVING_WITHIN,
-    OLDEST_EVERY,
-    URGENT_AFTER,
-    ShelterQueue,
-    Waiter,
-)
+from abate.admit.shelter_queue import MAX_STALE, SOON, ShelterQueue, Waiter
 
 
 class SlowQueue:
-    """The rules, as documented, over a list of all waiters in order of arrival."""
+    """The rules, as documented, over lists of all waiters in the order in which they were queued."""
 
     def __init__(self):
-        self.fresh, self.old = [], []
-        self.turns = 0
-        self.aged = self.overflowing = self.moved = -inf
+        self.fresh, self.late = [], []
+        self.last_due, self.moved = -inf, -inf
 
-    def add(self, waiter, now):
-        (self.fresh if now - waiter.began < FRESH_SECONDS else self.old).append(waiter)
+    def add(self, waiter):
+        self.fresh.append(waiter)
+        self.last_due = max(self.last_due, soon(waiter))
 
     def remove(self, waiter):
-        (self.fresh if waiter in self.fresh else self.old).remove(waiter)
+        (self.fresh if waiter in self.fresh else self.late).remove(waiter)
 
-    def next(self, now):
-        # waiters at the head that are no longer fresh become the oldest
-        while self.fresh and now - self.fresh[0].began >= FRESH_SECONDS:
-            self.old.append(self.fresh.pop(0))
-            if now - self.aged > LIFO_ENDS_AFTER or now - self.moved > MOVING_WITHIN:
-                self.overflowing = now
-            self.aged = now
+    def next(self, now, answer_time, interval, catching_up):
         self.moved = now
-        self.turns += 1
-        every = OLDEST_EVERY if self.fresh and now - self.fresh[0].began >= URGENT_AFTER else 2
-        if self.old and (not self.fresh or self.turns % every == 0):
-            return self._take(self.old, min(self.old, key=lambda waiter: waiter.order))
-        overflows = now - self.overflowing > LIFO_AFTER and now - self.aged < LIFO_ENDS_AFTER
-        return self._take(self.fresh, self.fresh[-1 if overflows else 0]) if self.fresh else None
-
-    @staticmethod
-    def _take(line, waiter):
-        line.remove(waiter)
-        return waiter
+        for waiter in list(self.fresh):
+            if catching_up or soon(waiter) <= now + answer_time:
+                self.fresh.remove(waiter)
+                self.late.append(waiter)
+        first_late, first = min(self.late, key=deadline, default=None), min(self.fresh, key=soon, default=None)
+        if first_late is None or first is None:
+            return first_late or first
+        all_in_time = min(soon(first), self.last_due - len(self.fresh) * interval) > now + answer_time + interval
+        return first_late if first_late.deadline < soon(first) and all_in_time else first
 
 
-def let_go(shelter_queue, now):
+def soon(waiter):
+    return min(waiter.began + SOON, waiter.deadline)
+
+
+def deadline(waiter):
+    return waiter.deadline
+
+
+def let_go(shelter_queue, now, **settings):
     """Remove the next waiter from the queue."""
-    waiter = shelter_queue.next(now)
+    waiter = shelter_queue.next(now, **settings)
     if waiter is not None:
         assert waiter.answer is None
         shelter_queue.remove(waiter, "in")
@@ -77,58 +67,85 @@ class AgainstAList(RuleBasedStateMachine):
     @initialize(capacity=st.sampled_from([1, 3, 1000]), start=st.sampled_from([0.0, -5.0, 1e6]))
     def begin(self, capacity, start):
         self.now, self.shelter_queue, self.model = start, ShelterQueue(capacity), SlowQueue()
-        self.inside, self.left = [], []
+        self.inside = []
+        self.dues = 0.0
 
-    @rule(seconds=st.sampled_from([0.0, 0.01, 0.1, 0.24, 0.26, 0.5, 0.79, 1.1, 3.1]))
+    @rule(seconds=st.sampled_from([0.0, 0.01, 0.1, 0.24, 0.5, 0.79, 1.1, 3.1]))
     def pass_time(self, seconds):
         self.now += seconds
 
-    def come(self, age, first, patience):
+    def come(self, age, patience):
         if self.shelter_queue.full:
             return
-        waiter = Waiter(self.now - age, self.now + patience)
-        self.shelter_queue.add(waiter, self.now, first)
-        assert waiter.order[0] == (waiter.began if first else self.now)
-        self.model.add(waiter, self.now)
+        self.dues += 1e-6  # no two are due at the same instant
+        waiter = Waiter(self.now - age + self.dues, self.now + patience + self.dues)
+        self.shelter_queue.add(waiter)
+        self.model.add(waiter)
         self.inside.append(waiter)
 
-    @rule(patience=st.sampled_from([0.0, 1.0, 10.0]), times=st.integers(1, 8))
-    def call(self, patience, times):
+    @rule(
+        age=st.sampled_from([0.0, 0.0, 0.1, 0.7, 2.0]),
+        patience=st.sampled_from([0.3, 1.0, 10.0]),
+        times=st.integers(1, 8),
+    )
+    def call(self, age, patience, times):
         for _ in range(times):
-            self.come(0.0, True, patience)
+            self.come(age, patience)
 
-    @rule(age=st.sampled_from([0.0, 0.1, 0.4, 0.5, 0.7, 0.8, 2.0]), first=st.booleans())
-    def come_back(self, age, first):
-        self.come(age, first, 10.0)
-
-    @rule(turns=st.sampled_from([1, 1, 1, 5, OLDEST_EVERY]))
-    def go(self, turns):
+    @rule(
+        turns=st.sampled_from([1, 1, 1, 5]),
+        answer_time=st.sampled_from([0.0, 0.03, 0.5]),
+        interval=st.sampled_from([0.0, 0.01, 0.2]),
+        catching_up=st.sampled_from([False, False, False, True]),
+    )
+    def go(self, turns, answer_time, interval, catching_up):
         for _ in range(turns):
-            waiter = let_go(self.shelter_queue, self.now)
-            assert waiter is self.model.next(self.now)
+            if self.shelter_queue.stale:
+                interval = 0.0  # stale entries count like fresh calls
+            expected = self.model.next(self.now, answer_time, interval, catching_up)
+            waiter = let_go(
+                self.shelter_queue, self.now, answer_time=answer_time, interval=interval, catching_up=catching_up
+            )
+            assert waiter is expected
             if waiter is not None:
                 self.inside.remove(waiter)
+                self.model.remove(waiter)
 
-    @rule(steps=st.integers(2, 40), gap=st.sampled_from([0.1, 0.2, 0.3]), callers=st.integers(0, 3))
-    def rush(self, steps, gap, callers):
-        """Calls arrive faster than they are sent, long enough to overflow."""
-        for _ in range(steps):
-            self.now += gap
-            self.call(10.0, callers)
-            self.go(1)
+    @rule(chance=st.sampled_from([0.0, 0.3, 0.99]))
+    def probe(self, chance):
+        waiter = self.shelter_queue.probe(self.now, chance)
+        if waiter is None:
+            assert not self.inside
+        elif newest := [other for other in self.inside if other.began >= self.model.moved]:
+            assert waiter in newest
+        else:
+            patient = [other for other in self.inside if other.deadline > self.now + SOON]
+            assert waiter.entry == min(other.entry for other in patient or self.inside)
+        self.model.moved = self.now
 
     @precondition(lambda self: self.inside)
     @rule(data=st.data(), times=st.integers(1, 6))
     def leave(self, data, times):
         for _ in range(min(times, len(self.inside))):
             waiter = self.inside.pop(data.draw(st.integers(0, len(self.inside) - 1)))
-            waiter.answer = "left"
             self.shelter_queue.remove(waiter, "left")
+            assert waiter.answer == "left"
             self.model.remove(waiter)
+
+    @precondition(lambda self: self.inside)
+    @rule(data=st.data(), age=st.sampled_from([0.0, 0.5, 2.0]))
+    def miss_a_turn(self, data, age):
+        """A waiter that was not running at its turn enters again: as any other, and once."""
+        waiter = self.inside[data.draw(st.integers(0, len(self.inside) - 1))]
+        self.shelter_queue.remove(waiter, "missed")
+        self.model.remove(waiter)
+        self.now += age
+        self.shelter_queue.add(waiter)
+        self.model.add(waiter)
 
     @rule(place=st.sampled_from(["here", "there", None]), age=st.sampled_from([0.0, 2.0]))
     def come_in_a_loop(self, place, age):
-        self.come(age, True, 10.0)
+        self.come(age, 10.0)
         if self.inside:
             self.inside[-1].wakeup = Wakeup(place)
 
@@ -138,18 +155,6 @@ class AgainstAList(RuleBasedStateMachine):
         there = [waiter for waiter in self.inside if waiter.wakeup is not None and waiter.wakeup.loop is place]
         assert found in there if there else found is None
 
-    @rule(age=st.sampled_from([0.0, 0.5, 2.0]))
-    def miss_a_turn(self, age):
-        """A waiter that was not running at its turn enters again at its old position."""
-        waiter = let_go(self.shelter_queue, self.now)
-        assert waiter is self.model.next(self.now)
-        if waiter is not None:
-            line = waiter.order
-            self.now += age
-            self.shelter_queue.add_again(waiter, self.now)
-            assert waiter.order == line
-            self.model.add(waiter, self.now)
-
     @rule(ahead=st.sampled_from([-1.0, 0.0, 1.0, 10.0]))
     def give_up_hope(self, ahead):
         until = self.now + ahead
@@ -158,17 +163,17 @@ class AgainstAList(RuleBasedStateMachine):
 
     @invariant()
     def everybody_is_counted(self):
-        assert self.shelter_queue.size == len(self.inside) == len(self.model.fresh) + len(self.model.old)
-        assert self.shelter_queue.size <= self.shelter_queue.capacity
-        assert self.shelter_queue.full == (self.shelter_queue.size == self.shelter_queue.capacity)
-        places = len(self.shelter_queue._fresh) + len(self.shelter_queue._oldest)
-        assert places == self.shelter_queue.size + self.shelter_queue.stale
-        assert self.shelter_queue.stale <= max(MAX_STALE, self.shelter_queue.capacity)
+        queue = self.shelter_queue
+        assert queue.size == len(self.inside) == len(self.model.fresh) + len(self.model.late)
+        assert queue.size <= queue.capacity
+        assert queue.full == (queue.size == queue.capacity)
+        assert len(queue._fresh) + len(queue._late) == queue.size + queue.stale
+        assert queue.stale <= max(MAX_STALE, queue.size)
 
     def teardown(self):
         """In the end every waiter that has not left is sent."""
         for _ in range(len(getattr(self, "inside", []))):
-            self.go(1)
+            self.go(1, 0.0, 0.0, False)
         assert not getattr(self, "inside", [])
 
 
@@ -176,26 +181,27 @@ TestAgainstAList = AgainstAList.TestCase
 TestAgainstAList.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
 
 
-def fill(shelter_queue, begins, now, first=True):
-    """Add waiters whose calls began at these instants, in that order."""
-    waiters = [Waiter(began, inf) for began in begins]
+def fill(shelter_queue, *calls):
+    """Add waiters, each given by when its call began and by its deadline."""
+    waiters = [Waiter(*call) for call in calls]
     for waiter in waiters:
-        shelter_queue.add(waiter, now, first)
+        shelter_queue.add(waiter)
     return waiters
 
 
-def order(shelter_queue, waiters, now, turns):
-    """Return the order in which waiters are sent, as indices of the list."""
-    return [waiters.index(let_go(shelter_queue, now)) for _ in range(turns)]
+def order(shelter_queue, waiters, now, **settings):
+    """Return the order in which all waiters are sent at one instant, as indices of the list."""
+    return [waiters.index(let_go(shelter_queue, now, **settings)) for _ in waiters]
 
 
 def test_an_empty_queue_has_no_next_waiter():
     """Nothing is found, and a turn has no effect."""
     shelter_queue = ShelterQueue(3)
-    assert let_go(shelter_queue, 0.0) is None
+    assert shelter_queue.next(0.0) is None
+    assert shelter_queue.probe(0.0, 0.5) is None
     assert shelter_queue.waiter_in_loop(None) is None
-    assert shelter_queue.size == 0
     assert shelter_queue.expiring_by(inf) == []
+    assert shelter_queue.size == 0
 
 
 @given(capacity=st.integers(1, 30), turns=st.integers(0, 30))
@@ -204,7 +210,7 @@ def test_the_queue_is_full_at_its_capacity(capacity, turns):
     shelter_queue = ShelterQueue(capacity)
     for _ in range(capacity):
         assert not shelter_queue.full
-        fill(shelter_queue, [0.0], 0.0)
+        fill(shelter_queue, (0.0, 9.0))
     assert shelter_queue.full
     for _ in range(turns):
         let_go(shelter_queue, 0.0)
@@ -212,162 +218,104 @@ def test_the_queue_is_full_at_its_capacity(capacity, turns):
     assert shelter_queue.full == (turns == 0)
 
 
-def test_fresh_calls_are_sent_in_order_of_arrival():
-    """First come, first served."""
+def test_fresh_calls_go_first():
+    """They can be answered soon; calls that can't go after them, the earliest deadline first."""
     shelter_queue = ShelterQueue(10)
-    assert order(shelter_queue, fill(shelter_queue, [0.0] * 5, 0.0), 0.1, 5) == [0, 1, 2, 3, 4]
+    waiters = fill(shelter_queue, (0.0, 20.0), (1.0, 9.0), (3.0, 30.0), (3.1, 20.0))
+    assert order(shelter_queue, waiters, 3.2) == [2, 3, 1, 0]
 
 
-def test_every_other_turn_is_for_the_oldest_while_no_fresh_call_is_urgent():
-    """Fresh, oldest, fresh, oldest: the oldest by the begin of the call, not by arrival in the queue."""
+@pytest.mark.parametrize(("patience", "first"), [(0.5, 1), (3.0, 0)])
+def test_a_call_is_due_at_its_deadline_if_that_is_soon(patience, first):
+    """A call that came later is sent first if it has less time."""
     shelter_queue = ShelterQueue(10)
-    waiters = fill(shelter_queue, [-2.0, -3.0, -4.0, 0.0, 0.0, 0.0], 0.0)
-    assert order(shelter_queue, waiters, URGENT_AFTER - 0.01, 6) == [3, 2, 4, 1, 5, 0]
+    waiters = fill(shelter_queue, (0.0, 9.0), (0.1, 0.1 + patience))
+    assert order(shelter_queue, waiters, 0.2)[0] == first
 
 
-def test_one_of_sixteen_turns_is_for_the_oldest_when_a_fresh_call_is_urgent():
-    """A fresh call that has waited half a second precedes the oldest, except at the sixteenth turn."""
-    shelter_queue = ShelterQueue(100)
-    waiters = fill(shelter_queue, [-2.0] * 2 + [0.0] * 40, 0.0)
-    served = order(shelter_queue, waiters, URGENT_AFTER, 32)
-    assert served == [*range(2, 17), 0, *range(17, 32), 1]
-
-
-def test_a_call_that_has_left_is_not_urgent():
-    """Only current waiters decide whose turn it is."""
-    shelter_queue = ShelterQueue(10)
-    waiters = fill(shelter_queue, [-3.0, 0.0, 0.3, 0.3], 0.3)
-    waiters[1].answer = "left"
-    shelter_queue.remove(waiters[1], "left")
-    assert order(shelter_queue, waiters, 0.6, 2) == [2, 0]
-
-
-@pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 0.99])
-def test_a_random_turn_takes_a_call_that_arrived_since_the_last_turn(chance):
-    """Each has the same probability; retries are excluded."""
-    shelter_queue = ShelterQueue(100)
-    fill(shelter_queue, [0.0, 0.1], 0.1)
-    assert shelter_queue.next(0.2, 0.0).began == 0.1
-    waiters = fill(shelter_queue, [0.3, 0.4, 0.5], 0.5)
-    fill(shelter_queue, [0.15], 0.5, first=False)
-    assert shelter_queue.next(0.6, chance) is waiters[::-1][int(chance * 3)]
-    assert shelter_queue.next(0.7, chance).began in (0.0, 0.1, 0.15, 0.3, 0.4, 0.5)
-
-
-def test_the_oldest_are_sent_when_no_call_is_fresh():
-    """In the order of their begin, also on turns for fresh calls."""
-    shelter_queue = ShelterQueue(10)
-    assert order(shelter_queue, fill(shelter_queue, [-2.0, -1.0, -5.0], 0.0), 0.0, 3) == [2, 0, 1]
-
-
-def test_a_call_stops_being_fresh_at_its_instant():
-    """At that instant it is one of the oldest: a newcomer is sent first."""
-    for age, newcomer in ((FRESH_SECONDS - 0.125, 0), (FRESH_SECONDS, 1)):
+def test_a_call_that_cannot_be_answered_soon_is_late():
+    """The time that an answer takes counts."""
+    for answer_time, first in ((0.05, 0), (0.15, 1)):
         shelter_queue = ShelterQueue(10)
-        waiters = fill(shelter_queue, [-age, 0.0], 0.0)
-        assert order(shelter_queue, waiters, 0.0, 1) == [newcomer]
+        waiters = fill(shelter_queue, (0.0, 9.0), (0.5, 9.0))
+        assert order(shelter_queue, waiters, 0.9, answer_time=answer_time)[0] == first
 
 
-@given(ages=st.lists(st.floats(1.0, 50.0), min_size=1, max_size=20), age=st.floats(1.0, 100.0))
-def test_a_retry_queues_behind_first_attempts(ages, age):
-    """However long ago its call began: earlier arrivals are sent first."""
+def test_a_late_call_goes_first_if_its_deadline_is_earlier_and_all_others_have_time():
+    """One more turn before them makes none of them late."""
+    shelter_queue = ShelterQueue(10)
+    waiters = fill(shelter_queue, (0.0, 3.5), (3.0, 30.0), (3.0, 30.0))
+    assert order(shelter_queue, waiters, 3.1, answer_time=0.1, interval=0.1) == [0, 1, 2]
+
+
+def test_a_late_call_goes_last_if_the_others_would_be_late():
+    """There is more work than capacity: who has waited longest is lost, and the others are answered soon."""
+    shelter_queue = ShelterQueue(10)
+    waiters = fill(shelter_queue, (0.0, 3.5), *[(3.0, 30.0)] * 5)
+    assert order(shelter_queue, waiters, 3.1, answer_time=0.1, interval=0.2)[:2] == [1, 2]
+
+
+def test_a_late_call_with_a_later_deadline_waits():
+    """It has time."""
+    shelter_queue = ShelterQueue(10)
+    waiters = fill(shelter_queue, (0.0, 9.0), (3.0, 30.0))
+    assert order(shelter_queue, waiters, 3.1) == [1, 0]
+
+
+def test_after_a_long_outage_the_earliest_deadline_goes_first():
+    """Also before calls that could be answered soon, and those that come meanwhile."""
+    shelter_queue = ShelterQueue(10)
+    waiters = fill(shelter_queue, (0.0, 20.0), (1.0, 9.0), (3.0, 10.0))
+    assert let_go(shelter_queue, 3.1, catching_up=True) is waiters[1]
+    (newcomer,) = fill(shelter_queue, (3.2, 5.0))
+    assert let_go(shelter_queue, 3.3, catching_up=True) is newcomer
+    assert order(shelter_queue, waiters[::2], 3.4) == [1, 0]
+
+
+def test_a_probe_is_a_call_that_arrived_since_the_last_turn():
+    """Each has the same probability; calls that return after a failure are excluded."""
+    probed = set()
+    for chance in (0.0, 0.3, 0.4, 0.6, 0.7, 0.99):
+        shelter_queue = ShelterQueue(100)
+        fill(shelter_queue, (0.0, 9.0), (0.1, 9.0))
+        shelter_queue.next(0.2)
+        newest = fill(shelter_queue, (0.3, 9.0), (0.4, 9.0), (0.5, 9.0))
+        fill(shelter_queue, (0.15, 9.0))
+        probed.add(newest.index(shelter_queue.probe(0.6, chance)))
+    assert probed == {0, 1, 2}
+
+
+def test_calls_take_turns_to_probe_if_none_has_arrived():
+    """But for those with little time, whose deadline would cut the probe off: nothing would be known."""
     shelter_queue = ShelterQueue(100)
-    waiters = fill(shelter_queue, [-one for one in ages], 0.0)
-    retry, *_ = fill(shelter_queue, [-age], 0.0, first=False)
-    assert order(shelter_queue, [*waiters, retry], 0.0, len(ages) + 1)[-1] == len(ages)
-
-
-def overflow(shelter_queue, seconds, gap=0.1):
-    """Add three and send one every `gap` for a while; return all waiters, and the instant."""
-    came, now = [], 0.0
-    while now < seconds:
-        came += fill(shelter_queue, [now] * 3, now)
-        let_go(shelter_queue, now)
-        now += gap
-    return came, now
-
-
-@pytest.mark.parametrize(
-    ("seconds", "last"), [(FRESH_SECONDS + LIFO_AFTER - 0.2, False), (FRESH_SECONDS + LIFO_AFTER + 1.5, True)]
-)
-def test_an_overflowing_queue_is_last_in_first_out(seconds, last):
-    """After three seconds in which calls stopped being fresh; first in, first out until then."""
-    shelter_queue = ShelterQueue(1000)
-    _, now = overflow(shelter_queue, seconds)
-    fresh = fill(shelter_queue, [now] * 2, now)
-    served = [let_go(shelter_queue, now) for _ in range(3)]  # one of these turns may be for the oldest
-    assert [waiter for waiter in served if waiter in fresh] == (fresh[::-1] if last else [])
-
-
-def test_last_in_first_out_skips_calls_that_have_left():
-    """The last call that still waits is sent first."""
-    shelter_queue = ShelterQueue(1000)
-    _, now = overflow(shelter_queue, 6.0)
-    fresh = fill(shelter_queue, [now] * 3, now)
-    for waiter in fresh[1:]:
-        waiter.answer = "left"
-        shelter_queue.remove(waiter, "left")
-    assert fresh[0] in [let_go(shelter_queue, now) for _ in range(2)]
-
-
-def test_the_queue_is_first_in_first_out_again_after_an_overflow():
-    """A second in which every call is sent while fresh ends the overflow."""
-    shelter_queue = ShelterQueue(1000)
-    _, now = overflow(shelter_queue, 6.0)
-    while shelter_queue.size:
-        let_go(shelter_queue, now)
-    now += LIFO_ENDS_AFTER + 0.1
-    waiters = fill(shelter_queue, [now] * 3, now)
-    assert order(shelter_queue, waiters, now, 3) == [0, 1, 2]
-
-
-def test_a_closed_shelter_does_not_overflow():
-    """Calls stop being fresh because few are sent at all: first come, first served."""
-    shelter_queue = ShelterQueue(1000)
-    _, now = overflow(shelter_queue, 9.0, gap=MOVING_WITHIN + 0.05)
-    fresh = fill(shelter_queue, [now] * 3, now)
-    let_go(shelter_queue, now)
-    served = [let_go(shelter_queue, now) for _ in range(12)]
-    assert [waiter for waiter in served if waiter in fresh] == [waiter for waiter in fresh if waiter in served], (
-        "in the order they came"
-    )
+    waiters = fill(shelter_queue, (0.0, 4.0), (0.5, 20.0), (3.0, 7.0))
+    shelter_queue.next(3.1)
+    for turn in range(4):
+        waiter = shelter_queue.probe(3.2, 0.0)
+        assert waiter is waiters[1 + turn % 2]
+        shelter_queue.remove(waiter, "in")
+        shelter_queue.add(waiter)
 
 
 @settings(max_examples=40)
 @given(
     before=st.integers(0, 10),
-    gaps=st.lists(st.sampled_from([0.0, 0.01, 0.05, 0.2, 0.6]), min_size=1, max_size=8),
-    callers=st.integers(1, 4),
-    retries=st.booleans(),
+    gaps=st.lists(st.sampled_from([0.0, 0.01, 0.05, 0.2]), min_size=1, max_size=8),
+    every=st.sampled_from([2, 3, 1000]),
 )
-def test_no_call_starves(before, gaps, callers, retries):
-    """An old call is sent within sixteen turns for each older one, though fresh calls and retries keep coming."""
+def test_a_late_call_is_sent_before_its_deadline_if_there_is_time(before, gaps, every):
+    """Though fresh calls keep coming, and others are before it."""
     shelter_queue = ShelterQueue(10**6)
-    *_, mine = fill(shelter_queue, [-20.0 - n for n in range(before)] + [-10.0], 0.0)
+    *_, mine = fill(shelter_queue, *[(-20.0 - n, 2.0) for n in range(before)], (-10.0, 5.0))
     now = 0.0
-    for turn in range(OLDEST_EVERY * (before + 1)):
+    for turn in range(1000):
         now += gaps[turn % len(gaps)]
-        fill(shelter_queue, [now] * callers, now)
-        if retries:
-            fill(shelter_queue, [now - 50.0], now, first=False)
-        if let_go(shelter_queue, now) is mine:
+        fill(shelter_queue, *[(now, now + 30.0)] * (turn % every == 0))
+        if let_go(shelter_queue, now, interval=0.05) is mine:
             return
-    pytest.fail("its turn never came")
-
-
-def test_a_call_overtaken_in_an_overflow_is_sent_when_it_is_old():
-    """Adaptive LIFO delays early arrivals, but they become the oldest."""
-    shelter_queue = ShelterQueue(10**6)
-    _, now = overflow(shelter_queue, 6.0)
-    mine, *_ = fill(shelter_queue, [now], now)
-    ahead = shelter_queue.size
-    served = []
-    while mine not in served and len(served) < OLDEST_EVERY * (ahead + 1):
-        now += 0.01
-        fill(shelter_queue, [now] * 2, now)
-        served.append(let_go(shelter_queue, now))
-    assert mine in served
-    assert len(served) > OLDEST_EVERY
+        now += 0.05
+        if not mine.queued or now > mine.deadline:
+            pytest.fail("its turn never came")
 
 
 @settings(max_examples=30)
@@ -375,40 +323,36 @@ def test_a_call_overtaken_in_an_overflow_is_sent_when_it_is_old():
 def test_memory_of_calls_that_have_left_is_bounded(stay, leave, age):
     """At most as many as still wait, or a few: memory does not grow with calls that give up."""
     shelter_queue = ShelterQueue(1000)
-    waiting = fill(shelter_queue, [-age] * stay, 0.0)
+    waiting = fill(shelter_queue, *[(-age, 9.0)] * stay)
     for _ in range(leave):
-        gone, *_ = fill(shelter_queue, [-age], 0.0)
-        gone.answer = "left"
+        (gone,) = fill(shelter_queue, (-age, 9.0))
         shelter_queue.remove(gone, "left")
-        assert len(shelter_queue._fresh) + len(shelter_queue._oldest) <= shelter_queue.size + max(
-            MAX_STALE, shelter_queue.size
-        )
+        entries = len(shelter_queue._fresh) + len(shelter_queue._late)
+        assert entries <= shelter_queue.size + max(MAX_STALE, shelter_queue.size)
     assert shelter_queue.size == stay
     assert {let_go(shelter_queue, 0.0) for _ in range(stay)} == set(waiting)
     assert let_go(shelter_queue, 0.0) is None
 
 
-def test_a_waiter_of_a_loop_is_found():
-    """Fresh or old, and never one that has left, waits elsewhere or has not begun to wait."""
+def test_a_waiter_that_is_queued_again_is_there_once():
+    """Its old entry is no longer its own."""
     shelter_queue = ShelterQueue(10)
-    waiters = fill(shelter_queue, [-3.0, -2.0, 0.0, 0.0, 0.0], 0.0)
+    first, other = fill(shelter_queue, (0.0, 9.0), (0.0, 9.0))
+    shelter_queue.remove(other, "missed")
+    shelter_queue.add(other)
+    assert [let_go(shelter_queue, 0.1) for _ in range(3)] == [first, other, None]
+
+
+def test_a_waiter_of_a_loop_is_found():
+    """Fresh or late, and never one that has left, waits elsewhere or has not begun to wait."""
+    shelter_queue = ShelterQueue(10)
+    waiters = fill(shelter_queue, (-3.0, 9.0), (-2.0, 9.0), (0.0, 9.0), (0.0, 9.0), (0.0, 9.0))
     for waiter, place in zip(waiters, ["here", "there", "there", "here", None], strict=True):
         waiter.wakeup = Wakeup(place)
-    fill(shelter_queue, [0.0], 0.0)
+    fill(shelter_queue, (0.0, 9.0))
+    shelter_queue.next(0.0)
     for place, found in (("there", 2), ("here", 3), ("here", 0), ("there", 1), (None, 4)):
         assert shelter_queue.waiter_in_loop(place) is waiters[found]
-        waiters[found].answer = "left"
         shelter_queue.remove(waiters[found], "left")
     assert shelter_queue.waiter_in_loop("here") is None
     assert shelter_queue.size == 1
-
-
-def test_hopeless_calls_have_a_deadline_at_or_before_the_instant():
-    """Fresh and old alike, without those that have left."""
-    shelter_queue = ShelterQueue(10)
-    waiters = [Waiter(began, deadline) for began in (-5.0, 0.0) for deadline in (1.0, 2.0, 3.0)]
-    for waiter in waiters:
-        shelter_queue.add(waiter, 0.0, True)
-    waiters[0].answer = "left"
-    shelter_queue.remove(waiters[0], "left")
-    assert {waiters.index(waiter) for waiter in shelter_queue.expiring_by(2.0)} == {1, 3, 4}

@@ -57,7 +57,7 @@ def test_the_largest_that_is_allowed_is_kept_whole(queue):
         (lambda queue: queue.receive(0), "max_messages must be a whole number of at least 1, not 0"),
         (
             lambda queue: queue.receive(2**63),
-            "max_messages must be a whole number of at least 1, not an integer of 64 bits",
+            "max_messages must be a whole number of at least 1 and at most 2**63 - 1, not an integer of 64 bits",
         ),
         (lambda queue: queue.receive(wait=-1), "wait must be a number at least 0, not -1"),
         (lambda queue: queue.dead(0), "max_messages must be a whole number of at least 1, not 0"),

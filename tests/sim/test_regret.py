@@ -33,7 +33,8 @@ def test_regret_is_the_share_of_calls_lost_beyond_the_oracle():
             assert sample.measures["regret"] == ideal["success"] - sample.measures["success"]
             assert sample.measures["regret_recovery"] == sample.measures["recovery"] - ideal["recovery"]
     budget, shelter = (result.measures["regret"].mean for result in study.results)
-    assert budget > shelter > 0.0
+    assert budget > 0.1
+    assert budget > shelter >= 0.0
     assert "regret" in default_measures(study.results)
 
 

@@ -212,12 +212,16 @@ def test_a_hinted_call_draws_its_delay_once_whether_or_not_it_is_sheltered():
     assert until(sheltered(timeout=None)) == until(tenants_policy(timeout=None))
 
 
-@pytest.mark.parametrize("seed", [18, 32, 35])
-def test_calls_after_the_error_responses_are_served(seed):
-    """One tenant's 500s have closed the idle shelter: probes soon find that other calls succeed."""
-    mix = Mix(sheltered(), raising(broken), 60.0, seconds=16.0, seed=seed, head=4.0).run()
-    assert mix.served >= 0.95
-    assert mix.p90 < 2.0
+def test_calls_after_the_error_responses_are_served():
+    """One tenant's 500s have closed the idle shelter: probes soon find that other calls succeed.
+
+    It is a matter of luck when the first of them is the probe.
+    """
+    mixes = [Mix(sheltered(), raising(broken), 60.0, seconds=16.0, seed=seed, head=4.0).run() for seed in range(18, 34)]
+    assert all(mix.served >= 0.95 for mix in mixes)
+    p90 = sorted(mix.p90 for mix in mixes)
+    assert p90[8] < 0.5
+    assert p90[13] < 2.0
 
 
 def outage(make, seconds=20.0, rate=50.0, **options):

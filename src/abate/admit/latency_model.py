@@ -15,7 +15,7 @@ MIN_SILENCE, SILENCE_FACTOR = 0.2, 8.0
 """An attempt without an answer hangs after `SILENCE_FACTOR` times the baseline, and at least `MIN_SILENCE` seconds."""
 DEFAULT_HANG_TIMEOUT = 1.0
 """Seconds after which an attempt hangs while no baseline is known."""
-ANSWER_TIME_FACTOR = 1.2
+ANSWER_TIME_FACTOR = 2.0
 """An attempt is sent only if this many times the current latency fits before the call's deadline."""
 SAMPLES_PER_SECOND = 20.0
 """Latencies measured per second in calm."""
@@ -80,10 +80,13 @@ class LatencyModel:
         self.latency = self.baseline
         self.next_sample = now + 1 / SAMPLES_PER_SECOND
 
+    def usual(self) -> float:
+        """Return the seconds that answers take now; 0 if nothing was measured."""
+        return self.latency or self.baseline or 0.0
+
     def expected_answer_in(self, unknown: float) -> float:
-        """Return the seconds within which an attempt is answered; `unknown` if nothing was measured."""
-        known = self.latency or self.baseline
-        return unknown if known is None else ANSWER_TIME_FACTOR * known
+        """Return the seconds within which nearly every attempt is answered; `unknown` if nothing was measured."""
+        return unknown if self.latency is self.baseline is None else ANSWER_TIME_FACTOR * self.usual()
 
     def late_after(self) -> float:
         """Return the seconds after which an answer is late."""

@@ -40,28 +40,29 @@ from abate.schedule.backoff import RandomSource, Schedule
 
 RECOVERY_LIMIT = 4.0
 """Attempts in flight after the first answer to a probe."""
+LONG_OUTAGE = 2.0
+"""Seconds of an outage after which the calls that waited are worked off by their deadlines: too long for most of them
+to be answered soon (`abate.admit.shelter_queue.SOON`)."""
 CALM_AFTER = 1.0
 """Seconds without a failure and without a waiting call after which the state is calm."""
 PROBING_STREAK = 5
 """Probing begins after at least this many failures in a row, whatever the failure ratio."""
 STORM_FAILURE_RATIO = 0.5
 """The failure ratio above which the limit is cut."""
-OUTAGE_FAILURE_RATIO = 0.8
+OUTAGE_FAILURE_RATIO = 0.7
 """The failure ratio from which all attempts count as failing. The streak alone is not enough: if a third of the
 attempts fail, five failures in a row happen by chance."""
 RECENT_OUTCOMES = 10
 """The failure ratio is a moving average over about this many outcomes."""
-RELAPSE_ERRORS = 20
-"""Errors since the last good answer after which a recovering server counts as down again."""
-QUEUED_TARGET, QUEUED_EXTRA, QUEUED_MAX, MANY_WAITERS = 2.0, 4.0, 9.0, 200
+QUEUED_TARGET, QUEUED_EXTRA, QUEUED_MAX, MANY_WAITERS = 2.0, 4.0, 9.0, 400
 """Attempts that may wait in the server's queue: `QUEUED_TARGET`, and up to `QUEUED_EXTRA` more as the number of waiting
 calls approaches `MANY_WAITERS`. Above `QUEUED_MAX` the limit shrinks at once."""
-FAST_STEP = 0.75
+FAST_STEP = 0.5
 """At first, each answer adds this to the limit."""
-SLOW_STEP, MIN_SLOW_STEP = 0.02, 0.4
-"""Later, the answers of one round trip add this share of the limit, at least `MIN_SLOW_STEP`."""
-SHRINK_ON_QUEUEING, SHRINK_ON_FAILURES = 0.8, 0.5
-"""The limit is multiplied by this after queueing, and after failures."""
+SLOW_STEP = 0.4
+"""Later, the answers of one round trip add this to the limit."""
+SHRINK = 0.65
+"""The limit is multiplied by this after failures, and if too many attempts queue."""
 PACING_RATIO = 0.5
 """Attempts under a limit are sent at least this share of their mean distance apart."""
 
@@ -100,7 +101,9 @@ class Limiter:
         "_last_outcome",
         "_last_trouble",
         "_limit_before_storm",
+        "_long_outage",
         "_next_paced",
+        "_of_errors",
         "_rng",
         "answers",
         "calm",
@@ -139,6 +142,7 @@ class Limiter:
         self._next_paced = -inf
         self._limit_before_storm = 0.0
         self._fast_growth = True
+        self._long_outage = self._of_errors = False  # of error responses, which may concern some callers only
         self._last_outcome = self._last_trouble = self._last_held_back = self._last_cut = now
         self.experiment = LoadExperiment(now)
 
@@ -159,11 +163,20 @@ class Limiter:
         """Return the instant before which no attempt is sent, whatever the outcomes are."""
         return self.prober.paused_until()
 
+    @property
+    def catching_up(self) -> bool:
+        """Whether the calls of a long outage are worked off, as fast as the server takes them."""
+        return self._long_outage and self._fast_growth and self.state == "recovering"
+
+    def interval(self) -> float:
+        """Return the seconds between two calls at the current limit; infinite if attempts fail and it is not known."""
+        return inf if self.failure_ratio >= 1 / RECENT_OUTCOMES else self.latencies.usual() / self.limit
+
     def on_call(self, now: float) -> None:
         """Count a call that is about to make its first attempt."""
         if self.hangs.is_silent(now):
             self._on_silence(now)
-        self.prober.on_call(now)
+        self.prober.on_call(now, self.latencies.next_sample if self.calm else None)
 
     def send(self, now: float) -> Permit:
         """Count one more attempt in flight."""
@@ -199,16 +212,11 @@ class Limiter:
 
     def is_serving(self) -> bool:
         """Return whether the server keeps answering other calls well, as far as is known."""
-        if self.state == "recovering" and self.outages.errors > RELAPSE_ERRORS:
-            return False  # one good answer during an outage does not end it
         return not self.outages.outage
 
     def probe_chance(self) -> float | None:
-        """Return a random number in [0, 1) that picks the waiting call that probes, or None if the next in turn does.
-
-        Where the server answers probes with errors, other calls may be answered well.
-        """
-        return self._rng.random() if self.outages.errors and self.state == "probing" else None
+        """Return a random number in [0, 1) that picks the call that probes; None if the next attempt is no probe."""
+        return self._rng.random() if self.state == "probing" else None
 
     def on_answer(self, permit: Permit | None, now: float, waiting: int) -> None:
         """Count an answer of the server to an attempt, with or without a permit, while `waiting` calls wait."""
@@ -296,11 +304,12 @@ class Limiter:
             if self.state != "probing":
                 self.prober.outage_start = now
             self.prober.schedule(own_pause, now, answered)
+            self._of_errors = answered
             self._start_probing()
         elif self.failure_ratio > STORM_FAILURE_RATIO and self._counted_outcomes >= PROBING_STREAK:
             if self.state != "storm":
                 self.state, self._limit_before_storm = "storm", self._effective_limit()
-            self._shrink_limit(now, SHRINK_ON_FAILURES, max(1.0, self._limit_before_storm * (1.0 - self.failure_ratio)))
+            self._shrink_limit(now, max(1.0, self._limit_before_storm * (1.0 - self.failure_ratio)))
 
     def _all_fail(self) -> bool:
         streak = self._failure_streak >= PROBING_STREAK and self.failure_ratio >= OUTAGE_FAILURE_RATIO
@@ -340,19 +349,19 @@ class Limiter:
             self._last_trouble = now
             if self.state == "calm":
                 self.state = "storm"
-            self._shrink_limit(now, SHRINK_ON_QUEUEING, 1.0)
+            self._shrink_limit(now, 1.0)
         elif self.limit < inf and (waiting or self.in_flight + 2 > self.limit):
             self._fast_growth = self._fast_growth and queued < target
             if self._fast_growth:
                 self.limit += FAST_STEP
             else:
-                self.limit = max(1.0, self.limit + max(SLOW_STEP, MIN_SLOW_STEP / self.limit) * (1.0 - queued / target))
+                self.limit = max(1.0, self.limit + SLOW_STEP / self.limit * (1.0 - queued / target))
 
-    def _shrink_limit(self, now: float, ratio: float, least: float) -> None:
+    def _shrink_limit(self, now: float, least: float) -> None:
         """Cut the limit, at most once per round trip: attempts sent before a cut must not count against it again."""
         if self.limit < inf and now < self._last_cut + (self.latencies.latency or 0.0):
             return
-        self.limit = min(self._effective_limit(), max(least, self._effective_limit() * ratio))
+        self.limit = min(self._effective_limit(), max(least, self._effective_limit() * SHRINK))
         self._last_cut = now
         self._fast_growth = False
 
@@ -375,6 +384,7 @@ class Limiter:
 
     def _start_recovery(self, now: float) -> None:
         self.state = "recovering"
+        self._long_outage = not self._of_errors and now - self.prober.outage_start > LONG_OUTAGE
         self.limit = RECOVERY_LIMIT
         self.prober.end_pause()
         self.failure_ratio, self._counted_outcomes = STORM_FAILURE_RATIO / 2, PROBING_STREAK - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
+from abate.admit.outage_detector import CLEAN_ANSWERS, GAPS
 from abate.schedule.backoff import FunctionSchedule, RandomSource, Schedule
 
 PROBE_RATIO = 0.05
@@ -16,8 +17,8 @@ stay frequent because the errors may concern some callers only: just a probe of 
 recovery."""
 OUTAGE_SHARE = 0.08
 """A pause may be this share of the time since the outage began: its end is noticed that much later."""
-PAUSE_RANGE = (0.5, 0.6)
-"""The minimum of a later pause and its random part, as shares of the backoff's ceiling."""
+PAUSE_LEAST, PAUSE_MOST = 0.75, 0.85
+"""A later pause is between these shares of the backoff's ceiling."""
 RATE_SPAN = 3.0
 """The rate of calls is taken over at least this many seconds, and at most three times as many."""
 HINT_SHARE_OF_PATIENCE = 0.5
@@ -40,7 +41,9 @@ class Prober:
         "_calls",
         "_calls_since",
         "_failures",
-        "_max_hint_pause",
+        "_gap",
+        "_gaps",
+        "_patience",
         "_rng",
         "hint_until",
         "next_probe",
@@ -50,25 +53,33 @@ class Prober:
 
     def __init__(self, rng: RandomSource, now: float, patience: float) -> None:
         self._rng = rng
-        self._max_hint_pause = HINT_SHARE_OF_PATIENCE * patience
+        self._patience = patience
         self.next_probe = self.hint_until = -inf
         """No attempt is sent before these instants: the end of the backoff, and of the server's hint."""
         self.peers = 1
         """The number of processes that this one probes for, itself included: their calls count like its own."""
         self.outage_start = now
         self._failures = 0
+        self._gap, self._gaps = 0.0, 0
         self.reset_call_rate(now)
 
-    def on_call(self, now: float) -> None:
-        """Count a call: the rate of calls bounds the rate of probes."""
+    def on_call(self, now: float, sampled_from: float | None = None) -> None:
+        """Count a call: the rate of calls bounds the rate of probes.
+
+        In calm only samples are counted: `sampled_from` is when this one was due, which tells how often calls come.
+        """
+        if sampled_from is not None:
+            self._gaps = min(self._gaps + 1, GAPS)
+            self._gap += (max(0.0, now - sampled_from) - self._gap) / self._gaps
         if now - self._calls_since > 3 * RATE_SPAN:
             self._calls *= 0.5
             self._calls_since += (now - self._calls_since) * 0.5
         self._calls += 1
 
     def reset_call_rate(self, now: float) -> None:
-        """Measure the rate of calls from now on."""
-        self._calls, self._calls_since = 0.0, now
+        """Measure the rate of calls from now on; begin with the usual one, if it is known."""
+        known = self._gaps >= CLEAN_ANSWERS and self._gap > 0.0
+        self._calls, self._calls_since = RATE_SPAN / self._gap if known else 0.0, now - RATE_SPAN * known
 
     def paused_until(self) -> float:
         """Return the instant before which no attempt is sent."""
@@ -80,14 +91,19 @@ class Prober:
         self._failures = 0
 
     def backoff_pause(self, backoff: Schedule, retry: int) -> float:
-        """Return the pause by the failed call's own backoff: random the first time, close to its ceiling later."""
+        """Return the pause by the failed call's own backoff.
+
+        The first one is random, up to the ceiling of the second: so processes that failed at the same instant are
+        spread evenly over their next attempts. Later ones vary little, which keeps them spread.
+        """
         pause = self._failures + 1
         if isinstance(backoff, FunctionSchedule):  # it may be defined for the call's own retries only
             pause = min(pause, retry)
         if not backoff.jittered:
             return backoff.delay(pause, self._rng)
-        ceiling = backoff.ceiling(pause)
-        return ceiling * (self._rng.random() if pause == 1 else PAUSE_RANGE[0] + PAUSE_RANGE[1] * self._rng.random())
+        if pause == 1:
+            return backoff.ceiling(2) * self._rng.random()
+        return backoff.ceiling(pause) * (PAUSE_LEAST + (PAUSE_MOST - PAUSE_LEAST) * self._rng.random())
 
     def schedule(self, own_pause: float, now: float, answered: bool) -> None:
         """Pause until the next probe; `answered` says that the server answered the last one with an error."""
@@ -113,7 +129,9 @@ class Prober:
 
         A hint that may not be meant `for_all` callers pauses for at most as long as the outage has lasted.
         """
-        longest = self._max_hint_pause if for_all else min(self._max_hint_pause, now - self.outage_start)
+        longest = HINT_SHARE_OF_PATIENCE * self._patience
+        if not for_all:
+            longest = min(longest, now - self.outage_start)
         self.hint_until = max(self.hint_until, min(until, now + longest))
 
     def set_peers(self, peers: int, now: float) -> None:

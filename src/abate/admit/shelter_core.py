@@ -139,16 +139,16 @@ class ShelterCore:
             self.admit(now)
         if first:
             self.limiter.on_call(now)
-        answer = self._answer(now, began, left)
+        answer = self._answer(now, began, left, first)
         if answer.__class__ is not str:
             got.append(answer)  # type: ignore[arg-type]
         if isinstance(answer, Waiter):
-            self.queue.add(answer, now, first)
+            self.queue.add(answer)
             self.admit(now)
         self._record_state(policy_name)
         return answer
 
-    def _answer(self, now: float, began: float, left: float | None) -> Permit | Waiter | str:
+    def _answer(self, now: float, began: float, left: float | None, first: bool) -> Permit | Waiter | str:
         limiter, queue = self.limiter, self.queue
         if not queue.size and now >= self.due():
             return self.send(now)
@@ -165,7 +165,10 @@ class ShelterCore:
         send_anyway_at = (
             deadline if left is None else now + max(left / 2, left - limiter.latencies.expected_answer_in(left))
         )
-        return Waiter(began, deadline, end, min(deadline, send_anyway_at))
+        # a call that comes in an outage, or while the calls of an outage are worked off, is one of them
+        of_outage = limiter.state == "probing" or limiter.catching_up
+        since = limiter.prober.outage_start if of_outage else began if first else now
+        return Waiter(began, deadline, end, min(deadline, send_anyway_at), since)
 
     def due_for(self, waiter: Waiter) -> float:
         """Return the instant at which the timer of a waiter should expire."""
@@ -190,7 +193,7 @@ class ShelterCore:
             if now >= waiter.deadline:
                 self._expire(waiter, now)
             else:
-                self.queue.add_again(waiter, now)
+                self.queue.add(waiter)
                 self.admit(now)
         # its turn may have come and gone again meanwhile
         waiter.claimed = waiter.answer is not None and waiter.answer is not MISSED_TURN
@@ -289,13 +292,17 @@ class ShelterCore:
             return
         limiter.on_held_back(now)
         while queue.size and now >= self.due():
-            waiter = queue.next(now, limiter.probe_chance())
+            chance = limiter.probe_chance()
+            if chance is None:
+                waiter = queue.next(now, limiter.latencies.usual(), limiter.interval(), limiter.catching_up)
+            else:
+                waiter = queue.probe(now, chance)
             assert waiter is not None
             self.to_wake.append(waiter)
             if now > waiter.deadline or self.timekeepers.is_stalled(waiter):
                 queue.remove(waiter, MISSED_TURN)
             elif now + limiter.latencies.expected_answer_in(0.0) < waiter.end or self._no_failure_since(
-                waiter.order[0], now
+                waiter.since, now
             ):
                 self._grant(waiter, now)
                 if waiter.wakeup is None or waiter.wakeup.loop is not None:
@@ -352,7 +359,7 @@ class ShelterCore:
     def _expire(self, waiter: Waiter, now: float) -> None:
         """Send a waiter whose time is over; if something has failed, refuse it at its deadline."""
         # in calm a single failure does not count
-        since = inf if self.limiter.state == "calm" else waiter.order[0]
+        since = inf if self.limiter.state == "calm" else waiter.since
         if now < waiter.end and self._no_failure_since(since, now):
             self._grant(waiter, now)
         elif now >= waiter.deadline:

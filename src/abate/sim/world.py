@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from math import inf
 from typing import TYPE_CHECKING, Literal
 
 from abate.call.policy import Policy
@@ -285,11 +284,8 @@ class World(Frozen):
 def _calls(callers: Clients | Controllers, horizon: float, spikes: Sequence[tuple[float, float, float]]) -> float:
     """Return the calls before the horizon; for serial clients, which wait for answers, a lower bound."""
     busy = VaryingRate(1.0, spikes).done(callers.start if isinstance(callers, Clients) else 0.0, horizon)
-    try:
-        if isinstance(callers, Clients):
-            once = callers.arrivals == "once" or callers.kind == "serial"
-            return float(callers.count) if once else callers.count * callers.rate * busy
-        rounds = (0 if callers.resync is None else horizon / callers.resync) + (callers.relist is not None)
-        return callers.count * (callers.rate * busy + callers.keys * rounds)
-    except OverflowError:  # of very large integers
-        return inf
+    if isinstance(callers, Clients):
+        once = callers.arrivals == "once" or callers.kind == "serial"
+        return float(callers.count) if once else callers.count * callers.rate * busy
+    rounds = (0 if callers.resync is None else horizon / callers.resync) + (callers.relist is not None)
+    return callers.count * (callers.rate * busy + callers.keys * rounds)
