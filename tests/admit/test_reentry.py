@@ -4,6 +4,7 @@ import pytest
 
 from abate import AdaptiveThrottle, Budget, CircuitBreaker, ConcurrencyLimit, TokenBucket
 from abate.admit.breaker import Entry
+from abate.events import BreakerOpened
 
 
 class Interrupting:
@@ -237,6 +238,15 @@ def test_a_trip_during_the_record_of_a_message_emits_its_event(clock, monkeypatc
     assert breaker.record(False) == 0.0
     assert told == [pytest.approx(10.0, abs=5.0)]
     assert breaker.allowed() == 0
+
+
+def test_a_trip_is_reported_once(abate_events):
+    """Two threads may see that there is something to report."""
+    breaker = CircuitBreaker(min_calls=1, pause=10.0)
+    breaker.enter(retry=False)
+    breaker.failed(accepted=False)
+    breaker._report_trip(breaker._circuits.here())
+    assert len(abate_events.of(BreakerOpened)) == 1
 
 
 def test_a_half_open_breaker_refuses_a_reentrant_attempt(clock):

@@ -590,3 +590,32 @@ def test_a_gate_that_fails_as_a_stream_leaves_it_does_not_keep_the_others():
     with pytest.raises(LookupError, match="broken"):
         list(rows())
     assert permits.held == 0
+
+
+def test_a_gate_that_is_interrupted_as_a_stream_leaves_it_is_left_again():
+    """A signal handler raises in the middle of it, once: all gates are left, and what it raised passes."""
+    left = []
+
+    class Slow(abate.Gate):
+        held_by_streams = True
+
+        def __init__(self, name):
+            self.name = name
+
+        def enter(self, retry):
+            return None
+
+        def leave(self, accepted):
+            left.append(self.name)
+            if len(left) == 1:
+                raise KeyboardInterrupt
+
+    @Policy(on=ConnectionError, gate=Slow("first") & Slow("second"))
+    def items():
+        yield from "ab"
+
+    stream = items()
+    next(stream)
+    with pytest.raises(KeyboardInterrupt):
+        stream.close()
+    assert left == ["second", "second", "first"]

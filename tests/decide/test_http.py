@@ -458,3 +458,27 @@ def test_no_status_is_refused():
 def test_the_edges_are_statuses(code):
     """Both ends of the range can be chosen."""
     assert status(code).judge(Outcome(Carrier(code=code))).retry
+
+
+def test_a_status_that_another_layer_has_given_up_on_is_not_retried_again():
+    """Also where the rule is about that status alone."""
+    rules = build_rules(status(503))
+
+    class Refused(Exception):
+        status_code = 503
+        headers = {"Abate-Exhausted": "1"}
+
+    assert not rules.judge(Outcome(Refused(), None)).retry
+    Refused.headers = {}
+    assert rules.judge(Outcome(Refused(), None)).retry
+
+
+def test_a_network_error_with_a_response_that_has_no_status_is_judged_as_a_network_error():
+    """Some libraries set `response` on each error, without one."""
+    error = ConnectionError("reset")
+    error.response = object()
+    assert judged(error).retry
+
+
+def judged(error):
+    return build_rules(transient).judge(Outcome(error, None))

@@ -84,9 +84,9 @@ class ShelterQueue:
     """The calls that wait, in the order in which they are sent.
 
     >>> queue = ShelterQueue(capacity=10)
-    >>> for began, deadline in ((0.0, 9.0), (0.5, 2.0), (3.0, 20.0)):
+    >>> for began, deadline in ((0.0, 9.0), (0.5, 5.0), (3.0, 20.0)):
     ...     queue.add(Waiter(began, deadline))
-    >>> queue.next(3.0).began, queue.next(3.0, catching_up=True).began
+    >>> queue.next(3.1).began, queue.next(3.1, catching_up=True).began
     (3.0, 0.5)
     """
 
