@@ -464,13 +464,11 @@ def test_a_status_that_another_layer_has_given_up_on_is_not_retried_again():
     """Also where the rule is about that status alone."""
     rules = build_rules(status(503))
 
-    class Refused(Exception):
-        status_code = 503
-        headers = {"Abate-Exhausted": "1"}
-
-    assert not rules.judge(Outcome(Refused(), None)).retry
-    Refused.headers = {}
-    assert rules.judge(Outcome(Refused(), None)).retry
+    error = Exception()
+    error.status_code, error.headers = 503, {"Abate-Exhausted": "1"}
+    assert not rules.judge(Outcome(error)).retry
+    error.headers = {}
+    assert rules.judge(Outcome(error)).retry
 
 
 def test_a_network_error_with_a_response_that_has_no_status_is_judged_as_a_network_error():
@@ -481,4 +479,4 @@ def test_a_network_error_with_a_response_that_has_no_status_is_judged_as_a_netwo
 
 
 def judged(error):
-    return build_rules(transient).judge(Outcome(error, None))
+    return build_rules(transient).judge(Outcome(error))
