@@ -25,7 +25,7 @@ RULES: dict[str, dict[str, float]] = {
     "(all rules)": {},
     "late calls of a long outage go by their deadlines": {"limiter.LONG_OUTAGE": inf},
     "only calls that can be answered soon count as fresh": {"shelter_queue.SOON": inf},
-    "twice the answer time must be left before a deadline": {"latency_model.ANSWER_TIME_FACTOR": 0.0},
+    "nearly twice the answer time must be left before a deadline": {"latency_model.ANSWER_TIME_FACTOR": 0.0},
     "attempts are paced": {"limiter.PACING_RATIO": 0.0},
     "more may queue while many calls wait": {"limiter.QUEUED_EXTRA": 0.0},
     "the limit shrinks at once if too many queue": {"limiter.QUEUED_MAX": inf},

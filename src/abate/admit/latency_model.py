@@ -15,7 +15,7 @@ MIN_SILENCE, SILENCE_FACTOR = 0.2, 8.0
 """An attempt without an answer hangs after `SILENCE_FACTOR` times the baseline, and at least `MIN_SILENCE` seconds."""
 DEFAULT_HANG_TIMEOUT = 1.0
 """Seconds after which an attempt hangs while no baseline is known."""
-ANSWER_TIME_FACTOR = 2.0
+ANSWER_TIME_FACTOR = 1.8
 """An attempt is sent only if this many times the current latency fits before the call's deadline."""
 SAMPLES_PER_SECOND = 20.0
 """Latencies measured per second in calm."""
