@@ -36,7 +36,7 @@ from abate.admit.load_experiment import (
     LIMIT_GROWTH,
 )
 from abate.admit.outage_detector import NO_OUTCOME_TIMEOUT
-from abate.admit.prober import OUTAGE_SHARE, PAUSE_LEAST, PAUSE_MOST, PROBE_RATIO
+from abate.admit.prober import OUTAGE_SHARE, PAUSE_LEAST, PAUSE_MOST, PROBE_RATIO, Prober
 from abate.schedule.backoff import Backoff
 
 EXACT = Backoff(1.0, 30.0, jitter="none")
@@ -1061,3 +1061,82 @@ class Whatever(RuleBasedStateMachine):
 
 TestWhatever = Whatever.TestCase
 TestWhatever.settings = settings(deadline=None, max_examples=50, stateful_step_count=50)
+
+
+# -- the calls of an outage
+
+
+@pytest.mark.parametrize(("seconds", "caught_up"), [(0.5, False), (9.9, False), (10.1, True), (3600.0, True)])
+def test_the_calls_of_an_outage_are_worked_off_for_as_long_as_they_may_wait(seconds, caught_up):
+    """Later none of them is left, also if no call has come since the first answer."""
+    limiter = Limiter(random.Random(1), 0.0, patience=10.0)
+    answer(limiter, 0.0)
+    now = all_fails_for(limiter, 1.0, 3.0)
+    now = answer(limiter, max(now, limiter.prober.next_probe))
+    assert limiter.catching_up(now)
+    assert limiter.catching_up(now + seconds) is not caught_up
+
+
+@pytest.mark.parametrize(("length", "answered"), [(1.0, False), (3.0, True)])
+def test_short_outages_and_those_of_errors_leave_nothing_to_work_off(length, answered):
+    """New calls go first, as ever."""
+    limiter = Limiter(random.Random(1), 0.0, patience=10.0)
+    answer(limiter, 0.0)
+    now = all_fails_for(limiter, 1.0, length, answered=answered)
+    now = answer(limiter, max(now, limiter.prober.next_probe))
+    assert not limiter.catching_up(now)
+
+
+def all_fails_for(limiter, now, seconds, **how):
+    """Let all attempts fail for a while; return the instant."""
+    end, plan = now + seconds, Backoff(0.1, jitter="none")
+    while now < end:
+        fail(limiter, now, plan, **how)
+        now = max(now + 0.01, limiter.prober.next_probe)
+    assert limiter.state == "probing"
+    return now
+
+
+# -- the rate of calls
+
+
+def prober_in_calm(gaps, start=0.0):
+    """Return a prober that saw calls come so many seconds after their samples were due, and the instant."""
+    prober, now = Prober(random.Random(1), start, 10.0), start
+    for gap in gaps:
+        now += 0.05
+        prober.on_call(now + gap, now)
+        now += gap
+    prober.outage_start = now
+    return prober, now
+
+
+def test_the_usual_rate_of_calls_bounds_the_first_pause():
+    """An outage begins with it, so its end is noticed soon."""
+    prober, now = prober_in_calm([0.01] * 30)
+    prober.reset_call_rate(now)
+    assert prober.pause_by_rate(now) == pytest.approx(1 / (PROBE_RATIO * 100.0))
+
+
+def test_without_samples_the_rate_of_calls_is_measured_from_the_first():
+    """A few gaps tell too little."""
+    prober, now = prober_in_calm([0.01] * 5)
+    prober.reset_call_rate(now)
+    assert prober.pause_by_rate(now) == inf
+
+
+def test_a_night_without_calls_is_one_long_gap():
+    """It counts as ten seconds, and is forgotten after as many samples as any other."""
+    prober, now = prober_in_calm([0.01] * 30 + [30_000.0] + [0.01] * 200)
+    prober.reset_call_rate(now)
+    assert prober.pause_by_rate(now) == pytest.approx(1 / (PROBE_RATIO * 100.0), rel=0.1)
+
+
+def test_only_the_first_call_after_a_sample_is_due_tells_the_gap():
+    """Others come while it is in flight; and a sample that is due at once has no gap."""
+    prober, now = prober_in_calm([0.01] * 30)
+    for n in range(50):
+        prober.on_call(now + 0.1 * n, now - 0.01)
+        prober.on_call(now + 0.1 * n, -inf)
+    prober.reset_call_rate(now)
+    assert prober.pause_by_rate(now) == pytest.approx(1 / (PROBE_RATIO * 100.0))

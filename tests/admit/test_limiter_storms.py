@@ -154,7 +154,9 @@ class World:
         while shelter_queue.size and now >= limiter.due():
             chance = limiter.probe_chance()
             if chance is None:
-                waiter = shelter_queue.next(now, limiter.latencies.usual(), limiter.interval(), limiter.catching_up)
+                waiter = shelter_queue.next(
+                    now, limiter.latencies.usual(), limiter.interval(), limiter.catching_up(now)
+                )
             else:
                 waiter = shelter_queue.probe(now, chance)
             shelter_queue.remove(waiter, "late")

@@ -12,6 +12,7 @@ import abate
 from abate import Backoff, Policy, Shelter, wakeups
 from abate.admit.dispatcher import Dispatcher
 from abate.admit.shelter_core import without_traceback
+from abate.admit.shelter_queue import ShelterQueue
 from tests.reentry import inside
 
 QUICK = Backoff(0.001, 0.002)
@@ -442,3 +443,32 @@ def test_remote_state_and_attempts_exclude_each_other():
     hearing.join(30.0)
     asking.join(30.0)
     assert [type(answer).__name__ for answer in answers] == ["Waiter"]
+
+
+def test_calls_that_are_passed_over_are_not_searched_again_and_again(monkeypatch):
+    """The search for a probe looks at all that wait: once per turn, however many of them have missed theirs."""
+    searches = []
+    probe = ShelterQueue.probe
+    monkeypatch.setattr(ShelterQueue, "probe", lambda *of: searches.append(1) or probe(*of))
+    with abate.testing.VirtualClock() as clock:
+        dispatcher = Shelter(patience=60.0).dispatcher()
+        dispatcher.failed(dispatcher.try_enter(0.0, 0.0, None, True), 0.0, Backoff(5.0), None, None, False, "")
+        waiters = [dispatcher.try_enter(0.0, 0.0, 20.0, True) for _ in range(200)]
+        clock.advance(20.5)
+        dispatcher.on_timer(waiters[0], 20.5)
+    assert {waiter.answer for waiter in waiters} == {"missed"}
+    assert len(searches) == 1
+
+
+def test_slow_answers_leave_somebody_to_probe():
+    """Answers take three seconds of the five that calls have: one of them probes, and the others wait for it."""
+    with abate.testing.VirtualClock() as clock:
+        dispatcher = Shelter(patience=60.0).dispatcher()
+        dispatcher.limiter.latencies.latency = dispatcher.limiter.latencies.baseline = 3.0
+        dispatcher.failed(
+            dispatcher.try_enter(0.0, 0.0, None, True), 0.0, Backoff(0.5, jitter="none"), None, None, False, ""
+        )
+        waiters = [dispatcher.try_enter(0.0, 0.0, 5.0, True) for _ in range(20)]
+        clock.advance(0.5)
+        dispatcher.on_timer(waiters[0], 0.5)
+    assert sorted(type(waiter.answer).__name__ for waiter in waiters) == ["NoneType"] * 19 + ["Permit"]

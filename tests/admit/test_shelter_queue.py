@@ -116,11 +116,10 @@ class AgainstAList(RuleBasedStateMachine):
         waiter = self.shelter_queue.probe(self.now, chance)
         if waiter is None:
             assert not self.inside
-        elif newest := [other for other in self.inside if other.began >= self.model.moved]:
-            assert waiter in newest
         else:
-            patient = [other for other in self.inside if other.deadline > self.now + SOON]
-            assert waiter.entry == min(other.entry for other in patient or self.inside)
+            patient = [other for other in self.inside if other.deadline > self.now + SOON] or self.inside
+            newest = [other for other in patient if other.began >= self.model.moved]
+            assert waiter in newest if newest else waiter.entry == min(other.entry for other in patient)
         self.model.moved = self.now
 
     @precondition(lambda self: self.inside)
@@ -283,6 +282,15 @@ def test_a_probe_is_a_call_that_arrived_since_the_last_turn():
         fill(shelter_queue, (0.15, 9.0))
         probed.add(newest.index(shelter_queue.probe(0.6, chance)))
     assert probed == {0, 1, 2}
+
+
+def test_a_probe_has_time_for_an_answer():
+    """Also if only calls without time have arrived since the last turn."""
+    shelter_queue = ShelterQueue(100)
+    (patient,) = fill(shelter_queue, (0.0, 9.0))
+    shelter_queue.next(0.1)
+    fill(shelter_queue, (0.2, 0.4), (0.3, 0.5))
+    assert shelter_queue.probe(0.3, 0.9) is patient
 
 
 def test_calls_take_turns_to_probe_if_none_has_arrived():

@@ -24,10 +24,10 @@ def answer(hint, backoff, *, deadline=None, **settings):
 @pytest.mark.parametrize(
     ("hint", "backoff", "until"),
     [
-        (10.0, Backoff(1.0, 30.0), 110.0 + 3.25),  # half of 0.65 of the hint
+        (10.0, Backoff(1.0, 30.0), 110.0 + 3.35),  # half of 0.67 of the hint
         (10.0, Backoff(1.0, 5.0), 110.0 + 2.5),  # half of the cap, which is less than that
         (10.0, Backoff(20.0, 30.0), 110.0 + 10.0),  # half of the own ceiling, which is more than that
-        (10.0, Backoff(1.0, 30.0, jitter="equal"), 110.0 + 4.875),  # between half and all of the spread
+        (10.0, Backoff(1.0, 30.0, jitter="equal"), 110.0 + 5.025),  # between half and all of the spread
         (0.5, Backoff(1.0, 30.0), 100.5 + 0.5),
         (0.0, Backoff(1.0, 30.0), 100.5),
         (10.0, Backoff(0.0, 30.0), 110.0),  # no jitter of its own, none on top
@@ -89,10 +89,10 @@ def test_a_hint_that_reaches_the_deadline_stops_the_call(hint, stops):
 @pytest.mark.parametrize(
     ("hint", "backoff", "deadline", "drawn", "until"),
     [
-        (20.0, Backoff(1.0), 130.0, 0.5, 120.0 + 0.5 * 8.0),  # 0.8 of the ten seconds behind the hint, and not of 13
+        (20.0, Backoff(1.0), 130.0, 0.5, 120.0 + 0.5 * 8.0),  # 0.8 of the ten seconds behind the hint, and not of 13.4
         (20.0, Backoff(1.0), 130.0, 0.0, 120.0),
         (20.0, Backoff(1.0, jitter="equal"), 130.0, 0.0, 124.0),
-        (20.0, Backoff(1.0), 200.0, 0.5, 126.5),  # the whole spread fits
+        (20.0, Backoff(1.0), 200.0, 0.5, 126.7),  # the whole spread fits
         (4.0, [3.0], 105.0, 0.5, 104.8),  # a delay without jitter is cut
         (4.0, [0.5], 105.0, 0.5, 104.5),
         (4.0, Backoff(5.0), 105.0, 0.99, 104.0 + 0.99 * 0.8),  # so is an own delay that is longer than the spread

@@ -92,6 +92,7 @@ class Limiter:
     """
 
     __slots__ = (
+        "_catch_up_until",
         "_counted_outcomes",
         "_ever_answered",
         "_failure_streak",
@@ -101,9 +102,9 @@ class Limiter:
         "_last_outcome",
         "_last_trouble",
         "_limit_before_storm",
-        "_long_outage",
         "_next_paced",
         "_of_errors",
+        "_patience",
         "_rng",
         "answers",
         "calm",
@@ -142,7 +143,11 @@ class Limiter:
         self._next_paced = -inf
         self._limit_before_storm = 0.0
         self._fast_growth = True
-        self._long_outage = self._of_errors = False  # of error responses, which may concern some callers only
+        self._of_errors = False
+        """Whether the server answered the last probe with an error: that may concern some callers only."""
+        self._patience = patience
+        self._catch_up_until = -inf
+        """Until then the calls of an outage may wait: after the first answer, for as long as a call's patience."""
         self._last_outcome = self._last_trouble = self._last_held_back = self._last_cut = now
         self.experiment = LoadExperiment(now)
 
@@ -163,10 +168,9 @@ class Limiter:
         """Return the instant before which no attempt is sent, whatever the outcomes are."""
         return self.prober.paused_until()
 
-    @property
-    def catching_up(self) -> bool:
-        """Whether the calls of a long outage are worked off, as fast as the server takes them."""
-        return self._long_outage and self._fast_growth and self.state == "recovering"
+    def catching_up(self, now: float) -> bool:
+        """Return whether the calls of a long outage are worked off, as fast as the server takes them."""
+        return self.state == "recovering" and self._fast_growth and now < self._catch_up_until
 
     def interval(self) -> float:
         """Return the seconds between two calls at the current limit; infinite if attempts fail and it is not known."""
@@ -290,6 +294,7 @@ class Limiter:
         self.start_counting(now)
         if self.state != "probing":
             self.prober.outage_start = self._last_trouble = now
+            self._of_errors = False
             self._start_probing()
             self.prober.next_probe = now
         self.prober.set_peers(peers, now)
@@ -384,7 +389,8 @@ class Limiter:
 
     def _start_recovery(self, now: float) -> None:
         self.state = "recovering"
-        self._long_outage = not self._of_errors and now - self.prober.outage_start > LONG_OUTAGE
+        long = now - self.prober.outage_start > LONG_OUTAGE
+        self._catch_up_until = now + self._patience if long and not self._of_errors else -inf
         self.limit = RECOVERY_LIMIT
         self.prober.end_pause()
         self.failure_ratio, self._counted_outcomes = STORM_FAILURE_RATIO / 2, PROBING_STREAK - 1

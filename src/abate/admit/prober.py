@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import inf
 
-from abate.admit.outage_detector import CLEAN_ANSWERS, GAPS
+from abate.admit.outage_detector import CLEAN_ANSWERS, GAPS, NO_OUTCOME_TIMEOUT
 from abate.schedule.backoff import FunctionSchedule, RandomSource, Schedule
 
-PROBE_RATIO = 0.05
+PROBE_RATIO = 0.036
 """A busy process sends at most this share of its calls as probes."""
 ERROR_PROBE_RATIO = 0.08
 """The same share while the server answers probes with errors."""
@@ -45,6 +45,7 @@ class Prober:
         "_gaps",
         "_patience",
         "_rng",
+        "_sampled_from",
         "hint_until",
         "next_probe",
         "outage_start",
@@ -60,7 +61,7 @@ class Prober:
         """The number of processes that this one probes for, itself included: their calls count like its own."""
         self.outage_start = now
         self._failures = 0
-        self._gap, self._gaps = 0.0, 0
+        self._gap, self._gaps, self._sampled_from = 0.0, 0, -inf
         self.reset_call_rate(now)
 
     def on_call(self, now: float, sampled_from: float | None = None) -> None:
@@ -68,9 +69,10 @@ class Prober:
 
         In calm only samples are counted: `sampled_from` is when this one was due, which tells how often calls come.
         """
-        if sampled_from is not None:
+        if sampled_from is not None and sampled_from > self._sampled_from:  # the first call since it was due
+            self._sampled_from = sampled_from
             self._gaps = min(self._gaps + 1, GAPS)
-            self._gap += (max(0.0, now - sampled_from) - self._gap) / self._gaps
+            self._gap += (min(max(0.0, now - sampled_from), NO_OUTCOME_TIMEOUT) - self._gap) / self._gaps
         if now - self._calls_since > 3 * RATE_SPAN:
             self._calls *= 0.5
             self._calls_since += (now - self._calls_since) * 0.5

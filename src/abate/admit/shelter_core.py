@@ -6,8 +6,8 @@ I/O.
 * A permit is for a waiter that is awake. If a task does not claim its permit within `CLAIM_TIMEOUT` seconds, the permit
   goes to the next waiter, and all waiters of that event loop are passed over until one of them wakes. A thread always
   wakes.
-* **Slow is not down.** A call is refused only if an attempt has failed since it came. Otherwise it is sent when it can
-  wait no longer, whatever the limit.
+* **Slow is not down.** A call is refused only if an attempt has failed since it came, or if it came in an outage, or
+  while the calls of one were worked off. Otherwise it is sent when it can wait no longer, whatever the limit.
 * One waiter of each event loop, and one of all threads, is the timekeeper of the others (`abate.admit.timekeepers`).
 
 A signal handler may raise out of any call in here. Nothing is lost by that: a permit is counted until it is no longer
@@ -166,7 +166,7 @@ class ShelterCore:
             deadline if left is None else now + max(left / 2, left - limiter.latencies.expected_answer_in(left))
         )
         # a call that comes in an outage, or while the calls of an outage are worked off, is one of them
-        of_outage = limiter.state == "probing" or limiter.catching_up
+        of_outage = limiter.state == "probing" or limiter.catching_up(now)
         since = limiter.prober.outage_start if of_outage else began if first else now
         return Waiter(began, deadline, end, min(deadline, send_anyway_at), since)
 
@@ -291,19 +291,20 @@ class ShelterCore:
             self.timekeepers.stalled.clear()
             return
         limiter.on_held_back(now)
+        chance = limiter.probe_chance()
         while queue.size and now >= self.due():
-            chance = limiter.probe_chance()
+            needed = limiter.latencies.expected_answer_in(0.0)
             if chance is None:
-                waiter = queue.next(now, limiter.latencies.usual(), limiter.interval(), limiter.catching_up)
+                waiter = queue.next(now, limiter.latencies.usual(), limiter.interval(), limiter.catching_up(now))
             else:
                 waiter = queue.probe(now, chance)
+                needed = limiter.latencies.usual()  # with a strict bound, slow answers could leave nobody to probe
+                chance = None  # if it is passed over, the others follow in their order: to search again is slow
             assert waiter is not None
             self.to_wake.append(waiter)
             if now > waiter.deadline or self.timekeepers.is_stalled(waiter):
                 queue.remove(waiter, MISSED_TURN)
-            elif now + limiter.latencies.expected_answer_in(0.0) < waiter.end or self._no_failure_since(
-                waiter.since, now
-            ):
+            elif now + needed < waiter.end or self._no_failure_since(waiter.since, now):
                 self._grant(waiter, now)
                 if waiter.wakeup is None or waiter.wakeup.loop is not None:
                     self.granted.append((now, waiter))

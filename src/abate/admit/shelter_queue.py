@@ -137,16 +137,16 @@ class ShelterQueue:
     def probe(self, now: float, chance: float) -> Waiter | None:
         """Return the waiter that finds out whether the dependency is up again; it stays queued until it is removed.
 
+        It has more than `SOON` left, if any has: a deadline that cuts a probe off leaves the answer unknown.
         It is one of those that have come since the last turn, by `chance`, a random number in [0, 1): so a new caller
-        gets a turn soon. If none has come, they take turns, those with more than `SOON` left: a deadline that cuts a
-        probe off would leave the answer unknown.
+        gets a turn soon. If none has come, they take turns.
         """
         moved, self._moved = self._moved, now
         waiting = _live(self._fresh) + _live(self._late)
+        waiting = [waiter for waiter in waiting if waiter.deadline > now + SOON] or waiting
         if newest := [waiter for waiter in waiting if waiter.began >= moved]:
             return newest[int(chance * len(newest))]
-        patient = [waiter for waiter in waiting if waiter.deadline > now + SOON]
-        return min(patient or waiting, key=_entry, default=None)
+        return min(waiting, key=_entry, default=None)
 
     def _spare(self, now: float, interval: float) -> float:
         """Return how many seconds the fresh calls can spare, if one turn is for another call."""

@@ -20,7 +20,7 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 NEVER = float("inf")
 """The hint that means not to retry."""
 
-SPREAD = 0.65
+SPREAD = 0.67
 """Retries after a hint are spread over at least this share of the hint, so that clients don't return all at once."""
 
 ROOM = 0.2
@@ -83,7 +83,7 @@ def delay_after_hint(hint: float, plan: Schedule, retry: int, own: float, left: 
 
     >>> from abate.schedule import Backoff
     >>> delay_after_hint(10.0, Backoff(1.0, 30.0), retry=1, own=0.5)
-    13.25
+    13.35
     >>> delay_after_hint(10.0, Backoff(1.0, 30.0), retry=1, own=0.5, left=15.0)
     12.0
     """

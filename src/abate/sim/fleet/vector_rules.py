@@ -90,7 +90,7 @@ class VectorBackoff:
         """Return the hint plus each retry's own delay, spread over a share of the hint, and within the seconds `left`.
 
         >>> VectorBackoff(Backoff(1.0, 30.0), retries=3).delay_after_hint(10.0, np.array([1]), np.array([0.5]))
-        array([13.25])
+        array([13.35])
         """
         longest = own
         if self._jitter != "none":
