@@ -1087,6 +1087,17 @@ def test_short_outages_and_those_of_errors_leave_nothing_to_work_off(length, ans
     assert not limiter.catching_up(now)
 
 
+def test_an_outage_that_other_processes_saw_is_not_taken_for_the_last_one_of_errors():
+    """Its calls are worked off, though the outage before it concerned some callers only."""
+    limiter = Limiter(random.Random(1), 0.0, patience=10.0)
+    answer(limiter, 0.0)
+    now = all_fails_for(limiter, 1.0, 3.0, answered=True)
+    now = answer(limiter, max(now, limiter.prober.next_probe))
+    limiter.apply_remote_outage(now + 5.0, peers=1)
+    now = answer(limiter, now + 9.0)
+    assert limiter.catching_up(now)
+
+
 def all_fails_for(limiter, now, seconds, **how):
     """Let all attempts fail for a while; return the instant."""
     end, plan = now + seconds, Backoff(0.1, jitter="none")

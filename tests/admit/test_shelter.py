@@ -472,3 +472,23 @@ def test_slow_answers_leave_somebody_to_probe():
         clock.advance(0.5)
         dispatcher.on_timer(waiters[0], 0.5)
     assert sorted(type(waiter.answer).__name__ for waiter in waiters) == ["NoneType"] * 19 + ["Permit"]
+
+
+def test_a_call_that_comes_in_an_outage_is_not_sent_at_its_last_moment():
+    """The answer would come too late, though nothing has failed since it came."""
+    with abate.testing.VirtualClock() as clock:
+        dispatcher = Shelter(patience=60.0).dispatcher()
+        dispatcher.limiter.latencies.latency = dispatcher.limiter.latencies.baseline = 1.0
+        exact = Backoff(5.0, jitter="none")
+        dispatcher.failed(dispatcher.try_enter(0.0, 0.0, None, True), 0.0, exact, None, None, False, "")
+        clock.advance(1.0)
+        hurried, patient = dispatcher.try_enter(1.0, 1.0, 4.9, True), dispatcher.try_enter(1.0, 1.0, 30.0, True)
+        clock.advance(4.0)
+        dispatcher.on_timer(patient, 5.0)
+        assert dispatcher.claim_answer(patient), "it probes"
+        clock.advance(0.5)
+        dispatcher.on_timer(hurried, 5.5)
+        assert hurried.answer is None
+        clock.advance(0.4)
+        dispatcher.on_timer(hurried, 5.9)
+        assert hurried.answer == "late"
