@@ -298,7 +298,7 @@ class ShelterCore:
                 waiter = queue.next(now, limiter.latencies.usual(), limiter.interval(), limiter.catching_up(now))
             else:
                 waiter = queue.probe(now, chance)
-                needed = limiter.latencies.usual()  # with a strict bound, slow answers could leave nobody to probe
+                needed = limiter.latencies.usual()  # `ANSWER_TIME_FACTOR` could rule out every call
                 chance = None  # if it is passed over, the others follow in their order: to search again is slow
             assert waiter is not None
             self.to_wake.append(waiter)

@@ -8,8 +8,8 @@ At most `capacity` calls wait. The next one is the one with the earliest deadlin
 
 Fresh calls go first: if there is more work than capacity, those are lost that have waited longest, and the others are
 answered soon. A late call goes before them only if it is due earlier than they are, and if all of them can still be
-answered soon. While the calls of a long outage are worked off, all count as late: if there is time for everybody, the
-earliest deadline first loses nobody.
+answered soon. While the calls of a long outage are worked off, all count as late: if the capacity suffices for all of
+them before their deadlines, none is lost.
 
 A signal handler may raise out of any call in here. So a waiter is marked `queued` and counted by statements without a
 call between them; it is put into a heap before that, and removed from it after it is no longer `queued`. Entries of
