@@ -17,6 +17,9 @@ SYSTEM := $(VENV)/.system
 # the longest have few tests and would come last. For one process: make test WORKERS=
 WORKERS ?= --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
+# Exit code 1: tests failed. A few of them may run again, alone; anything else is an error of the run itself.
+RERUN = { test $$? -eq 1 && $(BIN)/python -m tests.rerun_failed; }
+
 CORE := src/abate/decide/*,src/abate/schedule/*,src/abate/admit/*,src/abate/call/*
 
 .DEFAULT_GOAL := help
@@ -31,8 +34,10 @@ run: $(CREATED) ## Show abate at work (needs no download: the core has no depend
 
 test: check ## Everything that must pass: make check, the tests, the coverage of the core
 	$(BIN)/coverage erase
-	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/python -m pytest $(WORKERS) --ignore=tests/sim
-	$(BIN)/python -m pytest $(WORKERS) tests/sim  # simulations are long loops, which take twice as long when measured
+	export COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml; \
+		$(BIN)/python -m pytest --cache-clear $(WORKERS) --ignore=tests/sim || $(RERUN)
+	# simulations are long loops, which take twice as long when measured
+	$(BIN)/python -m pytest --cache-clear $(WORKERS) tests/sim || $(RERUN)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 	$(BIN)/coverage report --include='$(CORE)' --fail-under=100
