@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import re
 import socket
 import threading
@@ -131,6 +132,27 @@ def test_any_number_of_silent_connections_takes_few_of_the_programs_descriptors(
         assert served.server.open <= http_server.MAX_CONNECTIONS
         assert not is_closed(silent[-1])
         assert is_closed(silent[0])
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_a_connection_that_comes_while_the_server_closes_is_closed(steps):
+    """However far asyncio has got with it: no socket is left to the collector, whose warnings are errors."""
+    with http_server.listen("127.0.0.1", 0) as listening:
+
+        async def main():
+            server = http_server.HttpServer(hello)
+            await server.start(listening)
+            for client in clients:
+                client.connect(listening.getsockname())
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await server.close(0.0)
+            assert server.open == 0
+
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(socket.socket()) for _ in range(3)]
+            asyncio.run(main())
+            gc.collect()
 
 
 def test_one_who_is_being_answered_is_not_dropped_for_a_newcomer():

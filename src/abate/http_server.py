@@ -38,6 +38,8 @@ MAX_HEAD_BYTES = 16384
 MAX_HEADERS = 100
 ACCEPT_BATCH = 32
 """Connections accepted at once, which may exceed the bound for an instant."""
+ACCEPT_STEPS = 4
+"""Steps of the event loop within which a connection that asyncio has accepted is announced and, if refused, closed."""
 BACKLOG = 256
 """Connections that the system keeps until they are accepted; they use no file descriptor."""
 END = b"\r\n\r\n"
@@ -278,6 +280,7 @@ class HttpServer:
         self._max_connections = max_connections
         self._request_timeout = request_timeout
         self._server: asyncio.Server | None = None
+        self._closed = False
         self._connections: set[asyncio.Task[None]] = set()
         # before the request or after the response; oldest first
         self._idle: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -294,8 +297,9 @@ class HttpServer:
 
     async def close(self, grace: float) -> None:
         """Stop accepting, wait `grace` seconds for responses to end, and break off the others."""
+        self._closed = True
         if self._server is not None:
-            self._server.close()
+            await self._stop_accepting(self._server)
         while self._drop_oldest_idle():
             pass
         if self._connections:
@@ -305,8 +309,20 @@ class HttpServer:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
 
+    async def _stop_accepting(self, server: asyncio.Server) -> None:
+        """Close the listening sockets once all connections that asyncio has accepted are announced.
+
+        A server that is closed before leaks the sockets of those (Python 3.11).
+        """
+        for listening in server.sockets:
+            with suppress(NotImplementedError):  # the event loop of Windows
+                asyncio.get_running_loop().remove_reader(listening)
+        for _ in range(ACCEPT_STEPS):
+            await asyncio.sleep(0)
+        server.close()
+
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= self._max_connections and not self._drop_oldest_idle():
+        if self._closed or (len(self._connections) >= self._max_connections and not self._drop_oldest_idle()):
             writer.transport.abort()
             return
         writer.transport.set_write_buffer_limits(0)  # `drain` then waits until everything is taken

@@ -22,7 +22,8 @@ def serving(app: object, port: int = 0, timeout_graceful_shutdown: int | None = 
         timeout_graceful_shutdown=timeout_graceful_shutdown,
     )
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=asyncio.run, args=(_serve(server),), daemon=True)
+    over = threading.Event()
+    thread = threading.Thread(target=asyncio.run, args=(_serve(server, over),), daemon=True)
     thread.start()
     while not server.started:
         if not thread.is_alive():
@@ -32,14 +33,22 @@ def serving(app: object, port: int = 0, timeout_graceful_shutdown: int | None = 
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        server.should_exit = True
+        over.set()
         thread.join(10)
         assert not thread.is_alive()
 
 
-async def _serve(server: uvicorn.Server) -> None:
+async def _serve(server: uvicorn.Server, over: threading.Event) -> None:
     """Serve until told to end, and close what uvicorn leaves: connections that a browser opens while it shuts down."""
-    await server.serve()
+    serving = asyncio.create_task(server.serve())
+    while not (over.is_set() or serving.done()):
+        await asyncio.sleep(0.01)
+    for each in getattr(server, "servers", ()):
+        for listening in each.sockets:  # a server that is closed while it accepts leaks sockets (Python 3.11)
+            asyncio.get_running_loop().remove_reader(listening)
+    await asyncio.sleep(0.01)
+    server.should_exit = True
+    await serving
     for connection in list(server.server_state.connections):
         connection.transport.abort()
     await asyncio.sleep(0)
