@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import nullcontext
-from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -107,6 +106,9 @@ class _StartedCoroutine:
     __del__ = close
 
 
+_NOTHING_YET = Outcome()
+
+
 async def drive(
     policy: Policy,
     failure: Exception | Outcome | None,
@@ -129,8 +131,7 @@ async def drive(
     left = policy.timeout if peek_deadline() is None else cut_to_deadline(policy.timeout)
     machine = make(policy, None if left is None else now + left, since, left is not policy.timeout)
     machine.funded = isinstance(function, _StartedCoroutine)
-    attempt = partial(_bounded, machine, clock, function) if policy.bounded else function
-    last: Outcome | Exception = Outcome() if failure is None else failure
+    last: Outcome | Exception = _NOTHING_YET if failure is None else failure
     action: Send | Wait | WaitForTurn | Stop
     # nothing happens before a retry but the wait: the usual case, written out below
     waits_only = policy.no_gate_or_shelter and let_go is None and policy.before_retry is None
@@ -147,11 +148,15 @@ async def drive(
                 delay = action.until - now
                 await clock.asleep(delay if delay > 0.0 else 0.0)
                 machine.withdrawn = False  # the retry is sent: nothing is to be refunded
+            elif type(action) is WaitForTurn and let_go is None:  # thousands may wait here: no frame more than needed
+                await wait_in_task(action.dispatcher, action.waiter)
+                action = machine.take_turn()
+                continue
             elif action is not SEND:
                 action, args, kwargs = await _wait(machine, action, last, clock, now, let_go, function, args, kwargs)
                 continue
             try:
-                begun = attempt(*args, **kwargs)
+                begun = (_bounded if policy.bounded else _unbounded)(machine, clock, function, *args, **kwargs)
                 result = await (begun if type(begun) is CoroutineType else _awaitable(function, begun))
             except Exception as error:
                 machine.same_error |= error is last
@@ -240,6 +245,13 @@ async def _bounded(
     except BaseException:
         bound.close()
         raise
+
+
+def _unbounded(
+    machine: Call, clock: clocks.Clock, function: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any
+) -> Awaitable[T]:
+    """Make an attempt that has no bound."""
+    return function(*args, **kwargs)
 
 
 def _awaitable(function: Callable[..., Awaitable[T]], result: Awaitable[T]) -> Awaitable[T]:
