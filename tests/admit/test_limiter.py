@@ -925,6 +925,16 @@ def test_a_cancelled_attempt_does_not_end_a_silence():
     assert limiter.state == "storm"
 
 
+def test_a_probe_without_an_answer_pauses_for_half_of_the_patience_at_most():
+    """Its caller has cut it off: calls that arrive then must not be refused for longer than they could wait."""
+    limiter = Limiter(random.Random(1), 0.0, patience=4.0)
+    limiter.on_failure(limiter.send(0.0), 0.0, EXACT)
+    now = limiter.due()
+    probe = limiter.send(now)
+    limiter.on_abandoned(probe, now + 3.0, sent=True)
+    assert now + 3.0 < limiter.due() <= now + 5.0
+
+
 # -- state machine
 
 

@@ -207,7 +207,7 @@ class Limiter:
             self.in_flight -= 1
             self.hangs.on_abandoned(permit.sent if sent else None, now)
             if sent and self.state == "probing":
-                self.prober.abandoned(now, NO_OUTCOME_TIMEOUT)
+                self.prober.abandoned(now)
 
     def start_counting(self, now: float) -> None:
         """Count outcomes from now on, although nothing is known to have failed: only counted attempts reveal a hang."""

@@ -21,9 +21,9 @@ PAUSE_LEAST, PAUSE_MOST = 0.75, 0.85
 """A later pause is between these shares of the backoff's ceiling."""
 RATE_SPAN = 3.0
 """The rate of calls is taken over at least this many seconds, and at most three times as many."""
-HINT_SHARE_OF_PATIENCE = 0.5
-"""A hint pauses the shelter for at most this share of its patience, so that waiting calls learn in time whether the
-hint still holds."""
+SHARE_OF_PATIENCE = 0.5
+"""A hint, or a probe without an answer, pauses the shelter for at most this share of its patience, so that waiting
+calls learn in time whether the dependency is still down."""
 
 
 class Prober:
@@ -122,16 +122,17 @@ class Prober:
         share, longest = (ERROR_PROBE_RATIO, ERROR_PROBE_MAX_PAUSE) if answered else (PROBE_RATIO, inf)
         return max(1 / (share * rate) if rate else inf, min(longest, (now - self.outage_start) * OUTAGE_SHARE))
 
-    def abandoned(self, now: float, longest: float) -> None:
-        """Pause after a probe that its caller cut off, for at most `longest` seconds."""
+    def abandoned(self, now: float) -> None:
+        """Pause after a probe that its caller cut off."""
+        longest = min(NO_OUTCOME_TIMEOUT, SHARE_OF_PATIENCE * self._patience)
         self.next_probe = max(self.next_probe, now + min(self.pause_by_rate(now), longest))
 
     def hint(self, until: float, now: float, for_all: bool) -> None:
-        """Pause until the instant of a server's hint, for at most `HINT_SHARE_OF_PATIENCE` of the patience.
+        """Pause until the instant of a server's hint, for at most `SHARE_OF_PATIENCE` of the patience.
 
         A hint that may not be meant `for_all` callers pauses for at most as long as the outage has lasted.
         """
-        longest = HINT_SHARE_OF_PATIENCE * self._patience
+        longest = SHARE_OF_PATIENCE * self._patience
         if not for_all:
             longest = min(longest, now - self.outage_start)
         self.hint_until = max(self.hint_until, min(until, now + longest))
