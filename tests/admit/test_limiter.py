@@ -925,14 +925,25 @@ def test_a_cancelled_attempt_does_not_end_a_silence():
     assert limiter.state == "storm"
 
 
-def test_a_probe_without_an_answer_pauses_for_half_of_the_patience_at_most():
+def test_a_probe_without_an_answer_pauses_for_a_quarter_of_the_patience_at_most():
     """Its caller has cut it off: calls that arrive then must not be refused for longer than they could wait."""
     limiter = Limiter(random.Random(1), 0.0, patience=4.0)
     limiter.on_failure(limiter.send(0.0), 0.0, EXACT)
     now = limiter.due()
     probe = limiter.send(now)
     limiter.on_abandoned(probe, now + 3.0, sent=True)
-    assert now + 3.0 < limiter.due() <= now + 5.0
+    assert now + 3.0 < limiter.due() <= now + 4.0
+
+
+@pytest.mark.parametrize(("base", "longest"), [(0.5, 1.0), (3.0, 3.0)])
+def test_pauses_grow_up_to_a_quarter_of_the_patience_or_the_first_delay(base, longest):
+    """Calls that wait for four seconds learn in time that the server is up; a long backoff stays as the user set it."""
+    limiter, now = Limiter(random.Random(1), 0.0, patience=4.0), 0.0
+    for _ in range(9):
+        limiter.on_failure(limiter.send(now), now, Backoff(base, 60.0))
+        assert limiter.due() - now <= longest
+        now = limiter.due()
+    assert limiter.due() - now == 0.0
 
 
 # -- state machine

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 from abate import Backoff, Budget, Policy, Shelter
+from abate.admit.prober import PAUSE_SHARE_OF_PATIENCE
 from abate.decide.outcome import BLIP
 from abate.decide.rules import Rule
 from abate.sim import Clients, Duration, Run, Service, Trigger, World, oracle, simulated
@@ -132,16 +133,17 @@ class Storm:
     def loads(self) -> list[tuple[str, int, float]]:
         """Of each outage in which nothing is answered: its kind, the shelter's attempts, and how many it may make.
 
-        They are a twentieth of its calls; and of each process, one per pause, by the policy's own backoff, after those
-        that it takes to notice.
+        They are a twentieth of its calls; and of each process, one per pause, by the policy's own backoff and patience,
+        after those that it takes to notice.
         """
         found, series = [], self.runs["shelter"].series
         for kind, start, end in self.outages:
             if kind in TOTAL:
                 calls, attempts = (sum(series[name][slot(start) : slot(end)]) for name in ("calls", "attempts"))
                 backoff = self.sheltered.backoff if kind == "reset" else self.sheltered.overload_backoff
+                longest = max(backoff.ceiling(1), PAUSE_SHARE_OF_PATIENCE * max(self.timeouts))
                 pauses, left = 1, end - start
-                while (left := left - 0.5 * backoff.ceiling(pauses)) > 0.0:
+                while (left := left - 0.5 * min(longest, backoff.ceiling(pauses))) > 0.0:
                     pauses += 1
                 found.append((kind, attempts, SMALL_SHARE * calls + (NOTICED[kind] + pauses) * self.processes))
         return found

@@ -21,9 +21,12 @@ PAUSE_LEAST, PAUSE_MOST = 0.75, 0.85
 """A later pause is between these shares of the backoff's ceiling."""
 RATE_SPAN = 3.0
 """The rate of calls is taken over at least this many seconds, and at most three times as many."""
-SHARE_OF_PATIENCE = 0.5
-"""A hint, or a probe without an answer, pauses the shelter for at most this share of its patience, so that waiting
-calls learn in time whether the dependency is still down."""
+HINT_SHARE_OF_PATIENCE = 0.5
+"""A hint pauses the shelter for at most this share of its patience, so that waiting calls learn in time whether the
+hint still holds."""
+PAUSE_SHARE_OF_PATIENCE = 0.25
+"""Pauses grow up to this share of the patience, so that waiting calls can be answered after the outage, or up to the
+first delay of the backoff, if that is longer."""
 
 
 class Prober:
@@ -103,9 +106,10 @@ class Prober:
             pause = min(pause, retry)
         if not backoff.jittered:
             return backoff.delay(pause, self._rng)
+        longest = max(backoff.ceiling(1), PAUSE_SHARE_OF_PATIENCE * self._patience)
         if pause == 1:
-            return backoff.ceiling(2) * self._rng.random()
-        return backoff.ceiling(pause) * (PAUSE_LEAST + (PAUSE_MOST - PAUSE_LEAST) * self._rng.random())
+            return min(longest, backoff.ceiling(2)) * self._rng.random()
+        return min(longest, backoff.ceiling(pause)) * (PAUSE_LEAST + (PAUSE_MOST - PAUSE_LEAST) * self._rng.random())
 
     def schedule(self, own_pause: float, now: float, answered: bool) -> None:
         """Pause until the next probe; `answered` says that the server answered the last one with an error."""
@@ -124,15 +128,15 @@ class Prober:
 
     def abandoned(self, now: float) -> None:
         """Pause after a probe that its caller cut off."""
-        longest = min(NO_OUTCOME_TIMEOUT, SHARE_OF_PATIENCE * self._patience)
+        longest = min(NO_OUTCOME_TIMEOUT, PAUSE_SHARE_OF_PATIENCE * self._patience)
         self.next_probe = max(self.next_probe, now + min(self.pause_by_rate(now), longest))
 
     def hint(self, until: float, now: float, for_all: bool) -> None:
-        """Pause until the instant of a server's hint, for at most `SHARE_OF_PATIENCE` of the patience.
+        """Pause until the instant of a server's hint, for at most `HINT_SHARE_OF_PATIENCE` of the patience.
 
         A hint that may not be meant `for_all` callers pauses for at most as long as the outage has lasted.
         """
-        longest = SHARE_OF_PATIENCE * self._patience
+        longest = HINT_SHARE_OF_PATIENCE * self._patience
         if not for_all:
             longest = min(longest, now - self.outage_start)
         self.hint_until = max(self.hint_until, min(until, now + longest))
