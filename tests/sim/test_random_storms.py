@@ -5,13 +5,13 @@ import pytest
 from tests.sim.random_worlds import Storm
 
 COUNT = 120
-AS_GOOD = 0.75
+AS_GOOD = 0.78
 """Of the storms: in these, no more calls are lost than with naive retries. The aim is 0.95."""
-MUCH_WORSE = 0.15
+MUCH_WORSE = 0.06
 """The share of calls that may never be lost beyond those of naive retries. The aim is 0.05."""
-BETTER = 0.6
+BETTER = 0.5
 """The shelter's regret, as a share of that of naive retries."""
-NOTICED_LATE = 0.15
+NOTICED_LATE = 0.08
 """Of the outages: in these, more is sent than allowed, because some answers come after the first failures. The aim is
 none."""
 
@@ -55,7 +55,7 @@ def test_a_shelter_sends_little_into_an_outage(storms):
     """A twentieth of its calls; and of each process, what it takes to notice, and a probe per pause."""
     loads = [(sent, allowed) for storm in storms for _, sent, allowed in storm.loads()]
     assert sum(sent > allowed for sent, allowed in loads) <= NOTICED_LATE * len(loads)
-    assert all(sent <= 2.5 * allowed for sent, allowed in loads)
+    assert all(sent <= 2.0 * allowed for sent, allowed in loads)
 
 
 def test_a_shelter_loses_no_more_than_naive_retries(storms):
