@@ -17,8 +17,7 @@ and going through dead letters. Engines implement the methods that begin with an
 
 from __future__ import annotations
 
-import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,15 +29,14 @@ from abate.stores.encoding import (
     DEFAULT_MAX_BODY,
     MAX_BODY_BYTES,
     MAX_KEY_BYTES,
-    MAX_PRIORITY,
     MAX_SHOWN_BYTES,
     batches,
-    checked_attributes,
     checked_keys,
     checked_message,
     checked_text,
     checked_verdict,
 )
+from abate.stores.producer import Producer
 from abate.work.add_counts import AddCounts
 from abate.work.source import Back, Bury, Done, LeaseLost, Message, Settlement, Verdict
 
@@ -100,7 +98,7 @@ class ReceiveWaiter(Protocol):
         """Block until the queue may have a message, at most for `seconds`; 0 or less if one is due already."""
 
 
-class Queue(ABC):
+class Queue(Producer):
     """A queue of messages in a store. It is a `Source`, so consumers and controllers can use it directly.
 
     >>> import abate.stores
@@ -110,8 +108,6 @@ class Queue(ABC):
     >>> [message.key for message in queue.receive()], queue.depth().leased, queue.depth().ready
     (['orders/42'], 1, 1)
     """
-
-    durable: bool
 
     _batch_size: int
     """Maximum number of dead letters for one call of `_redrive_or_purge_batch`."""
@@ -130,42 +126,7 @@ class Queue(ABC):
         self.add_counts = AddCounts()
         """Messages added through this object."""
 
-    # -- adding
-
-    def add(
-        self,
-        key: str,
-        body: str = "",
-        *,
-        priority: int = 0,
-        after: float = 0.0,
-        attributes: Mapping[str, str] | None = None,
-        revive: bool = True,
-    ) -> bool:
-        """Add a message that becomes ready after `after` seconds. Return whether its key is new in this queue.
-
-        If the key waits already, its message takes the newer body, the higher priority and the earlier due instant. If
-        it is leased, it waits again once it is settled. If it is dead, it is redriven, unless `revive` is false.
-
-        >>> import abate.stores
-        >>> queue = abate.stores.open_store("memory:").queue("orders")
-        >>> queue.add("orders/42", after=60.0), queue.add("orders/42", "now"), queue.receive()
-        (True, False, [Message(key='orders/42', body='now', receives=1)])
-        """
-        checked_text("a key", key, MAX_KEY_BYTES, empty=False)
-        checked_text("a body", body, self.max_body)
-        whole("priority", priority, least=0, most=MAX_PRIORITY)
-        new = self._add(key, body, priority, number("after", after, least=0), checked_attributes(attributes), revive)
-        self.add_counts.record(new or not revive)  # without `revive` a known key may be dead: not coalesced
-        return new
-
-    def send(
-        self, body: str, *, priority: int = 0, after: float = 0.0, attributes: Mapping[str, str] | None = None
-    ) -> str:
-        """Add a message under a new random key, and return the key."""
-        key = os.urandom(16).hex()
-        self.add(key, body, priority=priority, after=after, attributes=attributes)
-        return key
+    # -- adding: see also `abate.stores.producer`
 
     def cancel(self, key: str) -> bool:
         """Delete a delayed message, or the delayed add of a leased one. Return whether there was one."""
@@ -285,11 +246,6 @@ class Queue(ABC):
         return f"<{type(self).__name__} {self.name!r}, lease {self._lease:g} s>"
 
     # -- what an engine implements
-
-    @abstractmethod
-    def _add(
-        self, key: str, body: str, priority: int, after: float, attributes: Mapping[str, str], revive: bool
-    ) -> bool: ...
 
     @abstractmethod
     def _cancel(self, key: str) -> bool: ...

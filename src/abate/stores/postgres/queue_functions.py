@@ -1,5 +1,7 @@
 """PL/pgSQL functions of a queue in PostgreSQL: each operation is one round trip and one transaction.
 
+Those that add messages are in `adding_functions`.
+
 * No lock outlives a statement, so a worker that hangs or loses its connection blocks no other.
 * `hand_out` never waits for a row: it skips rows locked by others (``SKIP LOCKED``). Functions that may wait for
   several rows lock them in a fixed order, so that they can't deadlock: `extend` and `settle` by key (the client sorts
@@ -20,7 +22,7 @@ An item is leased while ``state = 1`` and its `due` is in the future.
 
 from __future__ import annotations
 
-from abate.stores.postgres import monotonic_time_functions, queue_capacity_functions
+from abate.stores.postgres import monotonic_time_functions
 
 INDEXED = (
     "SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off "
@@ -53,93 +55,6 @@ LISTEN = f"""
         PERFORM pg_advisory_xact_lock(@.bell(p_queue));
         INSERT INTO @.listener AS known VALUES (p_queue, @.instant(NULL) + p_seconds)
             ON CONFLICT (queue) DO UPDATE SET until = greatest(known.until, excluded.until);
-    END $$
-"""
-
-# -- adding
-
-ADD = f"""
-    CREATE OR REPLACE FUNCTION @.add(
-        p_queue text, p_key text, p_body text, p_attributes text, p_priority integer, p_after float8,
-        p_revive boolean, p_capacity integer, p_now float8
-    ) RETURNS text LANGUAGE plpgsql {INDEXED} AS $$
-    DECLARE
-        v_known record;
-        v_now float8;
-        v_ahead float8;
-        v_new boolean := true;
-    BEGIN
-        PERFORM pg_advisory_xact_lock_shared(@.bell(p_queue));
-        v_ahead := @.keep_pace(p_queue, p_now);
-        LOOP
-            SELECT state, due, priority, again_due INTO v_known FROM @.item
-                WHERE queue = p_queue AND key = p_key FOR UPDATE;
-            v_now := @.instant(p_now) + v_ahead;
-            IF v_known.state IS NULL THEN
-                IF @.full(p_queue, p_capacity, p_now) THEN
-                    RETURN 'full';
-                END IF;
-                INSERT INTO @.queue (name) VALUES (p_queue) ON CONFLICT DO NOTHING;
-                INSERT INTO @.item (queue, key, due, priority, attributes, body)
-                    VALUES (p_queue, p_key, v_now + p_after, p_priority, p_attributes, p_body) ON CONFLICT DO NOTHING;
-                CONTINUE WHEN NOT FOUND;  -- somebody else was first
-            ELSIF v_known.state = 2 THEN
-                IF NOT p_revive THEN
-                    RETURN 'known';
-                END IF;
-                IF @.full(p_queue, p_capacity, p_now) THEN
-                    RETURN 'full';
-                END IF;
-                UPDATE @.item SET
-                    id = DEFAULT, state = 0, due = v_now + p_after, priority = p_priority,
-                    attributes = p_attributes, body = p_body, receives = 0, unanswered = 0,
-                    kind = NULL, reason = NULL, trace = NULL
-                WHERE queue = p_queue AND key = p_key;
-            ELSIF v_known.state = 1 AND v_known.due > v_now THEN
-                -- what is added is kept beside what is in hand. The item's own priority counts when it comes back
-                -- without being done, and is the higher one then.
-                v_new := v_known.again_due IS NULL;
-                UPDATE @.item SET
-                    priority = greatest(priority, p_priority), again_due = least(again_due, v_now + p_after),
-                    again_priority = greatest(again_priority, p_priority), again_attributes = p_attributes,
-                    again_body = p_body
-                WHERE queue = p_queue AND key = p_key;
-            ELSE
-                -- the earlier instant, the higher priority, the newest body. A lease that ran out is over by this.
-                v_new := false;
-                UPDATE @.item SET
-                    unanswered = unanswered + (state = 1)::integer,
-                    state = 0, token = 0, due = least(due, v_now + p_after), priority = greatest(priority, p_priority),
-                    attributes = p_attributes, body = p_body,
-                    again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
-                WHERE queue = p_queue AND key = p_key;
-                IF p_priority > v_known.priority THEN
-                    -- it may be older than all that is known of its new lane
-                    UPDATE @.lane SET since = v_known.due
-                    WHERE queue = p_queue AND priority = p_priority AND since > v_known.due;
-                END IF;
-            END IF;
-            PERFORM @.ring(p_queue);
-            RETURN CASE WHEN v_new THEN 'new' ELSE 'known' END;
-        END LOOP;
-    END $$
-"""
-
-CANCEL = f"""
-    CREATE OR REPLACE FUNCTION @.cancel(p_queue text, p_key text, p_now float8) RETURNS boolean
-    LANGUAGE plpgsql {INDEXED} AS $$
-    DECLARE
-        v_ahead float8 := @.ahead(p_queue, p_now);
-    BEGIN
-        DELETE FROM @.item WHERE queue = p_queue AND key = p_key AND state + 0 = 0
-            AND due > @.instant(p_now) + v_ahead;
-        IF FOUND THEN
-            RETURN true;
-        END IF;
-        UPDATE @.item SET again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
-        WHERE queue = p_queue AND key = p_key AND state + 0 = 1
-            AND due > @.instant(p_now) + v_ahead AND again_due > @.instant(p_now) + v_ahead;
-        RETURN FOUND;
     END $$
 """
 
@@ -365,6 +280,5 @@ SETTLE = f"""
 FUNCTIONS = (
     *monotonic_time_functions.FUNCTIONS,
     *(BELL, RING, LISTEN),
-    *(queue_capacity_functions.FULL, ADD, CANCEL),
     *(BEGINS, RECEIVE, EXTEND, SETTLE),
 )

@@ -103,16 +103,17 @@ class RedisQueue(Queue):
 
     # -- adding
 
-    def _add(
-        self, key: str, body: str, priority: int, after: float, attributes: Mapping[str, str], revive: bool
-    ) -> bool:
+    def _add_many(
+        self, messages: list[tuple[str, str]], priority: int, after: float, attributes: Mapping[str, str], revive: bool
+    ) -> list[bool]:
         self._store.register_queue(self.name)
         capacity = "" if self.capacity is None else self.capacity
-        content = encode_content(body, attributes)
-        new = self._call(scripts.ADD, key, content, priority, repr(after), int(revive), capacity, self.name)
+        first_line = encode_content("", attributes)
+        contents = (part for key, body in messages for part in (key, first_line + body))
+        new = self._call(scripts.ADD, priority, repr(after), int(revive), capacity, self.name, *contents)
         if new == FULL:
             raise QueueFull(f"the queue {self.name!r} is full: it holds {self.capacity} messages")
-        return bool(new)
+        return [flag == 1 for flag in new]
 
     def _cancel(self, key: str) -> bool:
         return bool(self._call(scripts.CANCEL, key))

@@ -67,52 +67,59 @@ class SqliteQueue(Queue):
 
     # -- adding
 
-    def _add(
-        self, key: str, body: str, priority: int, after: float, attributes: Mapping[str, str], revive: bool
-    ) -> bool:
-        new = self._file.transaction(
-            partial(self._add_item, key, body, priority, after, encode_attributes(attributes), revive)
-        )
-        if new is None:
-            return False
-        self._store.wakeups.wake_queue(self.name)
+    def _add_many(
+        self, messages: list[tuple[str, str]], priority: int, after: float, attributes: Mapping[str, str], revive: bool
+    ) -> list[bool]:
+        content = priority, encode_attributes(attributes)
+        new, waiting = self._file.transaction(partial(self._add_items, messages, after, *content, revive))
+        if waiting:
+            self._store.wakeups.wake_queue(self.name, waiting)
         return new
 
-    def _add_item(
-        self, key: str, body: str, priority: int, after: float, attributes: str | None, revive: bool, db: Connection
-    ) -> bool | None:
-        """Add an item. Return whether its key is new; None if it is dead and is not to be revived."""
+    def _add_items(
+        self,
+        messages: list[tuple[str, str]],
+        after: float,
+        priority: int,
+        attributes: str | None,
+        revive: bool,
+        db: Connection,
+    ) -> tuple[list[bool], int]:
+        """Add items. Return for each whether its key is new, and how many wait."""
         now = self._store.now()
         due = now + after
-        known = db.execute(
-            "SELECT id, state, due, again_due FROM item WHERE queue = ? AND key = ?", (self.name, key)
-        ).fetchone()
-        if known is None:
-            self._check_capacity(db, now)
-            db.execute(sql.INSERT, (self.name, key, due, priority, attributes, body))
-            new = True
-        else:
-            id, state, known_due, again_due = known
-            if state == DEAD and not revive:
-                return None
+        new: list[bool] = []
+        started = waiting = 0
+        for key, body in messages:
+            if db.execute(sql.INSERT, (self.name, key, due, priority, attributes, body)).rowcount:
+                started += 1
+                waiting += 1
+                new.append(True)
+                continue
+            id, state, known_due, again_due = db.execute(sql.KNOWN, (self.name, key)).fetchone()
             if state == DEAD:
-                self._check_capacity(db, now)
-                db.execute(sql.REVIVE, (due, priority, attributes, body, id))
-                new = True
+                if revive:
+                    db.execute(sql.REVIVE, (due, priority, attributes, body, id))
+                    started += 1
+                    waiting += 1
+                new.append(revive)
             elif state == LEASED and known_due > now:
                 db.execute(sql.ADD_WHILE_LEASED, (priority, due, priority, attributes, body, id))
-                new = again_due is None
+                new.append(again_due is None)
             else:
                 db.execute(sql.COALESCE, (due, priority, attributes, body, id))
-                new = False
-        return new
+                waiting += 1
+                new.append(False)
+        if started:
+            self._check_capacity(db, now)
+        return new, waiting
 
     def _check_capacity(self, db: Connection, now: float) -> None:
-        """Raise `QueueFull` if no more messages may wait."""
+        """Raise `QueueFull` if too many messages wait; the transaction is then rolled back."""
         if self.capacity is None:
             return
         (waiting,) = db.execute(sql.COUNT_WAITING, {"queue": self.name, "now": now}).fetchone()
-        if waiting >= self.capacity:
+        if waiting > self.capacity:
             raise QueueFull(f"the queue {self.name!r} is full: it holds {self.capacity} messages")
 
     def _cancel(self, key: str) -> bool:

@@ -15,7 +15,11 @@ def _cut(column: str, longest: object) -> str:
 
 # -- adding
 
-INSERT = "INSERT INTO item (queue, key, due, priority, attributes, body) VALUES (?, ?, ?, ?, ?, ?)"
+INSERT = (
+    "INSERT INTO item (queue, key, due, priority, attributes, body) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+)
+
+KNOWN = "SELECT id, state, due, again_due FROM item WHERE queue = ? AND key = ?"
 
 # add to a waiting item: keep the earlier due, the higher priority, the newest body. An expired lease ends here.
 COALESCE = """
