@@ -91,6 +91,10 @@ class DeadLetter(Frozen):
 class ReceiveWaiter(Protocol):
     """One call of `receive` that waits for a message."""
 
+    @property
+    def interrupted(self) -> bool:
+        """Return whether `Queue.interrupt` was called since it began to wait."""
+
     def look(self, left: float) -> None:
         """Note that the queue is about to be read, with `left` seconds to wait; `wait` returns at any later wake-up."""
 
@@ -108,6 +112,9 @@ class Queue(Producer):
     >>> [message.key for message in queue.receive()], queue.depth().leased, queue.depth().ready
     (['orders/42'], 1, 1)
     """
+
+    patience = 20.0
+    """Seconds that a consumer waits for a message in one call of `receive`; a stop interrupts it."""
 
     _batch_size: int
     """Maximum number of dead letters for one call of `_redrive_or_purge_batch`."""
@@ -148,13 +155,17 @@ class Queue(Producer):
                 waiter.look(end - clock.now())
                 messages, due = self._take(max_messages, waiter)
                 left = end - clock.now()
-                if messages or left <= 0:
+                if messages or left <= 0 or waiter.interrupted:
                     return messages
                 pause = left if due is None else min(left, due)
                 if isinstance(clock, MachineClock):
                     waiter.wait(pause)
                 else:
                     clock.sleep(max(MIN_PAUSE, pause))
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Make the receives of this process that wait now return. Any thread may call it."""
 
     def extend(self, messages: Sequence[Message]) -> list[Message]:
         """Restart the leases of these messages. Return the messages whose lease was lost."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from inspect import isawaitable, iscoroutinefunction
 from math import inf
+from threading import Thread
 from typing import Any, cast
 
 from abate import clock as clocks
@@ -30,6 +32,8 @@ MIN_SOURCE_DELAY, MAX_SOURCE_DELAY = 1.0, 10.0
 """Minimum and maximum of the seconds between two calls of a source that fails."""
 MAX_DELAY_WHILE_STOPPING = 1.0
 """The maximum while the run stops."""
+MIN_INTERRUPT_PAUSE = 0.01
+"""Seconds after which a receive that has not ended is interrupted again; each time twice as long."""
 SETTLE_TRIES = 8
 """Attempts to send a single verdict, over at least one lease, before its message is left to its lease."""
 
@@ -40,7 +44,7 @@ class SourceClient:
     def __init__(self, state: RunState) -> None:
         self._state = state
         self._source = state.source
-        self._threads = DaemonThreadPool(3)  # one for each of receive, extend and settle
+        self._threads = DaemonThreadPool(4)  # one for each of receive, interrupt, extend and settle
         self.failing: str | None = None
         """The last error of the source; None while it answers."""
 
@@ -71,10 +75,28 @@ class SourceClient:
                 await asyncio.wait({receiving})
                 if receiving.cancelled():
                     return ()
+            await self._interrupt(receiving)
             return cast("Sequence[Message]", await receiving)
         finally:
             stopped.cancel()
-            receiving.cancel()
+            if not receiving.done():
+                receiving.cancel()
+                self._interrupt_soon()
+
+    async def _interrupt(self, receiving: asyncio.Future[object]) -> None:
+        """Break off the wait of a receive in a thread, if the source can; again if the thread was about to wait."""
+        pause = MIN_INTERRUPT_PAUSE
+        while hasattr(self._source, "interrupt") and not receiving.done():
+            with suppress(Exception):  # the wait ends by itself
+                await self.call(self._source.interrupt)
+            await asyncio.wait({receiving}, timeout=pause)
+            pause *= 2
+
+    def _interrupt_soon(self) -> None:
+        """Break off the wait of a receive that was given up, so that it takes no messages."""
+        if hasattr(self._source, "interrupt"):
+            with suppress(RuntimeError):  # no thread can be started
+                Thread(target=self._source.interrupt, daemon=True).start()
 
     def delay(self, failing_since: float) -> float:
         """Return the seconds until a source that fails is called again."""

@@ -117,6 +117,9 @@ class PostgresQueue(Queue):
         with wakeups.waiting(self._name) as wait_list:
             yield ListeningWaiter(wakeups, wait_list, self._store.listener, self._name)
 
+    def interrupt(self) -> None:
+        self._store.wakeups.interrupt(self._name)
+
     def _take(self, max_messages: int, waiter: object) -> tuple[list[Message], float | None]:
         messages: list[Message] = []
         pause: float | None = None

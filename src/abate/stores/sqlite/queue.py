@@ -144,6 +144,9 @@ class SqliteQueue(Queue):
         with wakeups.waiting(self.name) as wait_list:
             yield QueueWaiter(wakeups, wait_list)
 
+    def interrupt(self) -> None:
+        self._store.wakeups.interrupt(self.name)
+
     def _take(self, max_messages: int, waiter: object) -> tuple[list[Message], float | None]:
         # read first: an empty queue needs no write lock
         ((due,),) = self._file.read(sql.NEXT_DUE, (self.name, self.name))
