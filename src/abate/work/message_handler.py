@@ -15,7 +15,7 @@ from abate.schedule.deadlines import carry_deadline, deadline
 from abate.work.run_state import Delivery
 from abate.work.source import Bury, Message, Verdict
 from abate.work.thread_pool import DaemonThreadPool
-from abate.work.verdict_rules import Decision, VerdictRules
+from abate.work.verdict_rules import BatchFailed, Decision, VerdictRules
 
 log = Log("abate.work")
 
@@ -108,11 +108,11 @@ class MessageHandler:
                 if self._rules.first_ignored_value(value):
                     warn_ignored_value(self.name, value)
             except BaseException as raised:
-                if not isinstance(raised, Exception):
+                error = raised.error if isinstance(raised, BatchFailed) else raised
+                if not isinstance(error, Exception):
                     if delivery.lease_lost or delivery.cancelled_by_grace:
                         return None
-                    self._report_crash(raised, message)
-                error = raised
+                    self._report_crash(error, message)
                 decision = self._rules.decide_raised(raised, message.receives)
         return None if delivery.lease_lost else HandlerResult(decision, clock.now() - began, error)
 

@@ -113,12 +113,33 @@ class Service(Generic[P, T]):
         """Call the function with a message, or its key."""
         raise NotImplementedError
 
+    @property
+    def _asynchronous(self) -> bool:
+        return iscoroutinefunction(self.function) or iscoroutinefunction(type(self.function).__call__)
+
+    def _make_loop(self, source: Source, workers: int) -> Loop:
+        """Return the loop of a run."""
+        return Loop(
+            self.name,
+            source,
+            self._handle,
+            self._verdict_rules(),
+            workers=workers,
+            asynchronous=self._asynchronous,
+            breaker=self._breaker(),
+            backoff_guard=self._backoff_guard(),
+            timeout=self.timeout,
+        )
+
     async def _run_beside(self, loop: Loop) -> None:
         """Run beside the loop until it stops."""
         await loop.stopping.wait()
 
     def _stopped(self) -> None:
         """Do what remains at the end of a run without `drain`."""
+
+    def _run_ended(self) -> None:
+        """Release what a run has used."""
 
     # -- running
 
@@ -157,16 +178,8 @@ class Service(Generic[P, T]):
         """Do the same as `run` in your own event loop, without signal handlers."""
         if self._running is not None:
             raise RuntimeError(f"{self.name} runs already")
-        loop = self._last = Loop(
-            self.name,
-            self._source(source),
-            self._handle,
-            self._verdict_rules(),
-            workers=self.workers if workers is None else whole("workers", workers, least=1),
-            asynchronous=iscoroutinefunction(self.function) or iscoroutinefunction(type(self.function).__call__),
-            breaker=self._breaker(),
-            backoff_guard=self._backoff_guard(),
-            timeout=self.timeout,
+        loop = self._last = self._make_loop(
+            self._source(source), self.workers if workers is None else whole("workers", workers, least=1)
         )
         self._running = asyncio.get_running_loop(), loop
         beside = None if drain else asyncio.ensure_future(self._run_beside(loop))
@@ -178,6 +191,7 @@ class Service(Generic[P, T]):
                 await self._log_left(loop.source.durable)
         finally:
             self._running = None
+            self._run_ended()
             if beside is not None:
                 beside.cancel()
                 try:
