@@ -79,14 +79,12 @@ class Producer(ABC):
         shared = checked_attributes(attributes)
         if isinstance(messages, str):
             raise TypeError(f"messages must be a list of keys, or of pairs of a key and a body, not {messages!r:.80}")
-        given = list(messages.items() if isinstance(messages, Mapping) else messages)
-        checked = dict(map(self._checked_pair, given))
-        self._check_total(len(given), checked, shared)
-        new = self._add_checked(checked, priority, after, shared, revive, len(given))
-        if len(checked) == len(given):
-            return list(new.values())
-        # a key that stands there twice is new once
-        return [new.pop(one if isinstance(one, str) else one[0], False) for one in given]
+        given = messages.items() if isinstance(messages, Mapping) else messages
+        pairs = [self._checked_pair(message) for message in given]
+        unique = dict(pairs)
+        self._check_total(len(pairs), unique, shared)
+        new = self._add_checked(unique, priority, after, shared, revive, len(pairs))
+        return [new.pop(key, False) for key, _ in pairs]  # a key that is given twice is new once
 
     def send(
         self, body: str, *, priority: int = 0, after: float = 0.0, attributes: Mapping[str, str] | None = None

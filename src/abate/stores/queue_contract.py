@@ -94,6 +94,7 @@ class ReceiveWaiter(Protocol):
     @property
     def interrupted(self) -> bool:
         """Return whether `Queue.interrupt` was called since it began to wait."""
+        ...
 
     def look(self, left: float) -> None:
         """Note that the queue is about to be read, with `left` seconds to wait; `wait` returns at any later wake-up."""

@@ -135,8 +135,7 @@ class Batches:
         for member in members:
             if not member.result.done():
                 result = results.get(member.message)
-                failed = isinstance(result, BaseException)
-                member.result.set_result((None, result) if failed else (result, None))
+                member.result.set_result((None, result) if isinstance(result, BaseException) else (result, None))
 
     async def _call_in_time(self, messages: list[Message]) -> object:
         if self._timeout is None:

@@ -85,18 +85,19 @@ class SourceClient:
 
     async def _interrupt(self, receiving: asyncio.Future[object]) -> None:
         """Break off the wait of a receive in a thread, if the source can; again if the thread was about to wait."""
-        pause = MIN_INTERRUPT_PAUSE
-        while hasattr(self._source, "interrupt") and not receiving.done():
+        pause, interrupt = MIN_INTERRUPT_PAUSE, getattr(self._source, "interrupt", None)
+        while interrupt is not None and not receiving.done():
             with suppress(Exception):  # the wait ends by itself
-                await self.call(self._source.interrupt)
+                await self.call(interrupt)
             await asyncio.wait({receiving}, timeout=pause)
             pause *= 2
 
     def _interrupt_soon(self) -> None:
         """Break off the wait of a receive that was given up, so that it takes no messages."""
-        if hasattr(self._source, "interrupt"):
+        interrupt = getattr(self._source, "interrupt", None)
+        if interrupt is not None:
             with suppress(RuntimeError):  # no thread can be started
-                Thread(target=self._source.interrupt, daemon=True).start()
+                Thread(target=interrupt, daemon=True).start()
 
     def delay(self, failing_since: float) -> float:
         """Return the seconds until a source that fails is called again."""

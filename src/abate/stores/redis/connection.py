@@ -116,7 +116,7 @@ class RedisConnection:
         """
         timeout = max(SHORTEST_WAIT, seconds)
         try:
-            return self._run_retrying(  # type: ignore[no-any-return]
+            return self._run_retrying(
                 "wait", lambda client: _block_and_eval(client, lists, timeout, script, keys, args), repeatable=False
             )
         except ConnectionBroken:
