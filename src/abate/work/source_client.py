@@ -95,14 +95,15 @@ class SourceClient:
     def _interrupt_soon(self) -> None:
         """Break off the wait of a receive that was given up, so that it takes no messages."""
         interrupt = getattr(self._source, "interrupt", None)
+        if interrupt is None:
+            return
 
         def try_interrupt() -> None:
             with suppress(Exception):  # the wait ends by itself
                 interrupt()
 
-        if interrupt is not None:
-            with suppress(RuntimeError):  # no thread can be started
-                Thread(target=try_interrupt, daemon=True).start()
+        with suppress(RuntimeError):  # no thread can be started
+            Thread(target=try_interrupt, daemon=True).start()
 
     def delay(self, failing_since: float) -> float:
         """Return the seconds until a source that fails is called again."""
