@@ -27,8 +27,13 @@ MIN_POLL, MAX_POLL = 0.02, 0.05
 """Seconds between two polls of the file, drawn at random so that processes don't poll in step."""
 MAX_WATCH = 1.0
 """Seconds that a watched file is trusted not to have changed; then it is polled once."""
-MIN_WATCH = 0.005
-"""Seconds between two looks at a watched file, so that busy writers of other queues don't keep this process busy."""
+LOOKS = 8
+"""How often the file is polled after it was written to: a transaction writes several times before it is committed."""
+BUSY = 5
+"""The look from which on they are `MAX_WATCH_PAUSE` apart, also while the file is written to all the time. Before it,
+each pause is half of the next."""
+MAX_WATCH_PAUSE = 0.005
+"""Seconds."""
 MIN_WAIT, MAX_WAIT = 1e-6, 3600.0
 """Bounds of one wait, in seconds."""
 
@@ -37,7 +42,7 @@ class Watch(Protocol):
     """Waits for writes to a file; see `abate.stores.sqlite.file_watch`."""
 
     def arm(self) -> bool: ...
-    def wait(self, seconds: float) -> None: ...
+    def wait(self, seconds: float) -> bool: ...
     def interrupt(self) -> None: ...
 
 
@@ -136,7 +141,6 @@ class Wakeups:
         self._wait_lists: dict[str, WaitList] = {}
         self._poller: ThreadWakeup | None = None
         self._watch: Watch | None = None
-        self._looked = 0.0
 
     def interrupt(self, name: str) -> None:
         """Make the receives that wait for this queue return."""
@@ -226,20 +230,22 @@ class Wakeups:
     ) -> None:
         watch, armed_anew = self._armed_watch()
         wakeup.watch = watch
+        looks = 0  # since the file was written to
         while wait_list.generation == seen and (left := end - monotonic()) > 0:
             if watch is None:
                 pause = MIN_POLL + self._rng.random() * (MAX_POLL - MIN_POLL)
             else:
-                pause = self._looked + MIN_WATCH - monotonic()
+                pause = MAX_WATCH_PAUSE / 2 ** max(0, BUSY - looks) if looks else 0.0
             if wakeup.wait(MACHINE, min(left, pause)):
                 return
             if watch is not None and not armed_anew:
-                watch.wait(max(0.0, min(end - monotonic(), MAX_WATCH)))
+                quiet = looks in (0, LOOKS)
+                written = watch.wait(min(left, MAX_WATCH) if quiet else 0.0)
                 if wakeup.wait(MACHINE, 0.0):
                     return
+                looks = 0 if quiet and not written else 1 if quiet else min(looks + 1, BUSY if written else LOOKS)
             armed_anew = False
-            self._looked = monotonic()
-            if self._looked < end and changed():
+            if monotonic() < end and changed():
                 self.wake_all()
                 return
 

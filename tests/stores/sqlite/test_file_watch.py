@@ -28,12 +28,12 @@ def test_a_write_ends_the_wait(tmp_path):
     watch.arm()
     thread = Thread(watch.wait, FOR_EVER)
     path.write_bytes(b"1")
-    thread.answer()
+    assert thread.answer() is True
     path.write_bytes(b"2")
-    watch.wait(FOR_EVER)
+    assert watch.wait(FOR_EVER)
     watch.interrupt()
-    watch.wait(FOR_EVER)
-    watch.wait(0.0)
+    assert not watch.wait(FOR_EVER)
+    assert not watch.wait(0.0)
 
 
 @linux
@@ -63,7 +63,7 @@ def test_a_system_without_inotify_has_no_watch(tmp_path, monkeypatch):
 
 @linux
 def test_a_message_of_another_process_is_noticed_without_polling(store, url, monkeypatch):
-    """Also the second one."""
+    """Also the second one, and however long its commit takes after its last write."""
     monkeypatch.setattr(message_waits, "MAX_WATCH", FOR_EVER)
     monkeypatch.setattr(message_waits, "MIN_POLL", FOR_EVER)
     queue = store.queue("orders")
@@ -87,6 +87,22 @@ def test_a_message_of_another_process_is_noticed_by_polling_without_a_watch(stor
 
 
 @linux
+def test_a_commit_that_comes_after_the_last_write_is_noticed(store, url, monkeypatch):
+    """The file is polled for a moment after it was written to."""
+    monkeypatch.setattr(message_waits, "MAX_WATCH", FOR_EVER)
+    queue, changed, looks = store.queue("orders"), store.wakeups._changed, []
+
+    def not_at_first():
+        looks.append(1)
+        return len(looks) > 4 and changed()
+
+    store.wakeups._changed = not_at_first
+    thread = waiting(store, queue)
+    output(python(ADD, url))
+    assert keys(thread.answer()) == ["a"]
+
+
+@linux
 def test_threads_of_this_process_are_woken_while_one_watches(store, monkeypatch):
     """The one that watches as well as the others."""
     monkeypatch.setattr(message_waits, "MAX_WATCH", FOR_EVER)
@@ -102,7 +118,7 @@ def test_writes_of_this_process_to_other_queues_do_not_keep_the_watch_busy(store
     """It looks at most once in a while."""
     looks, changed = [], store.wakeups._changed
     monkeypatch.setattr(store.wakeups, "_changed", lambda: looks.append(1) or changed())
-    monkeypatch.setattr(message_waits, "MIN_WATCH", FOR_EVER)
+    monkeypatch.setattr(message_waits, "MAX_WATCH_PAUSE", FOR_EVER)
     thread = waiting(store, store.queue("orders"))
     for number in range(20):
         store.queue("mails").add(str(number))

@@ -50,13 +50,18 @@ class FileWatch:
         self._file = self._checked(self._libc.inotify_add_watch(self._events, self._path, IN_MODIFY))
         return self._file != before
 
-    def wait(self, seconds: float) -> None:
-        """Block until the file was written to since the last wait, or until `interrupt`, at most for `seconds`."""
-        for descriptor, _ in self._poll.poll(seconds * 1000):
+    def wait(self, seconds: float) -> bool:
+        """Block until the file was written to since the last wait, or until `interrupt`, at most for `seconds`.
+
+        Return whether it was written to.
+        """
+        ready = [descriptor for descriptor, _ in self._poll.poll(seconds * 1000)]
+        for descriptor in ready:
             try:
-                os.read(descriptor, 8 if descriptor == self._interrupts else EVENTS)
+                os.read(descriptor, EVENTS)
             except BlockingIOError:
                 pass
+        return self._events in ready
 
     def interrupt(self) -> None:
         """End the wait of the thread that waits now, or else the next one."""
