@@ -2,8 +2,9 @@
 
     python benchmarks/queue_peers/bulk.py [rounds]
 
-The peers: rq (Valkey); pgmq and pgqueuer (PostgreSQL); huey, litequeue and persist-queue (SQLite) have no bulk call, so
-their single calls are timed. All of them have to be installed, asyncpg too. Every round times each of them once, in random order; the medians are printed.
+The peers, which have to be installed: rq (Valkey); pgmq, and pgqueuer with asyncpg (PostgreSQL); huey, litequeue and
+persist-queue (SQLite), which have no bulk call, so their single calls are timed. Every round times each of them once,
+in random order; the medians are printed.
 """
 
 from __future__ import annotations

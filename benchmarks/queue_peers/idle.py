@@ -4,8 +4,8 @@
 
 Every consumer is a process of its own with its defaults, and all wait at the same time. The CPU of each is that of its
 threads over the given seconds; then each in turn, in random order, gets messages at random intervals. The latency is
-from before the call that sends to the handler's first line. The peers, which have to be
-installed: huey (Valkey, SQLite) and pgqueuer with asyncpg.
+from before the call that sends to the handler's first line. The peers, which have to be installed: huey (Valkey,
+SQLite), and pgqueuer with asyncpg.
 """
 
 from __future__ import annotations
