@@ -13,6 +13,7 @@ from abate.redact import short_repr
 from abate.schedule.backoff import Backoff, RandomSource, Schedule, schedule
 from abate.work.add_counts import AddCounts
 from abate.work.leader import check_queue_name
+from abate.work.prefetch import limit_for
 from abate.work.service import P, Service, T, open_if_url
 from abate.work.source import Message, Source
 from abate.work.verdict_rules import VerdictRules
@@ -36,9 +37,12 @@ class Consumer(Service[P, T]):
         own_breaker: bool,
         timeout: float | None,
         grace: float,
+        prefetch: int | None,
     ) -> None:
-        super().__init__(function, name, workers, grace, timeout)
+        super().__init__(function, name, workers, grace, timeout, prefetch)
         self.source = None if source is None else self._open_source(source)
+        if self.source is not None:
+            limit_for(self.source, prefetch)  # raises if it can't
         self.verdict_rules = verdict_rules
         self.breaker = breaker
         self._own_breaker = own_breaker
@@ -135,6 +139,7 @@ def consumer(
     breaker: CircuitBreaker | Literal[False] | None = None,
     timeout: float | None = None,
     grace: float = 30.0,
+    prefetch: int | None = None,
     name: str | None = None,
     rng: RandomSource | None = None,
 ) -> Callable[[Callable[P, T]], Consumer[P, T]]:
@@ -155,6 +160,8 @@ def consumer(
     * `timeout`: seconds for one message. A coroutine is cancelled; a plain function gets a deadline that clients inside
       respect. A handler that still runs after that is stuck: its lease is not extended, and it is replaced.
     * `grace`: seconds for messages in flight to finish after a SIGTERM.
+    * `prefetch`: how many messages of a store's queue are received before a worker is free. By default as many as keep
+      the workers busy for 20 ms, so none for a slow handler; 0 for none.
 
     >>> import abate
     >>> orders = abate.open_store("memory:").queue("orders")
@@ -188,6 +195,7 @@ def consumer(
             own_breaker=breaker is None,
             timeout=timeout,
             grace=grace,
+            prefetch=prefetch,
         )
 
     return decorate

@@ -17,7 +17,8 @@ from abate.work.source import Message, Source, Verdict
 class Delivery:
     """A message in flight.
 
-    * `task`: its handler, which started at the instant `began`; None while it waits.
+    * `task`: its handler; None while it waits for others. `started`: the handler was called, at the instant `began`.
+      Before that, `began` is when the message was given to the workers. `ended`: when a plain function returned.
     * `verdict`: what was decided; `settle_tries` attempts to send it have failed, the first at `first_settle_try`.
     * `trips`: how often the circuit breaker had tripped when the handler started.
     * `lease_lost`: its lease ran out. `cancelled_by_grace`: its handler was cancelled when the grace was over.
@@ -27,11 +28,13 @@ class Delivery:
     __slots__ = (
         "began",
         "cancelled_by_grace",
+        "ended",
         "first_settle_try",
         "lease_lost",
         "message",
         "replaced",
         "settle_tries",
+        "started",
         "stuck",
         "task",
         "trips",
@@ -41,7 +44,8 @@ class Delivery:
     def __init__(self, message: Message) -> None:
         self.message = message
         self.task: Task[None] | None = None
-        self.began = inf
+        self.began = self.ended = inf
+        self.started = False
         self.verdict: Verdict | None = None
         self.settle_tries = 0
         self.first_settle_try = inf
@@ -58,8 +62,12 @@ class Delivery:
 
     @property
     def is_running(self) -> bool:
-        """Return whether its handler runs."""
+        """Return whether its handler runs, or waits for a worker."""
         return self.task is not None and self.verdict is None
+
+    def start(self, now: float) -> None:
+        """Note that its handler is called."""
+        self.began, self.started = now, True
 
 
 class InFlight:

@@ -127,15 +127,16 @@ class RedisQueue(Queue):
         """Block on the wake-up list for at most `seconds`."""
         self._store.server.listen(self._wakeup_list, min(seconds, MAX_BLOCK * (0.5 + 0.5 * self._rng.random())))
 
-    def _take(self, max_messages: int, waiter: BlockingWaiter | None) -> tuple[list[Message], float | None]:
+    def _take(self, max_messages: int, ahead: int, waiter: BlockingWaiter | None) -> tuple[list[Message], float | None]:
         messages: list[Message] = []
         while True:
-            wanted = min(BATCH, max_messages - len(messages))
+            wanted = min(BATCH, max_messages + ahead - len(messages))
+            counted = max(0, min(wanted, max_messages - len(messages)))
             waits: tuple[str, ...] = ()
             if waiter is not None:
                 left = 0.0 if messages else waiter.left  # a call that has a message does not wait
                 waits = waiter.id, repr(left), repr(self._rng.random())
-            pause, strays, *parts = self._call(scripts.RECEIVE, wanted, repr(self._lease), *waits)
+            pause, strays, *parts = self._call(scripts.RECEIVE, wanted, counted, repr(self._lease), *waits)
             leased = list(zip(*[iter(parts)] * 5, strict=True))
             before = len(messages)
             for key, content, receives, token, unanswered in leased:
@@ -145,7 +146,7 @@ class RedisQueue(Queue):
                     messages.append(Message(name, body, *known, unanswered=unanswered))
                 except ValueError as error:
                     self._bury_unreadable(key, token, error)
-            if len(messages) == max_messages or (
+            if len(messages) == max_messages + ahead or (
                 len(messages) - before < wanted and len(leased) < wanted and not strays
             ):
                 return messages, float(pause) if pause else None
