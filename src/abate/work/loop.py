@@ -169,7 +169,7 @@ class Loop:
             self._return_waiting_long()
             free, ahead = self._room()
             if free < 1 and ahead < 1:
-                await state.wait_for_change(MAX_WAIT if self.worker_pool.waiting else self.trials.pause())
+                await state.wait_for_change(MAX_WAIT if len(self.in_flight) > self.workers else self.trials.pause())
                 continue
             ending = state.ending
             asked = state.clock.now()
@@ -181,7 +181,6 @@ class Loop:
                 continue
             failing_since = self.client.failing = None
             self._accept(messages)
-            self._nothing_ahead = not messages
             if messages:
                 suspects.received(messages)
             elif free < 1:
@@ -215,7 +214,8 @@ class Loop:
 
     def _return_waiting_long(self) -> None:
         """Return the messages that wait for a worker if no handler has ended for long: another process may be idle."""
-        if self.worker_pool.waiting and self.state.clock.now() >= self._last_progress + MAX_WAIT:
+        waiting = len(self.in_flight) > self.workers
+        if waiting and self.state.clock.now() >= self._last_progress + MAX_WAIT:
             self._prefetch.record(MAX_WAIT)
             self.worker_pool.take_back()
 
@@ -277,7 +277,7 @@ class Loop:
 
         All are in flight before the first starts, as one that goes back returns the messages behind it as well.
         """
-        self._last_progress = self.state.clock.now()
+        self._nothing_ahead, self._last_progress = not messages, self.state.clock.now()
         for delivery in [self.in_flight.add(message) for message in messages]:
             if delivery is not None and delivery.is_waiting:
                 self._start_or_return(delivery)
