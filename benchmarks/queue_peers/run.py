@@ -21,14 +21,14 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 import redis
 
 from tests.clients.databases.servers import start_postgres
 from tests.clients.valkey_server import Valkey
 
+HERE = Path(__file__).parent
 ROUNDS, MESSAGES = 3, 10_000
 START_LIMIT, STALL_LIMIT = 30.0, 10.0
 """Seconds in which all processes must have a first message; seconds without progress after which a drain is over."""
@@ -49,7 +49,7 @@ CANDIDATES = (
     Candidate("abate", "use_abate", "Valkey", ("{module}.py", "plain")),
     Candidate("abate async", "use_abate", "Valkey", ("{module}.py", "async")),
     Candidate("dramatiq", "use_dramatiq", "Valkey", ("-m", "dramatiq", "{module}", "--processes", "{processes}")),
-    Candidate("taskiq", "use_taskiq", "Valkey", ("-m", "taskiq", "worker", "{module}:broker", "--workers", "{processes}")),
+    Candidate("taskiq", "use_taskiq", "Valkey", ("-m", "taskiq", "worker", "{module}:broker", "-w", "{processes}")),
     Candidate("abate", "use_abate", "PostgreSQL", ("{module}.py", "plain")),
     Candidate("abate async", "use_abate", "PostgreSQL", ("{module}.py", "async")),
     Candidate("pgqueuer", "use_pgqueuer", "PostgreSQL"),

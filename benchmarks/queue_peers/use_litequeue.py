@@ -20,7 +20,8 @@ def main() -> None:
             time.sleep(0.05)
             continue
         handled(int(message.data))
-        queue.done(message.message_id, claim_id=message.claim_id)
+        claim = {"claim_id": message.claim_id} if hasattr(message, "claim_id") else {}  # since 0.14
+        queue.done(message.message_id, **claim)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ def fill(count: int) -> None:
     with psycopg.connect(URL, autocommit=True) as connection:
         connection.execute(CREATE)
         connection.execute(
-            "INSERT INTO message (vt, message) SELECT now(), jsonb_build_object('n', n) FROM generate_series(0, %s) AS n",
+            "INSERT INTO message (vt, message)"
+            " SELECT now(), jsonb_build_object('n', n) FROM generate_series(0, %s) AS n",
             (count - 1,),
         )
 
