@@ -1,7 +1,8 @@
 """Messages per second that abate's consumers handle, beside other queues that deliver at least once, in one run.
 
 The handlers do nothing. Every candidate drains its own full queue, with one process and with four, in turns; a row is
-the median of the rounds. Huey, rq and arq are left out: they lose what a killed process held.
+the median of the rounds. Huey, rq and arq are left out: they lose what a killed process held. "By hand" is no library:
+the statements of pgmq in a loop, with nothing around them.
 
     python benchmarks/queue_peers/run.py [ROUNDS [MESSAGES]]
 """
@@ -43,19 +44,21 @@ class Candidate(NamedTuple):
     """What each process runs; with `{processes}` in it, one command starts all."""
     most: int = 4
     """How many processes can share the queue."""
+    peer: bool = True
+    """Whether it is a library that abate is compared with."""
 
 
 CANDIDATES = (
-    Candidate("abate", "use_abate", "Valkey", ("{module}.py", "plain")),
-    Candidate("abate async", "use_abate", "Valkey", ("{module}.py", "async")),
+    Candidate("abate", "use_abate", "Valkey", ("{module}.py", "plain"), peer=False),
+    Candidate("abate async", "use_abate", "Valkey", ("{module}.py", "async"), peer=False),
     Candidate("dramatiq", "use_dramatiq", "Valkey", ("-m", "dramatiq", "{module}", "--processes", "{processes}")),
     Candidate("taskiq", "use_taskiq", "Valkey", ("-m", "taskiq", "worker", "{module}:broker", "-w", "{processes}")),
-    Candidate("abate", "use_abate", "PostgreSQL", ("{module}.py", "plain")),
-    Candidate("abate async", "use_abate", "PostgreSQL", ("{module}.py", "async")),
+    Candidate("abate", "use_abate", "PostgreSQL", ("{module}.py", "plain"), peer=False),
+    Candidate("abate async", "use_abate", "PostgreSQL", ("{module}.py", "async"), peer=False),
     Candidate("pgqueuer", "use_pgqueuer", "PostgreSQL"),
-    Candidate("pgmq's statements", "use_skip_locked", "PostgreSQL"),
-    Candidate("abate", "use_abate", "SQLite", ("{module}.py", "plain")),
-    Candidate("abate async", "use_abate", "SQLite", ("{module}.py", "async")),
+    Candidate("by hand", "use_skip_locked", "PostgreSQL", peer=False),
+    Candidate("abate", "use_abate", "SQLite", ("{module}.py", "plain"), peer=False),
+    Candidate("abate async", "use_abate", "SQLite", ("{module}.py", "async"), peer=False),
     Candidate("litequeue", "use_litequeue", "SQLite"),
     Candidate("persist-queue", "use_persistqueue", "SQLite", most=1),
 )
@@ -178,12 +181,12 @@ def main() -> int:
     print("| store | processes | candidate | messages/s | over the best peer |\n|---|---:|---|---:|---:|")
     for store in ("Valkey", "PostgreSQL", "SQLite"):
         for processes in (1, 4):
-            row = {one.name: median(found) for (one, n), found in rates.items() if (one.store, n) == (store, processes)}
-            best = max(rate for name, rate in row.items() if not name.startswith("abate")) if row else 1
-            for name, rate in sorted(row.items()):
-                ratio = f"{rate / best:.2f}" if name.startswith("abate") else ""
-                verdict = (" kept" if rate >= BAR * best else " missed") if name == "abate" else ""
-                print(f"| {store} | {processes} | {name} | {rate:,.0f} | {ratio}{verdict} |")
+            row = {one: median(found) for (one, n), found in rates.items() if (one.store, n) == (store, processes)}
+            best = max(rate for one, rate in row.items() if one.peer)
+            for one, rate in row.items():
+                ratio = "" if one.peer else f"{rate / best:.2f}"
+                verdict = (" kept" if rate >= BAR * best else " missed") if one.name == "abate" else ""
+                print(f"| {store} | {processes} | {one.name} | {rate:,.0f} | {ratio}{verdict} |")
     return 0
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import abate
 from abate import Backoff, CircuitBreaker
+from abate.stores.queue_contract import Queue
 from abate.work import Back, Done, prefetch
 from abate.work.prefetch import Prefetch
 from tests.work.fake_source import FakeSource, messages
@@ -275,3 +276,37 @@ def test_a_failed_message_that_waited_is_retried():
     assert handle.run(drain=True) == {"retry": 200, "buried": 100}
     assert sorted(receives) == [1] * 100 + [2] * 100 + [3] * 100
     assert {letter.receives for letter in queue.dead()} == {3}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_a_frozen_process_held_is_not_begun(asynchronous):
+    """Its lease has run out while it waited for a worker, and nobody has noticed yet."""
+    blocked = Blocked(asynchronous, prefetch=4)
+    frozen = {f"waiting {n}" for n in range(4)}
+
+    async def body():
+        for delivery in blocked.consumer._running[1].in_flight:
+            delivery.leased -= 30.0
+        blocked.go.set()
+        await until(lambda: "waiting 19" in blocked.handled)
+
+    assert asyncio.run(blocked.run(body)) == {"done": 117, "returned": 4}
+    assert not frozen & set(blocked.handled)
+
+
+def test_controllers_with_a_store_receive_ahead(monkeypatch):
+    """As consumers do."""
+    requested, seen = [], []
+
+    def receive(queue, most, wait, ahead=0):
+        requested.append(ahead)
+        return Queue.receive(queue, most, wait, ahead)
+
+    with abate.open_store("memory:") as store:
+        reconcile = abate.controller(store=store, name="reconcile")(seen.append)
+        monkeypatch.setattr(type(store.queue("reconcile")), "receive", receive)
+        for number in range(300):
+            reconcile.add(str(number))
+        assert reconcile.run(drain=True) == {"done": 300}
+    assert len(seen) == len(set(seen)) == 300
+    assert max(requested) > 0

@@ -80,14 +80,14 @@ class Loop:
         self.client = SourceClient(state)
         # separate from the source's threads: no handler may delay an extend
         self.worker_pool = pool = TaskSlots(workers) if asynchronous else DaemonThreadPool(workers)
-        redrives = getattr(source, "redrives", False)
-        self.message_handler = MessageHandler(name, handle, verdict_rules, timeout, pool, self.tally, redrives)
+        redrives, lease = getattr(source, "redrives", False), source.lease
+        self.message_handler = MessageHandler(name, handle, verdict_rules, timeout, pool, self.tally, redrives, lease)
         self.trials = BreakerTrials(state, breaker)
         self.stuck_handlers = StuckHandlers(state, timeout, workers, self.trials, pool, self._return_group_behind)
         self.settler = Settler(state, self.client, self._on_lease_lost, self._release, self._drop)
         self.extender = LeaseExtender(state, self.client, self.settler, self._on_lease_lost)
         self.suspects = Suspects(state, timeout, self.message_handler.must_run_alone, self._begin)
-        self._prefetch = Prefetch(workers, limit_for(source, prefetch), source.lease)
+        self._prefetch = Prefetch(workers, limit_for(source, prefetch), lease)
         self._nothing_ahead = False  # the last receive found nothing: the next one waits for a free worker
         self._last_progress = -inf  # when a handler ended, or messages were received
         self.ends_at = inf
@@ -214,8 +214,7 @@ class Loop:
 
     def _return_waiting_long(self) -> None:
         """Return the messages that wait for a worker if no handler has ended for long: another process may be idle."""
-        waiting = len(self.in_flight) > self.workers
-        if waiting and self.state.clock.now() >= self._last_progress + MAX_WAIT:
+        if self.worker_pool.waiting and self.state.clock.now() >= self._last_progress + MAX_WAIT:
             self._prefetch.record(MAX_WAIT)
             self.worker_pool.take_back()
 
@@ -278,7 +277,7 @@ class Loop:
         All are in flight before the first starts, as one that goes back returns the messages behind it as well.
         """
         self._nothing_ahead, self._last_progress = not messages, self.state.clock.now()
-        for delivery in [self.in_flight.add(message) for message in messages]:
+        for delivery in [self.in_flight.add(message, self._last_progress) for message in messages]:
             if delivery is not None and delivery.is_waiting:
                 self._start_or_return(delivery)
 

@@ -73,6 +73,7 @@ class MessageHandler:
         workers: DaemonThreadPool | TaskSlots,
         tally: Counter[str],
         redrives: bool = False,
+        lease: float | None = None,
     ) -> None:
         self.name = name
         self._handle = handle
@@ -82,6 +83,7 @@ class MessageHandler:
         self._timeout = timeout
         self._workers = workers
         self._tally = tally
+        self._lease = inf if lease is None else lease
         self._redrives = redrives
         """Whether the source itself buries messages that were received too often."""
 
@@ -135,10 +137,16 @@ class MessageHandler:
             return await self._run_in_thread(self._workers, delivery, clock)
         await self._workers.enter()
         try:
+            self._check_lease(delivery, clock)
             delivery.start(clock.now())
             return await self._run_in_task(delivery.message, clock)
         finally:
             self._workers.leave()
+
+    def _check_lease(self, delivery: Delivery, clock: Clock) -> None:
+        """Raise `NotStarted` if the lease has run out while the message waited for a worker, as in a frozen process."""
+        if delivery.lease_lost or clock.now() >= delivery.leased + self._lease:
+            raise NotStarted
 
     async def _run_in_task(self, message: Message, clock: Clock) -> object:
         handle = cast("Callable[[Message], Awaitable[object]]", self._handle)
@@ -162,8 +170,7 @@ class MessageHandler:
 
     def _call(self, delivery: Delivery, clock: Clock) -> object:
         """Call a plain function, in a thread."""
-        if delivery.lease_lost:
-            raise NotStarted
+        self._check_lease(delivery, clock)
         delivery.start(clock.now())
         try:
             if self._timeout is None:

@@ -129,16 +129,20 @@ class LeaseExtender:
         pause = source.lease / EXTENDS_PER_LEASE
         while True:
             await state.clock.asleep(pause)
-            held = [delivery.message for delivery in state.in_flight if not (delivery.lease_lost or delivery.stuck)]
-            messages = [message for message in held if message not in self._settler.sending]
-            if not messages:
+            held = [delivery for delivery in state.in_flight if not (delivery.lease_lost or delivery.stuck)]
+            held = [delivery for delivery in held if delivery.message not in self._settler.sending]
+            if not held:
                 continue
+            began = state.clock.now()
             try:
-                lost = await client.call(source.extend, messages)
+                lost = await client.call(source.extend, [delivery.message for delivery in held])
             except Exception as error:
                 client.on_error("extend leases in", error, pause)
             else:
                 client.failing = None
+                for delivery in held:
+                    if delivery.message not in lost:
+                        delivery.leased = began
                 for message in lost:
                     if message not in self._settler.sending:
                         self._on_lost(message)
