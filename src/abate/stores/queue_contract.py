@@ -114,6 +114,7 @@ class Queue(Producer):
     (['orders/42'], 1, 1)
     """
 
+    receives_ahead = True
     patience = 20.0
     """Seconds that a consumer waits for a message in one call of `receive`; a stop interrupts it."""
 
@@ -142,19 +143,27 @@ class Queue(Producer):
 
     # -- working
 
-    def receive(self, max_messages: int = 1, wait: float = 0.0) -> list[Message]:
-        """Lease and return up to `max_messages` messages; if none is ready, wait for the first up to `wait` seconds."""
-        return self._receive(whole("max_messages", max_messages, least=1), number("wait", wait, least=0))
+    def receive(self, max_messages: int = 1, wait: float = 0.0, ahead: int = 0) -> list[Message]:
+        """Lease and return up to `max_messages` messages; if none is ready, wait for the first up to `wait` seconds.
 
-    def _receive(self, max_messages: int, wait: float) -> list[Message]:
+        With `ahead`, lease more, for workers that are busy now. The receive of such a message does not count until it
+        is settled, so that it is not blamed if the process dies before it begins. Only messages that were never
+        received are leased in this way, and none behind another one; if the lease runs out, the next receive counts.
+        With no `max_messages`, this does not wait.
+        """
+        ahead = whole("ahead", ahead, least=0)
+        most = whole("max_messages", max_messages, least=0 if ahead else 1)
+        return self._receive(most, ahead, number("wait", wait, least=0) if most else 0.0)
+
+    def _receive(self, max_messages: int, ahead: int, wait: float) -> list[Message]:
         if not wait:
-            return self._take(max_messages, None)[0]
+            return self._take(max_messages, ahead, None)[0]
         clock = self._opened_from.clock
         end = clock.now() + wait
         with self._waiting() as waiter:
             while True:
                 waiter.look(end - clock.now())
-                messages, due = self._take(max_messages, waiter)
+                messages, due = self._take(max_messages, ahead, waiter)
                 left = end - clock.now()
                 if messages or left <= 0 or waiter.interrupted:
                     return messages
@@ -263,7 +272,7 @@ class Queue(Producer):
     def _cancel(self, key: str) -> bool: ...
 
     @abstractmethod
-    def _take(self, max_messages: int, waiter: Any) -> tuple[list[Message], float | None]:
+    def _take(self, max_messages: int, ahead: int, waiter: Any) -> tuple[list[Message], float | None]:
         """Lease and return ready messages; if there are none, also the seconds until one is due (None: unknown)."""
 
     @abstractmethod

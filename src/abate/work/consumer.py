@@ -15,6 +15,7 @@ from abate.work.add_counts import AddCounts
 from abate.work.batches import Batches
 from abate.work.leader import check_queue_name
 from abate.work.loop import Loop
+from abate.work.prefetch import limit_for
 from abate.work.service import Health, P, Service, T, open_if_url
 from abate.work.source import Message, Source
 from abate.work.verdict_rules import VerdictRules
@@ -39,9 +40,12 @@ class Consumer(Service[P, T]):
         own_breaker: bool,
         timeout: float | None,
         grace: float,
+        prefetch: int | None,
     ) -> None:
-        super().__init__(function, name, workers, grace, timeout)
+        super().__init__(function, name, workers, grace, timeout, prefetch)
         self.source = None if source is None else self._open_source(source)
+        if self.source is not None:
+            limit_for(self.source, prefetch)  # raises if it can't
         self.verdict_rules = verdict_rules
         self.breaker = breaker
         self.batch = batch
@@ -150,6 +154,7 @@ class Consumer(Service[P, T]):
             workers=workers * self.batch,
             asynchronous=True,
             breaker=self.breaker,
+            prefetch=self.prefetch or 0,
         )
 
     def _run_ended(self) -> None:
@@ -179,6 +184,7 @@ def consumer(
     breaker: CircuitBreaker | Literal[False] | None = None,
     timeout: float | None = None,
     grace: float = 30.0,
+    prefetch: int | None = None,
     name: str | None = None,
     rng: RandomSource | None = None,
 ) -> Callable[[Callable[P, T]], Consumer[P, T]]:
@@ -202,6 +208,8 @@ def consumer(
       clients inside respect. A handler that still runs after that is stuck: its lease is not extended, and it is
       replaced. The messages of a stuck batch come back, and its worker is not replaced.
     * `grace`: seconds for messages in flight to finish after a SIGTERM.
+    * `prefetch`: how many messages of a store's queue are received before a worker is free. By default as many as keep
+      the workers busy for 20 ms, so none for a slow handler; 0 for none.
 
     >>> import abate
     >>> orders = abate.open_store("memory:").queue("orders")
@@ -239,6 +247,7 @@ def consumer(
             own_breaker=breaker is None,
             timeout=timeout,
             grace=grace,
+            prefetch=prefetch,
         )
 
     return decorate

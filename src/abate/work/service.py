@@ -43,7 +43,7 @@ class Health(Frozen):
 
     * `live`: it runs.
     * `ready`: it takes work: it is not stopping, its source answers, and at least one worker is not stuck.
-    * `in_hand`: how many keys or messages are being handled.
+    * `in_hand`: how many keys or messages are being handled, or wait for a worker.
     * `failing`: the last error of the source; None while it answers.
     * `tally`: how many messages ended since the start, by ending.
     * `feeds`: the sources, pollers and resync of a controller that fail or have ended, by name, with the reason.
@@ -74,7 +74,13 @@ class Service(Generic[P, T]):
     """Runs a handler over a source. It can be called like the function that it was made from."""
 
     def __init__(
-        self, function: Callable[P, T], name: str | None, workers: int, grace: float, timeout: float | None
+        self,
+        function: Callable[P, T],
+        name: str | None,
+        workers: int,
+        grace: float,
+        timeout: float | None,
+        prefetch: int | None,
     ) -> None:
         if not callable(function):
             raise TypeError(f"a handler must be a function of one argument, not {function!r}")
@@ -85,6 +91,7 @@ class Service(Generic[P, T]):
         self.workers = whole("workers", workers, least=1)
         self.grace = number("grace", grace, least=0)
         self.timeout = None if timeout is None else number("timeout", timeout, above=0)
+        self.prefetch = None if prefetch is None else whole("prefetch", prefetch, least=0)
         self._running: tuple[asyncio.AbstractEventLoop, Loop] | None = None
         self._last: Loop | None = None
         self._call_function = cast("Callable[[Any], object]", function)
@@ -129,6 +136,7 @@ class Service(Generic[P, T]):
             breaker=self._breaker(),
             backoff_guard=self._backoff_guard(),
             timeout=self.timeout,
+            prefetch=self.prefetch,
         )
 
     async def _run_beside(self, loop: Loop) -> None:

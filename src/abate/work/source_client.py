@@ -1,4 +1,4 @@
-"""Calls the source of a run: receives messages, and settles them with the verdicts of their handlers.
+"""Calls the source of a run: receives messages, extends their leases, and settles them with verdicts.
 
 Plain functions are called in threads. A source that fails is called again after half of the time for which it has
 failed, at least 1 and at most 10 seconds, with jitter: a random part of up to half is subtracted.
@@ -26,6 +26,8 @@ from abate.work.thread_pool import DaemonThreadPool
 
 log = Log("abate.work")
 
+EXTENDS_PER_LEASE = 3
+"""How often per lease it is extended."""
 MIN_POLL = 0.05
 """Seconds between two receives of a source that does not wait, or can't because the clock is virtual."""
 MIN_SOURCE_DELAY, MAX_SOURCE_DELAY = 1.0, 10.0
@@ -55,8 +57,11 @@ class SourceClient:
         result = await self._threads.run(method, *args)
         return await result if isawaitable(result) else result
 
-    async def receive(self, max_messages: int, wait: float) -> Sequence[Message]:
-        """Receive messages. A stop cancels a coroutine; messages that a thread still receives are returned later."""
+    async def receive(self, max_messages: int, wait: float, ahead: int = 0) -> Sequence[Message]:
+        """Receive messages, and `ahead` more if the source can do that.
+
+        A stop cancels a coroutine; messages that a thread still receives are returned later.
+        """
         receive, stopping = self._source.receive, self._state.stopping
         if clocks.entered_clock() is not None and not iscoroutinefunction(receive):
             # a plain function that waits on a virtual clock would move it past the instants of other tasks
@@ -64,7 +69,8 @@ class SourceClient:
             if not messages and wait:
                 await self._state.wait_for_change(MIN_POLL)
             return messages
-        receiving = asyncio.ensure_future(self.call(receive, max_messages, wait))
+        more = (ahead,) if ahead else ()
+        receiving = asyncio.ensure_future(self.call(receive, max_messages, wait, *more))
         stopped = asyncio.ensure_future(stopping.wait())
         try:
             await asyncio.wait(
@@ -130,6 +136,45 @@ class SourceClient:
     def shutdown(self) -> None:
         """Let the threads end."""
         self._threads.shutdown()
+
+
+class LeaseExtender:
+    """Extends the leases of the messages in flight."""
+
+    def __init__(
+        self, state: RunState, client: SourceClient, settler: Settler, on_lost: Callable[[Message], None]
+    ) -> None:
+        self._state = state
+        self._client = client
+        self._settler = settler
+        self._on_lost = on_lost
+
+    async def run(self) -> None:
+        """Extend the leases several times per lease, until cancelled."""
+        state, client, source = self._state, self._client, self._state.source
+        if source.lease is None:
+            await asyncio.Event().wait()
+        assert source.lease is not None
+        pause = source.lease / EXTENDS_PER_LEASE
+        while True:
+            await state.clock.asleep(pause)
+            held = [delivery for delivery in state.in_flight if not (delivery.lease_lost or delivery.stuck)]
+            held = [delivery for delivery in held if delivery.message not in self._settler.sending]
+            if not held:
+                continue
+            began = state.clock.now()
+            try:
+                lost = await client.call(source.extend, [delivery.message for delivery in held])
+            except Exception as error:
+                client.on_error("extend leases in", error, pause)
+            else:
+                client.failing = None
+                for delivery in held:
+                    if delivery.message not in lost:
+                        delivery.leased = began
+                for message in lost:
+                    if message not in self._settler.sending:
+                        self._on_lost(message)
 
 
 class Settler:

@@ -55,7 +55,8 @@ ADD = f"""
                 -- the earlier instant, the higher priority, the newest body. A lease that ran out is over by this.
                 v_new := false;
                 UPDATE @.item SET
-                    unanswered = unanswered + (state = 1)::integer,
+                    unanswered = unanswered + (state = 1 AND receives > 0)::integer,
+                    receives = greatest(receives, (state = 1)::integer),
                     state = 0, token = 0, due = least(due, v_now + p_after), priority = greatest(priority, p_priority),
                     attributes = p_attributes, body = p_body,
                     again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL

@@ -120,15 +120,16 @@ class PostgresQueue(Queue):
     def interrupt(self) -> None:
         self._store.wakeups.interrupt(self._name)
 
-    def _take(self, max_messages: int, waiter: object) -> tuple[list[Message], float | None]:
+    def _take(self, max_messages: int, ahead: int, waiter: object) -> tuple[list[Message], float | None]:
         messages: list[Message] = []
         pause: float | None = None
-        while len(messages) < max_messages:
-            wanted = min(max_messages - len(messages), MAX_BATCH)
+        while len(messages) < max_messages + ahead:
+            wanted = min(max_messages + ahead - len(messages), MAX_BATCH)
             rows = self._pool.run(
-                "SELECT * FROM @.hand_out($1, $2, $3, $4)",
+                "SELECT * FROM @.lease_out($1, $2, $3, $4, $5)",
                 self._name,
                 str(wanted),
+                str(max(0, min(wanted, max_messages - len(messages)))),
                 repr(self._lease),
                 self._store.now(),
             )

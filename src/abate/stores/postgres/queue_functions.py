@@ -3,7 +3,7 @@
 Those that add messages are in `adding_functions`.
 
 * No lock outlives a statement, so a worker that hangs or loses its connection blocks no other.
-* `hand_out` never waits for a row: it skips rows locked by others (``SKIP LOCKED``). Functions that may wait for
+* `lease_out` never waits for a row: it skips rows locked by others (``SKIP LOCKED``). Functions that may wait for
   several rows lock them in a fixed order, so that they can't deadlock: `extend` and `settle` by key (the client sorts
   them), and those of dead letters by time of death.
 * `p_now` is NULL if PostgreSQL's clock applies, which is read after waiting for a row; tests pass their own instant.
@@ -88,8 +88,12 @@ BEGINS = """
 # Lease items: the highest priority first, then the oldest; one of eight turns goes to the oldest of all. Turns are
 # counted only if there is more than one priority. Each priority takes one query, so there should be few. If no item is
 # ready, return one row without a key, with the seconds until one will be.
+# After the first `p_counted` items, lease only those that were never received, and none behind another one: their
+# receive counts when they are settled, so until then `receives` is 0.
 RECEIVE = f"""
-    CREATE OR REPLACE FUNCTION @.hand_out(p_queue text, p_most integer, p_lease float8, p_now float8)
+    CREATE OR REPLACE FUNCTION @.lease_out(
+        p_queue text, p_most integer, p_counted integer, p_lease float8, p_now float8
+    )
     RETURNS TABLE (
         o_key text, o_body text, o_attributes text, o_receives integer, o_token bigint, o_pause float8,
         o_unanswered integer
@@ -109,7 +113,10 @@ RECEIVE = f"""
         v_many integer;
         v_got integer;
         v_left integer := p_most;
+        v_counted integer := p_counted;
+        v_blocked integer;  -- the place of the first that would have to count, and can't
         v_keys text[];
+        v_seen boolean[];
         v_tokens bigint[];
     BEGIN
         SELECT priority INTO v_lane FROM @.item
@@ -151,27 +158,34 @@ RECEIVE = f"""
                 v_lane := v_lanes[v_place];
                 v_since := v_begins[v_place];
             END IF;
-            SELECT array_agg(key), array_agg(nextval('@.token')) INTO v_keys, v_tokens FROM (
-                SELECT key FROM @.item
+            SELECT array_agg(key), array_agg(nextval('@.token')), array_agg(state = 1 OR receives <> 0)
+            INTO v_keys, v_tokens, v_seen FROM (
+                SELECT key, state, receives FROM @.item
                 WHERE queue = p_queue AND state < 2 AND priority = v_lane AND due >= v_since AND due <= v_now
                 ORDER BY due, id LIMIT v_many FOR UPDATE SKIP LOCKED
             ) AS picked;
+            SELECT min(place) INTO v_blocked FROM unnest(v_seen) WITH ORDINALITY AS picked (seen, place)
+                WHERE seen AND place > v_counted;
+            v_keys := v_keys[:coalesce(v_blocked - 1, v_many)];
             RETURN QUERY WITH leased AS (
                 UPDATE @.item SET
                     state = 1, due = v_now + p_lease, token = v_tokens[array_position(v_keys, key)],
                     -- another program may have written any number
-                    receives = greatest(0, least(receives, 2147483646)) + 1,
+                    receives = greatest(0, least(receives, 2147483646))
+                        + (array_position(v_keys, key) <= v_counted)::integer,
                     -- a lease that ran out had no answer
-                    unanswered = greatest(0, least(unanswered, 2147483646)) + (state = 1)::integer,
+                    unanswered = greatest(0, least(unanswered, 2147483646)) + (state = 1 AND receives > 0)::integer,
                     -- it may have been added while the lease was running that ran out since
                     attributes = CASE WHEN again_due IS NULL THEN attributes ELSE again_attributes END,
                     body = CASE WHEN again_due IS NULL THEN body ELSE coalesce(again_body, '') END,
                     again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
                 WHERE queue = p_queue AND key = ANY (v_keys)
-                RETURNING key, body, attributes, receives, token, NULL::float8, unanswered
+                RETURNING key, body, attributes, greatest(1, receives), token, NULL::float8, unanswered
             ) SELECT * FROM leased ORDER BY token;
             GET DIAGNOSTICS v_got = ROW_COUNT;
             v_left := v_left - v_got;
+            v_counted := greatest(0, v_counted - v_got);
+            EXIT WHEN v_blocked IS NOT NULL;
             IF v_turn = 7 THEN
                 v_turn := 0;
             ELSE
@@ -257,8 +271,9 @@ SETTLE = f"""
                     priority = CASE WHEN v.seconds IS NULL THEN greatest(0, coalesce(again_priority, priority))
                         ELSE priority END,
                     receives = CASE
-                        WHEN v.what = 'back' THEN receives - (1 - (v.said->>4)::integer)
-                        WHEN v.what = 'bury' AND again_due IS NULL THEN receives
+                        -- 0 if it was received ahead
+                        WHEN v.what = 'back' AND v.said->>4 = '0' THEN greatest(0, receives - 1)
+                        WHEN v.what = 'back' OR again_due IS NULL AND v.what = 'bury' THEN greatest(1, receives)
                         ELSE 0
                     END,
                     unanswered = CASE WHEN v.what = 'back' AND v.said->>4 = '0' THEN unanswered ELSE 0 END,

@@ -76,8 +76,8 @@ class BlockingWaiter:
         self._queue = queue
         self.id = os.urandom(8).hex()
         self.left = 0.0
-        self.wanted = 1
-        """The number of messages that the last receive has asked for."""
+        self.wanted = 1, 1
+        """The number of messages that the last receive has asked for, and how many of them count."""
         self.reply: list[Any] | None = None
         self.ends = False
         """Whether the receive behind the wait was sent as the last one of this call."""
@@ -156,7 +156,7 @@ class RedisQueue(Queue):
         limit = min(seconds, MAX_BLOCK * (0.5 + 0.5 * self._rng.random()))
         left = max(0.0, waiter.left - limit)
         waiter.ends = not left
-        args = self._store.now(), waiter.wanted, *self._receive_options(waiter.id, left)
+        args = self._store.now(), *waiter.wanted, *self._receive_options(waiter.id, left)
         lists = self._wakeup_list, self._interrupt_list(waiter.id)
         waiter.reply = self._store.server.listen(lists, limit, scripts.RECEIVE, self._keys, args)
 
@@ -171,19 +171,20 @@ class RedisQueue(Queue):
     def _interrupt_list(self, waiter: str) -> str:
         return f"{self._wakeup_list}:{waiter}"
 
-    def _take(self, max_messages: int, waiter: BlockingWaiter | None) -> tuple[list[Message], float | None]:
+    def _take(self, max_messages: int, ahead: int, waiter: BlockingWaiter | None) -> tuple[list[Message], float | None]:
         messages: list[Message] = []
         while True:
-            wanted = min(BATCH, max_messages - len(messages))
+            wanted = min(BATCH, max_messages + ahead - len(messages))
+            counted = max(0, min(wanted, max_messages - len(messages)))
             reply = None
             if waiter is not None:
-                waiter.wanted = wanted
+                waiter.wanted = wanted, counted
                 reply = waiter.take_reply()
             if reply is None:
                 options: tuple[str, ...] = (repr(self._lease),)
                 if waiter is not None:  # a call that has a message does not wait
                     options = self._receive_options(waiter.id, 0.0 if messages else waiter.left)
-                reply = self._call(scripts.RECEIVE, wanted, *options)
+                reply = self._call(scripts.RECEIVE, wanted, counted, *options)
             pause, strays, *parts = reply
             leased = list(zip(*[iter(parts)] * 5, strict=True))
             before = len(messages)
@@ -194,7 +195,7 @@ class RedisQueue(Queue):
                     messages.append(Message(name, body, *known, unanswered=unanswered))
                 except ValueError as error:
                     self._bury_unreadable(key, token, error)
-            if len(messages) == max_messages or (
+            if len(messages) == max_messages + ahead or (
                 len(messages) - before < wanted and len(leased) < wanted and not strays
             ):
                 return messages, float(pause) if pause else None

@@ -87,7 +87,7 @@ for n = 0, count - 1 do
     if item.state ~= 'w' then
       redis.call('ZREM', LEASED, item.sequence .. key)
       redis.call('HDEL', ITEM, AGAIN .. key)
-      item.unanswered = item.unanswered + 1
+      if item.receives > 0 then item.unanswered = item.unanswered + 1 else item.receives = 1 end
     end
     item.state, item.token = 'w', '0'
     item.due, item.priority = math.min(item.due, due), math.max(item.priority, priority)
