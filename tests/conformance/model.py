@@ -1,5 +1,7 @@
 """What a queue promises, in a list that is searched from end to end; and the rules that do the same to both."""
 
+from copy import deepcopy
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -192,6 +194,22 @@ class BesideTheModel(RuleBasedStateMachine):
             except QueueFull:
                 answers.append("full")
         assert answers[0] == answers[1]
+
+    @rule(keys=st.lists(KEYS, max_size=4), priority=PRIORITIES, after=SECONDS)
+    def add_many(self, keys, priority, after):
+        """As if they were added one after the other, all or none."""
+        messages = [(key, f"{self.bodies}.{place}") for place, key in enumerate(keys)]
+        self.bodies += 1
+        before = deepcopy(self.model.items)
+        try:
+            expected = [self.model.add(key, body, priority, after, self.now) for key, body in messages]
+        except QueueFull:
+            expected, self.model.items = "full", before
+        try:
+            answer = self.queue.add_many(messages, priority=priority, after=after)
+        except QueueFull:
+            answer = "full"
+        assert answer == expected
 
     @rule(key=KEYS)
     def cancel(self, key):

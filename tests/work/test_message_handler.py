@@ -10,6 +10,7 @@ import abate
 from abate.clock import MACHINE
 from abate.work import Message
 from abate.work.message_handler import MessageHandler
+from abate.work.run_state import Delivery
 from abate.work.thread_pool import DaemonThreadPool
 
 
@@ -24,8 +25,8 @@ def test_a_handler_thread_keeps_its_deadline_after_its_worker_is_cancelled():
         ended.set()
 
     async def main():
-        handler = MessageHandler("orders", handle, None, False, 60.0, DaemonThreadPool(1), Counter())
-        task = asyncio.create_task(handler._run_with_timeout(Message("42"), MACHINE))
+        handler = MessageHandler("orders", handle, None, 60.0, DaemonThreadPool(1), Counter())
+        task = asyncio.create_task(handler._run_with_timeout(Delivery(Message("42")), MACHINE))
         await asyncio.to_thread(begun.wait, 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -7,7 +7,7 @@ import pytest
 
 from abate.testing import VirtualClock
 from abate.work import thread_pool
-from abate.work.thread_pool import DaemonThreadPool
+from abate.work.thread_pool import DaemonThreadPool, NotStarted
 
 
 class UnstartableThread(threading.Thread):
@@ -126,3 +126,52 @@ def test_virtual_time_uses_no_threads():
     """Functions run in the calling thread, so any number is idle."""
     with VirtualClock():
         assert DaemonThreadPool(1).ensure_idle(7) == 7
+
+
+def test_functions_that_no_thread_has_begun_can_be_taken_back():
+    """Their callers get `NotStarted`; those that run are finished."""
+    go, ran = threading.Event(), []
+
+    async def main():
+        pool = DaemonThreadPool(1)
+        running = asyncio.ensure_future(pool.run(go.wait, 30))
+        waiting = [asyncio.ensure_future(pool.run(ran.append, number)) for number in range(3)]
+        await asyncio.sleep(0)
+        assert pool.waiting >= 2  # the thread may not have begun the first
+        pool.take_back()
+        go.set()
+        results = await asyncio.gather(running, *waiting, return_exceptions=True)
+        assert all(isinstance(result, NotStarted) for result in results[1:])
+        assert results[0] is True or isinstance(results[0], NotStarted)
+        assert pool.waiting == 0
+        assert await pool.run(sum, (1, 2)) == 3
+        pool.shutdown()
+
+    asyncio.run(main())
+    assert ran == []
+
+
+def test_taking_back_does_not_stop_the_end_of_threads(wait_until):
+    """A shutdown may come first."""
+    before = pool_threads()
+
+    async def main():
+        pool = DaemonThreadPool(2)
+        await pool.run(sum, (1, 2))
+        pool.shutdown()
+        pool.take_back()
+
+    asyncio.run(main())
+    wait_until(lambda: not pool_threads() - before)
+
+
+def test_every_result_arrives_however_many_end_at_once():
+    """The event loop is woken once for several functions, and none is forgotten."""
+
+    async def main():
+        pool = DaemonThreadPool(4)
+        results = await asyncio.gather(*(pool.run(pow, number, 2) for number in range(2000)))
+        assert results == [number**2 for number in range(2000)]
+        pool.shutdown()
+
+    asyncio.run(main())

@@ -17,8 +17,7 @@ and going through dead letters. Engines implement the methods that begin with an
 
 from __future__ import annotations
 
-import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,15 +29,14 @@ from abate.stores.encoding import (
     DEFAULT_MAX_BODY,
     MAX_BODY_BYTES,
     MAX_KEY_BYTES,
-    MAX_PRIORITY,
     MAX_SHOWN_BYTES,
     batches,
-    checked_attributes,
     checked_keys,
     checked_message,
     checked_text,
     checked_verdict,
 )
+from abate.stores.producer import Producer
 from abate.work.add_counts import AddCounts
 from abate.work.source import Back, Bury, Done, LeaseLost, Message, Settlement, Verdict
 
@@ -93,6 +91,11 @@ class DeadLetter(Frozen):
 class ReceiveWaiter(Protocol):
     """One call of `receive` that waits for a message."""
 
+    @property
+    def interrupted(self) -> bool:
+        """Return whether `Queue.interrupt` was called since it began to wait."""
+        ...
+
     def look(self, left: float) -> None:
         """Note that the queue is about to be read, with `left` seconds to wait; `wait` returns at any later wake-up."""
 
@@ -100,7 +103,7 @@ class ReceiveWaiter(Protocol):
         """Block until the queue may have a message, at most for `seconds`; 0 or less if one is due already."""
 
 
-class Queue(ABC):
+class Queue(Producer):
     """A queue of messages in a store. It is a `Source`, so consumers and controllers can use it directly.
 
     >>> import abate.stores
@@ -111,7 +114,9 @@ class Queue(ABC):
     (['orders/42'], 1, 1)
     """
 
-    durable: bool
+    receives_ahead = True
+    patience = 20.0
+    """Seconds that a consumer waits for a message in one call of `receive`; a stop interrupts it."""
 
     _batch_size: int
     """Maximum number of dead letters for one call of `_redrive_or_purge_batch`."""
@@ -130,42 +135,7 @@ class Queue(ABC):
         self.add_counts = AddCounts()
         """Messages added through this object."""
 
-    # -- adding
-
-    def add(
-        self,
-        key: str,
-        body: str = "",
-        *,
-        priority: int = 0,
-        after: float = 0.0,
-        attributes: Mapping[str, str] | None = None,
-        revive: bool = True,
-    ) -> bool:
-        """Add a message that becomes ready after `after` seconds. Return whether its key is new in this queue.
-
-        If the key waits already, its message takes the newer body, the higher priority and the earlier due instant. If
-        it is leased, it waits again once it is settled. If it is dead, it is redriven, unless `revive` is false.
-
-        >>> import abate.stores
-        >>> queue = abate.stores.open_store("memory:").queue("orders")
-        >>> queue.add("orders/42", after=60.0), queue.add("orders/42", "now"), queue.receive()
-        (True, False, [Message(key='orders/42', body='now', receives=1)])
-        """
-        checked_text("a key", key, MAX_KEY_BYTES, empty=False)
-        checked_text("a body", body, self.max_body)
-        whole("priority", priority, least=0, most=MAX_PRIORITY)
-        new = self._add(key, body, priority, number("after", after, least=0), checked_attributes(attributes), revive)
-        self.add_counts.record(new or not revive)  # without `revive` a known key may be dead: not coalesced
-        return new
-
-    def send(
-        self, body: str, *, priority: int = 0, after: float = 0.0, attributes: Mapping[str, str] | None = None
-    ) -> str:
-        """Add a message under a new random key, and return the key."""
-        key = os.urandom(16).hex()
-        self.add(key, body, priority=priority, after=after, attributes=attributes)
-        return key
+    # -- adding: see also `abate.stores.producer`
 
     def cancel(self, key: str) -> bool:
         """Delete a delayed message, or the delayed add of a leased one. Return whether there was one."""
@@ -173,27 +143,39 @@ class Queue(ABC):
 
     # -- working
 
-    def receive(self, max_messages: int = 1, wait: float = 0.0) -> list[Message]:
-        """Lease and return up to `max_messages` messages; if none is ready, wait for the first up to `wait` seconds."""
-        return self._receive(whole("max_messages", max_messages, least=1), number("wait", wait, least=0))
+    def receive(self, max_messages: int = 1, wait: float = 0.0, ahead: int = 0) -> list[Message]:
+        """Lease and return up to `max_messages` messages; if none is ready, wait for the first up to `wait` seconds.
 
-    def _receive(self, max_messages: int, wait: float) -> list[Message]:
+        With `ahead`, lease more, for workers that are busy now. The receive of such a message does not count until it
+        is settled, so that it is not blamed if the process dies before it begins. Only messages that were never
+        received are leased in this way, and none behind another one; if the lease runs out, the next receive counts.
+        With no `max_messages`, this does not wait.
+        """
+        ahead = whole("ahead", ahead, least=0)
+        most = whole("max_messages", max_messages, least=0 if ahead else 1)
+        return self._receive(most, ahead, number("wait", wait, least=0) if most else 0.0)
+
+    def _receive(self, max_messages: int, ahead: int, wait: float) -> list[Message]:
         if not wait:
-            return self._take(max_messages, None)[0]
+            return self._take(max_messages, ahead, None)[0]
         clock = self._opened_from.clock
         end = clock.now() + wait
         with self._waiting() as waiter:
             while True:
                 waiter.look(end - clock.now())
-                messages, due = self._take(max_messages, waiter)
+                messages, due = self._take(max_messages, ahead, waiter)
                 left = end - clock.now()
-                if messages or left <= 0:
+                if messages or left <= 0 or waiter.interrupted:
                     return messages
                 pause = left if due is None else min(left, due)
                 if isinstance(clock, MachineClock):
                     waiter.wait(pause)
                 else:
                     clock.sleep(max(MIN_PAUSE, pause))
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Make the receives of this process that wait now return. Any thread may call it."""
 
     def extend(self, messages: Sequence[Message]) -> list[Message]:
         """Restart the leases of these messages. Return the messages whose lease was lost."""
@@ -287,15 +269,10 @@ class Queue(ABC):
     # -- what an engine implements
 
     @abstractmethod
-    def _add(
-        self, key: str, body: str, priority: int, after: float, attributes: Mapping[str, str], revive: bool
-    ) -> bool: ...
-
-    @abstractmethod
     def _cancel(self, key: str) -> bool: ...
 
     @abstractmethod
-    def _take(self, max_messages: int, waiter: Any) -> tuple[list[Message], float | None]:
+    def _take(self, max_messages: int, ahead: int, waiter: Any) -> tuple[list[Message], float | None]:
         """Lease and return ready messages; if there are none, also the seconds until one is due (None: unknown)."""
 
     @abstractmethod

@@ -9,9 +9,9 @@ class AddCounts:
     """How many keys or messages were added, and how many of them were coalesced with a waiting one.
 
     >>> adds = AddCounts()
-    >>> adds.record(new=True); adds.record(new=False)
+    >>> adds.record(1); adds.record(2, coalesced=1)
     >>> adds.total.read(), adds.coalesced.read()
-    (2, 1)
+    (3, 1)
     """
 
     __slots__ = ("coalesced", "total")
@@ -19,8 +19,9 @@ class AddCounts:
     def __init__(self) -> None:
         self.total, self.coalesced = AtomicCounter(), AtomicCounter()
 
-    def record(self, new: bool) -> None:
-        """Count an add; `new` is False if the key waited already."""
-        self.total.add()
-        if not new:
+    def record(self, added: int, coalesced: int = 0) -> None:
+        """Count messages that were added, and how many of their keys waited already."""
+        for _ in range(added):
+            self.total.add()
+        for _ in range(coalesced):
             self.coalesced.add()

@@ -12,8 +12,11 @@ from abate.errors import by_keyword, whole
 from abate.redact import short_repr
 from abate.schedule.backoff import Backoff, RandomSource, Schedule, schedule
 from abate.work.add_counts import AddCounts
+from abate.work.batches import Batches
 from abate.work.leader import check_queue_name
-from abate.work.service import P, Service, T, open_if_url
+from abate.work.loop import Loop
+from abate.work.prefetch import limit_for
+from abate.work.service import Health, P, Service, T, open_if_url
 from abate.work.source import Message, Source
 from abate.work.verdict_rules import VerdictRules
 
@@ -31,16 +34,24 @@ class Consumer(Service[P, T]):
         source: Source | Store | str | None,
         name: str | None,
         workers: int,
+        batch: int | None,
         verdict_rules: VerdictRules,
         breaker: CircuitBreaker | None,
         own_breaker: bool,
         timeout: float | None,
         grace: float,
+        prefetch: int | None,
     ) -> None:
-        super().__init__(function, name, workers, grace, timeout)
+        super().__init__(function, name, workers, grace, timeout, prefetch)
         self.source = None if source is None else self._open_source(source)
+        if self.source is not None:
+            limit_for(self.source, prefetch)  # raises if it can't
         self.verdict_rules = verdict_rules
         self.breaker = breaker
+        self.batch = batch
+        """The maximum number of messages of a batch; None if the function takes one message."""
+        self._batches: Batches | None = None
+        """The batches of the current run."""
         self._own_breaker = own_breaker
         """Whether the breaker was made for this consumer, and not given to it."""
         registry.services.add(self)
@@ -123,18 +134,57 @@ class Consumer(Service[P, T]):
     def _handle(self, message: Message) -> object:
         return self._call_function(message)
 
+    def _make_loop(self, source: Source, workers: int) -> Loop:
+        if self.batch is None:
+            return super()._make_loop(source, workers)
+        batches = self._batches = Batches(
+            self.name,
+            self._call_function,
+            asynchronous=self._asynchronous,
+            size=self.batch,
+            workers=workers,
+            timeout=self.timeout,
+        )
+        rules = self.verdict_rules
+        return Loop(
+            self.name,
+            source,
+            batches.handle,
+            rules,
+            workers=workers * self.batch,
+            asynchronous=True,
+            breaker=self.breaker,
+            prefetch=self.prefetch or 0,
+        )
+
+    def _run_ended(self) -> None:
+        if self._batches is not None:
+            self._batches.shutdown()
+
+    def health(self) -> Health:
+        """Return the health of the current run."""
+        health, batches = super().health(), self._batches
+        if not health.live or batches is None or not batches.stuck:
+            return health
+        fields = {name: getattr(health, name) for name in Health.__match_args__}
+        fields["stuck"] = batches.stuck
+        fields["ready"] = health.ready and not batches.all_stuck
+        return Health(**fields)
+
 
 @by_keyword("abate.consumer", "@abate.consumer() or @abate.consumer(workers=4)")
 def consumer(
     *,
     source: Source | Store | str | None = None,
     workers: int = 4,
+    batch: int | None = None,
     on: Matcher | Iterable[Matcher] | None = None,
     backoff: Schedule | Callable[[int], float] | Iterable[float] | None = None,
     max_receives: int | None = 10,
     breaker: CircuitBreaker | Literal[False] | None = None,
     timeout: float | None = None,
     grace: float = 30.0,
+    prefetch: int | None = None,
     name: str | None = None,
     rng: RandomSource | None = None,
 ) -> Callable[[Callable[P, T]], Consumer[P, T]]:
@@ -146,15 +196,20 @@ def consumer(
     come twice, for example after its lease ran out.
 
     * `source`: a `Source`, or a store or its URL (then the queue of this consumer's name); or pass it to `run`.
-    * `workers`: how many messages are handled at once.
+    * `workers`: how many messages, or batches, are handled at once.
+    * `batch`: the function gets a list of up to this many messages, and returns a dict of errors by message for those
+      that have failed. If it raises, all of them are retried, one by one.
     * `on`: which errors are retried, as for a policy; without it, every error is.
     * `backoff`: the delay before a retry; by default from 1 s to 900 s with full jitter.
     * `max_receives`: a message that fails after this many receives is buried; None for no limit. A message that may
       have killed its process is handled alone before that, with one more receive if necessary.
     * `breaker`: the `CircuitBreaker` that stops receiving for a while when most messages fail; False for none.
-    * `timeout`: seconds for one message. A coroutine is cancelled; a plain function gets a deadline that clients inside
-      respect. A handler that still runs after that is stuck: its lease is not extended, and it is replaced.
+    * `timeout`: seconds for one message, or batch. A coroutine is cancelled; a plain function gets a deadline that
+      clients inside respect. A handler that still runs after that is stuck: its lease is not extended, and it is
+      replaced. The messages of a stuck batch come back, and its worker is not replaced.
     * `grace`: seconds for messages in flight to finish after a SIGTERM.
+    * `prefetch`: how many messages of a store's queue are received before a worker is free. By default as many as keep
+      the workers busy for 20 ms, so none for a slow handler; 0 for none.
 
     >>> import abate
     >>> orders = abate.open_store("memory:").queue("orders")
@@ -168,6 +223,9 @@ def consumer(
     >>> [letter.reason for letter in orders.dead()]
     ['no address']
     """
+    size = None if batch is None else whole("batch", batch, least=1)
+    if size is not None and max_receives == 1:
+        raise ValueError("batch= needs a max_receives of at least 2: the messages of a failed batch are handled alone")
     if breaker is not None and breaker is not False and not isinstance(breaker, CircuitBreaker):
         raise TypeError(f"breaker must be a CircuitBreaker, or False for none, not {short_repr(breaker)}")
     verdict_rules = VerdictRules(
@@ -183,11 +241,13 @@ def consumer(
             source=source,
             name=name,
             workers=workers,
+            batch=size,
             verdict_rules=verdict_rules,
             breaker=None if breaker is False else CircuitBreaker(rng=rng) if breaker is None else breaker,
             own_breaker=breaker is None,
             timeout=timeout,
             grace=grace,
+            prefetch=prefetch,
         )
 
     return decorate

@@ -61,9 +61,12 @@ class Controller(Service[P, T]):
         own_budget: bool,
         timeout: float | None,
         grace: float,
+        prefetch: int | None,
         rng: RandomSource | None,
     ) -> None:
-        super().__init__(function, name, workers, grace, timeout)
+        super().__init__(function, name, workers, grace, timeout, prefetch)
+        if prefetch and store is None:
+            raise ValueError(f"prefetch={prefetch} needs store=: keys in memory are at hand anyway")
         self._declared_store = store
         self._capacity = capacity
         self._rules = verdict_rules

@@ -34,6 +34,7 @@ def controller(
     max_requeues: int | None = None,
     timeout: float | None = None,
     grace: float = 30.0,
+    prefetch: int | None = None,
     name: str | None = None,
     rng: RandomSource | None = None,
 ) -> Callable[[Callable[P, T]], Controller[P, T]]:
@@ -58,6 +59,7 @@ def controller(
     * `timeout`: seconds for one call. A coroutine is cancelled; a plain function gets a deadline that clients inside
       respect.
     * `grace`: seconds for keys in flight to finish after a SIGTERM.
+    * `prefetch`: how many keys of a store are received before a worker is free, as for `abate.consumer`.
 
     >>> import abate
     >>> @abate.controller(workers=2)
@@ -95,6 +97,7 @@ def controller(
             own_budget=budget is None,
             timeout=timeout,
             grace=grace,
+            prefetch=prefetch,
             rng=rng,
         )
 

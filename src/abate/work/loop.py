@@ -4,7 +4,7 @@
                    │ every third of a lease
                    └► extend
 
-* No more messages are in flight than there are workers, so that no lease runs while its message waits.
+* No more messages are in flight than there are workers, apart from the few that `prefetch` receives ahead.
 * Messages of one group are handled in order. If one goes back, the messages of its group that are in flight behind it
   go back too.
 * A lease is extended while the handler runs. A message whose lease was lost is not settled; its handler is cancelled if
@@ -28,24 +28,25 @@ from math import inf
 from abate import clock as clocks
 from abate import event_sinks, events
 from abate.admit.breaker import CircuitBreaker
+from abate.clock import MachineClock
 from abate.errors import AttemptTimeout
 from abate.logs import Log
 from abate.work.backoff_guard import BackoffGuard
 from abate.work.bounded_event_loop import MIN_CLOSE_TIMEOUT, cancel_tasks
 from abate.work.breaker_trials import BreakerTrials
 from abate.work.message_handler import Handler, MessageHandler
+from abate.work.prefetch import MAX_WAIT, Prefetch, limit_for
 from abate.work.run_state import Delivery, RunState
 from abate.work.source import Back, Bury, Done, Message, Source, Verdict
-from abate.work.source_client import MIN_POLL, Settler, SourceClient
+from abate.work.source_client import MIN_POLL, LeaseExtender, Settler, SourceClient
 from abate.work.stuck_handlers import StuckHandlers
 from abate.work.suspects import Suspects
-from abate.work.thread_pool import DaemonThreadPool
+from abate.work.task_slots import TaskSlots
+from abate.work.thread_pool import DaemonThreadPool, NotStarted
 from abate.work.verdict_rules import VerdictRules
 
 log = Log("abate.work")
 
-EXTENDS_PER_LEASE = 3
-"""How often per lease it is extended."""
 RECEIVE_WAIT = 1.0
 """Seconds that one receive waits for a message, unless the source has a `patience` of its own."""
 FINAL_SETTLE_TIMEOUT = 5.0
@@ -67,6 +68,7 @@ class Loop:
         breaker: CircuitBreaker | None = None,
         backoff_guard: BackoffGuard | None = None,
         timeout: float | None = None,
+        prefetch: int | None = None,
     ) -> None:
         self.name = name
         self.source = source
@@ -76,16 +78,18 @@ class Loop:
         self.state = state = RunState(name, source)
         self.in_flight, self.tally, self.stopping = state.in_flight, state.tally, state.stopping
         self.client = SourceClient(state)
-        self.handler_threads = DaemonThreadPool(workers)  # separate from the source's: no handler may delay an extend
-        redrives = getattr(source, "redrives", False)
-        self.message_handler = MessageHandler(
-            name, handle, verdict_rules, asynchronous, timeout, self.handler_threads, self.tally, redrives
-        )
+        # separate from the source's threads: no handler may delay an extend
+        self.worker_pool = pool = TaskSlots(workers) if asynchronous else DaemonThreadPool(workers)
+        redrives, lease = getattr(source, "redrives", False), source.lease
+        self.message_handler = MessageHandler(name, handle, verdict_rules, timeout, pool, self.tally, redrives, lease)
         self.trials = BreakerTrials(state, breaker)
-        threads = None if asynchronous else self.handler_threads
-        self.stuck_handlers = StuckHandlers(state, timeout, workers, self.trials, threads, self._return_group_behind)
+        self.stuck_handlers = StuckHandlers(state, timeout, workers, self.trials, pool, self._return_group_behind)
         self.settler = Settler(state, self.client, self._on_lease_lost, self._release, self._drop)
+        self.extender = LeaseExtender(state, self.client, self.settler, self._on_lease_lost)
         self.suspects = Suspects(state, timeout, self.message_handler.must_run_alone, self._begin)
+        self._prefetch = Prefetch(workers, limit_for(source, prefetch), lease)
+        self._nothing_ahead = False  # the last receive found nothing: the next one waits for a free worker
+        self._last_progress = -inf  # when a handler ended, or messages were received
         self.ends_at = inf
         """The instant at which the run ends in any case."""
 
@@ -96,7 +100,7 @@ class Loop:
         self.state.clock = clocks.current()
         self.state.draining = drain
         receiving = asyncio.create_task(self._receive_loop())
-        others = (self.settler.run(), self._extend_loop(), self.stuck_handlers.run(), self.stopping.wait())
+        others = (self.settler.run(), self.extender.run(), self.stuck_handlers.run(), self.stopping.wait())
         tasks = {receiving, *map(asyncio.ensure_future, others)}
         try:
             ended, _ = await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
@@ -110,12 +114,16 @@ class Loop:
         finally:
             await cancel_tasks(tasks, self.seconds_left(), self.state.clock)
             self.client.shutdown()
-            self.handler_threads.shutdown()
+            self.worker_pool.take_back()
+            if isinstance(self.worker_pool, DaemonThreadPool):
+                self.worker_pool.shutdown()
 
     def stop(self) -> None:
         """Stop receiving messages."""
         self.stopping.set()
         self.state.changed.set()
+        if self.state.takes_no_more:
+            self.worker_pool.take_back()
 
     def seconds_left(self) -> float:
         """Return the seconds that cancelled tasks have to end."""
@@ -158,14 +166,15 @@ class Loop:
             if suspects.current is not None:
                 await suspects.run_alone(suspects.current)
                 continue
-            free = min(self._free_workers(), self.trials.allowed())
-            if free < 1:
-                await state.wait_for_change(self.trials.pause())
+            self._return_waiting_long()
+            free, ahead = self._room()
+            if free < 1 and ahead < 1:
+                await state.wait_for_change(MAX_WAIT if len(self.in_flight) > self.workers else self.trials.pause())
                 continue
             ending = state.ending
             asked = state.clock.now()
             try:
-                messages = await self._receive(int(free), 0.0 if ending else patience)
+                messages = await self._receive(free, ahead, 0.0 if ending or free < 1 else patience)
             except Exception as error:
                 failing_since = state.clock.now() if failing_since is None else failing_since
                 await self.client.back_off("receive from", error, failing_since)
@@ -174,6 +183,8 @@ class Loop:
             self._accept(messages)
             if messages:
                 suspects.received(messages)
+            elif free < 1:
+                continue
             elif ending:
                 if not self._busy():
                     return
@@ -188,36 +199,33 @@ class Loop:
         busy = len(self.in_flight) - self.stuck_handlers.replacements
         return min(self.workers - busy, 1 if self.suspects.one_at_a_time else self.workers)
 
+    def _room(self) -> tuple[int, int]:
+        """Return how many messages to receive now for free workers, and how many ahead of them."""
+        free = int(min(self._free_workers(), allowed := self.trials.allowed()))
+        virtual = not isinstance(self.state.clock, MachineClock)  # plain functions run at once: none waits for a thread
+        if virtual or allowed != inf or self.suspects.one_at_a_time:
+            return free, 0
+        size = self._prefetch.size()
+        room = self.workers + size - (len(self.in_flight) - self.stuck_handlers.replacements)
+        if free >= 1:
+            return free, max(0, min(size, room - free))
+        # not one by one as they are settled: each receive is a round trip
+        return 0, 0 if self._nothing_ahead or 2 * room < self.workers + size else min(size, room)
+
+    def _return_waiting_long(self) -> None:
+        """Return the messages that wait for a worker if no handler has ended for long: another process may be idle."""
+        if self.worker_pool.waiting and self.state.clock.now() >= self._last_progress + MAX_WAIT:
+            self._prefetch.record(MAX_WAIT)
+            self.worker_pool.take_back()
+
     def _busy(self) -> bool:
         """Return whether anything is in flight, apart from stuck handlers."""
         return any(not delivery.stuck for delivery in self.in_flight)
 
-    async def _receive(self, max_messages: int, wait: float) -> Sequence[Message]:
-        if not self.message_handler.asynchronous:
-            max_messages = self.handler_threads.ensure_idle(max_messages)
-        return await self.client.receive(max_messages, wait)
-
-    async def _extend_loop(self) -> None:
-        """Extend the leases of the messages in flight."""
-        lease = self.source.lease
-        if lease is None:
-            await asyncio.Event().wait()
-        assert lease is not None
-        while True:
-            await self.state.clock.asleep(lease / EXTENDS_PER_LEASE)
-            held = [delivery for delivery in self.in_flight if not (delivery.lease_lost or delivery.stuck)]
-            messages = [delivery.message for delivery in held if delivery.message not in self.settler.sending]
-            if not messages:
-                continue
-            try:
-                lost = await self.client.call(self.source.extend, messages)
-            except Exception as error:
-                self.client.on_error("extend leases in", error, lease / EXTENDS_PER_LEASE)
-            else:
-                self.client.failing = None
-                for message in lost:
-                    if message not in self.settler.sending:
-                        self._on_lease_lost(message)
+    async def _receive(self, free: int, ahead: int, wait: float) -> Sequence[Message]:
+        if free >= 1 and isinstance(self.worker_pool, DaemonThreadPool):
+            free = self.worker_pool.ensure_idle(free)
+        return await self.client.receive(free, wait, ahead)
 
     async def _finish(self, receiving: asyncio.Task[None], grace: float) -> None:
         """Wait for the messages in flight, and cancel handlers that have not ended within the grace."""
@@ -230,6 +238,7 @@ class Loop:
                 await self._wait_until_idle()
         except AttemptTimeout:
             receiving.cancel()
+            self.worker_pool.take_back()
             self._cancel_unfinished()
             try:
                 cut = clock.within(FINAL_SETTLE_TIMEOUT)
@@ -256,7 +265,7 @@ class Loop:
             elif delivery.is_running and self.message_handler.asynchronous and delivery.task is not None:
                 delivery.cancelled_by_grace = True
                 delivery.task.cancel()
-            elif delivery.is_running:  # a thread can't be stopped; its result is ignored
+            elif delivery.started and delivery.is_running:  # a thread can't be stopped; its result is ignored
                 delivery.lease_lost = delivery.stuck = True
                 self.state.changed.set()
 
@@ -267,7 +276,8 @@ class Loop:
 
         All are in flight before the first starts, as one that goes back returns the messages behind it as well.
         """
-        for delivery in [self.in_flight.add(message) for message in messages]:
+        self._nothing_ahead, self._last_progress = not messages, self.state.clock.now()
+        for delivery in [self.in_flight.add(message, self._last_progress) for message in messages]:
             if delivery is not None and delivery.is_waiting:
                 self._start_or_return(delivery)
 
@@ -310,7 +320,15 @@ class Loop:
         delivery.task = asyncio.create_task(self._run_handler(delivery))
 
     async def _run_handler(self, delivery: Delivery) -> None:
-        result = await self.message_handler.handle(delivery, self.state.clock)
+        try:
+            result = await self.message_handler.handle(delivery, self.state.clock)
+        except NotStarted:
+            if delivery.lease_lost:
+                self._drop(delivery)
+            elif self.in_flight.get(delivery.message) is delivery:
+                self._return_untouched(delivery, self.breaker_open() or 0.0)
+            return
+        self._last_progress = self.state.clock.now()
         self.stuck_handlers.ended(delivery)
         if self.in_flight.get(delivery.message) is not delivery:
             return  # the run has ended already
@@ -323,7 +341,10 @@ class Loop:
             if self.backoff_guard is not None:
                 self.backoff_guard.record(delivery.message, verdict, self.state.clock.now())
             self._queue_verdict(delivery, verdict)
+            self._prefetch.record(result.seconds)
             pause = self.trials.record(delivery, result.decision.failed)
+            if pause:
+                self.worker_pool.take_back()
             self.message_handler.report(delivery.message, result)
             self.trials.report_open(pause)
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from inspect import isawaitable
+from math import inf
 from typing import NamedTuple, cast
 
 from abate import event_sinks, events
@@ -14,8 +15,9 @@ from abate.logs import WARNING, Log
 from abate.schedule.deadlines import carry_deadline, deadline
 from abate.work.run_state import Delivery
 from abate.work.source import Bury, Message, Verdict
-from abate.work.thread_pool import DaemonThreadPool
-from abate.work.verdict_rules import Decision, VerdictRules
+from abate.work.task_slots import TaskSlots
+from abate.work.thread_pool import DaemonThreadPool, NotStarted
+from abate.work.verdict_rules import BatchFailed, Decision, VerdictRules
 
 log = Log("abate.work")
 
@@ -67,20 +69,21 @@ class MessageHandler:
         name: str,
         handle: Handler,
         verdict_rules: VerdictRules,
-        asynchronous: bool,
         timeout: float | None,
-        threads: DaemonThreadPool,
+        workers: DaemonThreadPool | TaskSlots,
         tally: Counter[str],
         redrives: bool = False,
+        lease: float | None = None,
     ) -> None:
         self.name = name
         self._handle = handle
         self._rules = verdict_rules
-        self.asynchronous = asynchronous
+        self.asynchronous = isinstance(workers, TaskSlots)
         """Whether the handler is a coroutine function, which can be cancelled."""
         self._timeout = timeout
-        self._threads = threads
+        self._workers = workers
         self._tally = tally
+        self._lease = inf if lease is None else lease
         self._redrives = redrives
         """Whether the source itself buries messages that were received too often."""
 
@@ -95,26 +98,32 @@ class MessageHandler:
         return self._redrives and message.unanswered is None
 
     async def handle(self, delivery: Delivery, clock: Clock) -> HandlerResult | None:
-        """Handle a message. Return None if its lease was lost, or the grace ended, before it was done."""
-        message, began = delivery.message, clock.now()
+        """Handle a message. Return None if its lease was lost, or the grace ended, before it was done.
+
+        Raise `NotStarted` if the message was taken back before a thread had begun it.
+        """
+        message = delivery.message
         error: BaseException | None = None
         decision = None
         if not self._source_buries(message):
             decision = self._rules.over_receive_limit(message.receives, message.unanswered)
         if decision is None:
             try:
-                value = await self._run_with_timeout(message, clock)
+                value = await self._run_with_timeout(delivery, clock)
                 decision = self._rules.returned(value)
                 if self._rules.first_ignored_value(value):
                     warn_ignored_value(self.name, value)
+            except NotStarted:
+                raise
             except BaseException as raised:
-                if not isinstance(raised, Exception):
+                error = raised.error if isinstance(raised, BatchFailed) else raised
+                if not isinstance(error, Exception):
                     if delivery.lease_lost or delivery.cancelled_by_grace:
                         return None
-                    self._report_crash(raised, message)
-                error = raised
+                    self._report_crash(error, message)
                 decision = self._rules.decide_raised(raised, message.receives)
-        return None if delivery.lease_lost else HandlerResult(decision, clock.now() - began, error)
+        seconds = min(clock.now(), delivery.ended) - delivery.began
+        return None if delivery.lease_lost else HandlerResult(decision, seconds, error)
 
     def report(self, message: Message, result: HandlerResult) -> None:
         """Count and report a message that was handled."""
@@ -122,23 +131,54 @@ class MessageHandler:
         self._tally[decision.ending] += 1
         report(self.name, message, decision, seconds, error)
 
-    async def _run_with_timeout(self, message: Message, clock: Clock) -> object:
+    async def _run_with_timeout(self, delivery: Delivery, clock: Clock) -> object:
         """Call the handler within its timeout."""
+        if isinstance(self._workers, DaemonThreadPool):
+            return await self._run_in_thread(self._workers, delivery, clock)
+        await self._workers.enter()
+        try:
+            self._check_lease(delivery, clock)
+            delivery.start(clock.now())
+            return await self._run_in_task(delivery.message, clock)
+        finally:
+            self._workers.leave()
+
+    def _check_lease(self, delivery: Delivery, clock: Clock) -> None:
+        """Raise `NotStarted` if the lease has run out while the message waited for a worker, as in a frozen process."""
+        if delivery.lease_lost or clock.now() >= delivery.leased + self._lease:
+            raise NotStarted
+
+    async def _run_in_task(self, message: Message, clock: Clock) -> object:
+        handle = cast("Callable[[Message], Awaitable[object]]", self._handle)
         if self._timeout is None:
-            return await self._call(message)
+            return await handle(message)
         with closing(deadline(self._timeout)) as bound, bound:
-            if not self.asynchronous:
-                return await self._call(message)
             cut = clock.within(self._timeout)
             async with cut:
-                return await self._call(message)
+                return await handle(message)
 
-    async def _call(self, message: Message) -> object:
-        if self.asynchronous:
-            return await cast("Awaitable[object]", self._handle(message))
+    async def _run_in_thread(self, threads: DaemonThreadPool, delivery: Delivery, clock: Clock) -> object:
         # a thread can't be cancelled: it keeps its deadline, even if its result is ignored
-        answer = await self._threads.run(carry_deadline(self._handle), message)
-        return await answer if isawaitable(answer) else answer
+        answer = await threads.run(carry_deadline(self._call), delivery, clock)
+        if not isawaitable(answer):
+            return answer
+        delivery.ended = inf
+        if self._timeout is None:
+            return await answer
+        with closing(deadline(max(0.0, delivery.began + self._timeout - clock.now()))) as bound, bound:
+            return await answer
+
+    def _call(self, delivery: Delivery, clock: Clock) -> object:
+        """Call a plain function, in a thread."""
+        self._check_lease(delivery, clock)
+        delivery.start(clock.now())
+        try:
+            if self._timeout is None:
+                return self._handle(delivery.message)
+            with closing(deadline(self._timeout)) as bound, bound:
+                return self._handle(delivery.message)
+        finally:
+            delivery.ended = clock.now()
 
     def _report_crash(self, crash: BaseException, message: Message) -> None:
         self._tally["crashed"] += 1

@@ -17,31 +17,38 @@ from abate.work.source import Message, Source, Verdict
 class Delivery:
     """A message in flight.
 
-    * `task`: its handler, which started at the instant `began`; None while it waits.
+    * `task`: its handler; None while it waits for others. `started`: the handler was called, at the instant `began`.
+      Before that, `began` is when the message was given to the workers. `ended`: when a plain function returned.
     * `verdict`: what was decided; `settle_tries` attempts to send it have failed, the first at `first_settle_try`.
     * `trips`: how often the circuit breaker had tripped when the handler started.
-    * `lease_lost`: its lease ran out. `cancelled_by_grace`: its handler was cancelled when the grace was over.
+    * `leased`: the instant from which its lease runs. `lease_lost`: its lease ran out.
+    * `cancelled_by_grace`: its handler was cancelled when the grace was over.
     * `stuck`: its handler exceeded its timeout and can't be stopped. `replaced`: another worker took its place.
     """
 
     __slots__ = (
         "began",
         "cancelled_by_grace",
+        "ended",
         "first_settle_try",
         "lease_lost",
+        "leased",
         "message",
         "replaced",
         "settle_tries",
+        "started",
         "stuck",
         "task",
         "trips",
         "verdict",
     )
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, now: float = inf) -> None:
         self.message = message
+        self.leased = now
         self.task: Task[None] | None = None
-        self.began = inf
+        self.began = self.ended = inf
+        self.started = False
         self.verdict: Verdict | None = None
         self.settle_tries = 0
         self.first_settle_try = inf
@@ -58,8 +65,12 @@ class Delivery:
 
     @property
     def is_running(self) -> bool:
-        """Return whether its handler runs."""
+        """Return whether its handler runs, or waits for a worker."""
         return self.task is not None and self.verdict is None
+
+    def start(self, now: float) -> None:
+        """Note that its handler is called."""
+        self.began, self.started = now, True
 
 
 class InFlight:
@@ -89,9 +100,12 @@ class InFlight:
         """Return the delivery of a message, if it is in flight."""
         return self._deliveries.get(message)
 
-    def add(self, message: Message) -> Delivery | None:
-        """Add a message. Return its delivery if it can start; None if it waits behind others of its group."""
-        delivery = self._deliveries[message] = Delivery(message)
+    def add(self, message: Message, now: float = inf) -> Delivery | None:
+        """Add a message that was received now.
+
+        Return its delivery if it can start; None if it waits behind others of its group.
+        """
+        delivery = self._deliveries[message] = Delivery(message, now)
         if message.group is None:
             return delivery
         group = self._groups.setdefault(message.group, deque())

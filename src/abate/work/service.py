@@ -43,7 +43,7 @@ class Health(Frozen):
 
     * `live`: it runs.
     * `ready`: it takes work: it is not stopping, its source answers, and at least one worker is not stuck.
-    * `in_hand`: how many keys or messages are being handled.
+    * `in_hand`: how many keys or messages are being handled, or wait for a worker.
     * `failing`: the last error of the source; None while it answers.
     * `tally`: how many messages ended since the start, by ending.
     * `feeds`: the sources, pollers and resync of a controller that fail or have ended, by name, with the reason.
@@ -74,7 +74,13 @@ class Service(Generic[P, T]):
     """Runs a handler over a source. It can be called like the function that it was made from."""
 
     def __init__(
-        self, function: Callable[P, T], name: str | None, workers: int, grace: float, timeout: float | None
+        self,
+        function: Callable[P, T],
+        name: str | None,
+        workers: int,
+        grace: float,
+        timeout: float | None,
+        prefetch: int | None,
     ) -> None:
         if not callable(function):
             raise TypeError(f"a handler must be a function of one argument, not {function!r}")
@@ -85,6 +91,7 @@ class Service(Generic[P, T]):
         self.workers = whole("workers", workers, least=1)
         self.grace = number("grace", grace, least=0)
         self.timeout = None if timeout is None else number("timeout", timeout, above=0)
+        self.prefetch = None if prefetch is None else whole("prefetch", prefetch, least=0)
         self._running: tuple[asyncio.AbstractEventLoop, Loop] | None = None
         self._last: Loop | None = None
         self._call_function = cast("Callable[[Any], object]", function)
@@ -113,12 +120,34 @@ class Service(Generic[P, T]):
         """Call the function with a message, or its key."""
         raise NotImplementedError
 
+    @property
+    def _asynchronous(self) -> bool:
+        return iscoroutinefunction(self.function) or iscoroutinefunction(type(self.function).__call__)
+
+    def _make_loop(self, source: Source, workers: int) -> Loop:
+        """Return the loop of a run."""
+        return Loop(
+            self.name,
+            source,
+            self._handle,
+            self._verdict_rules(),
+            workers=workers,
+            asynchronous=self._asynchronous,
+            breaker=self._breaker(),
+            backoff_guard=self._backoff_guard(),
+            timeout=self.timeout,
+            prefetch=self.prefetch,
+        )
+
     async def _run_beside(self, loop: Loop) -> None:
         """Run beside the loop until it stops."""
         await loop.stopping.wait()
 
     def _stopped(self) -> None:
         """Do what remains at the end of a run without `drain`."""
+
+    def _run_ended(self) -> None:
+        """Release what a run has used."""
 
     # -- running
 
@@ -157,16 +186,8 @@ class Service(Generic[P, T]):
         """Do the same as `run` in your own event loop, without signal handlers."""
         if self._running is not None:
             raise RuntimeError(f"{self.name} runs already")
-        loop = self._last = Loop(
-            self.name,
-            self._source(source),
-            self._handle,
-            self._verdict_rules(),
-            workers=self.workers if workers is None else whole("workers", workers, least=1),
-            asynchronous=iscoroutinefunction(self.function) or iscoroutinefunction(type(self.function).__call__),
-            breaker=self._breaker(),
-            backoff_guard=self._backoff_guard(),
-            timeout=self.timeout,
+        loop = self._last = self._make_loop(
+            self._source(source), self.workers if workers is None else whole("workers", workers, least=1)
         )
         self._running = asyncio.get_running_loop(), loop
         beside = None if drain else asyncio.ensure_future(self._run_beside(loop))
@@ -178,6 +199,7 @@ class Service(Generic[P, T]):
                 await self._log_left(loop.source.durable)
         finally:
             self._running = None
+            self._run_ended()
             if beside is not None:
                 beside.cancel()
                 try:

@@ -128,7 +128,10 @@ class Source(Protocol):
     """Delivers messages under a lease. Each method may be a plain function (called in a thread) or ``async``.
 
     All three take several messages, so that a source can use batches. A source that should be called rarely may have a
-    `patience` as well: the seconds that a receive waits, instead of one.
+    `patience` as well: the seconds that a receive waits, instead of one. If its receive is a plain function that waits
+    for long, it should have a function `interrupt`, which a stop calls in another thread: it makes a receive that waits
+    return, and may be called again. A source whose type has `receives_ahead` set takes a third argument `ahead`, as
+    queues of stores do (`abate.stores.queue_contract.Queue.receive`).
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Calls the source of a run: receives messages, and settles them with the verdicts of their handlers.
+"""Calls the source of a run: receives messages, extends their leases, and settles them with verdicts.
 
 Plain functions are called in threads. A source that fails is called again after half of the time for which it has
 failed, at least 1 and at most 10 seconds, with jitter: a random part of up to half is subtracted.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from inspect import isawaitable, iscoroutinefunction
 from math import inf
+from threading import Thread
 from typing import Any, cast
 
 from abate import clock as clocks
@@ -24,12 +26,16 @@ from abate.work.thread_pool import DaemonThreadPool
 
 log = Log("abate.work")
 
+EXTENDS_PER_LEASE = 3
+"""How often per lease it is extended."""
 MIN_POLL = 0.05
 """Seconds between two receives of a source that does not wait, or can't because the clock is virtual."""
 MIN_SOURCE_DELAY, MAX_SOURCE_DELAY = 1.0, 10.0
 """Minimum and maximum of the seconds between two calls of a source that fails."""
 MAX_DELAY_WHILE_STOPPING = 1.0
 """The maximum while the run stops."""
+MIN_INTERRUPT_PAUSE = 0.01
+"""Seconds after which a receive that has not ended is interrupted again; each time twice as long."""
 SETTLE_TRIES = 8
 """Attempts to send a single verdict, over at least one lease, before its message is left to its lease."""
 
@@ -40,7 +46,7 @@ class SourceClient:
     def __init__(self, state: RunState) -> None:
         self._state = state
         self._source = state.source
-        self._threads = DaemonThreadPool(3)  # one for each of receive, extend and settle
+        self._threads = DaemonThreadPool(4)  # one for each of receive, interrupt, extend and settle
         self.failing: str | None = None
         """The last error of the source; None while it answers."""
 
@@ -51,8 +57,11 @@ class SourceClient:
         result = await self._threads.run(method, *args)
         return await result if isawaitable(result) else result
 
-    async def receive(self, max_messages: int, wait: float) -> Sequence[Message]:
-        """Receive messages. A stop cancels a coroutine; messages that a thread still receives are returned later."""
+    async def receive(self, max_messages: int, wait: float, ahead: int = 0) -> Sequence[Message]:
+        """Receive messages, and `ahead` more if the source can do that.
+
+        A stop cancels a coroutine; messages that a thread still receives are returned later.
+        """
         receive, stopping = self._source.receive, self._state.stopping
         if clocks.entered_clock() is not None and not iscoroutinefunction(receive):
             # a plain function that waits on a virtual clock would move it past the instants of other tasks
@@ -60,7 +69,8 @@ class SourceClient:
             if not messages and wait:
                 await self._state.wait_for_change(MIN_POLL)
             return messages
-        receiving = asyncio.ensure_future(self.call(receive, max_messages, wait))
+        more = (ahead,) if ahead else ()
+        receiving = asyncio.ensure_future(self.call(receive, max_messages, wait, *more))
         stopped = asyncio.ensure_future(stopping.wait())
         try:
             await asyncio.wait(
@@ -71,10 +81,35 @@ class SourceClient:
                 await asyncio.wait({receiving})
                 if receiving.cancelled():
                     return ()
+            await self._interrupt(receiving)
             return cast("Sequence[Message]", await receiving)
         finally:
             stopped.cancel()
-            receiving.cancel()
+            if not receiving.done():
+                receiving.cancel()
+                self._interrupt_soon()
+
+    async def _interrupt(self, receiving: asyncio.Future[object]) -> None:
+        """Break off the wait of a receive in a thread, if the source can; again if the thread was about to wait."""
+        pause, interrupt = MIN_INTERRUPT_PAUSE, getattr(self._source, "interrupt", None)
+        while interrupt is not None and not receiving.done():
+            with suppress(Exception):  # the wait ends by itself
+                await self.call(interrupt)
+            await asyncio.wait({receiving}, timeout=pause)
+            pause *= 2
+
+    def _interrupt_soon(self) -> None:
+        """Break off the wait of a receive that was given up, so that it takes no messages."""
+        interrupt = getattr(self._source, "interrupt", None)
+        if interrupt is None:
+            return
+
+        def try_interrupt() -> None:
+            with suppress(Exception):  # the wait ends by itself
+                interrupt()
+
+        with suppress(RuntimeError):  # no thread can be started
+            Thread(target=try_interrupt, daemon=True).start()
 
     def delay(self, failing_since: float) -> float:
         """Return the seconds until a source that fails is called again."""
@@ -101,6 +136,45 @@ class SourceClient:
     def shutdown(self) -> None:
         """Let the threads end."""
         self._threads.shutdown()
+
+
+class LeaseExtender:
+    """Extends the leases of the messages in flight."""
+
+    def __init__(
+        self, state: RunState, client: SourceClient, settler: Settler, on_lost: Callable[[Message], None]
+    ) -> None:
+        self._state = state
+        self._client = client
+        self._settler = settler
+        self._on_lost = on_lost
+
+    async def run(self) -> None:
+        """Extend the leases several times per lease, until cancelled."""
+        state, client, source = self._state, self._client, self._state.source
+        if source.lease is None:
+            await asyncio.Event().wait()
+        assert source.lease is not None
+        pause = source.lease / EXTENDS_PER_LEASE
+        while True:
+            await state.clock.asleep(pause)
+            held = [delivery for delivery in state.in_flight if not (delivery.lease_lost or delivery.stuck)]
+            held = [delivery for delivery in held if delivery.message not in self._settler.sending]
+            if not held:
+                continue
+            began = state.clock.now()
+            try:
+                lost = await client.call(source.extend, [delivery.message for delivery in held])
+            except Exception as error:
+                client.on_error("extend leases in", error, pause)
+            else:
+                client.failing = None
+                for delivery in held:
+                    if delivery.message not in lost:
+                        delivery.leased = began
+                for message in lost:
+                    if message not in self._settler.sending:
+                        self._on_lost(message)
 
 
 class Settler:

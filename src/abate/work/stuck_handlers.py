@@ -13,6 +13,7 @@ from collections.abc import Callable
 from abate.logs import Log
 from abate.work.breaker_trials import BreakerTrials
 from abate.work.run_state import Delivery, RunState
+from abate.work.task_slots import TaskSlots
 from abate.work.thread_pool import DaemonThreadPool
 
 log = Log("abate.work")
@@ -22,22 +23,22 @@ STUCK_TOLERANCE = 1.0
 
 
 class StuckHandlers:
-    """The stuck handlers of a run; `threads` run them if they are plain functions."""
+    """The stuck handlers of a run."""
 
     def __init__(
         self,
         state: RunState,
         timeout: float | None,
-        workers: int,
+        max_workers: int,
         trials: BreakerTrials,
-        threads: DaemonThreadPool | None,
+        workers: DaemonThreadPool | TaskSlots,
         return_group_behind: Callable[[Delivery, float], None],
     ) -> None:
         self._state = state
         self._timeout = timeout
-        self._workers = workers
+        self._max_workers = max_workers
         self._trials = trials
-        self._threads = threads
+        self._workers = workers
         self._return_group_behind = return_group_behind
         self.replacements = 0
         """Stuck handlers that another worker has replaced."""
@@ -51,12 +52,15 @@ class StuckHandlers:
         in_flight = self._state.in_flight
         while True:
             # a handler that begins during this sleep can't be stuck before the sleep ends
-            running = [delivery for delivery in in_flight if delivery.is_running and not delivery.stuck]
-            began = min((delivery.began for delivery in running), default=clock.now())
+            began = min((delivery.began for delivery in in_flight if self._may_be_stuck(delivery)), default=clock.now())
             await clock.asleep(began + limit - clock.now())
             for delivery in in_flight:
-                if delivery.is_running and not delivery.stuck and delivery.began + limit <= clock.now():
+                if self._may_be_stuck(delivery) and delivery.began + limit <= clock.now():
                     self._mark(delivery, self._timeout)
+
+    @staticmethod
+    def _may_be_stuck(delivery: Delivery) -> bool:
+        return delivery.started and delivery.is_running and not delivery.stuck
 
     def count(self) -> int:
         """Return how many handlers are stuck."""
@@ -67,8 +71,7 @@ class StuckHandlers:
         if delivery.replaced:
             delivery.replaced = False
             self.replacements -= 1
-            if self._threads is not None:
-                self._threads.shrink()
+            self._workers.shrink()
 
     def _mark(self, delivery: Delivery, timeout: float) -> None:
         """Mark a handler as stuck: let its lease run out, and replace the worker if replacements are left."""
@@ -77,11 +80,10 @@ class StuckHandlers:
         delivery.stuck = True
         state.tally["stuck"] += 1
         stuck = self.count()
-        if stuck <= self._workers:
+        if stuck <= self._max_workers:
             delivery.replaced = True
             self.replacements += 1
-            if self._threads is not None:
-                self._threads.grow()
+            self._workers.grow()
         self._return_group_behind(delivery, 0.0)
         state.changed.set()
         log.error(
@@ -92,7 +94,7 @@ class StuckHandlers:
             state.clock.now() - delivery.began - timeout,
             timeout,
         )
-        if stuck == self._workers:
+        if stuck == self._max_workers:
             log.error(
                 "%s: %d handlers are stuck, as many as there are workers: it is not ready, and further stuck handlers"
                 " are not replaced. Restart it.",

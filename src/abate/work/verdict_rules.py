@@ -57,6 +57,14 @@ class Decision(NamedTuple):
     failed: BreakerOutcome
 
 
+class BatchFailed(Exception):
+    """What the handler of a batch of several messages has raised: it says nothing about a single one of them."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class VerdictRules:
     """Turns the result of a handler into a decision.
 
@@ -176,6 +184,14 @@ class VerdictRules:
 
         If the rules themselves fail (a predicate, a schedule), the message is buried.
         """
+        if isinstance(error, BatchFailed):
+            decision = self.decide_raised(error.error, receives)
+            # not buried: the next time the message is handled alone, and the error is its own
+            return (
+                self.failed(error.error, receives, BLIP)._replace(failed=None)
+                if decision.ending == "buried"
+                else decision
+            )
         try:
             if isinstance(error, Exception):
                 return self.raised(error, receives)

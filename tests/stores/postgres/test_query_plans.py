@@ -90,6 +90,7 @@ class Calls:
         self.round += 1
         self.counted("add", orders.add, key)
         self.counted("add again", orders.add, key)
+        self.counted("add many", orders.add_many, [key, f"other {self.round}"])
         orders.add("later", after=60.0)
         self.counted("cancel", orders.cancel, "later")
         orders.add("urgent", priority=9)

@@ -4,10 +4,12 @@ import time
 
 import pytest
 
-from abate.stores import open_store
+from abate.stores import StoreError, open_store
 from abate.stores.budget import BudgetTerms
 from abate.stores.fleet import FleetBudget, FleetSync
 from abate.stores.fleet.sync_requests import BucketRequest, BudgetRequest, ShelterReport
+from abate.stores.redis import queue as queue_module
+from abate.stores.redis import scripts
 from abate.stores.redis.connection import MAX_BLOCK
 from tests.conformance import redis_server
 from tests.stores.processes import GUARD, Thread, keys, python, until, waiting
@@ -31,8 +33,9 @@ def test_the_watch_of_a_killed_process_is_taken_over(store, admin, url):
     assert keys(queue.receive(wait=GUARD)) == ["a"]
 
 
-def test_a_lost_wakeup_is_made_up_by_polling(store, admin, url):
+def test_a_lost_wakeup_is_made_up_by_polling(store, admin, url, monkeypatch):
     """A message that was added without a wake-up is found by the next poll of a waiter."""
+    monkeypatch.setattr(queue_module, "MAX_BLOCK", 0.5)
     queue = store.queue("orders")
     thread = waiting(store, queue)
     base = f"{url.partition('prefix=')[2]}:{{queue:orders}}"
@@ -54,6 +57,48 @@ def test_waiting_receives_send_few_commands(store, admin):
     polls = seconds / (MAX_BLOCK * 0.5) + 2
     assert after["blpop"] - before["blpop"] <= 5 * polls
     assert after["evalsha"] - before["evalsha"] <= 5 * (polls + 1)
+
+
+def test_a_wake_up_costs_the_waiting_client_no_round_trip(store, admin):
+    """Its next receive is at the server already."""
+    queue = store.queue("orders")
+    thread = waiting(store, queue)
+    queue.add("later", after=3600.0)  # connects, and loads the script
+    before = admin.info("stats")["total_reads_processed"]
+    queue.add("a")
+    assert keys(thread.answer()) == ["a"]
+    assert admin.info("stats")["total_reads_processed"] - before == 2  # of the add, and of these statistics
+
+
+@pytest.mark.parametrize("seconds", [2.0, GUARD])
+def test_a_client_that_is_woken_for_nothing_waits_on(store, admin, url, seconds):
+    """And is still the one that watches for delayed messages."""
+    queue = store.queue("orders")
+    thread = waiting(store, queue, seconds)
+    admin.rpush(f"{url.partition('prefix=')[2]}:{{queue:orders}}:bell", "")
+    until(lambda: not admin.exists(f"{url.partition('prefix=')[2]}:{{queue:orders}}:bell"))
+    queue.add("a", after=0.1)
+    assert keys(thread.answer()) == ["a"]
+
+
+def test_a_list_that_another_program_has_replaced_is_an_error_of_one_call(store, admin, url):
+    """The reply of the receive that was sent with it does not become that of the next call."""
+    queue, bell = store.queue("orders"), f"{url.partition('prefix=')[2]}:{{queue:orders}}:bell"
+    queue.add("later", after=60.0)
+    admin.set(bell, "")
+    store.server.call(scripts.DEPTH, queue._keys, ("",))
+    with pytest.raises(StoreError):
+        store.server.listen([bell], 0.01, scripts.DEPTH, queue._keys, ("",))
+    admin.delete(bell)
+    assert store.server.listen([bell], 0.01, scripts.DEPTH, queue._keys, ("",)) == [0, 1, 0, 0, b""]
+
+
+def test_a_script_that_the_server_has_forgotten_is_sent_with_the_next_call(store, admin):
+    """A restart empties the cache of scripts."""
+    queue = store.queue("orders")
+    admin.script_flush()
+    assert store.server.listen(["nothing"], 0.01, scripts.DEPTH, queue._keys, ("",)) is None
+    assert queue.depth().ready == 0
 
 
 def test_only_one_waiter_watches_the_due_time(store, admin):

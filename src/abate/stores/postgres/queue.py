@@ -62,6 +62,10 @@ DEPTHS = """
     ) AS counted ON queue = name ORDER BY 1
 """
 
+ADD_MANY = "SELECT @.add_many($1, $2, $3, $4, $5, $6, $7, $8)"
+FULL = -1
+"""What `add_many` returns, instead of places, if the queue is full."""
+
 DIED_LAST = "SELECT o_died, o_id FROM @.letters($1, 1, 'infinity', 0)"
 DEAD_LETTERS = "SELECT * FROM @.letters($1, $2, $3, $4)"
 REDRIVE_OR_PURGE = "SELECT * FROM @.exhume($1, $2, $3, $4, $5, $6, $7, $8, $9)"
@@ -81,24 +85,25 @@ class PostgresQueue(Queue):
 
     # -- adding
 
-    def _add(
-        self, key: str, body: str, priority: int, after: float, attributes: Mapping[str, str], revive: bool
-    ) -> bool:
-        ((answer,),) = self._pool.run(
-            "SELECT @.add($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-            self._name,
-            encode_text(key),
-            encode_text(body),
-            encode_attributes(attributes),
-            str(priority),
-            repr(after),
-            str(revive),
-            None if self.capacity is None else str(self.capacity),
-            self._store.now(),
-        )
-        if answer == b"full":
+    def _add_many(
+        self, messages: list[tuple[str, str]], priority: int, after: float, attributes: Mapping[str, str], revive: bool
+    ) -> list[bool]:
+        shared = encode_attributes(attributes), str(priority), repr(after), str(revive)
+        limits = None if self.capacity is None else str(self.capacity), self._store.now()
+        if len(messages) == 1:
+            content = map(encode_text, messages[0])
+            ((answer,),) = self._pool.run(
+                "SELECT @.add($1, $2, $3, $4, $5, $6, $7, $8, $9)", self._name, *content, *shared, *limits
+            )
+            full, new = answer == b"full", [answer == b"new"]
+        else:
+            ordered = sorted([encode_text(key), encode_text(body), place] for place, (key, body) in enumerate(messages))
+            rows = self._pool.run(ADD_MANY, self._name, json.dumps(ordered, ensure_ascii=False), *shared, *limits)
+            known = {int(place or 0) for (place,) in rows}
+            full, new = FULL in known, [place not in known for place in range(len(messages))]
+        if full:
             raise QueueFull(f"the queue {self.name!r} is full: it holds {self.capacity} messages")
-        return answer == b"new"
+        return new
 
     def _cancel(self, key: str) -> bool:
         ((gone,),) = self._pool.run("SELECT @.cancel($1, $2, $3)", self._name, encode_text(key), self._store.now())
@@ -112,15 +117,19 @@ class PostgresQueue(Queue):
         with wakeups.waiting(self._name) as wait_list:
             yield ListeningWaiter(wakeups, wait_list, self._store.listener, self._name)
 
-    def _take(self, max_messages: int, waiter: object) -> tuple[list[Message], float | None]:
+    def interrupt(self) -> None:
+        self._store.wakeups.interrupt(self._name)
+
+    def _take(self, max_messages: int, ahead: int, waiter: object) -> tuple[list[Message], float | None]:
         messages: list[Message] = []
         pause: float | None = None
-        while len(messages) < max_messages:
-            wanted = min(max_messages - len(messages), MAX_BATCH)
+        while len(messages) < max_messages + ahead:
+            wanted = min(max_messages + ahead - len(messages), MAX_BATCH)
             rows = self._pool.run(
-                "SELECT * FROM @.hand_out($1, $2, $3, $4)",
+                "SELECT * FROM @.lease_out($1, $2, $3, $4, $5)",
                 self._name,
                 str(wanted),
+                str(max(0, min(wanted, max_messages - len(messages)))),
                 repr(self._lease),
                 self._store.now(),
             )

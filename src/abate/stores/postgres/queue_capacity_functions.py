@@ -7,18 +7,27 @@
   counts. A count for a larger capacity is reused for a while, one second for a capacity of `COUNTED`. Messages added
   since are included, messages that left are not: the capacity is never exceeded, and free capacity is noticed late by
   that interval at most.
+* `add_many` adds first, asks whether more messages wait than the capacity (`full` for one more), and takes them back if
+  so. It excludes all other adds from the start, as an add that has the lock may wait for one of its keys.
 """
 
 from __future__ import annotations
 
 EXACT = 10_000
 COUNTED = 500_000
+
+CAPACITY_LOCK = """
+    CREATE OR REPLACE FUNCTION @.capacity_lock(p_queue text) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+        SELECT hashtextextended('abate @name room ' || p_queue, 0)
+    $$
+"""
+
 FULL = f"""
     CREATE OR REPLACE FUNCTION @.full(p_queue text, p_capacity integer, p_now float8) RETURNS boolean
     LANGUAGE plpgsql AS $$
     DECLARE
         v_at_once bigint := 2 * current_setting('max_connections')::bigint;
-        v_lock bigint := hashtextextended('abate @name room ' || p_queue, 0);
+        v_lock bigint := @.capacity_lock(p_queue);
         v_newest bigint;
         v_known record;
         v_now float8;
@@ -41,7 +50,7 @@ FULL = f"""
         IF v_known.most + v_at_once <= p_capacity THEN  -- somebody else has counted meanwhile
             RETURN false;
         END IF;
-        IF p_capacity > {EXACT} AND p_capacity = v_known.waiting_most
+        IF p_capacity > {EXACT} AND abs(p_capacity - v_known.waiting_most) <= 1
             AND v_now < v_known.waiting_since + p_capacity / {COUNTED}::float8
         THEN
             RETURN v_known.waiting >= p_capacity;
@@ -67,3 +76,5 @@ FULL = f"""
         RETURN false;
     END $$
 """
+
+FUNCTIONS = (CAPACITY_LOCK, FULL)

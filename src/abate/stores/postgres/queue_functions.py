@@ -1,7 +1,9 @@
 """PL/pgSQL functions of a queue in PostgreSQL: each operation is one round trip and one transaction.
 
+Those that add messages are in `adding_functions`.
+
 * No lock outlives a statement, so a worker that hangs or loses its connection blocks no other.
-* `hand_out` never waits for a row: it skips rows locked by others (``SKIP LOCKED``). Functions that may wait for
+* `lease_out` never waits for a row: it skips rows locked by others (``SKIP LOCKED``). Functions that may wait for
   several rows lock them in a fixed order, so that they can't deadlock: `extend` and `settle` by key (the client sorts
   them), and those of dead letters by time of death.
 * `p_now` is NULL if PostgreSQL's clock applies, which is read after waiting for a row; tests pass their own instant.
@@ -20,7 +22,7 @@ An item is leased while ``state = 1`` and its `due` is in the future.
 
 from __future__ import annotations
 
-from abate.stores.postgres import monotonic_time_functions, queue_capacity_functions
+from abate.stores.postgres import monotonic_time_functions
 
 INDEXED = (
     "SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off "
@@ -56,93 +58,6 @@ LISTEN = f"""
     END $$
 """
 
-# -- adding
-
-ADD = f"""
-    CREATE OR REPLACE FUNCTION @.add(
-        p_queue text, p_key text, p_body text, p_attributes text, p_priority integer, p_after float8,
-        p_revive boolean, p_capacity integer, p_now float8
-    ) RETURNS text LANGUAGE plpgsql {INDEXED} AS $$
-    DECLARE
-        v_known record;
-        v_now float8;
-        v_ahead float8;
-        v_new boolean := true;
-    BEGIN
-        PERFORM pg_advisory_xact_lock_shared(@.bell(p_queue));
-        v_ahead := @.keep_pace(p_queue, p_now);
-        LOOP
-            SELECT state, due, priority, again_due INTO v_known FROM @.item
-                WHERE queue = p_queue AND key = p_key FOR UPDATE;
-            v_now := @.instant(p_now) + v_ahead;
-            IF v_known.state IS NULL THEN
-                IF @.full(p_queue, p_capacity, p_now) THEN
-                    RETURN 'full';
-                END IF;
-                INSERT INTO @.queue (name) VALUES (p_queue) ON CONFLICT DO NOTHING;
-                INSERT INTO @.item (queue, key, due, priority, attributes, body)
-                    VALUES (p_queue, p_key, v_now + p_after, p_priority, p_attributes, p_body) ON CONFLICT DO NOTHING;
-                CONTINUE WHEN NOT FOUND;  -- somebody else was first
-            ELSIF v_known.state = 2 THEN
-                IF NOT p_revive THEN
-                    RETURN 'known';
-                END IF;
-                IF @.full(p_queue, p_capacity, p_now) THEN
-                    RETURN 'full';
-                END IF;
-                UPDATE @.item SET
-                    id = DEFAULT, state = 0, due = v_now + p_after, priority = p_priority,
-                    attributes = p_attributes, body = p_body, receives = 0, unanswered = 0,
-                    kind = NULL, reason = NULL, trace = NULL
-                WHERE queue = p_queue AND key = p_key;
-            ELSIF v_known.state = 1 AND v_known.due > v_now THEN
-                -- what is added is kept beside what is in hand. The item's own priority counts when it comes back
-                -- without being done, and is the higher one then.
-                v_new := v_known.again_due IS NULL;
-                UPDATE @.item SET
-                    priority = greatest(priority, p_priority), again_due = least(again_due, v_now + p_after),
-                    again_priority = greatest(again_priority, p_priority), again_attributes = p_attributes,
-                    again_body = p_body
-                WHERE queue = p_queue AND key = p_key;
-            ELSE
-                -- the earlier instant, the higher priority, the newest body. A lease that ran out is over by this.
-                v_new := false;
-                UPDATE @.item SET
-                    unanswered = unanswered + (state = 1)::integer,
-                    state = 0, token = 0, due = least(due, v_now + p_after), priority = greatest(priority, p_priority),
-                    attributes = p_attributes, body = p_body,
-                    again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
-                WHERE queue = p_queue AND key = p_key;
-                IF p_priority > v_known.priority THEN
-                    -- it may be older than all that is known of its new lane
-                    UPDATE @.lane SET since = v_known.due
-                    WHERE queue = p_queue AND priority = p_priority AND since > v_known.due;
-                END IF;
-            END IF;
-            PERFORM @.ring(p_queue);
-            RETURN CASE WHEN v_new THEN 'new' ELSE 'known' END;
-        END LOOP;
-    END $$
-"""
-
-CANCEL = f"""
-    CREATE OR REPLACE FUNCTION @.cancel(p_queue text, p_key text, p_now float8) RETURNS boolean
-    LANGUAGE plpgsql {INDEXED} AS $$
-    DECLARE
-        v_ahead float8 := @.ahead(p_queue, p_now);
-    BEGIN
-        DELETE FROM @.item WHERE queue = p_queue AND key = p_key AND state + 0 = 0
-            AND due > @.instant(p_now) + v_ahead;
-        IF FOUND THEN
-            RETURN true;
-        END IF;
-        UPDATE @.item SET again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
-        WHERE queue = p_queue AND key = p_key AND state + 0 = 1
-            AND due > @.instant(p_now) + v_ahead AND again_due > @.instant(p_now) + v_ahead;
-        RETURN FOUND;
-    END $$
-"""
-
 # -- receiving and settling
 
 # Return the earliest known due in a lane, and whether to scan the lane anew. Leased items leave dead entries in the
@@ -173,8 +88,12 @@ BEGINS = """
 # Lease items: the highest priority first, then the oldest; one of eight turns goes to the oldest of all. Turns are
 # counted only if there is more than one priority. Each priority takes one query, so there should be few. If no item is
 # ready, return one row without a key, with the seconds until one will be.
+# After the first `p_counted` items, lease only those that were never received, and none behind another one: their
+# receive counts when they are settled, so until then `receives` is 0.
 RECEIVE = f"""
-    CREATE OR REPLACE FUNCTION @.hand_out(p_queue text, p_most integer, p_lease float8, p_now float8)
+    CREATE OR REPLACE FUNCTION @.lease_out(
+        p_queue text, p_most integer, p_counted integer, p_lease float8, p_now float8
+    )
     RETURNS TABLE (
         o_key text, o_body text, o_attributes text, o_receives integer, o_token bigint, o_pause float8,
         o_unanswered integer
@@ -194,7 +113,10 @@ RECEIVE = f"""
         v_many integer;
         v_got integer;
         v_left integer := p_most;
+        v_counted integer := p_counted;
+        v_blocked integer;  -- the place of the first that would have to count, and can't
         v_keys text[];
+        v_seen boolean[];
         v_tokens bigint[];
     BEGIN
         SELECT priority INTO v_lane FROM @.item
@@ -236,27 +158,34 @@ RECEIVE = f"""
                 v_lane := v_lanes[v_place];
                 v_since := v_begins[v_place];
             END IF;
-            SELECT array_agg(key), array_agg(nextval('@.token')) INTO v_keys, v_tokens FROM (
-                SELECT key FROM @.item
+            SELECT array_agg(key), array_agg(nextval('@.token')), array_agg(state = 1 OR receives <> 0)
+            INTO v_keys, v_tokens, v_seen FROM (
+                SELECT key, state, receives FROM @.item
                 WHERE queue = p_queue AND state < 2 AND priority = v_lane AND due >= v_since AND due <= v_now
                 ORDER BY due, id LIMIT v_many FOR UPDATE SKIP LOCKED
             ) AS picked;
+            SELECT min(place) INTO v_blocked FROM unnest(v_seen) WITH ORDINALITY AS picked (seen, place)
+                WHERE seen AND place > v_counted;
+            v_keys := v_keys[:coalesce(v_blocked - 1, v_many)];
             RETURN QUERY WITH leased AS (
                 UPDATE @.item SET
                     state = 1, due = v_now + p_lease, token = v_tokens[array_position(v_keys, key)],
                     -- another program may have written any number
-                    receives = greatest(0, least(receives, 2147483646)) + 1,
+                    receives = greatest(0, least(receives, 2147483646))
+                        + (array_position(v_keys, key) <= v_counted)::integer,
                     -- a lease that ran out had no answer
-                    unanswered = greatest(0, least(unanswered, 2147483646)) + (state = 1)::integer,
+                    unanswered = greatest(0, least(unanswered, 2147483646)) + (state = 1 AND receives > 0)::integer,
                     -- it may have been added while the lease was running that ran out since
                     attributes = CASE WHEN again_due IS NULL THEN attributes ELSE again_attributes END,
                     body = CASE WHEN again_due IS NULL THEN body ELSE coalesce(again_body, '') END,
                     again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
                 WHERE queue = p_queue AND key = ANY (v_keys)
-                RETURNING key, body, attributes, receives, token, NULL::float8, unanswered
+                RETURNING key, body, attributes, greatest(1, receives), token, NULL::float8, unanswered
             ) SELECT * FROM leased ORDER BY token;
             GET DIAGNOSTICS v_got = ROW_COUNT;
             v_left := v_left - v_got;
+            v_counted := greatest(0, v_counted - v_got);
+            EXIT WHEN v_blocked IS NOT NULL;
             IF v_turn = 7 THEN
                 v_turn := 0;
             ELSE
@@ -342,8 +271,9 @@ SETTLE = f"""
                     priority = CASE WHEN v.seconds IS NULL THEN greatest(0, coalesce(again_priority, priority))
                         ELSE priority END,
                     receives = CASE
-                        WHEN v.what = 'back' THEN receives - (1 - (v.said->>4)::integer)
-                        WHEN v.what = 'bury' AND again_due IS NULL THEN receives
+                        -- 0 if it was received ahead
+                        WHEN v.what = 'back' AND v.said->>4 = '0' THEN greatest(0, receives - 1)
+                        WHEN v.what = 'back' OR again_due IS NULL AND v.what = 'bury' THEN greatest(1, receives)
                         ELSE 0
                     END,
                     unanswered = CASE WHEN v.what = 'back' AND v.said->>4 = '0' THEN unanswered ELSE 0 END,
@@ -365,6 +295,5 @@ SETTLE = f"""
 FUNCTIONS = (
     *monotonic_time_functions.FUNCTIONS,
     *(BELL, RING, LISTEN),
-    *(queue_capacity_functions.FULL, ADD, CANCEL),
     *(BEGINS, RECEIVE, EXTEND, SETTLE),
 )

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from abate.stores.postgres import dead_letter_functions, queue_functions, shared_limit_functions
+from abate.stores.postgres import adding_functions, dead_letter_functions, queue_functions, shared_limit_functions
 
 PROGRAM = "abate"
 
@@ -151,11 +151,19 @@ THIRD = (
     """,
 )
 
-STEPS: tuple[tuple[str, ...], ...] = (FIRST, SECOND, THIRD)
+# new functions only; `hand_out` is not dropped, as above
+FOURTH = ()
+
+STEPS: tuple[tuple[str, ...], ...] = (FIRST, SECOND, THIRD, FOURTH)
 """The statements that migrate each version of the tables to the next. Released steps are never changed; new ones are
 added."""
 
-FUNCTIONS = (*queue_functions.FUNCTIONS, *dead_letter_functions.FUNCTIONS, *shared_limit_functions.FUNCTIONS)
+FUNCTIONS = (
+    *queue_functions.FUNCTIONS,
+    *adding_functions.FUNCTIONS,
+    *dead_letter_functions.FUNCTIONS,
+    *shared_limit_functions.FUNCTIONS,
+)
 """The functions of the newest version. A migration replaces all of them, so a change of one needs a step in `STEPS`,
 even an empty one. Other processes use them during the migration, so a function with another signature needs a new
 name."""

@@ -42,12 +42,14 @@ MIN_VERSION: Final = (6, 2)
 """The first version of Redis with all commands that the scripts use."""
 SYNC_TIMEOUT: Final = 1.0
 """Maximum seconds for one sync of the fleet's shared limits."""
-MAX_BLOCK: Final = 2.0
-"""Maximum seconds that a client blocks before it reads the queue again, in case it missed a wake-up."""
+MAX_BLOCK: Final = 5.0
+"""Maximum seconds that a client blocks before it reads the queue again, in case a wake-up was lost."""
 DRIVER_ERRORS = (exceptions.RedisError, exceptions.RedisClusterException)
 ERRORS = (*DRIVER_ERRORS, OSError)
 FAILED_OVER = (exceptions.ReadOnlyError, exceptions.BusyLoadingError)
 """The command was not executed, and the address may lead to another server by now."""
+INTERRUPT_KEPT_FOR: Final = 10
+"""Seconds until an interrupt expires for which no client has waited."""
 SHORTEST_WAIT = 0.001
 """Seconds; 0 would block forever."""
 
@@ -105,14 +107,25 @@ class RedisConnection:
         """Send an idempotent command and return its reply."""
         return self._run_retrying("work", lambda client: client.execute_command(*words), repeatable=True)
 
-    def listen(self, wakeup_list: str, seconds: float) -> None:
-        """Block on a wake-up list for at most `seconds`."""
+    def listen(
+        self, lists: Sequence[str], seconds: float, script: LuaScript, keys: Keys, args: Sequence[Any]
+    ) -> list[Any] | None:
+        """Block on lists for at most `seconds`, then call a script. Return its reply; None if it could not be called.
+
+        Both are sent together, so that a wake-up costs one round trip. In a cluster the script is not called.
+        """
+        timeout = max(SHORTEST_WAIT, seconds)
         try:
-            self._run_retrying(
-                "wait", lambda client: client.blpop([wakeup_list], max(SHORTEST_WAIT, seconds)), repeatable=False
+            return self._run_retrying(
+                "wait", lambda client: _block_and_eval(client, lists, timeout, script, keys, args), repeatable=False
             )
         except ConnectionBroken:
-            pass  # the next read reports an unreachable server
+            return None  # the next read reports an unreachable server
+
+    def interrupt(self, wakeup_list: str) -> None:
+        """Wake the client that blocks on this list, now or within some seconds."""
+        self.command("RPUSH", wakeup_list, "")
+        self.command("EXPIRE", wakeup_list, INTERRUPT_KEPT_FOR)
 
     def _run_retrying(self, use: Use, ask: Callable[[Any], T], repeatable: bool) -> T:
         client = self._client(use)
@@ -242,19 +255,49 @@ def _eval(client: Any, script: LuaScript, keys: Keys, args: Sequence[Any]) -> An
 
 
 def _send(client: Any, *words: Any) -> Any:
-    """Send a command and return its reply. For a single server, bypass redis-py's packing of arguments, which takes
-    longer than the server does."""
+    """Send a command and return its reply."""
     if not isinstance(client, redis.Redis):
         return client.execute_command(*words)
+    pool = client.connection_pool
+    connection: Any = pool.get_connection()
+    try:
+        connection.send_packed_command([_packed(words)])
+        return connection.read_response()
+    finally:
+        pool.release(connection)
+
+
+def _packed(words: Sequence[Any]) -> bytes:
+    """Encode a command for a single server: redis-py takes longer for this than the server does for the command."""
     packed = [b"*%d\r\n" % len(words)]
     for word in words:
         data = word if isinstance(word, bytes) else str(word).encode()
         packed.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(packed)
+
+
+def _block_and_eval(
+    client: Any, lists: Sequence[str], seconds: float, script: LuaScript, keys: Keys, args: Sequence[Any]
+) -> list[Any] | None:
+    """Block on lists and call a script, in one round trip; None if the script was not called."""
+    if not isinstance(client, redis.Redis):
+        client.blpop(list(lists), seconds)
+        return None
+    block = _packed(("BLPOP", *lists, seconds))
+    receive = _packed(("EVALSHA", script.digest, len(keys), *keys, *args))
     pool = client.connection_pool
     connection: Any = pool.get_connection()
     try:
-        connection.send_packed_command([b"".join(packed)])
-        return connection.read_response()
+        connection.send_packed_command([block + receive])
+        try:
+            connection.read_response()
+        except exceptions.ResponseError:
+            connection.read_response()  # or the next command would get this reply
+            raise
+        try:
+            return connection.read_response()  # type: ignore[no-any-return]
+        except exceptions.NoScriptError:
+            return None
     finally:
         pool.release(connection)
 

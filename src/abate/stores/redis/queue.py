@@ -20,12 +20,14 @@ A queue has these keys, all under one hash tag, so that a cluster keeps them on 
 
 Members of the sorted sets begin with the sequence, so that of two messages with the same due the earlier comes first.
 
-Wake-ups: a client that finds no message blocks on the list `bell` (BLPOP). A script that makes a message ready pushes
-onto the list if it is empty, and Redis gives the element to the client that has waited longest. Pub/sub would wake
-every client for one message, and miss a client that is about to wait. Nothing is pushed when a delay or a lease ends,
-so one waiting client is the watcher: it blocks until that instant. The others block longer, and one of them replaces a
-watcher that is late. No client blocks longer than `MAX_BLOCK`, since a client may die between its wake-up and its
-receive.
+Wake-ups: a client that finds no message blocks on the list `bell` (BLPOP), and sends its next receive behind that
+command, so that a wake-up costs no further round trip (in a cluster it does). A script that makes a message ready
+pushes onto the list if it is empty, and Redis gives the element to the client that has waited longest. Pub/sub would
+wake every client for one message, and miss a client that is about to wait. Nothing is pushed when a delay or a lease
+ends, so one waiting client is the watcher: it blocks until that instant. The others block longer, and one of them
+replaces a watcher that is late. No client blocks longer than `MAX_BLOCK`: a client whose machine has lost its network
+may take a wake-up, and then messages, until its block ends; their leases run out. Each client also blocks on a list of
+its own, ``bell:id``, to which `interrupt` pushes.
 """
 
 from __future__ import annotations
@@ -58,23 +60,41 @@ if TYPE_CHECKING:
     from abate.stores.redis.store import RedisStore
 
 FULL = -1
+NOTHING = 2
+"""The length of a reply of the script `receive` without messages."""
 
 
 class BlockingWaiter:
-    """One call that waits for a message, blocking on the wake-up list."""
+    """One call that waits for a message, blocking on the wake-up list and on a list of its own, for interrupts.
 
-    __slots__ = ("_queue", "id", "left")
+    Behind the command that blocks, the script `receive` is sent in the same round trip; `reply` is its reply.
+    """
+
+    __slots__ = ("_queue", "ends", "id", "interrupted", "left", "reply", "wanted")
 
     def __init__(self, queue: RedisQueue) -> None:
         self._queue = queue
         self.id = os.urandom(8).hex()
         self.left = 0.0
+        self.wanted = 1, 1
+        """The number of messages that the last receive has asked for, and how many of them count."""
+        self.reply: list[Any] | None = None
+        self.ends = False
+        """Whether the receive behind the wait was sent as the last one of this call."""
+        self.interrupted = False
 
     def look(self, left: float) -> None:
-        self.left = max(0.0, left)
+        self.left = 0.0 if self.interrupted else max(0.0, left)
 
     def wait(self, seconds: float) -> None:
-        self._queue.block(seconds)
+        self._queue.block(self, seconds)
+
+    def take_reply(self) -> list[Any] | None:
+        """Return the reply that came with the last wait; None if a new one is needed."""
+        reply, self.reply = self.reply, None
+        # it found nothing, and this call goes on after all (another client took the message), or ends after all
+        outdated = reply is not None and len(reply) == NOTHING and self.ends == bool(self.left)
+        return None if outdated else reply
 
 
 class RedisQueue(Queue):
@@ -97,22 +117,25 @@ class RedisQueue(Queue):
         self._keys = [key.encode() for key in store.names.queue_keys(name)]
         self._wakeup_list = store.names.wakeup_list(name)
         self._rng = rng
+        self._waiters: dict[str, BlockingWaiter] = {}
+        """The calls of this process that wait for a message, by id."""
 
     def _call(self, script: LuaScript, *args: Any, repeatable: bool = False) -> Any:
         return self._store.server.call(script, self._keys, (self._store.now(), *args), repeatable=repeatable)
 
     # -- adding
 
-    def _add(
-        self, key: str, body: str, priority: int, after: float, attributes: Mapping[str, str], revive: bool
-    ) -> bool:
+    def _add_many(
+        self, messages: list[tuple[str, str]], priority: int, after: float, attributes: Mapping[str, str], revive: bool
+    ) -> list[bool]:
         self._store.register_queue(self.name)
         capacity = "" if self.capacity is None else self.capacity
-        content = encode_content(body, attributes)
-        new = self._call(scripts.ADD, key, content, priority, repr(after), int(revive), capacity, self.name)
+        first_line = encode_content("", attributes)
+        contents = (part for key, body in messages for part in (key, first_line + body))
+        new = self._call(scripts.ADD, priority, repr(after), int(revive), capacity, self.name, *contents)
         if new == FULL:
             raise QueueFull(f"the queue {self.name!r} is full: it holds {self.capacity} messages")
-        return bool(new)
+        return [flag == 1 for flag in new]
 
     def _cancel(self, key: str) -> bool:
         return bool(self._call(scripts.CANCEL, key))
@@ -121,21 +144,48 @@ class RedisQueue(Queue):
 
     @contextmanager
     def _waiting(self) -> Iterator[BlockingWaiter]:
-        yield BlockingWaiter(self)
+        waiter = BlockingWaiter(self)
+        self._waiters[waiter.id] = waiter
+        try:
+            yield waiter
+        finally:
+            self._waiters.pop(waiter.id, None)
 
-    def block(self, seconds: float) -> None:
-        """Block on the wake-up list for at most `seconds`."""
-        self._store.server.listen(self._wakeup_list, min(seconds, MAX_BLOCK * (0.5 + 0.5 * self._rng.random())))
+    def block(self, waiter: BlockingWaiter, seconds: float) -> None:
+        """Block for at most `seconds`, and receive."""
+        limit = min(seconds, MAX_BLOCK * (0.5 + 0.5 * self._rng.random()))
+        left = max(0.0, waiter.left - limit)
+        waiter.ends = not left
+        args = self._store.now(), *waiter.wanted, *self._receive_options(waiter.id, left)
+        lists = self._wakeup_list, self._interrupt_list(waiter.id)
+        waiter.reply = self._store.server.listen(lists, limit, scripts.RECEIVE, self._keys, args)
 
-    def _take(self, max_messages: int, waiter: BlockingWaiter | None) -> tuple[list[Message], float | None]:
+    def _receive_options(self, waiter: str, left: float) -> tuple[str, ...]:
+        return repr(self._lease), waiter, repr(left), repr(self._rng.random())
+
+    def interrupt(self) -> None:
+        for waiter in list(self._waiters.values()):
+            waiter.interrupted = True
+            self._store.server.interrupt(self._interrupt_list(waiter.id))
+
+    def _interrupt_list(self, waiter: str) -> str:
+        return f"{self._wakeup_list}:{waiter}"
+
+    def _take(self, max_messages: int, ahead: int, waiter: BlockingWaiter | None) -> tuple[list[Message], float | None]:
         messages: list[Message] = []
         while True:
-            wanted = min(BATCH, max_messages - len(messages))
-            waits: tuple[str, ...] = ()
+            wanted = min(BATCH, max_messages + ahead - len(messages))
+            counted = max(0, min(wanted, max_messages - len(messages)))
+            reply = None
             if waiter is not None:
-                left = 0.0 if messages else waiter.left  # a call that has a message does not wait
-                waits = waiter.id, repr(left), repr(self._rng.random())
-            pause, strays, *parts = self._call(scripts.RECEIVE, wanted, repr(self._lease), *waits)
+                waiter.wanted = wanted, counted
+                reply = waiter.take_reply()
+            if reply is None:
+                options: tuple[str, ...] = (repr(self._lease),)
+                if waiter is not None:  # a call that has a message does not wait
+                    options = self._receive_options(waiter.id, 0.0 if messages else waiter.left)
+                reply = self._call(scripts.RECEIVE, wanted, counted, *options)
+            pause, strays, *parts = reply
             leased = list(zip(*[iter(parts)] * 5, strict=True))
             before = len(messages)
             for key, content, receives, token, unanswered in leased:
@@ -145,7 +195,7 @@ class RedisQueue(Queue):
                     messages.append(Message(name, body, *known, unanswered=unanswered))
                 except ValueError as error:
                     self._bury_unreadable(key, token, error)
-            if len(messages) == max_messages or (
+            if len(messages) == max_messages + ahead or (
                 len(messages) - before < wanted and len(leased) < wanted and not strays
             ):
                 return messages, float(pause) if pause else None

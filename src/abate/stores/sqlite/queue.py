@@ -67,52 +67,59 @@ class SqliteQueue(Queue):
 
     # -- adding
 
-    def _add(
-        self, key: str, body: str, priority: int, after: float, attributes: Mapping[str, str], revive: bool
-    ) -> bool:
-        new = self._file.transaction(
-            partial(self._add_item, key, body, priority, after, encode_attributes(attributes), revive)
-        )
-        if new is None:
-            return False
-        self._store.wakeups.wake_queue(self.name)
+    def _add_many(
+        self, messages: list[tuple[str, str]], priority: int, after: float, attributes: Mapping[str, str], revive: bool
+    ) -> list[bool]:
+        content = priority, encode_attributes(attributes)
+        new, waiting = self._file.transaction(partial(self._add_items, messages, after, *content, revive))
+        if waiting:
+            self._store.wakeups.wake_queue(self.name, waiting)
         return new
 
-    def _add_item(
-        self, key: str, body: str, priority: int, after: float, attributes: str | None, revive: bool, db: Connection
-    ) -> bool | None:
-        """Add an item. Return whether its key is new; None if it is dead and is not to be revived."""
+    def _add_items(
+        self,
+        messages: list[tuple[str, str]],
+        after: float,
+        priority: int,
+        attributes: str | None,
+        revive: bool,
+        db: Connection,
+    ) -> tuple[list[bool], int]:
+        """Add items. Return for each whether its key is new, and how many wait."""
         now = self._store.now()
         due = now + after
-        known = db.execute(
-            "SELECT id, state, due, again_due FROM item WHERE queue = ? AND key = ?", (self.name, key)
-        ).fetchone()
-        if known is None:
-            self._check_capacity(db, now)
-            db.execute(sql.INSERT, (self.name, key, due, priority, attributes, body))
-            new = True
-        else:
-            id, state, known_due, again_due = known
-            if state == DEAD and not revive:
-                return None
+        new: list[bool] = []
+        started = waiting = 0
+        for key, body in messages:
+            if db.execute(sql.INSERT, (self.name, key, due, priority, attributes, body)).rowcount:
+                started += 1
+                waiting += 1
+                new.append(True)
+                continue
+            id, state, known_due, again_due = db.execute(sql.KNOWN, (self.name, key)).fetchone()
             if state == DEAD:
-                self._check_capacity(db, now)
-                db.execute(sql.REVIVE, (due, priority, attributes, body, id))
-                new = True
+                if revive:
+                    db.execute(sql.REVIVE, (due, priority, attributes, body, id))
+                    started += 1
+                    waiting += 1
+                new.append(revive)
             elif state == LEASED and known_due > now:
                 db.execute(sql.ADD_WHILE_LEASED, (priority, due, priority, attributes, body, id))
-                new = again_due is None
+                new.append(again_due is None)
             else:
                 db.execute(sql.COALESCE, (due, priority, attributes, body, id))
-                new = False
-        return new
+                waiting += 1
+                new.append(False)
+        if started:
+            self._check_capacity(db, now)
+        return new, waiting
 
     def _check_capacity(self, db: Connection, now: float) -> None:
-        """Raise `QueueFull` if no more messages may wait."""
+        """Raise `QueueFull` if too many messages wait; the transaction is then rolled back."""
         if self.capacity is None:
             return
         (waiting,) = db.execute(sql.COUNT_WAITING, {"queue": self.name, "now": now}).fetchone()
-        if waiting >= self.capacity:
+        if waiting > self.capacity:
             raise QueueFull(f"the queue {self.name!r} is full: it holds {self.capacity} messages")
 
     def _cancel(self, key: str) -> bool:
@@ -126,10 +133,10 @@ class SqliteQueue(Queue):
 
     # -- working
 
-    def _receive(self, max_messages: int, wait: float) -> list[Message]:
+    def _receive(self, max_messages: int, ahead: int, wait: float) -> list[Message]:
         # try before joining the wait list, since leaving the list wakes another thread
-        messages, _ = self._take(max_messages, None)
-        return messages if messages or not wait else super()._receive(max_messages, wait)
+        messages, _ = self._take(max_messages, ahead, None)
+        return messages if messages or not wait else super()._receive(max_messages, ahead, wait)
 
     @contextmanager
     def _waiting(self) -> Iterator[QueueWaiter]:
@@ -137,7 +144,10 @@ class SqliteQueue(Queue):
         with wakeups.waiting(self.name) as wait_list:
             yield QueueWaiter(wakeups, wait_list)
 
-    def _take(self, max_messages: int, waiter: object) -> tuple[list[Message], float | None]:
+    def interrupt(self) -> None:
+        self._store.wakeups.interrupt(self.name)
+
+    def _take(self, max_messages: int, ahead: int, waiter: object) -> tuple[list[Message], float | None]:
         # read first: an empty queue needs no write lock
         ((due,),) = self._file.read(sql.NEXT_DUE, (self.name, self.name))
         if not isinstance(due, float):
@@ -145,21 +155,26 @@ class SqliteQueue(Queue):
         now = self._store.now()
         if due > now:
             return [], due - now
-        return self._file.transaction(partial(self._lease_items, max_messages)), 0.0
+        return self._file.transaction(partial(self._lease_items, max_messages, ahead)), 0.0
 
-    def _lease_items(self, max_messages: int, db: Connection) -> list[Message]:
+    def _lease_items(self, max_messages: int, ahead: int, db: Connection) -> list[Message]:
         messages: list[Message] = []
+        most, blocked = max_messages + ahead, False
         now = self._store.now()
         row = db.execute("SELECT token FROM lease").fetchone()
         token = row[0] if row and isinstance(row[0], int) and 0 <= row[0] < MAX_TOKEN else 0
         # tokens also follow the clock, so that a file restored from a backup does not repeat them
         token = max(token, min(int(now * 1e6), MAX_CLOCK_TOKEN))
-        while len(messages) < max_messages:
-            rows = next_items(db, self.name, max_messages - len(messages), now, self.max_body)
+        while len(messages) < most and not blocked:
+            rows = next_items(db, self.name, most - len(messages), now, self.max_body)
             if not rows and (messages or not self._fix_priorities(db, now)):
                 break
             for row in rows:
-                message = self._lease_item(db, row, token + 1, now)
+                counts = len(messages) < max_messages
+                blocked = not counts and row[-1]  # in order: none behind one that was received before
+                if blocked:
+                    break
+                message = self._lease_item(db, row, token + 1, now, counts)
                 if message is not None:
                     token += 1
                     messages.append(message)
@@ -175,9 +190,12 @@ class SqliteQueue(Queue):
         ready = isinstance(due, float) and due <= now
         return ready and db.execute(sql.FIX_PRIORITIES, (self.name,)).rowcount > 0
 
-    def _lease_item(self, db: Connection, row: tuple[Any, ...], token: int, now: float) -> Message | None:
-        """Lease one item. If it can't be decoded, bury it with its bytes unchanged and return None."""
-        id, key, receives, attributes, body, again_due, again_attributes, again_body, unanswered = row
+    def _lease_item(self, db: Connection, row: tuple[Any, ...], token: int, now: float, counts: bool) -> Message | None:
+        """Lease one item. If it can't be decoded, bury it with its bytes unchanged and return None.
+
+        Unless the receive `counts`, it counts when the item is settled: until then `receives` is 0.
+        """
+        id, key, receives, attributes, body, again_due, again_attributes, again_body, unanswered, _ = row
         if again_due is not None:  # it was added during its last lease, which ran out
             attributes, body = again_attributes, again_body
             db.execute(sql.MERGE, (id,))
@@ -188,9 +206,9 @@ class SqliteQueue(Queue):
             )  # SQLite may hold NULL for an empty value
             message = Message(found, text, receives + 1, token, decode_attributes(attributes), unanswered=unanswered)
         except ValueError as error:
-            db.execute(sql.BURY, (self._store.clock.wall(), *unreadable_reason(error), id))
+            db.execute(sql.BURY, (self._store.clock.wall(), 0, *unreadable_reason(error), id))
             return None
-        db.execute(sql.LEASE, (now + self._lease, token, receives + 1, unanswered, id))
+        db.execute(sql.LEASE, (now + self._lease, token, receives + counts, unanswered, id))
         return message
 
     def _extend(self, messages: Sequence[Message]) -> list[Message]:
@@ -238,14 +256,14 @@ class SqliteQueue(Queue):
             db.execute(sql.MERGE, (id,))
         match verdict:
             case Bury(kind, reason, trace) if added is None:
-                db.execute(sql.BURY, (self._store.clock.wall(), kind, reason, trace, id))
+                db.execute(sql.BURY, (self._store.clock.wall(), 1, kind, reason, trace, id))
                 return False
             case Done(None) | Bury():  # it was added during the lease: it starts over with what was added
                 db.execute(sql.BEGIN_ANEW, (added, again_priority, id))
             case Done(float() | int() as again):
                 db.execute(sql.BACK, (_earlier(now + again, added), 0, id))
             case Back(after, touched=True):
-                db.execute(sql.BACK, (_earlier(now + after, added), receives, id))
+                db.execute(sql.BACK, (_earlier(now + after, added), max(1, receives), id))
             case Back(after):
                 db.execute(sql.UNTOUCHED, (_earlier(now + after, added), id))
         return True

@@ -15,12 +15,16 @@ def _cut(column: str, longest: object) -> str:
 
 # -- adding
 
-INSERT = "INSERT INTO item (queue, key, due, priority, attributes, body) VALUES (?, ?, ?, ?, ?, ?)"
+INSERT = (
+    "INSERT INTO item (queue, key, due, priority, attributes, body) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+)
+
+KNOWN = "SELECT id, state, due, again_due FROM item WHERE queue = ? AND key = ?"
 
 # add to a waiting item: keep the earlier due, the higher priority, the newest body. An expired lease ends here.
 COALESCE = """
     UPDATE item SET
-        unanswered = unanswered + (state = 1),
+        unanswered = unanswered + (state = 1 AND receives > 0), receives = max(receives, state = 1),
         state = 0, token = 0, due = min(due, ?), priority = max(priority, ?), attributes = ?, body = ?,
         again_due = NULL, again_priority = NULL, again_attributes = NULL, again_body = NULL
     WHERE id = ?
@@ -92,11 +96,14 @@ MERGE = """
 
 BACK = "UPDATE item SET state = 0, token = 0, due = ?, receives = ?, unanswered = 0 WHERE id = ?"
 
-UNTOUCHED = "UPDATE item SET state = 0, token = 0, due = ?, receives = receives - 1 WHERE id = ?"
+UNTOUCHED = "UPDATE item SET state = 0, token = 0, due = ?, receives = max(0, receives - 1) WHERE id = ?"
 
 BEGIN_ANEW = "UPDATE item SET state = 0, token = 0, receives = 0, unanswered = 0, due = ?, priority = ? WHERE id = ?"
 
-BURY = "UPDATE item SET state = 2, token = 0, due = ?, kind = ?, reason = ?, trace = ? WHERE id = ?"
+BURY = """
+    UPDATE item SET state = 2, token = 0, due = ?, receives = max(?, receives), kind = ?, reason = ?, trace = ?
+    WHERE id = ?
+"""
 
 # -- depths and dead letters
 
@@ -145,12 +152,13 @@ PURGE = "DELETE FROM item WHERE id = ?"
 
 # -- the order of delivery
 
-# an expired lease counts as a receive without a verdict
+# an expired lease counts as a receive without a verdict, unless it was received ahead; last, whether it was received
+# before
 COLUMNS = f"""
     id, CASE WHEN typeof(key) = 'text' THEN {_cut("key", ":longest_key")} END, receives,
     {_cut("attributes", ":longest_attributes")}, {_cut("body", ":longest")},
     again_due, {_cut("again_attributes", ":longest_attributes")}, {_cut("again_body", ":longest")},
-    unanswered + (state = 1)
+    unanswered + (state = 1 AND receives > 0), (state = 1 OR receives <> 0)
 """
 
 # without INDEXED BY, SQLite would sort all waiting items

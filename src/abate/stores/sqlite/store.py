@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import inf
 from sqlite3 import Connection
 
@@ -15,6 +16,8 @@ from abate.stores.message_waits import Wakeups
 from abate.stores.queue_contract import Depth
 from abate.stores.sqlite import shared_limits
 from abate.stores.sqlite.database import Database
+from abate.stores.sqlite.file_checks import wal_path
+from abate.stores.sqlite.file_watch import FileWatch
 from abate.stores.sqlite.queue import SqliteQueue, depths
 from abate.stores.store_contract import Store
 
@@ -29,7 +32,10 @@ class SqliteStore(Store):
         super().__init__(str(file), clock)
         self.file = file
         self._last_cleanup = -inf
-        self.wakeups = Wakeups(None if file.path is None else file.changed)
+        if file.path is None:
+            self.wakeups = Wakeups(None)
+        else:
+            self.wakeups = Wakeups(file.changed, partial(FileWatch, wal_path(file.path)))
 
     def now(self) -> float:
         """Return the instant of a virtual clock, or that of the file's own clock."""
@@ -56,7 +62,7 @@ class SqliteStore(Store):
     def close(self) -> None:
         self.leave()
         self.file.close()
-        self.wakeups.wake_all()
+        self.wakeups.close()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.file}>"

@@ -1,8 +1,9 @@
--- Lease up to `most` ready messages. Reply: the seconds until the queue should be read again ('' if unknown), the
+-- Lease up to `most` ready messages. After the first `counted` only those that were never received: their receive counts
+-- when they are settled, so until then `receives` is 0. Reply: the seconds until the queue should be read again ('' if unknown), the
 -- number of invalid entries removed (strays), and for each message its key, content, receives, token, and the number
 -- of preceding receives without a verdict.
-local most, lease = tonumber(ARGV[2]), tonumber(ARGV[3])
-local waiter, left = ARGV[4] or '', tonumber(ARGV[5] or 0)
+local most, counted, lease = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local waiter, left = ARGV[5] or '', tonumber(ARGV[6] or 0)
 local known = redis.call('HMGET', META, 'turns', 'watch', 'watcher')
 local turns, watch, watching = tonumber(known[1] or 0), tonumber(known[2] or nil), known[3] == waiter
 if not (turns and turns >= 0 and turns < FAIRNESS_TURNS) then turns = 0 end  -- another program wrote an invalid count
@@ -99,6 +100,8 @@ if #members > 0 then
       redis.call('ZREM', LEASED, members[n])
       if places[members[n]] then redis.call('ZREM', BY_PRIORITY, places[members[n]]) end
     else
+      counted = counted - 1
+      if counted < 0 and (item.state ~= 'w' or item.receives > 0) then break end  -- in order: none behind it
       local again = item.state == 'a' and read_again(key)
       if again then  -- it was added during its last lease, which ran out
         content = again.content
@@ -106,13 +109,15 @@ if #members > 0 then
         redis.call('HDEL', ITEM, AGAIN .. key)
       end
       remove_priority(key, item)
-      if item.state ~= 'w' then item.unanswered = item.unanswered + 1 end  -- its lease ran out
+      if item.state ~= 'w' and item.receives > 0 then item.unanswered = item.unanswered + 1 end  -- its lease ran out
       token = token + 1
-      item.state, item.due, item.receives, item.token = 'l', now + lease, item.receives + 1, string.format('%.0f', token)
+      local receives = item.receives + 1
+      item.state, item.due, item.token = 'l', now + lease, string.format('%.0f', token)
+      if counted >= 0 then item.receives = receives end
       if item.priority > 0 then redis.call('ZADD', BY_PRIORITY, 0, place(key, item)) end
       dues[#dues + 1], dues[#dues + 2] = due, members[n]
       append(written_down, key, item)
-      for _, part in ipairs({key, content, item.receives, item.token, item.unanswered}) do answer[#answer + 1] = part end
+      for _, part in ipairs({key, content, receives, item.token, item.unanswered}) do answer[#answer + 1] = part end
     end
   end
   if #dues > 0 then
@@ -139,7 +144,7 @@ elseif left > 0 and strays == 0 then
     remember()
     pause = exact(head - now)
   elseif head then  -- another client is the watcher; if it is late, the others wake at random times to replace it
-    pause = exact(head - now + WATCHER_LATE * (1 + tonumber(ARGV[6])))
+    pause = exact(head - now + WATCHER_LATE * (1 + tonumber(ARGV[7])))
   end
   redis.call('DEL', WAKEUPS)  -- nothing is ready: discard pending wake-ups, which would be spurious
 end

@@ -38,6 +38,7 @@ for n = 2, #ARGV, 4 do
       redis.call('ZREM', LEASED, item.sequence .. key)
       redis.call('ZADD', DEAD, exact(now), item.sequence .. key)
       item.state, item.token, item.due, item.unanswered = 'd', '0', now, 0
+      item.receives = math.max(1, item.receives)
       local dead = {WHY .. key, detail}
       append(dead, key, item)
       redis.call('HSET', ITEM, unpack(dead))
@@ -50,9 +51,9 @@ for n = 2, #ARGV, 4 do
     elseif word == 'again' then
       wait(key, item, math.min(now + tonumber(detail), added), 0, content)
     elseif word == 'back' then
-      wait(key, item, math.min(now + tonumber(detail), added), item.receives, content)
+      wait(key, item, math.min(now + tonumber(detail), added), math.max(1, item.receives), content)
     else  -- untouched
-      wait(key, item, math.min(now + tonumber(detail), added), item.receives - 1, content, item.unanswered)
+      wait(key, item, math.min(now + tonumber(detail), added), math.max(0, item.receives - 1), content, item.unanswered)
     end
   end
 end
