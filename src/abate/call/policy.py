@@ -116,7 +116,11 @@ class Policy(Shared):
     streams_only: bool
     no_gate_or_shelter: bool
     retries_freely: bool
-    """Whether failures that are worth a retry are retried whatever their kind and their safety."""
+    """Whether no failure that is worth a retry needs a check of its kind or safety, or concerns a gate or shelter."""
+    retries_usually: bool
+    """Whether most failures need no more than `abate.call.usual_retry` checks."""
+    usual_backoffs: dict[type, Schedule]
+    """The backoff after errors of these types, which are retried without such checks; cached at their first failure."""
     counter: CallCounter
     _keys: KeyedPolicies
     _number: int
@@ -173,7 +177,6 @@ class Policy(Shared):
         put("gate", check_type("gate", gate, (Gate, type(None)), "a gate"))
         put("shelter", check_type("shelter", shelter, (Shelter, type(None)), "a Shelter"))
         put("idempotent", check_type("idempotent", idempotent, (bool, type(None)), "True or False"))
-        put("retries_freely", idempotent is not False and not self.max_attempts_by_kind)
         put("max_hint", number("max_hint", max_hint, least=0))
         put("raises", choice("raises", raises, ("original", "exhausted")))
         put("before_retry", check_before_retry(before_retry))
@@ -191,6 +194,9 @@ class Policy(Shared):
         put("plain_in_tasks", self._is_plain())
         put("plain", self.plain_in_tasks and not is_async(before_retry))
         put("no_gate_or_shelter", gate is None and shelter is None)
+        put("retries_freely", self.no_gate_or_shelter and idempotent is not False and not max_attempts_by_kind)
+        put("retries_usually", self.plain_in_tasks and self.retries_freely and before_retry is None)
+        put("usual_backoffs", {})
         put("counter", CallCounter(name))
         put("_keys", KeyedPolicies(whole("keys", keys, least=1), self.budget, gate, shelter))
         put("_number", next(_numbers))

@@ -220,7 +220,13 @@ def _fast_wrapper(policy: Policy, function: Callable[..., Any], asynchronous: bo
     kinds = _ReturnKinds(policy)
     # the driver itself if no call has to wait for its turn: that saves the failing path a call
     guarded = policy.shelter is not None or policy.gate is not None
-    drive = async_driver.drive if asynchronous else kinds.drive if guarded else sync_driver.drive
+    drive: Callable[..., Any]
+    if asynchronous:
+        drive = async_driver.drive_usual if policy.retries_usually else async_driver.drive
+    elif guarded:
+        drive = kinds.drive
+    else:
+        drive = sync_driver.drive_usual if policy.retries_usually else sync_driver.drive
     more = "" if asynchronous or guarded else ", drive_coroutine=_a_drive_coroutine"
     names: dict[str, Any] = {
         "_a_function": function,
