@@ -83,7 +83,7 @@ def test_a_withdrawal_whose_wait_is_interrupted_is_refunded():
 
 def test_an_error_that_an_inner_policy_gave_up_on_is_not_usual():
     """The machine sees that a policy inside the attempt has retried."""
-    inner, outer = warmed(name="inner"), warmed(name="outer")
+    inner, outer = warmed(name="usual inner"), warmed(name="usual outer")
     errors = Script(*[ConnectionError() for _ in range(9)])
     with pytest.warns(LayeredRetryWarning), pytest.raises(ConnectionError) as caught:
         outer.call(inner(errors))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from abate import clock as clocks
 from abate import event_sinks, events
-from abate.admit.waiting import wait_in_task
 from abate.call.actions import SEND, Send, Stop, Wait, WaitForTurn
 from abate.call.before_retry import RetryContext, arun, by_name
 from abate.call.layers import retry_serials
@@ -266,6 +265,8 @@ async def _wait(
         await clock.asleep(max(0.0, action.until - now))
         action = machine.resume()
     if type(action) is WaitForTurn:
+        from abate.admit.waiting import wait_in_task  # imported with the first policy that has a shelter
+
         if let_go is not None:
             await let_go(machine.seconds_left())
         await wait_in_task(action.dispatcher, action.waiter)

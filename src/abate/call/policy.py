@@ -7,12 +7,11 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from itertools import count
 from math import inf
 from types import MappingProxyType
-from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, overload
 
 from abate import registry
 from abate.admit.budget import Budget
 from abate.admit.gate import Gate
-from abate.admit.shelter import Shelter
 from abate.call import async_driver, sync_driver
 from abate.call.before_retry import BeforeRetry, check_before_retry, is_async
 from abate.call.block import Attempts
@@ -21,12 +20,14 @@ from abate.call.keyed import MAX_KEYS, KeyedPolicies, KeyState
 from abate.call.policy_settings import (
     OVERLOAD_BASE,
     SETTINGS,
+    Resume,
     changed_settings,
     check_bounded_by_time,
     check_kinds,
+    check_shelter,
+    check_stream_function,
     check_type,
 )
-from abate.call.stream import Resume, check_stream_function
 from abate.call.worst_case import WorstCase, worst_case
 from abate.call.wrapper import wrap
 from abate.clock import Clock, as_clock
@@ -35,6 +36,9 @@ from abate.decide.rules import Matcher, Rules, build_rules, check_matchers
 from abate.errors import by_keyword, choice, number, whole
 from abate.frozen import Shared, refuse_own_clock
 from abate.schedule.backoff import Backoff, RandomSource, Schedule, schedule
+
+if TYPE_CHECKING:
+    from abate.admit.shelter import Shelter
 
 _numbers = count()
 
@@ -175,7 +179,7 @@ class Policy(Shared):
         put("overload_backoff", plan.at_least(OVERLOAD_BASE))
         put("budget", Budget(clock=clock) if budget is None else check_type("budget", budget, Budget, "a Budget"))
         put("gate", check_type("gate", gate, (Gate, type(None)), "a gate"))
-        put("shelter", check_type("shelter", shelter, (Shelter, type(None)), "a Shelter"))
+        put("shelter", None if shelter is None else check_shelter(shelter))
         put("idempotent", check_type("idempotent", idempotent, (bool, type(None)), "True or False"))
         put("max_hint", number("max_hint", max_hint, least=0))
         put("raises", choice("raises", raises, ("original", "exhausted")))

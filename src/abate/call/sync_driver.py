@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from abate import clock as clocks
 from abate import event_sinks, events
-from abate.admit.waiting import wait_in_thread
 from abate.call import async_driver
 from abate.call.actions import SEND, Send, Stop, Wait, WaitForTurn
 from abate.call.before_retry import RetryContext, by_name, refuse_async, run
@@ -231,6 +230,8 @@ def _wait(
             clock.sleep(action.until - now)
         action = machine.resume()
     if type(action) is WaitForTurn:
+        from abate.admit.waiting import wait_in_thread  # imported with the first policy that has a shelter
+
         if let_go is not None:
             let_go(machine.seconds_left())
         wait_in_thread(action.dispatcher, action.waiter)
