@@ -61,6 +61,37 @@ def threaded(statement: str, threads: int, **names: Any) -> Runner:
     return run
 
 
+PACED = """
+def run(times, pause):
+    took = []
+    for _ in repeat(None, times):
+        wait(pause)
+        start = clock()
+        {statement}
+        took.append(clock() - start)
+    return took
+"""
+MAX_SPIN = 0.0003
+"""Shorter pauses are spent in a loop: a sleep would be longer."""
+
+
+def _wait(pause: float) -> None:
+    if pause > MAX_SPIN:
+        time.sleep(pause)
+        return
+    end = time.perf_counter() + pause
+    while time.perf_counter() < end:
+        pass
+
+
+def paced(statement: str, **names: Any) -> Callable[[int, float], list[int]]:
+    """A function of n and seconds that runs the statement n times with that pause before each, and times each run."""
+    names |= {"repeat": repeat, "clock": time.perf_counter_ns, "wait": _wait}
+    exec(PACED.format(statement=statement), names)
+    run: Callable[[int, float], list[int]] = names["run"]
+    return run
+
+
 async def _measure(runners: dict[str, Callable[[int], Awaitable[float]]], rounds: int, milliseconds: float) -> Samples:
     times = {}
     for name, runner in runners.items():

@@ -38,7 +38,7 @@ def drain(budget):
 def test_no_deposit_is_lost(together):
     """Eight threads deposit in both ways while others read the balance: every deposit counts."""
     budget = Budget(ratio=1, reserve=0, clock=frozen)
-    budget.states.main._batch_target = 20  # as after a busy slot
+    budget.states.main.batch_target = 20  # as after a busy slot
 
     def work(place):
         for n in range(300):
