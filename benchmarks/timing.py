@@ -43,20 +43,22 @@ def threaded(statement: str, threads: int, **names: Any) -> Runner:
 
     def run(times: int) -> float:
         share = max(1, times // threads)
-        barrier = threading.Barrier(threads + 1)
+        barrier = threading.Barrier(threads)
+        began: list[int] = []
+        ended: list[int] = []
 
         def body(runner: Runner) -> None:
             barrier.wait()
+            began.append(time.perf_counter_ns())
             runner(share)
+            ended.append(time.perf_counter_ns())
 
         workers = [threading.Thread(target=body, args=(runner,)) for runner in loops]
         for worker in workers:
             worker.start()
-        barrier.wait()
-        start = time.perf_counter_ns()
         for worker in workers:
             worker.join()
-        return (time.perf_counter_ns() - start) * times / (share * threads)
+        return (max(ended) - min(began)) * times / (share * threads)
 
     return run
 
