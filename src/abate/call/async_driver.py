@@ -211,6 +211,8 @@ async def drive(
                 await clock.asleep(delay if delay > 0.0 else 0.0)
                 machine.withdrawn = False  # the retry is sent: nothing is to be refunded
             elif type(action) is WaitForTurn and let_go is None:  # thousands may wait here: no frame more than needed
+                from abate.admit.waiting import wait_in_task  # imported with the first policy that has a shelter
+
                 await wait_in_task(action.dispatcher, action.waiter)
                 action = machine.take_turn()
                 continue
