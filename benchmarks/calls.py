@@ -165,7 +165,7 @@ def paced_calls() -> float:
         budget = abate.Budget(reserve=0, ratio=1.0)
         over, bare = {}, 0.0
         for name, f in {"hand": hand(nothing), "abate": ours(budget)(nothing)}.items():
-            mine, theirs = paced("f()", f=f), paced("f()", f=nothing)
+            mine, theirs = paced("f()", SLEEP, f=f), paced("f()", SLEEP, f=nothing)
             seconds = 3.0 if rate < 100 else 1.0
             found: list[int] = []
             plain: list[int] = []

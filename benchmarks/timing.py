@@ -14,6 +14,7 @@ import statistics
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -77,18 +78,18 @@ MAX_SPIN = 0.0003
 """Shorter pauses are spent in a loop: a sleep would be longer."""
 
 
-def _wait(pause: float) -> None:
+def _wait(sleep: Callable[[float], None], pause: float) -> None:
     if pause > MAX_SPIN:
-        time.sleep(pause)
+        sleep(pause)
         return
     end = time.perf_counter() + pause
     while time.perf_counter() < end:
         pass
 
 
-def paced(statement: str, **names: Any) -> Callable[[int, float], list[int]]:
+def paced(statement: str, sleep: Callable[[float], None], **names: Any) -> Callable[[int, float], list[int]]:
     """A function of n and seconds that runs the statement n times with that pause before each, and times each run."""
-    names |= {"repeat": repeat, "clock": time.perf_counter_ns, "wait": _wait}
+    names |= {"repeat": repeat, "clock": time.perf_counter_ns, "wait": partial(_wait, sleep)}
     exec(PACED.format(statement=statement), names)
     run: Callable[[int, float], list[int]] = names["run"]
     return run
