@@ -14,6 +14,7 @@ import statistics
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -43,21 +44,54 @@ def threaded(statement: str, threads: int, **names: Any) -> Runner:
 
     def run(times: int) -> float:
         share = max(1, times // threads)
-        barrier = threading.Barrier(threads + 1)
+        barrier = threading.Barrier(threads)
+        began: list[int] = []
+        ended: list[int] = []
 
         def body(runner: Runner) -> None:
             barrier.wait()
+            began.append(time.perf_counter_ns())
             runner(share)
+            ended.append(time.perf_counter_ns())
 
         workers = [threading.Thread(target=body, args=(runner,)) for runner in loops]
         for worker in workers:
             worker.start()
-        barrier.wait()
-        start = time.perf_counter_ns()
         for worker in workers:
             worker.join()
-        return (time.perf_counter_ns() - start) * times / (share * threads)
+        return (max(ended) - min(began)) * times / (share * threads)
 
+    return run
+
+
+PACED = """
+def run(times, pause):
+    took = []
+    for _ in repeat(None, times):
+        wait(pause)
+        start = clock()
+        {statement}
+        took.append(clock() - start)
+    return took
+"""
+MAX_SPIN = 0.0003
+"""Shorter pauses are spent in a loop: a sleep would be longer."""
+
+
+def _wait(sleep: Callable[[float], None], pause: float) -> None:
+    if pause > MAX_SPIN:
+        sleep(pause)
+        return
+    end = time.perf_counter() + pause
+    while time.perf_counter() < end:
+        pass
+
+
+def paced(statement: str, sleep: Callable[[float], None], **names: Any) -> Callable[[int, float], list[int]]:
+    """A function of n and seconds that runs the statement n times with that pause before each, and times each run."""
+    names |= {"repeat": repeat, "clock": time.perf_counter_ns, "wait": partial(_wait, sleep)}
+    exec(PACED.format(statement=statement), names)
+    run: Callable[[int, float], list[int]] = names["run"]
     return run
 
 

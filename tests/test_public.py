@@ -165,6 +165,36 @@ def test_importing_abate_imports_no_event_loop():
     assert loaded == ""
 
 
+def test_importing_abate_imports_only_what_every_policy_needs():
+    """Shelters, breakers and other gates, streams, TOML files and rules for HTTP are imported on first use."""
+    loaded = fresh(
+        "import sys, abate; print(*{'json', 'zlib', 'abate.admit.limiter', 'abate.admit.breaker',"
+        " 'abate.admit.throttle',"
+        " 'abate.admit.bucket', 'abate.admit.concurrency', 'abate.call.stream', 'abate.call.policy_files',"
+        " 'abate.decide.http', 'abate.work'} & set(sys.modules))"
+    )
+    assert loaded == ""
+
+
+@pytest.mark.parametrize("package", ["abate.admit", "abate.call", "abate.decide"])
+def test_a_package_with_parts_on_first_use_knows_its_names_only(package):
+    """A name that is not there raises AttributeError, as in any module."""
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'Shelterr'"):
+        importlib.import_module(package).Shelterr  # noqa: B018
+
+
+def test_a_shelter_brings_all_that_its_calls_need():
+    """No call with a shelter imports a module: a signal handler or finalizer may make it at any point."""
+    loaded = fresh(
+        "import sys, abate; policy = abate.Policy(on=OSError, shelter=abate.Shelter(), backoff=[0.0], max_attempts=2);"
+        "abate.observe.disable_logging(); before = set(sys.modules)\n"
+        "try: policy.call(open, '/nowhere/at/all')\n"
+        "except OSError: pass\n"
+        "print(*{name for name in set(sys.modules) - before if name.startswith('abate')})"
+    )
+    assert loaded == ""
+
+
 def test_parts_are_imported_when_asked_for():
     """abate.testing and abate.observe are there without an import of their own; other names are not."""
     assert fresh("import abate; print(abate.testing.VirtualClock.__name__, abate.observe.install.__name__)") == (

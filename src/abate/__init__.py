@@ -19,9 +19,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from abate import events
-from abate.admit import AdaptiveThrottle, Budget, CircuitBreaker, ConcurrencyLimit, Gate, Shelter, TokenBucket
-from abate.call import Policy, RetryContext, load_policies, report
-from abate.decide import Outcome, Ruling, http, on_error, on_result, widen
+from abate.admit import Budget, Gate
+from abate.call import Policy, RetryContext, report
+from abate.decide import Outcome, Ruling, on_error, on_result, widen
 from abate.errors import (
     AbateError,
     AttemptTimeout,
@@ -36,8 +36,11 @@ from abate.schedule import Backoff, carry_deadline, consistent_jitter, deadline,
 
 if TYPE_CHECKING:
     from abate import clients, observe, sim, stores, testing, work
+    from abate.admit import AdaptiveThrottle, CircuitBreaker, ConcurrencyLimit, Shelter, TokenBucket
+    from abate.call import load_policies
     from abate.call.hedge import Hedge
     from abate.clients.databases import retry_on_db_conflict
+    from abate.decide import http
     from abate.schedule.timeouts import Timeouts
     from abate.stores import StoreError, open_store
     from abate.work import (
@@ -119,20 +122,27 @@ __all__ = [
 
 _PARTS = ("clients", "observe", "sim", "stores", "testing", "work")
 _ELSEWHERE = {
+    "AdaptiveThrottle": "abate.admit.throttle",
     "Again": "abate.work",
     "AsyncWorkQueue": "abate.work",
+    "CircuitBreaker": "abate.admit.breaker",
+    "ConcurrencyLimit": "abate.admit.concurrency",
     "Hedge": "abate.call.hedge",
     "LeaseLost": "abate.work",
     "PermanentFailure": "abate.work",
     "QueueFull": "abate.work",
     "Recoverable": "abate.work",
+    "Shelter": "abate.admit.shelter",
     "ShutDown": "abate.work",
     "SilentSuccess": "abate.work",
     "StoreError": "abate.stores",
     "Timeouts": "abate.schedule.timeouts",
+    "TokenBucket": "abate.admit.bucket",
     "WorkQueue": "abate.work",
     "consumer": "abate.work.consumer",
     "controller": "abate.work.controller_decorator",
+    "http": "abate.decide",
+    "load_policies": "abate.call.policy_files",
     "open_store": "abate.stores",
     "retry_on_db_conflict": "abate.clients.databases",
 }

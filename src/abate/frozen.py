@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, Self, dataclass_transform
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, dataclass_transform
 
 if TYPE_CHECKING:
     from inspect import Signature
@@ -55,7 +55,7 @@ class _Signature:
                 Parameter(
                     name,
                     Parameter.POSITIONAL_OR_KEYWORD,
-                    default=getattr(kind, name, Parameter.empty),
+                    default=kind.field_defaults.get(name, Parameter.empty),
                     annotation=types.get(name, Parameter.empty),
                 )
                 for name in kind.__match_args__
@@ -65,7 +65,10 @@ class _Signature:
 
 @dataclass_transform(frozen_default=True)
 class Frozen(ComparedByFields):
-    """A frozen value. Its annotations are its fields, in order; class attributes are their defaults.
+    """A frozen value. Its annotations are its fields, in order; what the class assigns to them are their defaults.
+
+    The class does not keep the defaults as attributes: CPython reads an attribute of an instance much faster if its
+    class has none of that name.
 
     `validate` is called at construction; subclasses override it to check their values.
 
@@ -77,9 +80,15 @@ class Frozen(ComparedByFields):
     """
 
     __signature__ = _Signature()
+    field_defaults: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
-        cls.__match_args__ = (*cls.__match_args__, *_annotations(cls))  # type: ignore[misc]
+        fields = _annotations(cls)
+        cls.__match_args__ = (*cls.__match_args__, *fields)  # type: ignore[misc]
+        own = {name: cls.__dict__[name] for name in fields if name in cls.__dict__}
+        cls.field_defaults = {**cls.field_defaults, **own}
+        for name in own:
+            delattr(cls, name)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         names = self.__match_args__
@@ -90,11 +99,10 @@ class Frozen(ComparedByFields):
         for name in values:
             if name not in names:
                 raise TypeError(f"{type(self).__name__} has no {name!r}; it has {', '.join(names)}")
+        values = {**self.field_defaults, **values}
         for name in names:
             if name not in values:
-                if not hasattr(type(self), name):
-                    raise TypeError(f"{type(self).__name__} needs a value for {name!r}")
-                values[name] = getattr(type(self), name)  # read faster from here than from the class
+                raise TypeError(f"{type(self).__name__} needs a value for {name!r}")
         self.__dict__.update(values)
         self.validate()
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abate import Budget, ConcurrencyLimit, Policy, TokenBucket
-from abate.admit.budget_state import MAX_UNTIMED
+from abate.admit.budget_state import MAX_INSTANTS, MAX_UNTIMED, MIN_BATCH
 from abate.admit.sliding_window import SLOTS
 from abate.clock import ever_used
 from abate.testing import VirtualClock
@@ -31,6 +31,12 @@ def stream(clock, state, pauses):
         deposit_like_a_wrapper(state)
         slots.append(int(clock.now()))
     return slots
+
+
+def busy_slot(clock, state):
+    """Make 403 deposits now: 64 by their instants, the others in batches of 16, the last of which is used up."""
+    stream(clock, state, [0.0] * (64 + 16 + 19 * 17))
+    assert length_hint(state.batch) == 0
 
 
 def counted(slots, clock, early=0):
@@ -74,7 +80,7 @@ def test_a_batch_is_bounded():
     clock = VirtualClock()
     budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
     state = budget.states.main
-    stream(clock, state, [0.0] * 5 * MAX_UNTIMED)
+    stream(clock, state, [0.0] * (80 + 17 * 290))  # the last batch is used up
     clock.advance(1.0)
     deposit_like_a_wrapper(state)
     assert length_hint(state.batch) == MAX_UNTIMED == 1000
@@ -88,10 +94,46 @@ def test_after_a_pause_every_deposit_reads_the_clock():
     clock = VirtualClock()
     budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
     state = budget.states.main
-    stream(clock, state, [0.0] * 400)
+    busy_slot(clock, state)
     clock.advance(5.0)
     deposit_like_a_wrapper(state)
-    assert length_hint(state.batch) == 0
+    assert (length_hint(state.batch), state.batch_target) == (0, 0)
+
+
+def test_a_slot_that_becomes_busy_has_batches_at_once():
+    """They are a quarter of what the slot has counted, so that the next slot's first look at the clock is near."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
+    state = budget.states.main
+    stream(clock, state, [0.0] * 4 * MIN_BATCH)
+    assert (state.batch_target, state.instants) == (MIN_BATCH, [])
+    assert budget.balance() == 4 * MIN_BATCH
+
+
+@pytest.mark.parametrize("late", [0.0, 1.0, SLOTS - 1.0, SLOTS, 1000.0])
+def test_rare_deposits_count_when_they_were_made(late):
+    """However late they are counted, and one that was made after the clock was read counts as now."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
+    for _ in range(3):
+        budget.deposit()
+        clock.advance(1.0)
+    budget.states.main.instants.append(clock.now() + late + 5.0)
+    clock.advance(late)
+    slots = [0, 1, 2]
+    assert budget.balance() == counted(slots, clock) + 1
+    assert (budget.states.main.instants, budget.states.main.earned) == ([], 4)
+
+
+def test_uncounted_instants_are_bounded():
+    """Nobody withdraws for long: a few dozen instants are kept."""
+    clock = VirtualClock()
+    budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
+    for _ in range(1000):
+        budget.deposit()
+        clock.advance(0.5)
+        assert len(budget.states.main.instants) <= MAX_INSTANTS
+    assert budget.balance() == 2 * SLOTS - 2
 
 
 def test_disowned_deposits_cannot_be_withdrawn():
@@ -99,12 +141,13 @@ def test_disowned_deposits_cannot_be_withdrawn():
     clock = VirtualClock()
     budget = Budget(ratio=1, reserve=1, window=SLOTS, clock=clock)
     state = budget.states.main
-    stream(clock, state, [0.02] * 110)
+    stream(clock, state, [0.01] * 110)
     assert length_hint(state.batch), "it is in the middle of a run"
     assert [budget.try_withdraw() for _ in range(3)] == [True] * 3
     earned = state.earned
+    stream(clock, state, [0.0] * 3)
     state.forget_deposits()
-    assert state.earned > earned, "what was disowned has been counted"
+    assert state.earned == earned + 3, "what was disowned has been counted"
     assert (budget.balance(), length_hint(state.batch)) == (SLOTS - 3.0, 0)
     stream(clock, state, [0.02] * 10)
     assert budget.balance() == SLOTS + 7.0
@@ -112,24 +155,24 @@ def test_disowned_deposits_cannot_be_withdrawn():
 
 
 def test_reading_the_balance_does_not_shrink_batches():
-    """After a slot of 400, a quarter of them go by without reading the clock, although folds come in between."""
+    """After a slot of 403, a quarter of them go by without reading the clock, although folds come in between."""
     clock = VirtualClock()
     budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
     state = budget.states.main
-    stream(clock, state, [0.0] * 400)
+    busy_slot(clock, state)
     clock.advance(1.0)
     for looked in range(1, 4):
         deposit_like_a_wrapper(state)
         assert length_hint(state.batch) == 100
         stream(clock, state, [0.0] * 100)
-        assert budget.balance() == 400 + 101 * looked
+        assert budget.balance() == 403 + 101 * looked
 
 
 def test_a_batch_begun_by_another_thread_continues():
     """Two threads find the batch at its end: the second does not replace the batch that the first has begun."""
     budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=VirtualClock())
     state = budget.states.main
-    state._batch_target = 10  # as after a busy slot
+    state.batch_target = 10  # as after a busy slot
     state.deposit_and_start_batch()
     run = state.batch
     for _ in range(3):
@@ -197,7 +240,7 @@ def test_decorated_calls_deposit_in_real_time(no_virtual_time_yet):
     work = Policy(on=OSError, budget=budget)(int)
     for _ in range(10):
         work()
-    budget.states.main._batch_target = 4  # as after a busy slot
+    budget.states.main.batch_target = 4  # as after a busy slot
     for _ in range(10):
         work()
     assert budget.balance() == 20
@@ -208,7 +251,7 @@ def test_the_first_virtual_clock_ends_the_batches(no_virtual_time_yet):
     others = ConcurrencyLimit(1), TokenBucket(1.0)  # these have no batches, and are left alone
     budget = Budget(ratio=1, reserve=0, window=86400)
     work = Policy(on=OSError, budget=budget)(int)
-    budget.states.main._batch_target = 100
+    budget.states.main.batch_target = 100
     for _ in range(10):
         work()
     assert length_hint(budget.states.main.batch) == 91
@@ -221,15 +264,16 @@ def test_the_first_virtual_clock_ends_the_batches(no_virtual_time_yet):
 
 
 def test_a_rare_deposit_reads_the_clock_each_time():
-    """Up to three in a slot, each counts exactly in its own slot."""
+    """As long as a batch would be smaller than `MIN_BATCH`, each counts exactly in its own slot."""
     clock = VirtualClock()
     budget = Budget(ratio=1, reserve=0, window=SLOTS, clock=clock)
+    rare = 4 * MIN_BATCH - 1
     for _ in range(SLOTS):
-        for _ in range(3):
+        for _ in range(rare):
             deposit_like_a_wrapper(budget.states.main)
         clock.advance(1.0)
     for left in range(SLOTS - 1, 0, -1):
-        assert budget.balance() == 3 * left
+        assert budget.balance() == rare * left
         clock.advance(1.0)
 
 
@@ -260,7 +304,7 @@ def busy(clock):
         for _ in state.batch:
             break
         else:
-            clock.advance(0.009)
+            clock.advance(0.002)
             state.deposit_and_start_batch()
     budget.try_withdraw()
     return budget

@@ -7,7 +7,6 @@ import weakref
 import pytest
 
 from abate import Budget, forks
-from abate.admit.budget_state import NOTHING
 from abate.admit.sliding_window import SlidingWindow
 from abate.testing import VirtualClock
 from tests.reentry import held_elsewhere
@@ -39,7 +38,7 @@ def drain(budget):
 def test_no_deposit_is_lost(together):
     """Eight threads deposit in both ways while others read the balance: every deposit counts."""
     budget = Budget(ratio=1, reserve=0, clock=frozen)
-    budget.states.main._batch_target = 20  # as after a busy slot
+    budget.states.main.batch_target = 20  # as after a busy slot
 
     def work(place):
         for n in range(300):
@@ -128,7 +127,7 @@ def test_a_number_that_a_fold_has_paid_for_is_not_paid_for_again(folds):
     for spent in range(folds):
         assert budget.balance() == 8.0 - spent
         assert budget.try_withdraw()
-    assert number not in state.prepaid
+    assert number not in range(*state.prepaid)
     assert state.withdraw(number)
     assert budget.balance() == 8.0 - folds
 
@@ -153,7 +152,8 @@ def test_nothing_is_prepaid_during_a_fold():
 
     def next_withdrawal():
         drawn.append(next(numbers))
-        assert drawn[-1] not in state.prepaid
+        first, end = state.prepaid
+        assert not first <= drawn[-1] < end
 
     state.next_withdrawal = Overtaken(numbers, next_withdrawal)
     assert budget.balance() == 5.0
@@ -170,7 +170,8 @@ def test_nothing_is_prepaid_before_a_fold_has_drawn_its_number():
 
     def next_withdrawal():
         drawn.append(next(state.next_withdrawal))
-        assert drawn[-1] not in state.prepaid
+        first, end = state.prepaid
+        assert not first <= drawn[-1] < end
 
     state.deposit_numbers = Overtaken(ticks, next_withdrawal)
     assert budget.balance() == 4.0
@@ -327,6 +328,6 @@ def test_the_fork_hook_repairs_a_ledger():
     state = budget.states.main
     with held_elsewhere(state.section):
         state.deposits.total = state.withdrawals.total = 77  # as if a thread had been stopped half-way
-        state.prepaid = NOTHING
+        state.prepaid = (0, 0)
         forks._in_child()
         assert budget.balance() == 2.0

@@ -52,7 +52,7 @@ def linked(*errors):
 
 def given_up(error, report=REPORT):
     """The error, marked as one that a policy has retried and given up on."""
-    retry_serials.last = retry_serials.next()
+    retry_serials.last = next(retry_serials.numbers)
     mark(error, GiveUp(report, retry_serials.last, error.__traceback__))
     return error
 

@@ -5,13 +5,18 @@
 attempts fail. ``a & b`` admits what both admit. `Shelter` is not a gate: calls wait there.
 """
 
-from abate.admit.breaker import CircuitBreaker
-from abate.admit.bucket import TokenBucket
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from abate.admit.budget import Budget
-from abate.admit.concurrency import ConcurrencyLimit
 from abate.admit.gate import All, Gate
-from abate.admit.shelter import Shelter
-from abate.admit.throttle import AdaptiveThrottle
+
+if TYPE_CHECKING:
+    from abate.admit.breaker import CircuitBreaker
+    from abate.admit.bucket import TokenBucket
+    from abate.admit.concurrency import ConcurrencyLimit
+    from abate.admit.shelter import Shelter
+    from abate.admit.throttle import AdaptiveThrottle
 
 __all__ = [
     "AdaptiveThrottle",
@@ -23,6 +28,23 @@ __all__ = [
     "Shelter",
     "TokenBucket",
 ]
+
+_ELSEWHERE = {
+    "AdaptiveThrottle": "throttle",
+    "CircuitBreaker": "breaker",
+    "ConcurrencyLimit": "concurrency",
+    "Shelter": "shelter",
+    "TokenBucket": "bucket",
+}
+
+
+if not TYPE_CHECKING:  # a type checker that sees `__getattr__` takes every name for Any
+
+    def __getattr__(name: str) -> Any:
+        """Import what few policies need on first use."""
+        if name in _ELSEWHERE:
+            return getattr(importlib.import_module(f"abate.admit.{_ELSEWHERE[name]}"), name)
+        raise AttributeError(f"module 'abate.admit' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,13 +1,15 @@
 """What one budget counts on one clock, without a lock on the usual path.
 
-Deposits and withdrawals take an item from an iterator, which is atomic:
+Deposits and withdrawals take an item from an iterator or append to a list, which is atomic:
 
-* a deposit that reads the clock takes the next number of `timed_deposits`, any other an item of `batch`;
-* a withdrawal takes the next number of `next_withdrawal`, and is granted if that lies in the range `prepaid`.
+* while deposits are rare, each appends its instant to `instants`, whatever slot that is in;
+* in a busy slot, where `batch_target` is not 0, a deposit that reads the clock takes the next number of
+  `timed_deposits`, any other an item of `batch`;
+* a withdrawal takes the next number of `next_withdrawal`, and is granted if that lies within the bounds `prepaid`.
 
 Under the lock, `update_counts` adds to the windows what was drawn since the last time, and prepays as many withdrawals
-as the balance covers. A deposit that finds the batch used up, a withdrawal whose number is not prepaid, and anything
-after the end of the slot updates the counts first.
+as the balance covers. A busy deposit that finds the batch used up, one that finds `instants` full, a withdrawal whose
+number is not prepaid, and a withdrawal after the end of the slot update the counts first.
 
     numbers of withdrawals:  ... counted ... | _paid_from ... _paid_to | prepaid | not paid: update the counts first
 
@@ -32,6 +34,10 @@ from abate.reentrant_locks import Section, may_wait, takes_lock
 
 MAX_UNTIMED = 1000
 """At most this many deposits in a row don't read the clock: a quarter of a busy slot's."""
+MIN_BATCH = 16
+"""A smaller batch would cost more to start than reading the clock for each of its deposits."""
+MAX_INSTANTS = 32
+"""At most about this many instants are kept until they are counted."""
 NOTHING = range(0)
 
 
@@ -41,7 +47,6 @@ class BudgetState:
     __slots__ = (
         "__weakref__",
         "_batch_size",
-        "_batch_target",
         "_counted_deposits",
         "_last_prepaid",
         "_paid_from",
@@ -51,10 +56,12 @@ class BudgetState:
         "_uncounted",
         "_units",
         "batch",
+        "batch_target",
         "deposit_numbers",
         "deposits",
         "earned",
         "end",
+        "instants",
         "next_withdrawal",
         "now",
         "prepaid",
@@ -70,11 +77,15 @@ class BudgetState:
         self.deposits = SlidingWindow(window, now)
         self.withdrawals = SlidingWindow(window, now)
         self.end = self.deposits.end
+        self.instants: list[float] = []
+        """When the deposits were made that are not counted yet."""
         self.deposit_numbers = count()
         self.timed_deposits: Iterator[int] = self.deposit_numbers
         self.next_withdrawal = count()
         self.batch = repeat(None, 0)
-        self._last_prepaid = self._uncounted = self.prepaid = range(0, units.reserved // units.one)
+        self._last_prepaid = self._uncounted = range(units.reserved // units.one)
+        self.prepaid = (0, self._uncounted.stop)
+        """The first prepaid number, and the one after the last."""
         self._reentrant_granted: list[int] = []
         """Numbers of re-entrant withdrawals that were granted."""
         self._reentrant_refused: list[int] = []
@@ -83,27 +94,38 @@ class BudgetState:
         self._units = units
         self._counted_deposits = 0
         self._batch_size = 0
-        self._batch_target = 0
+        self.batch_target = 0
         self.earned = 0
         """All deposits counted so far, including those that have left the window."""
 
     def deposit(self) -> None:
         """Count one deposit now."""
         now = self.now()
+        if not self.batch_target:
+            self.instants.append(now)
+            if len(self.instants) >= MAX_INSTANTS:
+                self.section.run_or_defer(self._count_full_instants, now)
+            return
         if now >= self.end:
             self.section.call(self.update_counts, now, otherwise=_counted_by_outer_call)
         next(self.timed_deposits)
 
+    def _count_full_instants(self, now: float) -> None:
+        self.update_counts(now)
+        busy = self.deposits.latest
+        if busy >= 4 * MIN_BATCH and not self.batch_target:
+            self.batch_target = min(MAX_UNTIMED, busy // 4)  # the slot has become a busy one
+
     def deposit_and_start_batch(self) -> None:
         """Count one deposit that found the batch used up; in a busy slot, start another batch."""
         self.deposit()
-        if self._batch_target:
+        if self.batch_target:
             self.section.run_or_defer(self._start_batch)
 
     def _start_batch(self) -> None:
         self._count_batch()
         if not length_hint(self.batch):  # false if another thread has started one
-            self.batch, self._batch_size = repeat(None, self._batch_target), self._batch_target
+            self.batch, self._batch_size = repeat(None, self.batch_target), self.batch_target
 
     def end_batch(self) -> None:
         """Let every deposit read the clock from now on."""
@@ -129,7 +151,7 @@ class BudgetState:
                 try:
                     section.busy = True
                     self._prepay(self._count_drawn(self.now()))
-                    paid = self._paid_from <= number < self._paid_to or next(self.next_withdrawal) in self.prepaid
+                    paid = self._paid_from <= number < self._paid_to or next(self.next_withdrawal) in self._uncounted
                 finally:
                     section.busy = False
             finally:
@@ -192,6 +214,11 @@ class BudgetState:
         self._units = units
         self._prepay(drawn)
 
+    def number_deposits_by(self, numbers: Iterator[int]) -> None:
+        """Let deposits take their numbers from this iterator, which hands on those of `deposit_numbers`."""
+        self.timed_deposits = numbers
+        self.batch_target = 0 if numbers is self.deposit_numbers else 1  # not 0: deposits by their instants have none
+
     def forget_deposits(self) -> None:
         """Forget all deposits: they belong to another process."""
         self.section.run_or_defer(self._forget_deposits)
@@ -207,7 +234,7 @@ class BudgetState:
 
         Nothing is prepaid from then on.
         """
-        self.prepaid = NOTHING
+        self.prepaid = (0, 0)
         deposited, drawn = next(self.deposit_numbers), next(self.next_withdrawal)
         self._add_deposits(deposited - self._counted_deposits)
         self._counted_deposits = deposited + 1
@@ -221,20 +248,28 @@ class BudgetState:
         if self._paid_to == issued.start:
             # if the range was not used up, the next one follows it, with the number drawn here between the two
             self._paid_to = drawn + 1 if drawn <= issued.stop else issued.stop
-        busy = self.deposits.latest
         ahead = self.deposits.roll(now)
         self.withdrawals.roll(now)
         self.end = self.deposits.end
+        counted = len(self.instants)
+        if counted:
+            self.deposits.add_instants(self.instants[:counted])
+            self.earned += counted
+            del self.instants[:counted]
         if ahead:
             # expect a slot to be as busy as the one just before it
-            self._batch_target = min(MAX_UNTIMED, busy // 4) if ahead == 1 else 0
+            busy = self.deposits.before_latest if ahead == 1 else 0
+            least = 0 if self.timed_deposits is self.deposit_numbers else 1
+            self.batch_target = min(MAX_UNTIMED, busy // 4) if busy >= 4 * MIN_BATCH else least
         return drawn
 
     def _prepay(self, drawn: int) -> None:
         """Prepay the numbers after `drawn`, as many as the balance covers."""
         while True:
             covered = self._covered(drawn)
-            self._last_prepaid = self._uncounted = self.prepaid = covered
+            bounds = (covered.start, covered.stop)
+            self._last_prepaid = self._uncounted = covered
+            self.prepaid = bounds
             if not (self._reentrant_granted or self._reentrant_refused):
                 return
             # withdrawals have re-entered since the range was computed: charge them, and compute it again

@@ -48,6 +48,11 @@ class SlidingWindow:
         """Return the count of the open slot."""
         return self._ring[self._place] if self._ring else 0
 
+    @property
+    def before_latest(self) -> int:
+        """Return the count of the slot before the open one."""
+        return self._ring[self._place - 1] if self._ring else 0
+
     def roll(self, now: float) -> int:
         """Open the slot of `now`, forget what has left the window, and return by how many slots it moved."""
         if now < self.end:
@@ -73,6 +78,18 @@ class SlidingWindow:
         count = min(count, MAX_PER_SLOT - self._ring[self._place])
         self._ring[self._place] += count
         self.total += count
+
+    def add_instants(self, instants: list[float]) -> None:
+        """Count what happened at these instants, up to now; what has left the window already is forgotten."""
+        ring = self._ring[:] or array("I", [0]) * SLOTS
+        width, open_slot, added = self._width, self._slot, 0
+        for instant in instants:
+            slot = min(floor(instant / width), open_slot)
+            if slot > open_slot - SLOTS and ring[slot % SLOTS] < MAX_PER_SLOT:
+                ring[slot % SLOTS] += 1
+                added += 1
+        self._ring = ring
+        self.total += added
 
     def clear(self) -> None:
         """Forget everything."""

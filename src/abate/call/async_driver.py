@@ -8,11 +8,12 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from abate import clock as clocks
-from abate.admit.waiting import wait_in_task
+from abate import event_sinks, events
 from abate.call.actions import SEND, Send, Stop, Wait, WaitForTurn
 from abate.call.before_retry import RetryContext, arun, by_name
 from abate.call.layers import retry_serials
-from abate.call.machine import Call
+from abate.call.machine import Call, UsualRetries
+from abate.call.usual_retry import usual_delay
 from abate.clock import MACHINE, ever_used
 from abate.decide.outcome import Outcome
 from abate.decide.responses import is_error_response
@@ -59,7 +60,8 @@ async def call(
                 return result
             failure = Outcome(None, result)
         try:
-            return await drive(policy, failure, since, function, args, kwargs)
+            continued = drive_usual if policy.retries_usually else drive
+            return await continued(policy, failure, since, function, args, kwargs)
         finally:
             del failure  # its traceback refers to this frame
     return await drive(policy, None, 0, function, args, kwargs)
@@ -106,6 +108,66 @@ class _StartedCoroutine:
     __del__ = close
 
 
+async def drive_usual(
+    policy: Policy,
+    failure: Exception | Outcome | None,
+    since: int,
+    function: Callable[..., Awaitable[T]],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> T:
+    """Do what `drive` does, for a policy that `retries_usually`: make the machine at the first unusual failure only."""
+    failures = number = 0
+    waited, delay = 0.0, None
+    same_error = paid = refused = False
+    try:
+        clock = policy.clock or (clocks.current() if ever_used.virtual else MACHINE)
+        while failure is not None and (failures or peek_deadline() is None):
+            next_delay = usual_delay(policy, failure, failures + 1, since, delay)
+            if next_delay is None:
+                break
+            failures += 1
+            if not policy.budget.try_withdraw():
+                refused = True
+                break
+            paid, delay = True, next_delay
+            waited += delay
+            if failures == 1:
+                number = since = retry_serials.last = next(retry_serials.numbers)
+            else:
+                since = retry_serials.last
+            await clock.asleep(delay)
+            paid = False  # the retry is sent: nothing is to be refunded
+            try:
+                begun = function(*args, **kwargs) if kwargs else function(*args)
+                result = await (begun if type(begun) is CoroutineType else _awaitable(function, begun))
+            except Exception as error:
+                same_error = same_error or error is failure
+                failure = error
+                continue
+            if policy.reads_results and is_error_response(result):
+                failure = Outcome(None, result)
+                continue
+            policy.budget.deposit()
+            if event_sinks.installed:
+                event_sinks.emit(events.Recovered(policy.name, failures + 1, waited))
+            return result
+    except BaseException as error:
+        machine = UsualRetries(failures, waited, delay, number, same_error).make(policy, None, since)
+        machine.withdrawn = paid
+        machine.broken_off(error)
+        raise
+    try:
+        make = UsualRetries(failures, waited, delay, number, same_error).make
+        if refused:
+            assert isinstance(failure, Exception)
+            machine = make(policy, None, since)
+            raise machine.give_up(machine.refused_by_budget(), failure) or failure
+        return await drive(policy, failure, since, function, args, kwargs, make=make)
+    finally:
+        del failure  # its traceback refers to this frame
+
+
 _NOTHING_YET = Outcome()
 
 
@@ -149,6 +211,8 @@ async def drive(
                 await clock.asleep(delay if delay > 0.0 else 0.0)
                 machine.withdrawn = False  # the retry is sent: nothing is to be refunded
             elif type(action) is WaitForTurn and let_go is None:  # thousands may wait here: no frame more than needed
+                from abate.admit.waiting import wait_in_task  # imported with the first policy that has a shelter
+
                 await wait_in_task(action.dispatcher, action.waiter)
                 action = machine.take_turn()
                 continue
@@ -203,6 +267,8 @@ async def _wait(
         await clock.asleep(max(0.0, action.until - now))
         action = machine.resume()
     if type(action) is WaitForTurn:
+        from abate.admit.waiting import wait_in_task  # imported with the first policy that has a shelter
+
         if let_go is not None:
             await let_go(machine.seconds_left())
         await wait_in_task(action.dispatcher, action.waiter)

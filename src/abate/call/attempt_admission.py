@@ -14,22 +14,21 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from abate import event_sinks, events
-from abate.admit.dispatcher import Dispatcher
 from abate.admit.gate import All, Gate
-from abate.admit.shelter_queue import Waiter
 from abate.call.actions import SEND, Send, Stop, Wait, WaitForTurn
 from abate.call.cut_short import ended_at_deadline, had_full_time
 from abate.call.layers import NO_LAYER, GiveUp, mark, retry_serials
 from abate.call.off_switch import is_off
-from abate.call.shelter_visit import ShelterVisit, holds_permit
 from abate.clock import current, ever_used
 from abate.errors import DeadlineExceeded, Refused, Report
 from abate.logs import WARNING
 from abate.schedule.hints import delay_after_hint
 
 if TYPE_CHECKING:
+    from abate.admit.dispatcher import Dispatcher
     from abate.call.client_request import ClientRequest
     from abate.call.policy import Policy
+    from abate.call.shelter_visit import ShelterVisit
     from abate.decide.outcome import Outcome, Ruling
     from abate.schedule.backoff import Schedule
 
@@ -123,13 +122,19 @@ class AttemptAdmission:
         """Ask the shelter; return None if the attempt may go."""
         if now is None or not self.policy.same_clock_as_shelter:
             now = dispatcher.clock.now()
-        visit = self._visit
-        if visit is None:
-            visit = self._visit = ShelterVisit(dispatcher, now)
+        visit = self._visit or self._begin_visit(dispatcher, now)
         answer = visit.enter(now, self.seconds_left(), self.attempts == 0, self.policy.name)
-        if isinstance(answer, Waiter):
-            return WaitForTurn(visit.dispatcher, answer)
-        return None if answer is None else self._refused_by_shelter(visit, answer)
+        if answer is None:
+            return None
+        if isinstance(answer, str):
+            return self._refused_by_shelter(visit, answer)
+        return WaitForTurn(visit.dispatcher, answer)
+
+    def _begin_visit(self, dispatcher: Dispatcher, now: float) -> ShelterVisit:
+        from abate.call.shelter_visit import ShelterVisit  # imported with the first policy that has a shelter
+
+        visit = self._visit = ShelterVisit(dispatcher, now)
+        return visit
 
     if TYPE_CHECKING:
 
@@ -223,7 +228,7 @@ class AttemptAdmission:
         visit = self._visit
         uncounted = visit is None  # sent by a wrapper in calm, where successes are not counted
         if visit is None:
-            visit = self._visit = ShelterVisit(dispatcher, now)
+            visit = self._begin_visit(dispatcher, now)
         says_failure = _says_failure(ruling)
         plan = policy.overload_backoff if ruling.reason == "overload" else policy.backoff
         hint_until = None
@@ -241,7 +246,7 @@ class AttemptAdmission:
         retry = max(1, min(self.attempts, int(min(policy.attempt_limit, _MANY)) - 1))
         closed = dispatcher.failed(visit.permit, now, plan, hint_until, error, uncounted, policy.name, retry, accepted)
         visit.drop_permit()
-        return 0.0 if holds_permit(dispatcher) else closed  # inside another attempt a call does not wait
+        return 0.0 if visit.is_within_another() else closed  # inside another attempt a call does not wait
 
     def unsent(self) -> None:
         """The attempt was not sent after all: another driver makes the call."""

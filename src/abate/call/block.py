@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import ref
 
 from abate import clock as clocks
-from abate.admit.waiting import wait_in_task, wait_in_thread
 from abate.call.actions import Send, Stop, Wait, WaitForTurn
 from abate.call.before_retry import RetryContext, arun, refuse_async, run
 from abate.call.counters import wrapper_versions
@@ -59,6 +58,8 @@ class Attempts:
             if action is None:
                 action = block.machine.begin()
                 if isinstance(action, WaitForTurn):
+                    from abate.admit.waiting import wait_in_thread  # imported with the first policy with a shelter
+
                     wait_in_thread(action.dispatcher, action.waiter)
                     action = block.machine.take_turn()
             attempt = block.begin(action, self.last, asynchronous=False)
@@ -98,6 +99,8 @@ class Attempts:
             if action is None:
                 action = block.machine.begin()
                 if isinstance(action, WaitForTurn):
+                    from abate.admit.waiting import wait_in_task
+
                     await wait_in_task(action.dispatcher, action.waiter)
                     action = block.machine.take_turn()
             attempt = block.begin(action, self.last, asynchronous=True)

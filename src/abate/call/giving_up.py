@@ -51,7 +51,7 @@ def layer_serial(reason: str, inner: GiveUp | None, own: int) -> int:
         return own
     if reason not in FINAL_REASONS:
         return NO_LAYER
-    retry_serials.last = retry_serials.next()
+    retry_serials.last = next(retry_serials.numbers)
     return retry_serials.last
 
 

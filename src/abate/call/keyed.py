@@ -23,10 +23,10 @@ from weakref import ref
 
 from abate.admit.budget import Budget
 from abate.admit.gate import Gate
-from abate.admit.shelter import Shelter
 from abate.clock import current
 
 if TYPE_CHECKING:
+    from abate.admit.shelter import Shelter
     from abate.call.policy import Policy
 
 MAX_KEYS = 1000

@@ -78,11 +78,11 @@ class RetrySerials:
     the attempt began has a lower number, and so has an error object that is raised again later.
     """
 
-    __slots__ = ("last", "next")
+    __slots__ = ("last", "numbers")
 
     def __init__(self) -> None:
         self.last = 0
-        self.next: Callable[[], int] = count(1).__next__
+        self.numbers: Iterator[int] = count(1)
 
 
 retry_serials = RetrySerials()

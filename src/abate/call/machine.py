@@ -25,6 +25,7 @@ from abate.call.attempt_admission import AttemptAdmission
 from abate.call.giving_up import budget_advice, inner_give_up, layer_serial, warn_about_layers
 from abate.call.layers import NO_LAYER, GiveUp, flag_exhausted, mark, retry_serials
 from abate.call.off_switch import is_off
+from abate.call.usual_retry import usual_delay
 from abate.clock import ever_used
 from abate.decide.outcome import Outcome, Ruling
 from abate.errors import Report, RetryExhausted
@@ -33,6 +34,7 @@ from abate.redact import one_line
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
+    from abate.schedule.backoff import Schedule
 
 NO_RESULT = object()
 """The result of an attempt that has none, such as a stream without items: no rule is asked about it."""
@@ -94,16 +96,16 @@ class Call(AttemptAdmission):
 
     def succeeded(self) -> None:
         """End the call: the attempt's result is good."""
-        self.attempts += 1
-        if self._in_flight:
-            self._leave(True)
+        attempts = self.attempts = self.attempts + 1
         policy = self.policy
-        if self._visit is not None:
-            self._visit.answered(policy.name)
+        if not policy.no_gate_or_shelter:
+            self._leave(True)
+            if self._visit is not None:
+                self._visit.answered(policy.name)
         if policy.budget.funded_by == "success":
             self._deposit()
-        if self.attempts > 1 and (self._logged or event_sinks.installed):
-            event_sinks.emit(events.Recovered(policy.name, self.attempts, self.waited, self._target()), self._logged)
+        if attempts > 1 and (self._logged or event_sinks.installed):
+            event_sinks.emit(events.Recovered(policy.name, attempts, self.waited, self._target()), self._logged)
 
     def _deposit(self) -> None:
         self.policy.budget.deposit()
@@ -112,52 +114,54 @@ class Call(AttemptAdmission):
         """Decide about a retry: the attempt ended with an error (given as it is) or with a result that is not good."""
         policy = self.policy
         attempts = self.attempts = self.attempts + 1
-        error = outcome.error if type(outcome) is Outcome else outcome
-        ruling = policy.rulings_by_type.get(type(error)) or self._ruling(outcome, now)
-        closed = 0.0 if policy.no_gate_or_shelter else self._report_failure(ruling, error, now)
-        if attempts == 1:
-            # the level is looked up once per call; what a policy with a clock of its own does is not logged by default
-            logged = self._logged = policy.clock is None and event_sinks.log_enabled(INFO)
-            listening = logged or event_sinks.installed
-            if listening:
-                event_sinks.emit(events.FirstFailure(policy.name, ruling.reason, error, *self._sent(outcome)), logged)
+        closed, event, delay = 0.0, None, None
+        if self.deadline is None and not self._logged:
+            delay = usual_delay(policy, outcome, attempts, self.since, self._delay)
+        if delay is not None:
+            self._delay = delay
         else:
-            listening = self._logged or event_sinks.installed
-        usual = (  # nothing in `_why_not_retry` applies; checked here to save a call
-            ruling.unconditional
-            and attempts < policy.attempt_limit
-            and retry_serials.last == self.since
-            and self.deadline is None
-            and policy.retries_freely
-            and not ever_used.off
-        )
-        if not usual:
+            error = outcome.error if type(outcome) is Outcome else outcome
+            ruling = policy.rulings_by_type.get(type(error)) or self._ruling(outcome, now)
+            closed = 0.0 if policy.no_gate_or_shelter else self._report_failure(ruling, error, now)
+            if attempts == 1:
+                self._emit_first_failure(ruling, error, outcome)
             reason = self._why_not_retry(ruling, outcome, now)
             if reason is not None:
                 return Stop(reason)
-        if closed or ruling.hint is not None:
-            delay = self._hint_or_shelter_delay(ruling, now)
-        else:
-            plan = policy.overload_backoff if ruling.reason == "overload" else policy.backoff
-            delay = self._delay = plan.delay(attempts, policy.random_source, self._delay)
-        if self.deadline is not None and now + delay >= self.deadline:
-            return Stop("deadline")
+            delay = self._checked_delay(ruling, closed, now)
+            if self.deadline is not None and now + delay >= self.deadline:
+                return Stop("deadline")
+            if self._logged or event_sinks.installed:
+                retry = (attempts, max(delay, closed), ruling.reason, ruling.hint, error)
+                event = events.Retry(policy.name, *retry, *self._sent(outcome))
+            elif ruling.unconditional and policy.retries_freely and type(error) in policy.rulings_by_type:
+                policy.usual_backoffs[type(error)] = self._backoff(ruling)
         if policy.budget.try_withdraw(now if policy.same_clock_as_budget else None):
             self.withdrawn = True
         elif not closed and (self._visit is None or not self._visit.bounds_retries()):
-            self._emit_refused(policy.budget.name)
-            return OUT_OF_BUDGET
+            return self.refused_by_budget()
         if attempts == 1:
-            self._number = self.since = retry_serials.last = retry_serials.next()
+            self._number = self.since = retry_serials.last = next(retry_serials.numbers)
         else:
             self.since = retry_serials.last
         self.waited += delay
-        if listening:
-            retry = (attempts, max(delay, closed), ruling.reason, ruling.hint, error)
-            event_sinks.emit(events.Retry(policy.name, *retry, *self._sent(outcome)), self._logged)
+        if event is not None:
+            event_sinks.emit(event, self._logged)
         wait = _new(Wait)  # a third of the cost of calling the class
         wait.until = now + delay
         return wait
+
+    def _emit_first_failure(self, ruling: Ruling, error: Exception | None, outcome: Outcome | Exception) -> None:
+        # the level is looked up once per call; what a policy with a clock of its own does is not logged by default
+        logged = self._logged = self.policy.clock is None and event_sinks.log_enabled(INFO)
+        if logged or event_sinks.installed:
+            failure = events.FirstFailure(self.policy.name, ruling.reason, error, *self._sent(outcome))
+            event_sinks.emit(failure, logged)
+
+    def refused_by_budget(self) -> Stop:
+        """Return the answer to a failure whose retry the budget has refused."""
+        self._emit_refused(self.policy.budget.name)
+        return OUT_OF_BUDGET
 
     def _sent(self, outcome: Outcome | Exception) -> tuple[str | None, int | None]:
         """Return the target and the status of a client's attempt, as fields of an event."""
@@ -199,15 +203,21 @@ class Call(AttemptAdmission):
         counts[kind] = counts.get(kind, 0) + 1
         return counts[kind] >= self.policy.max_attempts_by_kind.get(kind, inf)
 
-    def _hint_or_shelter_delay(self, ruling: Ruling, now: float) -> float:
-        """Return the delay after a hint; or 0 without a hint, as the shelter pauses."""
+    def _backoff(self, ruling: Ruling) -> Schedule:
+        return self.policy.overload_backoff if ruling.reason == "overload" else self.policy.backoff
+
+    def _checked_delay(self, ruling: Ruling, closed: float, now: float) -> float:
+        """Return the delay before a retry that `_why_not_retry` allows; the shelter is `closed` for some seconds."""
         policy, hint = self.policy, ruling.hint
-        if hint is None:
-            return 0.0  # the shelter pauses: its wait queue replaces the backoff
-        if policy.shelter is not None:
+        if closed and hint is None:
+            return 0.0  # the wait queue of the shelter replaces the backoff
+        if hint is not None and policy.shelter is not None:
             return self._hinted_delay
-        plan = policy.overload_backoff if ruling.reason == "overload" else policy.backoff
-        return self._delay_after_hint(hint, plan, now)
+        plan = self._backoff(ruling)
+        if hint is not None:
+            return self._delay_after_hint(hint, plan, now)
+        delay = self._delay = plan.delay(self.attempts, policy.random_source, self._delay)
+        return delay
 
     def _ruling(self, outcome: Outcome | Exception, now: float) -> Ruling:
         """Ask the rules: the type of the error alone does not decide."""
@@ -282,3 +292,23 @@ class Call(AttemptAdmission):
         if logged or event_sinks.installed:
             given_up = ("cancelled", self.attempts, self.waited, error)
             event_sinks.emit(events.GaveUp(self.policy.name, *given_up, self._target()), logged)
+
+
+class UsualRetries:
+    """What a call has done so far without a machine; see `abate.call.usual_retry`."""
+
+    __slots__ = ("_attempts", "_delay", "_number", "_same_error", "_waited")
+
+    def __init__(self, attempts: int, waited: float, delay: float | None, number: int, same_error: bool) -> None:
+        self._attempts = attempts
+        self._waited = waited
+        self._delay = delay
+        self._number = number
+        self._same_error = same_error
+
+    def make(self, policy: Policy, deadline: float | None, since: int | None, outer_deadline: bool = False) -> Call:
+        """Make the machine that goes on with the call."""
+        call = Call(policy, deadline, since, outer_deadline)
+        call.attempts, call.waited, call._delay = self._attempts, self._waited, self._delay
+        call._number, call.same_error = self._number, self._same_error
+        return call

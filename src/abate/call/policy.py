@@ -7,12 +7,11 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from itertools import count
 from math import inf
 from types import MappingProxyType
-from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, overload
 
 from abate import registry
 from abate.admit.budget import Budget
 from abate.admit.gate import Gate
-from abate.admit.shelter import Shelter
 from abate.call import async_driver, sync_driver
 from abate.call.before_retry import BeforeRetry, check_before_retry, is_async
 from abate.call.block import Attempts
@@ -21,12 +20,14 @@ from abate.call.keyed import MAX_KEYS, KeyedPolicies, KeyState
 from abate.call.policy_settings import (
     OVERLOAD_BASE,
     SETTINGS,
+    Resume,
     changed_settings,
     check_bounded_by_time,
     check_kinds,
+    check_shelter,
+    check_stream_function,
     check_type,
 )
-from abate.call.stream import Resume, check_stream_function
 from abate.call.worst_case import WorstCase, worst_case
 from abate.call.wrapper import wrap
 from abate.clock import Clock, as_clock
@@ -35,6 +36,9 @@ from abate.decide.rules import Matcher, Rules, build_rules, check_matchers
 from abate.errors import by_keyword, choice, number, whole
 from abate.frozen import Shared, refuse_own_clock
 from abate.schedule.backoff import Backoff, RandomSource, Schedule, schedule
+
+if TYPE_CHECKING:
+    from abate.admit.shelter import Shelter
 
 _numbers = count()
 
@@ -116,7 +120,11 @@ class Policy(Shared):
     streams_only: bool
     no_gate_or_shelter: bool
     retries_freely: bool
-    """Whether failures that are worth a retry are retried whatever their kind and their safety."""
+    """Whether no failure that is worth a retry needs a check of its kind or safety, or concerns a gate or shelter."""
+    retries_usually: bool
+    """Whether most failures need no more than `abate.call.usual_retry` checks."""
+    usual_backoffs: dict[type, Schedule]
+    """The backoff after errors of these types, which are retried without such checks; cached at their first failure."""
     counter: CallCounter
     _keys: KeyedPolicies
     _number: int
@@ -171,9 +179,8 @@ class Policy(Shared):
         put("overload_backoff", plan.at_least(OVERLOAD_BASE))
         put("budget", Budget(clock=clock) if budget is None else check_type("budget", budget, Budget, "a Budget"))
         put("gate", check_type("gate", gate, (Gate, type(None)), "a gate"))
-        put("shelter", check_type("shelter", shelter, (Shelter, type(None)), "a Shelter"))
+        put("shelter", None if shelter is None else check_shelter(shelter))
         put("idempotent", check_type("idempotent", idempotent, (bool, type(None)), "True or False"))
-        put("retries_freely", idempotent is not False and not self.max_attempts_by_kind)
         put("max_hint", number("max_hint", max_hint, least=0))
         put("raises", choice("raises", raises, ("original", "exhausted")))
         put("before_retry", check_before_retry(before_retry))
@@ -191,6 +198,9 @@ class Policy(Shared):
         put("plain_in_tasks", self._is_plain())
         put("plain", self.plain_in_tasks and not is_async(before_retry))
         put("no_gate_or_shelter", gate is None and shelter is None)
+        put("retries_freely", self.no_gate_or_shelter and idempotent is not False and not max_attempts_by_kind)
+        put("retries_usually", self.plain_in_tasks and self.retries_freely and before_retry is None)
+        put("usual_backoffs", {})
         put("counter", CallCounter(name))
         put("_keys", KeyedPolicies(whole("keys", keys, least=1), self.budget, gate, shelter))
         put("_number", next(_numbers))

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import importlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from abate.call.keyed import MAX_KEYS
 from abate.errors import whole
 from abate.events import FAILURE_KINDS
+from abate.functions import is_coroutine_function, is_generator_function
 from abate.redact import short_repr
 from abate.schedule.backoff import MAX_DELAYS, FunctionSchedule, Schedule
+
+if TYPE_CHECKING:
+    from abate.admit.shelter import Shelter
+
+Resume: TypeAlias = "Callable[[Any], Mapping[str, Any]]"
 
 OVERLOAD_BASE = 1.0
 """The backoff after an overload starts from at least this many seconds."""
@@ -44,6 +51,25 @@ def check_type(name: str, value: Any, kinds: Any, expected: str) -> Any:
     if not isinstance(value, kinds):
         raise TypeError(f"{name} must be {expected}, not {short_repr(value)}")
     return value
+
+
+def check_shelter(shelter: object) -> Shelter:
+    """Return the shelter of a policy, if it is one."""
+    from abate.admit.shelter import Shelter
+
+    for module in ("abate.admit.waiting", "abate.call.shelter_visit"):
+        importlib.import_module(module)  # here, because calls may be made where an import could deadlock
+    checked: Shelter = check_type("shelter", shelter, Shelter, "a Shelter")
+    return checked
+
+
+def check_stream_function(name: str, function: object) -> object:
+    """Return the checked ``resume`` or ``content`` of a policy."""
+    if function is not None and not callable(function):
+        raise TypeError(f"{name} must be a function of an item, not {short_repr(function)}")
+    if is_coroutine_function(function) or is_generator_function(function):
+        raise TypeError(f"{name} must be a plain function of an item, not {function!r}")
+    return function
 
 
 def check_bounded_by_time(plan: Schedule, timeout: float | None) -> None:

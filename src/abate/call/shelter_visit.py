@@ -95,6 +95,10 @@ class ShelterVisit:
         """Return whether the dispatcher limits what is sent, so that the budget need not."""
         return self.dispatcher.limit < inf and not holds_permit(self.dispatcher)
 
+    def is_within_another(self) -> bool:
+        """Return whether an attempt around this call holds a permit."""
+        return holds_permit(self.dispatcher)
+
     def is_hung(self) -> bool:
         """Return whether the attempt has been without an answer for too long."""
         return self._scope is not None and self.dispatcher.is_hung(self._scope.permit, self.dispatcher.clock.now())

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from abate import clock as clocks
 from abate.call import async_driver, sync_driver
@@ -27,23 +27,11 @@ from abate.call.layers import retry_serials
 from abate.call.machine import NO_RESULT, Call
 from abate.call.stream_gates import HeldGates
 from abate.errors import AttemptTimeout, IdleTimeout
-from abate.functions import is_coroutine_function, is_generator_function
 from abate.redact import short_repr
 from abate.schedule.deadlines import deadline
 
 if TYPE_CHECKING:
     from abate.call.policy import Policy
-
-Resume: TypeAlias = "Callable[[Any], Mapping[str, Any]]"
-
-
-def check_stream_function(name: str, function: object) -> object:
-    """Return the checked ``resume`` or ``content`` of a policy."""
-    if function is not None and not callable(function):
-        raise TypeError(f"{name} must be a function of an item, not {short_repr(function)}")
-    if is_coroutine_function(function) or is_generator_function(function):
-        raise TypeError(f"{name} must be a plain function of an item, not {function!r}")
-    return function
 
 
 class StreamCall(Call):

@@ -8,12 +8,13 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from abate import clock as clocks
-from abate.admit.waiting import wait_in_thread
+from abate import event_sinks, events
 from abate.call import async_driver
 from abate.call.actions import SEND, Send, Stop, Wait, WaitForTurn
 from abate.call.before_retry import RetryContext, by_name, refuse_async, run
 from abate.call.layers import retry_serials
-from abate.call.machine import Call
+from abate.call.machine import Call, UsualRetries
+from abate.call.usual_retry import usual_delay
 from abate.clock import MACHINE, ever_used
 from abate.decide.outcome import Outcome
 from abate.decide.responses import is_error_response
@@ -53,13 +54,82 @@ def call(policy: Policy, function: Callable[..., T], args: tuple[Any, ...], kwar
                 return result
             failure = Outcome(None, result)
         try:
-            return drive(policy, failure, since, function, args, kwargs, drive_coroutine=_refuse_coroutine)
+            continued = drive_usual if policy.retries_usually else drive
+            return continued(policy, failure, since, function, args, kwargs, drive_coroutine=_refuse_coroutine)
         finally:
             del failure  # its traceback refers to this frame
     result = drive(policy, None, 0, function, args, kwargs, drive_coroutine=_refuse_coroutine)
     if type(result) is GeneratorType:
         _refuse_generator(function, result)
     return result
+
+
+def drive_usual(  # noqa: C901 - written out: the hottest path of failing calls
+    policy: Policy,
+    failure: Exception | Outcome | None,
+    since: int,
+    function: Callable[..., T],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    drive_coroutine: Callable[..., Any] = async_driver.drive_coroutine,
+) -> T:
+    """Do what `drive` does, for a policy that `retries_usually`: make the machine at the first unusual failure only."""
+    failures = number = 0
+    waited, delay = 0.0, None
+    same_error = paid = refused = False
+    begun: Any = None
+    try:
+        clock = policy.clock or (clocks.current() if ever_used.virtual else MACHINE)
+        while failure is not None and (failures or peek_deadline() is None):
+            next_delay = usual_delay(policy, failure, failures + 1, since, delay)
+            if next_delay is None:
+                break
+            failures += 1
+            if not policy.budget.try_withdraw():
+                refused = True
+                break
+            paid, delay = True, next_delay
+            waited += delay
+            if failures == 1:
+                number = since = retry_serials.last = next(retry_serials.numbers)
+            else:
+                since = retry_serials.last
+            if delay:
+                clock.sleep(delay)
+            paid = False  # the retry is sent: nothing is to be refunded
+            try:
+                result = function(*args, **kwargs) if kwargs else function(*args)
+            except Exception as error:
+                same_error = same_error or error is failure
+                failure = error
+                continue
+            if result is not None and is_coroutine_object(result):
+                begun = result
+                break
+            if policy.reads_results and is_error_response(result):
+                failure = Outcome(None, result)
+                continue
+            policy.budget.deposit()
+            if event_sinks.installed:
+                event_sinks.emit(events.Recovered(policy.name, failures + 1, waited))
+            return result
+    except BaseException as error:
+        machine = UsualRetries(failures, waited, delay, number, same_error).make(policy, None, since)
+        machine.withdrawn = paid
+        machine.broken_off(error)
+        raise
+    try:
+        if begun is not None:
+            return drive_coroutine(policy, function, begun, args, kwargs)  # type: ignore[no-any-return]
+        make = UsualRetries(failures, waited, delay, number, same_error).make
+        if refused:
+            assert isinstance(failure, Exception)
+            machine = make(policy, None, since)
+            raise machine.give_up(machine.refused_by_budget(), failure) or failure
+        return drive(policy, failure, since, function, args, kwargs, drive_coroutine=drive_coroutine, make=make)
+    finally:
+        del failure  # its traceback refers to this frame
 
 
 def drive(
@@ -160,6 +230,8 @@ def _wait(
             clock.sleep(action.until - now)
         action = machine.resume()
     if type(action) is WaitForTurn:
+        from abate.admit.waiting import wait_in_thread  # imported with the first policy that has a shelter
+
         if let_go is not None:
             let_go(machine.seconds_left())
         wait_in_thread(action.dispatcher, action.waiter)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from abate.admit.limiter import STORM_FAILURE_RATIO
 from abate.events import FAILURE_KINDS
 from abate.frozen import Frozen
 from abate.schedule.backoff import MAX_DELAYS, max_total_delay
@@ -49,6 +48,8 @@ def worst_case(policy: Policy) -> WorstCase:
     budget = policy.budget
     share = math.inf if budget.unlimited_balance else 1.0 + budget.ratio
     if policy.shelter is not None:
+        from abate.admit.limiter import STORM_FAILURE_RATIO
+
         waits += policy.shelter.patience * most
         # it lets retries pass that the budget could not pay, as long as every other attempt is answered
         share = max(share, 1.0 / STORM_FAILURE_RATIO)

@@ -13,13 +13,11 @@ import warnings
 from collections.abc import Callable
 from types import CodeType, CoroutineType, FunctionType
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 from abate.call import async_driver, sync_driver
 from abate.call.before_retry import refuse_async
 from abate.call.counters import acount_call, acounting_end, count_call, counting_end, wrapper_versions
 from abate.call.layers import retry_serials
-from abate.call.stream import wrap_async_generator, wrap_generator
 from abate.clock import in_loop
 from abate.decide.outcome import Outcome
 from abate.decide.responses import PLAIN_TYPES, is_error_response
@@ -121,6 +119,8 @@ def wrap(policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
     if not asynchronous:
         refuse_async(policy.before_retry)
     if generator:
+        from abate.call.stream import wrap_async_generator, wrap_generator
+
         made = wrap_async_generator(policy, function) if asynchronous else wrap_generator(policy, function)
         return functools.wraps(function)(made)
     plain = policy.plain_in_tasks if asynchronous else policy.plain
@@ -220,7 +220,13 @@ def _fast_wrapper(policy: Policy, function: Callable[..., Any], asynchronous: bo
     kinds = _ReturnKinds(policy)
     # the driver itself if no call has to wait for its turn: that saves the failing path a call
     guarded = policy.shelter is not None or policy.gate is not None
-    drive = async_driver.drive if asynchronous else kinds.drive if guarded else sync_driver.drive
+    drive: Callable[..., Any]
+    if asynchronous:
+        drive = async_driver.drive_usual if policy.retries_usually else async_driver.drive
+    elif guarded:
+        drive = kinds.drive
+    else:
+        drive = sync_driver.drive_usual if policy.retries_usually else sync_driver.drive
     more = "" if asynchronous or guarded else ", drive_coroutine=_a_drive_coroutine"
     names: dict[str, Any] = {
         "_a_function": function,
@@ -367,6 +373,7 @@ def _compiled(
 def _function_code(source: str) -> CodeType:
     """Compile the source of one function, and register it for tracebacks."""
     import linecache  # when the first function is decorated, not when abate is imported
+    from zlib import crc32
 
     # named after its content: functions of one signature share their entry
     filename = f"<abate wrapper {crc32(source.encode()):08x}>"

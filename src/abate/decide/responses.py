@@ -11,7 +11,6 @@ from typing import Any
 
 from abate.errors import LayeredRetryWarning, Report
 from abate.frozen import Frozen
-from abate.schedule.header_hints import error_body
 
 Headers = Mapping[str, str]
 
@@ -125,7 +124,11 @@ def _of_stream(error: object, carrier: object) -> FoundResponse | None:
 
 def _stream_status(body: object) -> int | None:
     """Return the status that the body of an error event stands for; None if it doesn't say."""
-    found = None if body is None else error_body(body)
+    if body is None:
+        return None
+    from abate.schedule.header_hints import error_body  # when there is a body to read, not when abate is imported
+
+    found = error_body(body)
     if found is None:
         return None
     inner = found.get("error")

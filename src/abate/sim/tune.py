@@ -61,7 +61,7 @@ class Candidate(Frozen):
         4
         """
         given: Policy = world.policy or single_attempt_policy()
-        factor = given.backoff.factor if isinstance(given.backoff, Backoff) else Backoff.factor
+        factor = given.backoff.factor if isinstance(given.backoff, Backoff) else Backoff().factor
         backoff = Backoff(self.base, self.cap, factor, self.jitter)
         budget = Budget(self.ratio, self.reserve, given.budget.window, given.budget.funded_by, name=given.budget.name)
         policy = given.replace(max_attempts=self.max_attempts, backoff=backoff, budget=budget)

@@ -77,7 +77,7 @@ class Trigger(Frozen):
 
     def _check_errors_only(self) -> None:
         for key in ("share", "status", "retry_after"):
-            if getattr(self, key) != getattr(Trigger, key):
+            if getattr(self, key) != Trigger.field_defaults[key]:
                 raise ValueError(f"{key} has no meaning for the kind {self.kind!r}: leave it out")
 
     @property

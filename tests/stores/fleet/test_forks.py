@@ -294,7 +294,7 @@ def test_batched_deposits_stay_with_the_parent(manual_sync, local):
     """A child does not report deposits that the parent's busy window slot has not flushed yet."""
     budget = FleetBudget(fleet_sync.FleetSync(local, "fleet"), "orders", BudgetTerms(1.0, 0.0, 1000.0))
     work = decorated(budget=budget)
-    budget.states.main._batch_target = 100  # as after a busy slot
+    budget.states.main.batch_target = 100  # as after a busy slot
     for _ in range(50):
         work()
 

@@ -16,7 +16,7 @@ from abate.sim import exact_engine
 from abate.sim.agenda import Agenda
 from abate.sim.fleet.arrivals import ArrivalSource, ThinkTimes, arrivals
 from abate.sim.fleet.call_table import CallTable
-from abate.sim.fleet.recorder import FleetRecorder
+from abate.sim.fleet.recorder import FleetRecorder, count_in_slots
 from abate.sim.fleet.server import LATE, Server
 from abate.sim.fleet.server_workers import Started
 from abate.sim.fleet.timer_wheel import PER_SECOND, WIDTH, TimerWheel
@@ -66,6 +66,7 @@ class Fleet:
         "_calls",
         "_decorrelated",
         "_earned",
+        "_endless",
         "_last",
         "_leg",
         "_notes",
@@ -103,6 +104,7 @@ class Fleet:
         self._budget = VectorBudget(self._policy.budget)
         self._earned = np.zeros(self._last + 1, np.int64)
         """Successes that fund the budget, by bucket."""
+        self._endless = np.empty(0)
         self._leg = Duration.of(service.network).mean
         self._on_the_way: deque[Batch] = deque([EMPTY] * round(self._leg * PER_SECOND))
         self._server = Server(service, world, seed, self._last + 1)
@@ -134,7 +136,7 @@ class Fleet:
         sent = self._send(bucket)
         self._on_the_way.append(sent)
         calls, at, due = self._on_the_way.popleft()
-        refused, started = self._server.arrive(bucket, calls, at + self._leg, due)
+        refused, started = self._server.arrive(bucket, calls, at + self._leg if self._leg else at, due)
         for part in started:
             self._served(part)
         if self._leg:
@@ -172,7 +174,10 @@ class Fleet:
             pool.began[new] = pool.at[new]
             self._begun(bucket, pool.client[new], pool.began[new])
         # attempts left over from the last bucket come first
-        key = np.maximum((at * PER_SECOND - (bucket - 1)) * KEYS, 0.0)
+        key = at * PER_SECOND
+        key -= bucket - 1
+        key *= KEYS
+        np.maximum(key, 0.0, out=key)
         order = key.astype(np.uint16).argsort(kind="stable")
         calls, at = calls[order], at[order]
         self._recorder.attempted(pool, calls, at)
@@ -185,7 +190,9 @@ class Fleet:
 
     def _bounds(self, calls: Whole, at: Floats) -> Floats:
         """Return the deadlines of attempts that are sent now."""
-        due = np.full(len(calls), np.inf)
+        if len(calls) > len(self._endless):
+            self._endless = np.full(2 * len(calls), np.inf)
+        due = self._endless[: len(calls)]  # never written to
         if self._policy.bounded:
             if self._policy.attempt_timeout is not None:
                 due = at + self._policy.attempt_timeout
@@ -198,18 +205,18 @@ class Fleet:
 
     def _served(self, part: Started) -> None:
         """Record successes, of the requests that finish before their deadline."""
-        calls, answered = part.calls, part.finish + self._leg
+        calls, answered = part.calls, part.finish + self._leg if self._leg else part.finish
         if self._policy.bounded:
             good = answered < part.due
             calls, answered = calls[good], answered[good]
             self._calls.due[calls] = np.inf
         counted, instants = calls, answered
-        if len(answered) and np.max(answered) > self._world.horizon:
+        if len(answered) and answered.max() > self._world.horizon:
             within = answered <= self._world.horizon
             counted, instants = calls[within], answered[within]
         self._recorder.succeeded(self._calls.client[counted], self._calls.began[counted], instants)
         if self._budget.by_success:
-            np.add.at(self._earned, (instants * PER_SECOND).astype(np.intp), 1)
+            count_in_slots(self._earned, instants, PER_SECOND)
         self._over(calls, answered)
 
     def _answer(self, kind: int, calls: Whole, at: Floats, due: Floats) -> None:
@@ -295,7 +302,9 @@ class Fleet:
         """Schedule the retries that the budget admits, in the order of the failures."""
         if not groups:
             return
-        calls, at, delay = (np.concatenate(column) for column in zip(*groups, strict=True))
+        calls, at, delay = groups[0]
+        if len(groups) > 1:
+            calls, at, delay = (np.concatenate(column) for column in zip(*groups, strict=True))
         paid = self._budget.withdraw(len(calls), bucket * WIDTH)
         if paid < len(calls):
             order = at.argsort(kind="stable")

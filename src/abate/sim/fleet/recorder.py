@@ -74,7 +74,7 @@ class FleetRecorder:
 
     def succeeded(self, clients: NDArray[np.int32], began: Floats, instants: Floats) -> None:
         """Count successes at these instants, which may lie ahead, but before the horizon."""
-        _count(self._successes, instants)
+        self.completed = max(self.completed, _count(self._successes, instants))
         _count(self._ended, began)
         taken = instants - began
         if self._world.warmup:
@@ -83,7 +83,6 @@ class FleetRecorder:
         np.add.at(self._good, clients, self._good.dtype.type(1))
         np.add.at(self._bins, (taken / BIN).astype(np.intp), 1)
         self._total += float(taken.sum())
-        self.completed = max(self.completed, float(np.max(instants, initial=0.0)))
 
     def failed(self, began: Floats, instants: Floats, reason: str) -> None:
         """Count give-ups."""
@@ -128,13 +127,22 @@ class FleetRecorder:
         return total**2 / (clients * squares) if squares else 1.0
 
 
-def _count(series: NDArray[np.int64], instants: Floats) -> None:
+def count_in_slots(series: NDArray[np.int64], instants: Floats, per_second: int, edge: float = 0.0) -> float:
+    """Add to the counts of the slots that these instants lie in; return the last instant, 0 if there is none."""
     if not len(instants):
-        return
-    slots = (instants * PER_SECOND + EDGE).astype(np.intp)
-    first = int(np.min(slots))
-    counts = np.bincount(slots - first)
+        return 0.0
+    latest = float(instants.max())
+    first = int(float(instants.min()) * per_second + edge)
+    if first == int(latest * per_second + edge):  # most batches are shorter than a slot
+        series[first] += len(instants)
+        return latest
+    counts = np.bincount((instants * per_second + edge).astype(np.intp) - first)
     series[first : first + len(counts)] += counts
+    return latest
+
+
+def _count(series: NDArray[np.int64], instants: Floats) -> float:
+    return count_in_slots(series, instants, PER_SECOND, EDGE)
 
 
 def _most_spiked(world: World) -> float:

@@ -111,14 +111,16 @@ class Server:
     def _account(self, part: Started) -> None:
         """Count the work that ends before the horizon."""
         finish, used = part.finish, part.finish - part.begin
-        if len(finish) and np.max(finish) > self._horizon:
+        if len(finish) and finish.max() > self._horizon:
             within = finish <= self._horizon
             finish, used, due = finish[within], used[within], part.due[within]
         else:
             due = part.due
         self._served += len(finish)
         self._used += float(used.sum())
-        self._wasted += float(used[finish >= due].sum())
+        late = finish >= due
+        if late.any():
+            self._wasted += float(used[late].sum())
 
     def load(self) -> Load:
         """Return the counts so far."""

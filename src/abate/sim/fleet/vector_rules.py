@@ -166,6 +166,9 @@ class VectorRate:
 
     def done(self, instants: Floats) -> Floats:
         """Return the amounts done since the first change of the rate; negative before it."""
+        if len(self._rates) == 1:
+            steady: Floats = (instants - self._edges[0]) * self._rates[0]
+            return steady
         place = np.searchsorted(self._starts, instants, side="right") - 1
         edge = np.maximum(place - 1, 0)
         found: Floats = self._amounts[edge] + (instants - self._edges[edge]) * self._rates[place]
@@ -173,6 +176,9 @@ class VectorRate:
 
     def when(self, amounts: Floats) -> Floats:
         """Return the last instants at which these amounts are `done`."""
+        if len(self._rates) == 1 and self._rates[0] > 0:
+            steady: Floats = amounts / self._rates[0] + self._edges[0]
+            return steady
         place = np.searchsorted(self._amounts, amounts, side="right") if len(self._rates) > 1 else np.zeros(1, np.intp)
         edge, rate = np.maximum(place - 1, 0), self._rates[place]
         since = np.divide(amounts - self._amounts[edge], rate, out=np.full(len(amounts), np.inf), where=rate > 0)

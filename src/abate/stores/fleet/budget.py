@@ -48,7 +48,7 @@ class StartOnFirstUse(Iterator[int]):
     def __next__(self) -> int:
         state = self._budget.states.main
         if self._budget.note_use():
-            state.timed_deposits = state.deposit_numbers
+            state.number_deposits_by(state.deposit_numbers)
         return next(state.deposit_numbers)
 
 
@@ -109,7 +109,7 @@ class FleetBudget(Budget):
         if self._fleet_sync.is_closed:
             self._valid_until = -inf
         else:
-            state.timed_deposits = StartOnFirstUse(self)
+            state.number_deposits_by(StartOnFirstUse(self))
 
     def note_use(self) -> bool:
         """Note the first use in a child. Return whether its sync runs now."""
