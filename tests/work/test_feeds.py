@@ -58,15 +58,16 @@ class Failing:
         self.asked = []
         self._left = Counter(fails)
         self._error = error or StoreUnreachable("it restarts")
-        self._add = controller._queue._add
-        controller._queue._add = self
+        self._add = controller._queue._add_many
+        controller._queue._add_many = self
 
-    def __call__(self, key, *args):
+    def __call__(self, messages, *args):
+        [(key, _)] = messages
         self.asked.append((abate.clock.current().now(), key))
         if self._left[key]:
             self._left[key] -= 1
             raise self._error
-        return self._add(key, *args)
+        return self._add(messages, *args)
 
 
 def for_ever():
