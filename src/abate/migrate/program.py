@@ -1,0 +1,166 @@
+"""The migration of a program: all its files together, as handlers of errors may be in other files than the retries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import libcst as cst
+
+from abate.migrate import backoff_decorators, retry_errors, retrying_decorators, stamina_sites, tenacity_sites
+from abate.migrate.edits import Edit, edited
+from abate.migrate.facts import Facts
+from abate.migrate.files import SourceFile
+from abate.migrate.imports import with_imports
+from abate.migrate.plan import NotMapped
+from abate.migrate.sites import Site
+from abate.migrate.source import Source
+
+PEERS = {
+    "tenacity": tenacity_sites.find,
+    "backoff": backoff_decorators.find,
+    "stamina": stamina_sites.find,
+    "retrying": retrying_decorators.find,
+}
+"""The libraries that are migrated from, and how their places are found."""
+POKED = re.compile(r"(\w+)\s*\.\s*(?:retry_with|statistics|retry\s*\.\s*\w+)")
+IMPORTED = re.compile(r"^[ \t]*from\s+([.\w]+)\s+import\s+(\([^)]*\)|[^\n]+)", re.MULTILINE)
+MAX_ROUNDS = 4
+"""How often a program is migrated again, for sites inside of sites."""
+
+
+@dataclass
+class FileResult:
+    """One file after the migration: its new text, its sites, and where the new text still uses the libraries."""
+
+    file: SourceFile
+    after: str
+    sites: list[Site] = field(default_factory=list)
+    left: list[tuple[int, str]] = field(default_factory=list)
+
+    def take(self, sites: list[Site]) -> None:
+        """Take the sites of another round in the place of those that were left; lines are those of the first."""
+        left = [site for site in self.sites if not site.mapped]
+        if len(left) == len(sites):
+            for old, new in zip(left, sites, strict=True):
+                new.line, new.title = old.line, old.title
+        self.sites = sorted((*(site for site in self.sites if site.mapped), *sites), key=lambda site: site.line)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the file is rewritten."""
+        return self.after != self.file.text
+
+
+def migrate(files: Sequence[SourceFile], peers: Sequence[str]) -> list[FileResult]:
+    """Migrate files from these libraries, and write nothing; files without such a library are not in the result."""
+    results = {file.path: FileResult(file, file.text) for file in files}
+    texts = {path: result.after for path, result in results.items()}
+    for _ in range(MAX_ROUNDS):
+        round_ = _Round(texts, peers)
+        changed = False
+        for path, (after, sites, left) in round_.run().items():
+            result = results[path]
+            result.take(sites)
+            result.left = left
+            if after != texts[path]:
+                texts[path] = result.after = after
+                changed = True
+        if not changed:
+            break
+    return [result for result in results.values() if result.sites or result.left]
+
+
+def mentions(text: str, peers: Sequence[str]) -> bool:
+    """Return whether a file may use one of these libraries."""
+    return any(re.search(rf"\b{peer}\b", text) for peer in peers)
+
+
+class _Round:
+    """One pass over all files."""
+
+    def __init__(self, texts: dict[Path, str], peers: Sequence[str]) -> None:
+        self.texts = texts
+        self.peers = peers
+        self.sources = {path: Source(text) for path, text in texts.items() if mentions(text, peers)}
+        self.facts = self._facts()
+
+    def _facts(self) -> Facts:
+        poked: set[str] = set()
+        imported: set[tuple[str, str]] = set()
+        for text in self.texts.values():
+            poked.update(POKED.findall(text))
+            for module, names in IMPORTED.findall(text):
+                imported |= {(module.rpartition(".")[2], name) for name in re.findall(r"\w+", names)}
+        try_again, switches = (
+            self._place("tenacity", "tenacity.TryAgain"),
+            self._place("stamina", *stamina_sites.SWITCHES),
+        )
+        return Facts(frozenset(poked), try_again, switches, frozenset(imported))
+
+    def _place(self, package: str, *names: str) -> str:
+        """Return where one of these names is used first, or an empty string."""
+        for path, source in self.sources.items():
+            for node in source.references(package):
+                if source.imported(node) in names:
+                    return f"{source.code(node)} ({path.name}:{source.line(node)})"
+        return ""
+
+    def run(self) -> dict[Path, tuple[str, list[Site], list[tuple[int, str]]]]:
+        """Return the new text, the sites and the remaining uses of each file."""
+        found = {path: self._sites(source, self.facts) for path, source in self.sources.items()}
+        handlers = self._handlers(found)
+        return {path: self._file(path, found[path], handlers.get(path, [])) for path in self.sources}
+
+    def _sites(self, source: Source, facts: Facts) -> list[Site]:
+        return [site for peer in self.peers if peer in PEERS for site in PEERS[peer](source, facts)]
+
+    def _handlers(self, found: dict[Path, list[Site]]) -> dict[Path, list[Edit]]:
+        """Return the edits of handlers. If one can't be mapped, leave the sites whose error it may handle."""
+        edits: dict[Path, list[Edit]] = {}
+        for error, package in ((tenacity_sites.RETRY_ERROR, "tenacity"),):
+            raising = [site for sites in found.values() for site in sites if site.raises == error and site.mapped]
+            if not raising:
+                continue
+            shared = any(not site.mapped and site.peer == package for sites in found.values() for site in sites)
+            for path, source in self.sources.items():
+                try:
+                    edits.setdefault(path, []).extend(retry_errors.handler_edits(source, package, error, shared))
+                except NotMapped as problem:
+                    edits.clear()
+                    for site in raising:
+                        site.reason = f"it raises {error}, and {path.name} handles that: {problem}"
+                    break
+        return edits
+
+    def _file(
+        self, path: Path, sites: list[Site], handlers: list[Edit]
+    ) -> tuple[str, list[Site], list[tuple[int, str]]]:
+        source = self.sources[path]
+        edits = [*handlers, *(edit for site in sites if site.mapped for edit in site.edits)]
+        if not edits:
+            return self.texts[path], sites, _left(source, self.peers, sites)
+        module = edited(source.module, edits)
+        assert isinstance(module, cst.Module)
+        after = Source(module.code)
+        needed = {"abate"}.union(*(site.plan.modules for site in sites if site.mapped))
+        stem = path.parent.name if path.stem == "__init__" else path.stem
+        kept = {name for module_name, name in self.facts.imported_names if module_name in (stem, "")}
+        packages = {site.peer for site in sites if site.mapped}
+        text = with_imports(source, after, packages or {"tenacity"}, needed, kept)
+        try:
+            compile(text, str(path), "exec", dont_inherit=True)
+        except SyntaxError as error:
+            for site in sites:
+                site.reason = site.reason or f"the rewritten file would not compile: {error.msg}"
+            return self.texts[path], sites, _left(source, self.peers, sites)
+        return text, sites, _left(Source(text), self.peers, sites)
+
+
+def _left(source: Source, peers: Sequence[str], sites: Iterable[Site]) -> list[tuple[int, str]]:
+    """Return where a file still uses the libraries, apart from the sites that were left."""
+    lines = {site.line for site in sites if not site.mapped}
+    found = [(source.line(node), source.code(node)) for peer in peers for node in source.references(peer)]
+    return [(line, code) for line, code in found if line not in lines]
