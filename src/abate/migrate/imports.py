@@ -57,7 +57,11 @@ def _line(line: cst.SimpleStatementLine, body: list[cst.BaseSmallStatement], wan
 
 
 def _import(name: str) -> cst.Import:
-    return cst.Import([cst.ImportAlias(cst.Name(name))])
+    statement = cst.parse_statement(f"import {name}")
+    assert isinstance(statement, cst.SimpleStatementLine)
+    small = statement.body[0]
+    assert isinstance(small, cst.Import)
+    return small
 
 
 def _lines(source: Source, packages: Collection[str]) -> list[cst.SimpleStatementLine]:
@@ -123,9 +127,8 @@ def _used(source: Source, packages: Collection[str]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for scope in {scope for scope in source.scopes.values() if scope is not None}:
         for assignment in scope.assignments:
-            if isinstance(assignment, ImportAssignment):
-                if imported_package(assignment) in packages:
-                    counts[assignment.name] = counts.get(assignment.name, 0) + len(assignment.references)
+            if isinstance(assignment, ImportAssignment) and imported_package(assignment) in packages:
+                counts[assignment.name] = counts.get(assignment.name, 0) + len(assignment.references)
     # `import a.b` binds and is counted as "a.b"
     short: dict[str, int] = {}
     for name, count in counts.items():

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import libcst as cst
 
-from abate.migrate import backoff_decorators, retry_errors, retrying_decorators, stamina_sites, tenacity_sites
+from abate.migrate import (
+    backoff_decorators,
+    retry_errors,
+    retrying_decorators,
+    stamina_sites,
+    tenacity_sites,
+    urllib3_retries,
+)
 from abate.migrate.edits import Edit, edited
 from abate.migrate.facts import Facts
 from abate.migrate.files import SourceFile
@@ -23,6 +30,7 @@ PEERS = {
     "backoff": backoff_decorators.find,
     "stamina": stamina_sites.find,
     "retrying": retrying_decorators.find,
+    "urllib3": urllib3_retries.find,
 }
 """The libraries that are migrated from, and how their places are found."""
 POKED = re.compile(r"(\w+)\s*\.\s*(?:retry_with|statistics|retry\s*\.\s*\w+)")
@@ -75,7 +83,8 @@ def migrate(files: Sequence[SourceFile], peers: Sequence[str]) -> list[FileResul
 
 def mentions(text: str, peers: Sequence[str]) -> bool:
     """Return whether a file may use one of these libraries."""
-    return any(re.search(rf"\b{peer}\b", text) for peer in peers)
+    words = (("urllib3", "HTTPAdapter") if peer == "urllib3" else (peer,) for peer in peers)
+    return any(re.search(rf"\b{word}\b", text) for several in words for word in several)
 
 
 class _Round:
@@ -115,7 +124,7 @@ class _Round:
         return {path: self._file(path, found[path], handlers.get(path, [])) for path in self.sources}
 
     def _sites(self, source: Source, facts: Facts) -> list[Site]:
-        return [site for peer in self.peers if peer in PEERS for site in PEERS[peer](source, facts)]
+        return [site for peer in self.peers for site in PEERS[peer](source, facts)]
 
     def _handlers(self, found: dict[Path, list[Site]]) -> dict[Path, list[Edit]]:
         """Return the edits of handlers. If one can't be mapped, leave the sites whose error it may handle."""
@@ -149,6 +158,8 @@ class _Round:
         stem = path.parent.name if path.stem == "__init__" else path.stem
         kept = {name for module_name, name in self.facts.imported_names if module_name in (stem, "")}
         packages = {site.peer for site in sites if site.mapped}
+        if "urllib3" in packages:
+            packages.add("requests")
         text = with_imports(source, after, packages or {"tenacity"}, needed, kept)
         try:
             compile(text, str(path), "exec", dont_inherit=True)
@@ -162,5 +173,10 @@ class _Round:
 def _left(source: Source, peers: Sequence[str], sites: Iterable[Site]) -> list[tuple[int, str]]:
     """Return where a file still uses the libraries, apart from the sites that were left."""
     lines = {site.line for site in sites if not site.mapped}
-    found = [(source.line(node), source.code(node)) for peer in peers for node in source.references(peer)]
+    found = [
+        (source.line(node), source.code(node))
+        for peer in peers
+        if peer != "urllib3"
+        for node in source.references(peer)
+    ]
     return [(line, code) for line, code in found if line not in lines]

@@ -92,7 +92,7 @@ class Source:
 
     def code(self, node: cst.CSTNode) -> str:
         """Return the code of a node as it is written."""
-        return self.module.code_for_node(node).strip()
+        return self.module.code_for_node(node.annotation if isinstance(node, cst.Annotation) else node).strip()
 
     def imported(self, node: cst.CSTNode) -> str | None:
         """Return the full name of what an expression refers to, if it was imported.
