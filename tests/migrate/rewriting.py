@@ -75,7 +75,7 @@ def run(code, outcomes, call="target()"):
             seen.end = "returned", eval(call, namespace)
         except Exception as error:
             seen.end = _ending(error)
-        seen.waits = [round(wait, 6) for wait in clock.waits]
+        seen.waits = [round(wait, 6) for wait in clock.waits if wait > 0]
     return seen
 
 

@@ -80,7 +80,7 @@ class _Reader:
         if "giveup" in values:
             self.plan.settings["unless"] = self.source.code(values["giveup"])
         if "logger" in values and self.source.code(values["logger"]) != "None":
-            self.plan.changed.append("its log lines are gone: abate logs retries and give-ups itself, as `abate.calls`")
+            self.plan.changed.append("its log lines are gone: abate logs retries and give-ups itself (logger `abate`)")
         attempts = self._limit(values, "max_tries")
         seconds = self._limit(values, "max_time")
         if attempts is None and seconds is None:

@@ -142,11 +142,16 @@ def any_of(first: Condition, second: Condition) -> Condition:
 
 def all_of(first: Condition, second: Condition) -> Condition:
     """Return the condition that retries what both of two retry."""
-    if first.both or second.both or bool(first.on) != bool(second.on):
-        raise NotMapped("errors and results that must both match have no equivalent")
-    if first.results:
-        test = f"({first.result_test}) and ({second.result_test})"
-        return Condition(results=(f"lambda result: {test}",), result_test=test)
+    errors = _all_errors(first, second) if first.on and second.on else Condition()
+    if not (first.results and second.results):
+        if not errors.on:
+            raise NotMapped("errors and results that must both match are never retried")
+        return errors
+    test = f"({first.result_test}) and ({second.result_test})"
+    return Condition(errors.on, errors.unless, errors.test, (f"lambda result: {test}",), test)
+
+
+def _all_errors(first: Condition, second: Condition) -> Condition:
     test = f"{_grouped(first.test)} and {_grouped(second.test)}"
     if first.unless and not second.unless:
         first, second = second, first

@@ -133,7 +133,7 @@ class _Round:
             raising = [site for sites in found.values() for site in sites if site.raises == error and site.mapped]
             if not raising:
                 continue
-            shared = any(not site.mapped and site.peer == package for sites in found.values() for site in sites)
+            shared = any(not site.mapped and site.raises == error for sites in found.values() for site in sites)
             for path, source in self.sources.items():
                 try:
                     edits.setdefault(path, []).extend(retry_errors.handler_edits(source, package, error, shared))

@@ -11,6 +11,7 @@ from abate.migrate.source import Source
 
 READINGS = {
     ".last_attempt.exception()": ".__cause__",
+    ".last_attempt._exception": ".__cause__",
     ".last_attempt.attempt_number": ".report.attempts",
     ".last_attempt.failed": ".__cause__ is not None",
 }

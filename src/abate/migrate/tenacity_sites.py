@@ -8,7 +8,7 @@ import libcst as cst
 
 from abate.migrate import callbacks, waits
 from abate.migrate.blocks import block_edits
-from abate.migrate.conditions import Condition
+from abate.migrate.conditions import Condition, any_of, errors_of
 from abate.migrate.edits import Edit, edited
 from abate.migrate.facts import Facts
 from abate.migrate.plan import FOREVER, NotMapped, Plan
@@ -18,6 +18,7 @@ from abate.migrate.tenacity_strategies import Stop, Strategies, short_name
 
 PEER = "tenacity"
 RETRY_ERROR = "tenacity.RetryError"
+TRY_AGAIN = "tenacity.TryAgain"
 SETTINGS = (
     "sleep",
     "stop",
@@ -87,26 +88,33 @@ class _Reader:
                 code += f"({source.code(call.args[0].value)})"
             self.site.edits.append((whole, expression(source, code)))
         except NotMapped as error:
-            self.site.reason = str(error)
+            self._leave(error, call)
         return self.site
 
     def controller(self, node: cst.CSTNode, asynchronous: bool) -> Site | None:
         """Read a use of ``Retrying``: as a block, or called."""
         source, call = self.source, self.source.parents[node]
         self.site.line = source.line(node)
-        self.site.title = source.title(call)
-        if isinstance(call, (cst.Annotation, cst.Subscript, cst.SubscriptElement, cst.Index)):
+        if not isinstance(call, cst.Call) or call.func is not node:
             return None  # a type
+        self.site.title = source.title(call)
         try:
             source.check_binding(node)
-            if not isinstance(call, cst.Call) or call.func is not node:
-                raise NotMapped(f"{source.code(node)} is not called here: what becomes of it can't be followed")
             self._settings(call, asynchronous)
             code = policy(source, call, "abate.Policy", self.plan, call, source.column(call))
             self.site.edits += block_edits(source, call, code, asynchronous, self._attempt_edits)
         except NotMapped as error:
-            self.site.reason = str(error)
+            self._leave(error, call)
         return self.site
+
+    def _leave(self, why: NotMapped, call: cst.CSTNode | None) -> None:
+        """Leave the site as it is; it raises a `RetryError` unless it says otherwise."""
+        self.site.reason = str(why)
+        given = call.args if isinstance(call, cst.Call) else ()
+        reraises = any(
+            self.source.code(one.value) == "True" for one in given if one.keyword and one.keyword.value == "reraise"
+        )
+        self.site.raises = "" if reraises else RETRY_ERROR
 
     def _attempt_edits(self, attempt: cst.Name) -> Edit:
         """Return the edit for a use of an attempt of a block."""
@@ -127,9 +135,8 @@ class _Reader:
         self._refuse(values)
         strategies = Strategies(self.source, self.plan)
         condition = strategies.retry(values["retry"]) if "retry" in values else ANY_ERROR
+        condition = self._with_try_again(condition)
         condition.write(self.plan)
-        if self.facts.try_again and condition.on != ("Exception",):
-            raise NotMapped(f"TryAgain is used in {self.facts.try_again}: raise an error that is retried")
         stop = strategies.stop(values["stop"]) if "stop" in values else Stop()
         wait = strategies.wait(values["wait"]) if "wait" in values else waits.Fixed(waits.ZERO)
         self._stop(stop, wait, asynchronous)
@@ -139,6 +146,22 @@ class _Reader:
         if "name" in values:
             self.plan.settings["name"] = self.source.code(values["name"])
         self._logs(values)
+
+    def _with_try_again(self, condition: Condition) -> Condition:
+        """Return a condition that also retries ``TryAgain``, if the file uses it."""
+        used = next((node for node in self.source.references(PEER) if self.source.imported(node) == TRY_AGAIN), None)
+        if "Exception" in condition.on and not condition.unless:
+            return condition
+        if used is not None:
+            self.plan.changed.append(
+                "TryAgain, which is retried here, is raised in the end; it was the error before it"
+            )
+            return any_of(condition, errors_of(self.source, used, self.plan))
+        if not condition.on and not condition.results:
+            raise NotMapped("retry=retry_never retries nothing")
+        if self.facts.try_again:
+            self.plan.changed.append(f"{self.facts.try_again} is not retried here")
+        return condition
 
     def _refuse(self, values: dict[str, cst.BaseExpression]) -> None:
         for name in ("enabled", "retry_error_cls"):
@@ -202,9 +225,7 @@ class _Reader:
             used = (short_name(self.source.imported(made_by)) or "").rpartition(".")[2]
             if used in shipped:
                 if used.endswith("_log"):
-                    self.plan.changed.append(
-                        f"{used} is gone: abate logs retries and give-ups itself, as `abate.calls`"
-                    )
+                    self.plan.changed.append(f"{used} is gone: abate logs retries and give-ups itself (logger `abate`)")
                 continue
             if name != "before_sleep":
                 raise NotMapped(

@@ -185,7 +185,9 @@ class Strategies:
             return conditions.any_of(
                 Condition(("Exception",), test="True"), conditions.results_for(conditions.ANY_RESULT)
             )
-        if call is None:
+        if name == "retry_never":
+            return Condition()
+        if call is None or not name:
             raise self._unknown("retry", node)
         if name in ("retry_any", "retry_all"):
             combine = conditions.any_of if name == "retry_any" else conditions.all_of

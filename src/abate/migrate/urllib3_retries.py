@@ -183,7 +183,12 @@ class _Reader:
         if statuses is not None and node is not None:
             literal = isinstance(statuses, (cst.List, cst.Tuple, cst.Set)) and isinstance(node, type(statuses))
             if literal and isinstance(statuses, (cst.List, cst.Tuple, cst.Set)):
-                codes = ", ".join(self.source.code(one.value) for one in statuses.elements)
+                numbers = [self.source.number(one.value) for one in statuses.elements]
+                if any(number.value is not None and not 400 <= number.value <= 599 for number in numbers):
+                    raise NotMapped(
+                        f"status_forcelist={self.source.code(node)}: abate retries statuses from 400 to 599"
+                    )
+                codes = ", ".join(number.code for number in numbers)
             else:
                 codes = f"*{self.source.code(node)}"
             errors.append(f"abate.http.status({codes})")
