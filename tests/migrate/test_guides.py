@@ -61,6 +61,4 @@ def test_a_row_of_a_guide(old, new, change):
 def test_each_guide_has_rows():
     """The pattern finds the tables."""
     found = [str(row.id).partition(":")[0] for row in rows()]
-    assert {page: found.count(page) >= 3 for page in ("tenacity", "backoff", "stamina", "retrying")} == {
-        page: True for page in ("tenacity", "backoff", "stamina", "retrying")
-    }
+    assert min(found.count(page) for page in ("tenacity", "backoff", "stamina", "retrying")) >= 3

@@ -27,7 +27,9 @@ At every site that is rewritten:
   safer: what can never succeed, such as a certificate that is not trusted, is not retried
   changed: an error that an inner policy has retried and given up on is not retried by an outer one
   changed: a request whose method is not idempotent is repeated only if the server never took it
-  changed: retries and give-ups are in the log, and errors that are raised in the end carry a note"""
+  changed: a group of exceptions is retried if each of them would be
+  changed: retries and give-ups are in the log, and errors that are raised in the end carry a note
+Settings are checked when a policy is made. Add abate to what the program depends on."""
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -102,6 +104,10 @@ def _print_file(result: FileResult) -> None:
                 print("  the same as before")
         else:
             print(f"  left as it is: {escape(site.reason)}")
+    for line_number in result.handlers:
+        print(
+            f"{escape(name)}:{line_number}: handles abate.RetryExhausted, and no RetryError of another library any more"
+        )
     for line_number, code in result.left:
         print(f"{escape(name)}: line {line_number} of the new file still uses {escape(code)}")
     print()

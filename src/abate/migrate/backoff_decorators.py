@@ -106,7 +106,7 @@ class _Reader:
             return conditions.errors_of(self.source, values["exception"], self.plan)
         if "predicate" not in values:
             return conditions.results_for("lambda result: not result")
-        return conditions.results_for(self.source.code(values["predicate"]))
+        return conditions.results_for(conditions.predicate_of(self.source, values["predicate"], self.plan))
 
     def _callback(self, node: cst.BaseExpression) -> None:
         if isinstance(node, (cst.List, cst.Tuple)) and len(node.elements) == 1:

@@ -10,7 +10,7 @@ from libcst.metadata import Assignment, ImportAssignment
 
 from abate.migrate.edits import Edit
 from abate.migrate.plan import NotMapped
-from abate.migrate.source import Source
+from abate.migrate.source import Source, names_in
 
 Edits = list[Edit]
 
@@ -83,29 +83,9 @@ def _edits(source: Source, function: cst.FunctionDef | cst.Lambda, setting: str,
     edits: Edits = []
     if parameter.annotation is not None:
         edits.append((parameter.annotation.annotation, cst.parse_expression("abate.RetryContext")))
-    for name in _names(function.body, parameter.name.value):
+    for name in names_in(function.body, parameter.name.value):
         edits.append(_edit(source, name, setting, vocabulary))
     return edits
-
-
-def _names(node: cst.CSTNode, name: str) -> list[cst.Name]:
-    found: list[cst.Name] = []
-
-    class Visitor(cst.CSTVisitor):
-        def visit_Name(self, node: cst.Name) -> None:
-            if node.value == name:
-                found.append(node)
-
-        def visit_Attribute(self, node: cst.Attribute) -> bool:
-            node.value.visit(self)
-            return False
-
-        def visit_Arg(self, node: cst.Arg) -> bool:
-            node.value.visit(self)
-            return False
-
-    node.visit(Visitor())
-    return found
 
 
 def _edit(source: Source, name: cst.Name, setting: str, vocabulary: Vocabulary) -> tuple[cst.CSTNode, cst.CSTNode]:

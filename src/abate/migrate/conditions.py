@@ -164,6 +164,16 @@ def _grouped(test: str) -> str:
     return f"({test})" if " or " in test else test
 
 
+def predicate_of(source: Source, node: cst.BaseExpression, plan: Plan) -> str:
+    """Return the code of a predicate, and say so if it may return a number."""
+    code = source.code(node)
+    if not source.is_true_or_false(node):
+        plan.changed.append(
+            f"a number that {code} returns is read as the seconds to wait: it must return True or False"
+        )
+    return code
+
+
 def errors_for(predicate: str, *, reversed: bool = False) -> Condition:
     """Return the condition for errors for which a function is true."""
     if reversed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -41,20 +42,28 @@ MAX_ROUNDS = 4
 
 @dataclass
 class FileResult:
-    """One file after the migration: its new text, its sites, and where the new text still uses the libraries."""
+    """One file after the migration.
+
+    `handlers` are the lines that handled the error of a library and handle abate's now; `left` is where the new text
+    still uses the libraries.
+    """
 
     file: SourceFile
     after: str
     sites: list[Site] = field(default_factory=list)
+    handlers: list[int] = field(default_factory=list)
     left: list[tuple[int, str]] = field(default_factory=list)
 
-    def take(self, sites: list[Site]) -> None:
-        """Take the sites of another round in the place of those that were left; lines are those of the first."""
+    def take(self, found: Rewritten) -> None:
+        """Take another round's sites in the place of those that were left; lines are those of the first round."""
         left = [site for site in self.sites if not site.mapped]
-        if len(left) == len(sites):
-            for old, new in zip(left, sites, strict=True):
+        if len(left) == len(found.sites):
+            for old, new in zip(left, found.sites, strict=True):
                 new.line, new.title = old.line, old.title
-        self.sites = sorted((*(site for site in self.sites if site.mapped), *sites), key=lambda site: site.line)
+        self.sites = sorted((*(site for site in self.sites if site.mapped), *found.sites), key=lambda site: site.line)
+        self.handlers += found.handlers
+        self.left = found.left
+        self.after = found.text
 
     @property
     def changed(self) -> bool:
@@ -62,23 +71,26 @@ class FileResult:
         return self.after != self.file.text
 
 
+@dataclass
+class Rewritten:
+    """What one round made of a file."""
+
+    text: str
+    sites: list[Site]
+    handlers: list[int]
+    left: list[tuple[int, str]]
+
+
 def migrate(files: Sequence[SourceFile], peers: Sequence[str]) -> list[FileResult]:
     """Migrate files from these libraries, and write nothing; files without such a library are not in the result."""
     results = {file.path: FileResult(file, file.text) for file in files}
-    texts = {path: result.after for path, result in results.items()}
     for _ in range(MAX_ROUNDS):
-        round_ = _Round(texts, peers)
-        changed = False
-        for path, (after, sites, left) in round_.run().items():
-            result = results[path]
-            result.take(sites)
-            result.left = left
-            if after != texts[path]:
-                texts[path] = result.after = after
-                changed = True
-        if not changed:
+        texts = {path: result.after for path, result in results.items()}
+        for path, found in _Round(texts, peers).run().items():
+            results[path].take(found)
+        if all(result.after == texts[path] for path, result in results.items()):
             break
-    return [result for result in results.values() if result.sites or result.left]
+    return [result for result in results.values() if result.sites or result.handlers or result.left]
 
 
 def mentions(text: str, peers: Sequence[str]) -> bool:
@@ -117,14 +129,21 @@ class _Round:
                     return f"{source.code(node)} ({path.name}:{source.line(node)})"
         return ""
 
-    def run(self) -> dict[Path, tuple[str, list[Site], list[tuple[int, str]]]]:
-        """Return the new text, the sites and the remaining uses of each file."""
+    def run(self) -> dict[Path, Rewritten]:
+        """Return what becomes of each file."""
         found = {path: self._sites(source, self.facts) for path, source in self.sources.items()}
         handlers = self._handlers(found)
         return {path: self._file(path, found[path], handlers.get(path, [])) for path in self.sources}
 
     def _sites(self, source: Source, facts: Facts) -> list[Site]:
-        return [site for peer in self.peers for site in PEERS[peer](source, facts)]
+        sites = [site for peer in self.peers for site in PEERS[peer](source, facts)]
+        for peer in self.peers:
+            line = source.star_import(peer)
+            if line is not None:
+                sites.append(
+                    Site(peer, line, f"from {peer} import *", reason="what a star import binds can't be followed")
+                )
+        return sites
 
     def _handlers(self, found: dict[Path, list[Site]]) -> dict[Path, list[Edit]]:
         """Return the edits of handlers. If one can't be mapped, leave the sites whose error it may handle."""
@@ -144,30 +163,37 @@ class _Round:
                     break
         return edits
 
-    def _file(
-        self, path: Path, sites: list[Site], handlers: list[Edit]
-    ) -> tuple[str, list[Site], list[tuple[int, str]]]:
-        source = self.sources[path]
+    def _file(self, path: Path, sites: list[Site], handlers: list[Edit]) -> Rewritten:
+        source, old = self.sources[path], self.texts[path]
         edits = [*handlers, *(edit for site in sites if site.mapped for edit in site.edits)]
         if not edits:
-            return self.texts[path], sites, _left(source, self.peers, sites)
+            return Rewritten(old, sites, [], _left(source, self.peers, sites))
         module = edited(source.module, edits)
         assert isinstance(module, cst.Module)
-        after = Source(module.code)
         needed = {"abate"}.union(*(site.plan.modules for site in sites if site.mapped))
-        stem = path.parent.name if path.stem == "__init__" else path.stem
-        kept = {name for module_name, name in self.facts.imported_names if module_name in (stem, "")}
-        packages = {site.peer for site in sites if site.mapped}
+        packages = {site.peer for site in sites if site.mapped} or {"tenacity"}
         if "urllib3" in packages:
             packages.add("requests")
-        text = with_imports(source, after, packages or {"tenacity"}, needed, kept)
+        text = with_imports(source, Source(module.code), packages, needed, self._used_elsewhere(path))
         try:
-            compile(text, str(path), "exec", dont_inherit=True)
+            compile(text, str(path), "exec", dont_inherit=True, flags=ast.PyCF_ONLY_AST)
         except SyntaxError as error:
             for site in sites:
                 site.reason = site.reason or f"the rewritten file would not compile: {error.msg}"
-            return self.texts[path], sites, _left(source, self.peers, sites)
-        return text, sites, _left(Source(text), self.peers, sites)
+            return Rewritten(old, sites, [], _left(source, self.peers, sites))
+        lines = sorted(
+            {source.line(node) for node, _ in handlers if isinstance(node, (cst.Name, cst.Tuple, cst.Attribute))}
+        )
+        return Rewritten(text, sites, lines, _left(Source(text), self.peers, sites))
+
+    def _used_elsewhere(self, path: Path) -> set[str]:
+        """Return names that other files may take from a file."""
+        stem = path.parent.name if path.stem == "__init__" else path.stem
+        kept = {name for module, name in self.facts.imported_names if module in (stem, "")}
+        for text in self.texts.values():
+            if f"{stem}." in text:
+                kept.update(re.findall(rf"\b{re.escape(stem)}\.(\w+)", text))
+        return kept
 
 
 def _left(source: Source, peers: Sequence[str], sites: Iterable[Site]) -> list[tuple[int, str]]:

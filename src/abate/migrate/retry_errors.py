@@ -7,7 +7,7 @@ import libcst as cst
 from abate.migrate.edits import Edit
 from abate.migrate.plan import NotMapped
 from abate.migrate.sites import expression
-from abate.migrate.source import Source
+from abate.migrate.source import Source, names_in
 
 READINGS = {
     ".last_attempt.exception()": ".__cause__",
@@ -69,7 +69,7 @@ def _uses(source: Source, handler: cst.ExceptHandler) -> list[Edit]:
     assert handler.name is not None
     assert isinstance(handler.name.name, cst.Name)
     name, edits = handler.name.name.value, []
-    for use in _names(handler.body, name):
+    for use in names_in(handler.body, name):
         edit = _reading(source, use)
         if edit is not None:
             edits.append(edit)
@@ -96,15 +96,3 @@ def _reading(source: Source, use: cst.Name) -> Edit | None:
     if best is None and node is not use and ".last_attempt" in source.code(node) + ".reraise":
         raise NotMapped(f"{source.code(node)} on line {source.line(use)} has no equivalent")
     return best
-
-
-def _names(node: cst.CSTNode, name: str) -> list[cst.Name]:
-    found: list[cst.Name] = []
-
-    class Visitor(cst.CSTVisitor):
-        def visit_Name(self, node: cst.Name) -> None:
-            if node.value == name:
-                found.append(node)
-
-    node.visit(Visitor())
-    return found

@@ -126,7 +126,7 @@ class _Reader:
         elif isinstance(on, cst.Tuple) or self.source.is_tuple(on):
             errors = conditions.errors_of(self.source, on, self.plan)
         else:
-            errors = conditions.errors_for(self.source.code(on))
+            errors = conditions.errors_for(conditions.predicate_of(self.source, on, self.plan))
         if "retry_on_result" not in values:
             return errors
         return conditions.any_of(errors, conditions.results_for(self.source.code(values["retry_on_result"])))

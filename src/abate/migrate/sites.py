@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import ceil
 
 import libcst as cst
 
@@ -64,6 +65,8 @@ def expression(source: Source, code: str) -> cst.BaseExpression:
 def policy(source: Source, place: cst.CSTNode, callee: str, plan: Plan, call: cst.Call | None, column: int) -> str:
     """Return the code of the call that makes the policy of a plan, in the place of a node; comments are kept."""
     plan.modules.add("abate")
+    if source.runs_in_a_function(place):
+        plan.advice.append("the policy is made anew at each call, and so is its budget: make it once, for all calls")
     beside, above = _comments(source, call)
     written: list[str] = []
     for name in ORDER:
@@ -144,7 +147,7 @@ def check_function(source: Source, decorator: cst.CSTNode, peer: str, poked: fro
         return None
     function = source.parents[decorator]
     if not isinstance(function, cst.FunctionDef):
-        return None
+        raise NotMapped("a class is decorated: a policy decorates functions")
     if function.decorators[-1] is decorator and is_generator(function):
         raise NotMapped(
             f"{peer} treats a generator function differently: abate retries until the first item, and no further"
@@ -156,8 +159,8 @@ def check_function(source: Source, decorator: cst.CSTNode, peer: str, poked: fro
 
 def set_attempts(plan: Plan, attempts: Number) -> None:
     """Set the number of attempts."""
-    if attempts.value is not None and attempts.value < 1:
-        attempts = Number("1", 1.0)
+    if attempts.value is not None and (attempts.value < 1 or not attempts.code.isdigit()):
+        attempts = Number(str(max(1, ceil(attempts.value))), attempts.value)
     plan.settings["max_attempts"] = attempts.code
     if attempts.value is not None and attempts.value > MANY_ATTEMPTS:
         plan.settings["budget"] = "abate.Budget.unlimited()"

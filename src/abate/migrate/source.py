@@ -21,6 +21,8 @@ from libcst.metadata import (
 
 from abate.migrate.plan import NotMapped, Number
 
+TRUTHS = ("isinstance", "issubclass", "any", "all", "bool", "callable", "hasattr", "startswith", "endswith", "is_set")
+"""Functions that return True or False."""
 LITERALS = (cst.Integer, cst.Float)
 OPERATIONS: dict[type[cst.CSTNode], Callable[[float, float], float]] = {
     cst.Add: operator.add,
@@ -29,6 +31,27 @@ OPERATIONS: dict[type[cst.CSTNode], Callable[[float, float], float]] = {
     cst.Divide: operator.truediv,
 }
 """The operations of numbers that are computed here."""
+
+
+def names_in(node: cst.CSTNode, name: str) -> list[cst.Name]:
+    """Return the uses of a name inside a node; attributes and keywords of that name are none."""
+    found: list[cst.Name] = []
+
+    class Visitor(cst.CSTVisitor):
+        def visit_Name(self, node: cst.Name) -> None:
+            if node.value == name:
+                found.append(node)
+
+        def visit_Attribute(self, node: cst.Attribute) -> bool:
+            node.value.visit(self)
+            return False
+
+        def visit_Arg(self, node: cst.Arg) -> bool:
+            node.value.visit(self)
+            return False
+
+    node.visit(Visitor())
+    return found
 
 
 def imported_package(assignment: ImportAssignment) -> str:
@@ -79,6 +102,59 @@ class Source:
         """Return the column at which a node begins, from 0."""
         column: int = self.positions[node].start.column
         return column
+
+    def is_inside(self, node: cst.CSTNode, outer: cst.CSTNode) -> bool:
+        """Return whether a node is another one, or a part of it."""
+        current: cst.CSTNode | None = node
+        while current is not None and current is not outer:
+            current = self.parents.get(current)
+        return current is outer
+
+    def runs_in_a_function(self, node: cst.CSTNode) -> bool:
+        """Return whether an expression is evaluated at each call of a function."""
+        parent = self.parents.get(node)
+        while parent is not None:
+            if isinstance(parent, cst.Lambda) or (
+                isinstance(parent, cst.FunctionDef) and node not in parent.decorators
+            ):
+                return True
+            node, parent = parent, self.parents.get(parent)
+        return False
+
+    def is_true_or_false(self, node: cst.BaseExpression) -> bool:
+        """Return whether a predicate is known to return a truth value, and not a number or anything else."""
+        body = self.value(node)
+        if isinstance(body, cst.Lambda):
+            return self._is_truth(body.body)
+        scope = self.scopes.get(node) if isinstance(node, cst.Name) else None
+        if scope is None or not isinstance(node, cst.Name):
+            return False
+        functions = [one.node for one in scope[node.value] if isinstance(one, Assignment)]
+        returned = [
+            function.returns.annotation
+            for function in functions
+            if isinstance(function, cst.FunctionDef) and function.returns is not None
+        ]
+        return any(self.code(one) == "bool" for one in returned) or node.value in ("bool", "callable")
+
+    def _is_truth(self, node: cst.BaseExpression) -> bool:
+        if isinstance(node, (cst.Comparison, cst.Name)):
+            return isinstance(node, cst.Comparison) or node.value in ("True", "False")
+        if isinstance(node, cst.UnaryOperation):
+            return isinstance(node.operator, cst.Not)
+        if isinstance(node, cst.BooleanOperation):
+            return self._is_truth(node.left) and self._is_truth(node.right)
+        return isinstance(node, cst.Call) and self.code(node.func).rpartition(".")[2] in TRUTHS
+
+    def star_import(self, package: str) -> int | None:
+        """Return the line of a star import from a package."""
+        for line in self.module.body:
+            for small in line.body if isinstance(line, cst.SimpleStatementLine) else ():
+                match small:
+                    case cst.ImportFrom(module=cst.BaseExpression() as module, names=cst.ImportStar(), relative=()):
+                        if self.code(module).split(".")[0] == package:
+                            return self.line(small)
+        return None
 
     def extra_indent(self, node: cst.CSTNode) -> str:
         """Return by how much the line of a node is indented more than its block, as within brackets."""

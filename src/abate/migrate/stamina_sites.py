@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from abate.migrate import conditions, waits
-from abate.migrate.blocks import block_edits
+from abate.migrate.blocks import Blocks
 from abate.migrate.edits import Edit
 from abate.migrate.facts import Facts
 from abate.migrate.plan import FOREVER, NotMapped, Number, Plan
@@ -58,7 +58,7 @@ class _Reader:
                 source, call, "abate.Policy" if block else "abate.retry", self.plan, call, source.column(call)
             )
             if block:
-                self.site.edits += block_edits(source, call, code, asynchronous, self._attempt_edit)
+                self.site.edits += Blocks(source, self.plan, asynchronous, self._attempt_edit).edits(call, code)
             else:
                 self.site.edits.append((call, expression(source, code)))
         except NotMapped as error:
@@ -85,7 +85,7 @@ class _Reader:
             self._on(on_call.args[0].value)
             self._limits({name: argument.value for name, argument in given.items()}, asynchronous)
             code = policy(source, on_call, "abate.Policy", self.plan, call, source.column(call))
-            self.site.edits += block_edits(source, on_call, code, asynchronous, self._attempt_edit)
+            self.site.edits += Blocks(source, self.plan, asynchronous, self._attempt_edit).edits(on_call, code)
         except NotMapped as error:
             self.site.reason = str(error)
         return self.site

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from abate.migrate import callbacks, waits
-from abate.migrate.blocks import block_edits
+from abate.migrate.blocks import Blocks
 from abate.migrate.conditions import Condition, any_of, errors_of
 from abate.migrate.edits import Edit, edited
 from abate.migrate.facts import Facts
@@ -102,7 +102,8 @@ class _Reader:
             source.check_binding(node)
             self._settings(call, asynchronous)
             code = policy(source, call, "abate.Policy", self.plan, call, source.column(call))
-            self.site.edits += block_edits(source, call, code, asynchronous, self._attempt_edits)
+            judges = "abate.on_result(" in self.plan.settings["on"]
+            self.site.edits += Blocks(source, self.plan, asynchronous, self._attempt_edit, judges).edits(call, code)
         except NotMapped as error:
             self._leave(error, call)
         return self.site
@@ -116,7 +117,7 @@ class _Reader:
         )
         self.site.raises = "" if reraises else RETRY_ERROR
 
-    def _attempt_edits(self, attempt: cst.Name) -> Edit:
+    def _attempt_edit(self, attempt: cst.Name) -> Edit:
         """Return the edit for a use of an attempt of a block."""
         source = self.source
         outer = source.parents[attempt]

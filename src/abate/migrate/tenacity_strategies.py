@@ -199,7 +199,9 @@ class Strategies:
         return self._single(name, call, node)
 
     def _single(self, name: str, call: cst.Call, node: cst.BaseExpression) -> Condition:
-        given = self.source.arguments(call, _FIRST_ARGUMENTS.get(name, ()))
+        if name not in _FIRST_ARGUMENTS:
+            raise self._unknown("retry", node)
+        given = self.source.arguments(call, _FIRST_ARGUMENTS[name])
         values = {key: argument.value for key, argument in given.items()}
         match name:
             case "retry_if_exception_type":
@@ -210,10 +212,11 @@ class Strategies:
                 errors = conditions.errors_except(self.source, values.get("exception_types"), self.plan)
                 return conditions.any_of(errors, conditions.results_for(conditions.ANY_RESULT))
             case "retry_if_exception":
-                return conditions.errors_for(self.source.code(values["predicate"]))
+                return conditions.errors_for(conditions.predicate_of(self.source, values["predicate"], self.plan))
             case "retry_if_result" | "retry_if_not_result":
-                predicate = self.source.code(values["predicate"])
-                return conditions.results_for(predicate, reversed=name == "retry_if_not_result")
+                if name == "retry_if_not_result":
+                    return conditions.results_for(self.source.code(values["predicate"]), reversed=True)
+                return conditions.results_for(conditions.predicate_of(self.source, values["predicate"], self.plan))
             case "retry_if_exception_message":
                 return conditions.errors_for(f"lambda error: {self._message_test(values)}")
             case "retry_if_not_exception_message":
