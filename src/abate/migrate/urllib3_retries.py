@@ -14,8 +14,8 @@ from abate.migrate.source import Source
 from abate.migrate.waits import MAX_LISTED, NO_JITTER, NO_WAIT
 
 PEER = "urllib3"
-RETRY = ("urllib3.Retry", "urllib3.util.Retry", "urllib3.util.retry.Retry", "requests.adapters.Retry")
-RETRY += tuple(f"requests.packages.{name}" for name in RETRY[:3])
+URLLIB3_RETRY = ("urllib3.Retry", "urllib3.util.Retry", "urllib3.util.retry.Retry")
+RETRY = frozenset((*URLLIB3_RETRY, *(f"requests.packages.{name}" for name in URLLIB3_RETRY), "requests.adapters.Retry"))
 CLIENTS = {
     "requests.adapters.HTTPAdapter": ("max_retries", "abate.clients.requests", "Adapter"),
     "urllib3.PoolManager": ("retries", "abate.clients.urllib3", "PoolManager"),
