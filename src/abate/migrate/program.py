@@ -34,8 +34,9 @@ PEERS = {
     "urllib3": urllib3_retries.find,
 }
 """The libraries that are migrated from, and how their places are found."""
-POKED = re.compile(r"(\w+)\s*\.\s*(?:retry_with|statistics|retry\s*\.\s*\w+)")
+POKED = re.compile(r"\b(\w+)\s*\.\s*(?:retry_with|statistics|retry\s*\.\s*\w+)")
 IMPORTED = re.compile(r"^[ \t]*from\s+([.\w]+)\s+import\s+(\([^)]*\)|[^\n]+)", re.MULTILINE)
+IMPORTING = {peer: re.compile(rf"(?:^|;)[ \t]*(?:from|import)\b[^\n]*\b{peer}\b", re.MULTILINE) for peer in PEERS}
 MAX_ROUNDS = 4
 """How often a program is migrated again, for sites inside of sites."""
 
@@ -84,9 +85,11 @@ class Rewritten:
 def migrate(files: Sequence[SourceFile], peers: Sequence[str]) -> list[FileResult]:
     """Migrate files from these libraries, and write nothing; files without such a library are not in the result."""
     results = {file.path: FileResult(file, file.text) for file in files}
+    sources: dict[str, Source] = {}
     for _ in range(MAX_ROUNDS):
         texts = {path: result.after for path, result in results.items()}
-        for path, found in _Round(texts, peers).run().items():
+        sources = {text: sources.get(text) or Source(text) for text in texts.values() if mentions(text, peers)}
+        for path, found in _Round(texts, sources, peers).run().items():
             results[path].take(found)
         if all(result.after == texts[path] for path, result in results.items()):
             break
@@ -94,18 +97,21 @@ def migrate(files: Sequence[SourceFile], peers: Sequence[str]) -> list[FileResul
 
 
 def mentions(text: str, peers: Sequence[str]) -> bool:
-    """Return whether a file may use one of these libraries."""
-    words = (("urllib3", "HTTPAdapter") if peer == "urllib3" else (peer,) for peer in peers)
-    return any(re.search(rf"\b{word}\b", text) for several in words for word in several)
+    """Return whether a file may use one of these libraries: a look at its imports, as parsing takes long."""
+    return any(_may_use_retry(text) if peer == "urllib3" else IMPORTING[peer].search(text) for peer in peers)
+
+
+def _may_use_retry(text: str) -> bool:
+    return "Retry" in text and ("urllib3" in text or "HTTPAdapter" in text)
 
 
 class _Round:
     """One pass over all files."""
 
-    def __init__(self, texts: dict[Path, str], peers: Sequence[str]) -> None:
+    def __init__(self, texts: dict[Path, str], sources: dict[str, Source], peers: Sequence[str]) -> None:
         self.texts = texts
         self.peers = peers
-        self.sources = {path: Source(text) for path, text in texts.items() if mentions(text, peers)}
+        self.sources = {path: sources[text] for path, text in texts.items() if text in sources}
         self.facts = self._facts()
 
     def _facts(self) -> Facts:
