@@ -7,6 +7,7 @@ import pytest
 
 from abate.errors import AbateError
 from abate.migrate.files import MAX_BYTES, check_syntax, python_files, read
+from tests.migrate.rewriting import migrated, reason
 
 
 def test_a_file_is_replaced_with_its_mode_and_through_links(tmp_path):
@@ -65,3 +66,10 @@ def test_hidden_folders_and_installed_packages_are_left_out(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "app.py").write_text("")
     assert list(python_files(tmp_path)) == [tmp_path / "src" / "app.py"]
+
+
+def test_code_that_is_nested_too_deep_is_listed():
+    """The others of the program are migrated all the same."""
+    deep = "import tenacity\nx = " + "-" * 900 + "1\n"
+    assert "can't parse" in reason(deep)
+    assert migrated("import tenacity\n\n\n@tenacity.retry(reraise=True)\ndef f(): ...\n", deep=deep).changed

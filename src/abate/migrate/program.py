@@ -88,12 +88,26 @@ def migrate(files: Sequence[SourceFile], peers: Sequence[str]) -> list[FileResul
     sources: dict[str, Source] = {}
     for _ in range(MAX_ROUNDS):
         texts = {path: result.after for path, result in results.items()}
-        sources = {text: sources.get(text) or Source(text) for text in texts.values() if mentions(text, peers)}
+        parsed = {text: sources.get(text) or parse(text) for text in texts.values() if mentions(text, peers)}
+        sources = {text: source for text, source in parsed.items() if source is not None}
+        for result in results.values():
+            if not result.sites and result.after not in sources and mentions(result.after, peers):
+                result.sites = [Site("libcst", 1, "the whole file", reason="libcst can't parse it")]
         for path, found in _Round(texts, sources, peers).run().items():
             results[path].take(found)
         if all(result.after == texts[path] for path, result in results.items()):
             break
     return [result for result in results.values() if result.sites or result.handlers or result.left]
+
+
+def parse(text: str) -> Source | None:
+    """Return a parsed file; None if libcst does not know its syntax, or it is nested too deep."""
+    try:
+        source = Source(text)
+        source.scopes  # noqa: B018  (visits the whole tree)
+    except (cst.ParserSyntaxError, RecursionError):
+        return None
+    return source
 
 
 def mentions(text: str, peers: Sequence[str]) -> bool:
