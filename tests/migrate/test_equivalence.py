@@ -81,7 +81,7 @@ OUTCOMES = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(stop=STOPS, wait=WAITS, condition=CONDITIONS, reraise=st.sampled_from(["", ", reraise=True"]), outcomes=OUTCOMES)
 def test_tenacity_at_random(stop, wait, condition, reraise, outcomes):
     """Whatever a site of tenacity says, it is left as it is, or does the same afterwards."""
