@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -210,9 +211,8 @@ def _raised(wait: Exponential, start: Number, cap: Number, retries: int | None) 
     return f"lambda retry: max({wait.minimum.code}, min({start.code} * {wait.factor.code} ** (retry - 1), {cap.code}))"
 
 
-def _listed(seconds: object, retries: int | None) -> str | None:
+def _listed(seconds: Callable[[int], float], retries: int | None) -> str | None:
     """Return waits as a list, if it is short: up to the last retry, or until they stay the same."""
-    assert callable(seconds)
     waits: list[float] = []
     for retry in range(1, MAX_LISTED + 2):
         if retries is not None and retry > max(1, retries):
