@@ -73,8 +73,10 @@ def policy(source: Source, place: cst.CSTNode, callee: str, plan: Plan, call: cs
         if name not in plan.settings:
             continue
         lines = beside.get(name, [])
-        written += lines if len(lines) > 1 else []
-        written.append(f"{name}={plan.settings[name]},{f'  {lines[0]}' if len(lines) == 1 else ''}")
+        line = f"{name}={plan.settings[name]},"
+        if len(lines) == 1 and column + len(line) + len(lines[0]) + 2 <= source.line_limit:
+            line, lines = f"{line}  {lines[0]}", []
+        written += [*lines, line]
     spread = call is not None and source.positions[call].end.line > source.positions[call].start.line
     arguments = [f"{name}={plan.settings[name]}" for name in ORDER if name in plan.settings]
     return call_code(
