@@ -48,6 +48,7 @@ def test_each_site_is_said_with_its_line(app, capsys):
         f"{app}:9: @retry(stop=lambda state: True) on custom\n  left as it is: stop=lambda state: True has no" in shown
     )
     assert "1 of 2 sites rewritten in 1 files; 1 left as they are" in shown
+    assert "docs/migrate/tenacity.md" in shown
 
 
 def test_write_keeps_mode_line_endings_and_encoding(app, capsys):

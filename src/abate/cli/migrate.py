@@ -119,6 +119,9 @@ def _print_summary(results: list[FileResult], written: bool) -> None:
     changed = sum(result.changed for result in results)
     if mapped:
         print(f"{EVERYWHERE}\n")
+    guides = [f"docs/migrate/{library}.md" for library in LIBRARIES if any(site.peer == library for site in sites)]
+    if guides:
+        print(f"what each idiom becomes, and what has no equivalent: {', '.join(guides)}")
     left = len(sites) - len(mapped)
     print(f"{len(mapped)} of {len(sites)} sites rewritten in {changed} files; {left} left as they are")
     if changed:
