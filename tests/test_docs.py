@@ -12,13 +12,13 @@ from abate.testing import VirtualClock
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "migrate").glob("*.md"))]
 SNIPPET = re.compile(r"^```(python|toml)\n(.*?)^```$|^ {4}abate (sim) ([^\n]+)$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (\w+\.toml)\n")
 LINK = re.compile(r"\]\((?!http)([^)#]+)\)")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_snippets_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     """Python snippets run one after another in one namespace; TOML ones are the files that they load.
 
@@ -48,7 +48,7 @@ def test_there_are_snippets_to_run():
     assert sum(len(SNIPPET.findall(page.read_text())) for page in PAGES) >= 15
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     """A link to a file of the repository names one that exists."""
     for target in LINK.findall(page.read_text()):

@@ -98,11 +98,12 @@ def test_a_package_shows_what_is_public_and_nothing_else(module):
 
 
 def test_every_package_is_public_or_private():
-    """Private are the command line, and the engines of stores and of the simulator."""
+    """Private are the command line and what it alone uses, and the engines of stores and of the simulator."""
     packages = {module.name for module in pkgutil.walk_packages(abate.__path__, "abate.") if module.ispkg}
     assert packages - set(NAMES) <= {
         "abate.cli",
         "abate.cli.demo",
+        "abate.migrate",
         "abate.sim.fleet",
         "abate.stores.fleet",
         "abate.stores.postgres",
