@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from abate import __version__
 
-COMMANDS = ("demo", "exec", "migrate", "observe", "page", "queue", "run", "sim")
+COMMANDS = ("audit", "demo", "exec", "migrate", "observe", "page", "queue", "run", "sim")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -114,8 +114,8 @@ class Progress:
     ...     progress(1, 30)
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, unit: str = "runs") -> None:
+        self._name, self._unit = name, unit
         self._status = StatusLine(sys.stderr) if sys.stderr.isatty() else None
         self._began = current().now()
 
@@ -139,7 +139,7 @@ class Progress:
         full = BAR * done // total
         left = (current().now() - self._began) / done * (total - done)
         bar = f"{'█' * full}{'░' * (BAR - full)}"
-        return f"{self._name} {bar} {done:,} of {total:,} runs, {format_seconds(left)} left"
+        return f"{self._name} {bar} {done:,} of {total:,} {self._unit}, {format_seconds(left)} left"
 
 
 def check_writable(option: str, name: str) -> None:

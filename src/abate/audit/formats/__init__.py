@@ -1,0 +1,1 @@
+"""What an audit prints: one file per format."""

@@ -1,0 +1,103 @@
+"""Formats for programs: JSON, SARIF, and GitHub's workflow commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import PurePath
+from typing import Any
+from urllib.parse import quote
+
+from abate import __version__
+from abate.audit.auditing import ALL_RULES, Audit
+from abate.audit.findings import Finding
+from abate.redact import escaped, redacted
+
+LEVELS = {"note": "notice", "warning": "warning", "error": "error"}
+DOCS = "docs/audit.md"
+
+
+def as_json(audit: Audit) -> str:
+    """Return a list of objects, one for each finding."""
+    return json.dumps([_object(finding) for finding in audit.findings], indent=1, ensure_ascii=False)
+
+
+def _object(finding: Finding) -> dict[str, Any]:
+    spot, rule = finding.spot, finding.rule
+    return {
+        "rule": rule.id,
+        "severity": finding.severity,
+        "path": spot.path,
+        "line": spot.line,
+        "column": spot.column,
+        "message": spot.message,
+        "outage": rule.outage,
+        "fix": rule.fix(spot.library),
+        "abate": rule.abate,
+        "code": escaped(redacted(finding.code.strip())),
+    }
+
+
+def as_sarif(audit: Audit) -> str:
+    """Return SARIF 2.1.0."""
+    used = sorted({finding.rule.id for finding in audit.findings})
+    rules = [one for one in ALL_RULES if one.id in used]
+    index = {one.id: at for at, one in enumerate(rules)}
+    driver = {
+        "name": "abate audit",
+        "version": __version__,
+        "rules": [
+            {
+                "id": one.id,
+                "shortDescription": {"text": one.title},
+                "fullDescription": {"text": one.outage},
+                "help": {"text": f"{one.fix('')}. With abate: {one.abate}"},
+                "defaultConfiguration": {"level": one.severity},
+            }
+            for one in rules
+        ],
+    }
+    results = [
+        {
+            "ruleId": finding.rule.id,
+            "ruleIndex": index[finding.rule.id],
+            "level": finding.severity,
+            "message": {"text": f"{finding.spot.message}. {finding.rule.outage} Fix: {finding.rule.fix(finding.spot.library)}."},
+            "locations": [
+                {
+                    "physicalLocation": {
+                        "artifactLocation": {"uri": _uri(finding.spot.path)},
+                        "region": {"startLine": finding.spot.line, "startColumn": finding.spot.column},
+                    }
+                }
+            ],
+        }
+        for finding in audit.findings
+    ]
+    log = {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "columnKind": "utf16CodeUnits", "results": results}],
+    }
+    return json.dumps(log, indent=1, ensure_ascii=False)
+
+
+def _uri(path: str) -> str:
+    return PurePath(path).as_uri() if PurePath(path).is_absolute() else quote(path)
+
+
+def as_github(audit: Audit) -> str:
+    """Return workflow commands, which GitHub shows beside the lines of a change."""
+    return "\n".join(
+        f"::{LEVELS[finding.severity]} file={_property(finding.spot.path)},line={finding.spot.line}"
+        f",col={finding.spot.column},title={_property(finding.rule.id)}::"
+        f"{_data(f'{finding.spot.message}. {finding.rule.outage} Fix: {finding.rule.fix(finding.spot.library)}.')}"
+        for finding in audit.findings
+    )
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,1 @@
+"""Read the retries of each library: one file per library."""

@@ -1,0 +1,307 @@
+"""Reads loops that retry: a loop that goes on after a failure and ends after a success."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from abate.audit.control_flow import FALL, tries_in, ways_out
+from abate.audit.delays import DelayReader
+from abate.audit.module_index import Function, Loop, inside
+from abate.audit.names import Names
+from abate.audit.readers.errors import caught
+from abate.audit.retries import NO_WAIT, Covered, Retries, Wait
+
+RETRY_WORD = re.compile(r"(?i)(?:^|_|\b)(?:re_?tr(?:y|ies|ied|ying)|max_?retr|attempts?|tries|backoffs?|try_?(?:num|count|no))|retry|attempt(?!ed)")
+STATUS = re.compile(r"status(?:_?code)?$")
+SLEEPS = frozenset(
+    {"time.sleep", "asyncio.sleep", "trio.sleep", "anyio.sleep", "gevent.sleep", "eventlet.sleep", "curio.sleep", "sleep"}
+)
+LOCAL_ERRORS = frozenset(
+    {
+        "ValueError", "KeyError", "IndexError", "LookupError", "AttributeError", "TypeError", "ImportError", "NameError",
+        "ModuleNotFoundError", "StopIteration", "StopAsyncIteration", "UnicodeDecodeError", "UnicodeError", "EOFError",
+        "UnicodeEncodeError", "FileExistsError", "FileNotFoundError", "NotADirectoryError", "IsADirectoryError",
+        "InterruptedError", "BlockingIOError", "ZeroDivisionError", "AssertionError", "NotImplementedError",
+        "SyntaxError", "RecursionError", "MemoryError", "OverflowError", "queue.Empty", "queue.Full", "Queue.Empty",
+        "asyncio.QueueEmpty", "asyncio.QueueFull", "json.JSONDecodeError", "json.decoder.JSONDecodeError",
+        "re.error", "subprocess.TimeoutExpired", "UnsupportedOperation", "io.UnsupportedOperation", "KeyboardInterrupt",
+        "PermissionError", "ProcessLookupError", "ChildProcessError", "asyncio.IncompleteReadError", "EnvironmentError.x",
+        "multiprocessing.TimeoutError", "pydantic.ValidationError", "jsonschema.ValidationError", "struct.error",
+    }
+)  # fmt: skip
+"""Errors that come from the program itself: going on after one of them is control flow, or asks something else."""
+COUNTERS = ("range", "itertools.count", "count", "xrange", "six.moves.range", "enumerate", "iter")
+
+
+class LoopReader:
+    """Reads the loops of one program."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+
+    def read(self, function: Function) -> Iterator[Retries]:
+        """Yield the retries in a function's own loops."""
+        for loop in function.loops:
+            found = self._read(loop, function)
+            if found is not None:
+                yield found
+
+    def _read(self, loop: Loop, function: Function) -> Retries | None:
+        handlers, tries = self._repeating(loop)
+        by_status = not handlers and self._checks_status(loop)
+        if not handlers and not by_status:
+            return None
+        if not self._is_counter(loop, function, tries):
+            return None
+        sleeps = self._sleeps(loop, function, handlers)
+        errors = tuple(name for handler in handlers for name in caught(handler, function, self._names))
+        named = self._named_retry(loop)
+        if handlers and errors and all(name in LOCAL_ERRORS for name in errors):
+            return None
+        if not sleeps and not named:
+            return None
+        if by_status and not (sleeps and (named or not isinstance(loop, ast.While))):
+            return None
+        made = Retries(
+            "loop",
+            "the loop",
+            loop,
+            function,
+            attempts=self._attempts(loop, function, handlers),
+            wait=self._wait(loop, function, sleeps),
+            errors=errors or None,
+        )
+        made.swallows = handlers
+        made.covered.append(Covered(function, tries[0].body if len(tries) == 1 else loop.body))
+        made.seconds = math.inf if self._watches_clock(loop, function) else None
+        return made
+
+    # ── Is it a retry? ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _repeating(self, loop: Loop) -> tuple[list[ast.ExceptHandler], list[ast.Try]]:
+        """Return the handlers after which the loop goes on, if it ends after a success, and their ``try`` statements."""
+        handlers, tries = [], []
+        for node, after in tries_in(loop.body):
+            rest = ways_out(after)
+            success = ways_out(node.body)
+            if FALL in success:
+                success = (success - {FALL}) | ways_out((*node.orelse, *after))
+            if not ({"return", "break"} & success or self._ended_by_flag(loop, node)):
+                continue
+            found = [handler for handler in node.handlers if _goes_on(handler, rest)]
+            if found:
+                handlers += found
+                tries.append(node)
+        return handlers, tries  # type: ignore[return-value]
+
+    def _ended_by_flag(self, loop: Loop, node: ast.Try | ast.TryStar) -> bool:
+        """Return whether the condition of a ``while`` reads a name that the ``try`` sets."""
+        if not isinstance(loop, ast.While):
+            return False
+        read = {part.id for part in inside(loop.test) if isinstance(part, ast.Name)}
+        for statement in (*node.body, *node.orelse):
+            for part in inside(statement):
+                if isinstance(part, ast.Assign) and any(
+                    isinstance(target, ast.Name) and target.id in read for target in part.targets
+                ):
+                    return True
+        return False
+
+    def _checks_status(self, loop: Loop) -> bool:
+        """Return whether the loop ends or goes on by the status code of a response."""
+        for node in _own(loop.body):
+            if not isinstance(node, ast.If):
+                continue
+            reads = any(
+                isinstance(part, ast.Attribute) and STATUS.search(part.attr) and isinstance(compare, ast.Compare)
+                for compare in inside(node.test)
+                if isinstance(compare, ast.Compare)
+                and any(isinstance(side, ast.Constant) and isinstance(side.value, int) and 100 <= side.value < 600
+                        or isinstance(side, ast.Tuple | ast.List | ast.Set)
+                        for side in compare.comparators)
+                for part in inside(compare)
+            )
+            if reads and {"return", "break"} & (ways_out(loop.body)):
+                return True
+        return False
+
+    def _is_counter(self, loop: Loop, function: Function, tries: Sequence[ast.Try]) -> bool:
+        """Return whether each round of the loop makes the same attempt again, not one for the next item."""
+        if isinstance(loop, ast.While):
+            return True
+        target = {part.id for part in inside(loop.target) if isinstance(part, ast.Name)}
+        if any(RETRY_WORD.search(name) for name in target):
+            return True
+        name = self._names.resolve(loop.iter, function) or ""
+        listed = self._names.follow(loop.iter, function).node
+        if isinstance(listed, ast.Tuple | ast.List):
+            return all(self._names.number(item, function) is not None for item in listed.elts)
+        if name.removesuffix("()") not in COUNTERS:
+            return bool(RETRY_WORD.search(name)) and not isinstance(listed, ast.Attribute)
+        used = set()
+        for node in tries:
+            for statement in node.body:
+                for call in inside(statement):
+                    if isinstance(call, ast.Call) and not _logs(call):
+                        used |= {part.id for part in inside(call) if isinstance(part, ast.Name)}
+                    elif isinstance(call, ast.Subscript):
+                        used |= {part.id for part in inside(call.slice) if isinstance(part, ast.Name)}
+        return not target & used
+
+    def _named_retry(self, loop: Loop) -> bool:
+        """Return whether a name in the loop says that it retries."""
+        for node in _own([loop] if not isinstance(loop, ast.While) else [ast.Expr(loop.test), *loop.body]):
+            match node:
+                case ast.Name(id=name) | ast.Attribute(attr=name) if RETRY_WORD.search(name):
+                    return True
+                case ast.Constant(value=str(text)) if "retry" in text[:200].lower():
+                    return True
+        return False
+
+    # ── How does it retry? ───────────────────────────────────────────────────────────────────────────────────
+
+    def _sleeps(self, loop: Loop, function: Function, handlers: list[ast.ExceptHandler]) -> list[ast.Call]:
+        """Return the calls that wait: those in the handlers, or else all in the loop."""
+        inner = [call for handler in handlers for call in self._sleeps_in(handler.body, function)]
+        return inner or self._sleeps_in(loop.body, function)
+
+    def _sleeps_in(self, statements: list[ast.stmt], function: Function) -> list[ast.Call]:
+        return [node for node in _own(statements) if isinstance(node, ast.Call) and self._is_sleep(node, function)]
+
+    def _is_sleep(self, call: ast.Call, function: Function) -> bool:
+        last = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        lower = last.lower()
+        if "sleep" in lower or "backoff" in lower:
+            return True
+        if lower in ("wait", "pause", "delay") and len(call.args) + len(call.keywords) == 1:
+            given = (*call.args, *[keyword.value for keyword in call.keywords])[0]
+            return lower != "wait" or self._names.number(given, function) is not None or _says_delay(given)
+        return False
+
+    def _wait(self, loop: Loop, function: Function, sleeps: list[ast.Call]) -> Wait:
+        if not sleeps:
+            return NO_WAIT
+        counters = self._counters(loop)
+        reader = DelayReader(self._names, function, counters)
+        waits = []
+        for call in sleeps:
+            name = self._names.resolve(call.func, function)
+            made = self._names.called(name)
+            given = call.args[0] if call.args else call.keywords[0].value if call.keywords else None
+            if name not in SLEEPS and (made is None or given is None) and not (name or "").endswith(("sleep", "wait")):
+                given = None  # how long a function waits is up to that function
+            waits.append(reader.wait(given))
+        for wait in waits:
+            if wait.jitter in ("none", "lost") and wait.known:
+                return next((other for other in waits if other.hint or other.jitter == "some"), wait)
+        return waits[0]
+
+    def _counters(self, loop: Loop) -> frozenset[str]:
+        """Return the names that count the rounds."""
+        found: set[str] = set()
+        if isinstance(loop, ast.For | ast.AsyncFor):
+            if isinstance(loop.iter, ast.Call):
+                found |= {part.id for part in inside(loop.target) if isinstance(part, ast.Name)}
+        for node in _own(loop.body):
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Constant):
+                if isinstance(node.op, ast.Add | ast.Sub):
+                    found.add(node.target.id)
+        return frozenset(found)
+
+    def _attempts(self, loop: Loop, function: Function, handlers: list[ast.ExceptHandler]) -> float | None:
+        if isinstance(loop, ast.For | ast.AsyncFor):
+            return self._rounds(loop.iter, function)
+        bounds = [number for number in self._bounds(loop, function, handlers) if number is not None]
+        if bounds:
+            return bounds[0]
+        if isinstance(loop.test, ast.Constant) and loop.test.value and not self._gives_up(loop, handlers):
+            return math.inf
+        return None
+
+    def _rounds(self, iterated: ast.expr, function: Function) -> float | None:
+        node, inner = self._names.follow(iterated, function)
+        if isinstance(node, ast.Tuple | ast.List):
+            return float(len(node.elts))
+        if not isinstance(node, ast.Call):
+            return None
+        name = (self._names.resolve(node.func, inner) or "").rpartition(".")[2]
+        if name == "count":
+            return math.inf
+        if name == "enumerate" and node.args:
+            return self._rounds(node.args[0], inner)
+        if name not in ("range", "xrange") or not 1 <= len(node.args) <= 3:
+            return None
+        numbers = [self._names.number(value, inner) for value in node.args]
+        if None in numbers:
+            return None
+        start, stop, step = [0.0, *numbers, 1.0] if len(numbers) == 1 else [*numbers, 1.0][:3]  # type: ignore[list-item]
+        if not step or not all(map(math.isfinite, (start, stop, step))):
+            return math.inf
+        return max(0.0, math.ceil((stop - start) / step))
+
+    def _bounds(self, loop: ast.While, function: Function, handlers: list[ast.ExceptHandler]) -> Iterator[float | None]:
+        """Yield the numbers that counters are compared with."""
+        counters = self._counters(loop)
+        tests = [loop.test, *[node.test for node in _own(loop.body) if isinstance(node, ast.If)]]
+        for test in tests:
+            for node in inside(test):
+                if not isinstance(node, ast.Compare) or len(node.comparators) != 1:
+                    continue
+                sides = (node.left, node.comparators[0])
+                names = [side.id if isinstance(side, ast.Name) else getattr(side, "attr", "") for side in sides]
+                if names[0] in counters and isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.Eq):
+                    bound = self._names.number(sides[1], function)
+                    yield None if bound == 0 else bound
+                elif names[1] in counters:
+                    yield self._names.number(sides[0], function)
+
+    def _gives_up(self, loop: ast.While, handlers: list[ast.ExceptHandler]) -> bool:
+        """Return whether anything but a success may end the loop."""
+        for handler in handlers:
+            if ways_out(handler.body) & {"return", "raise", "break"}:
+                return True
+        swallowed = {id(node) for handler in handlers for node in inside(handler.body)}
+        for node in _own(loop.body):
+            if id(node) not in swallowed and isinstance(node, ast.If) and "raise" in ways_out(node.body):
+                return True
+        return False
+
+    def _watches_clock(self, loop: Loop, function: Function) -> bool:
+        """Return whether a condition in the loop compares times, which bounds the attempts."""
+        tests = [loop.test] if isinstance(loop, ast.While) else []
+        tests += [node.test for node in _own(loop.body) if isinstance(node, ast.If)]
+        for test in tests:
+            for node in inside(test):
+                match node:
+                    case ast.Attribute(attr=name) | ast.Name(id=name):
+                        if any(word in name.lower() for word in ("deadline", "elapsed", "timeout", "monotonic", "now", "end_time", "expire")) or name == "time":
+                            return True
+        return False
+
+
+def _goes_on(handler: ast.ExceptHandler, rest: set[str]) -> bool:
+    """Return whether another attempt follows a handler."""
+    ways = ways_out(handler.body)
+    return "continue" in ways or (FALL in ways and bool({FALL, "continue"} & rest))
+
+
+def _own(statements: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """Yield the nodes of statements, without nested functions and without the bodies of loops inside."""
+    for statement in statements:
+        if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        yield from inside(statement)
+
+
+def _says_delay(node: ast.AST) -> bool:
+    text = [part.id if isinstance(part, ast.Name) else getattr(part, "attr", "") for part in inside(node)]
+    return any(word in name.lower() for name in text for word in ("delay", "backoff", "interval", "wait", "sleep"))
+
+
+def _logs(call: ast.Call) -> bool:
+    last = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return last in ("debug", "info", "warning", "error", "exception", "print", "log", "warn", "format", "str", "range")
+
