@@ -118,7 +118,9 @@ def _audited(sources: list[SourceFile], skipped: list[Skipped], tests: int, sett
     return Audit(tuple(findings), len(sources), lines, tests, len(program.retries), _sound(program, findings), silenced)
 
 
-def _about_comments(ignores: dict[str, Ignores], sources: dict[str, SourceFile], settings: Settings) -> Iterator[Finding]:
+def _about_comments(
+    ignores: dict[str, Ignores], sources: dict[str, SourceFile], settings: Settings
+) -> Iterator[Finding]:
     if BAD_IGNORE.id in settings.ignore:
         return
     severity = settings.severity.get(BAD_IGNORE.id, BAD_IGNORE.severity)

@@ -61,7 +61,8 @@ def write_baseline(file: Path, findings: Iterable[Finding]) -> int:
     """Write a baseline file of findings, and return how many."""
     counts = Counter(_key(finding, file.absolute().parent) for finding in findings)
     entries = [
-        {"path": path, "rule": rule, "code": code, "count": count} for (path, rule, code), count in sorted(counts.items())
+        {"path": path, "rule": rule, "code": code, "count": count}
+        for (path, rule, code), count in sorted(counts.items())
     ]
     text = json.dumps({"version": VERSION, "findings": entries}, indent=1, ensure_ascii=False)
     try:

@@ -43,7 +43,9 @@ _ELASTIC = ClientDefaults(
     "elasticsearch", "the Elasticsearch client", 4.0, "max_retries", "connection errors, 429, 502, 503 and 504", 10.0,
     ("timeout", "request_timeout"),
 )  # fmt: skip
-_AZURE = ClientDefaults("azure", "the Azure SDK", 11.0, "retry_total", "408, 429, 5xx and connection errors", 300.0, ("read_timeout",))
+_AZURE = ClientDefaults(
+    "azure", "the Azure SDK", 11.0, "retry_total", "408, 429, 5xx and connection errors", 300.0, ("read_timeout",)
+)
 
 CLIENTS: dict[str, ClientDefaults] = {
     **{f"openai.{name}": _llm("openai", "the OpenAI client") for name in ("OpenAI", "AsyncOpenAI", "AzureOpenAI", "AsyncAzureOpenAI", "Client", "AsyncClient")},

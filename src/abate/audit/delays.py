@@ -13,7 +13,18 @@ from abate.audit.retries import Jitter, Wait
 MAX_STEPS = 40
 """Expressions that are read for one delay."""
 RANDOM_METHODS = frozenset(
-    {"random", "uniform", "randint", "randrange", "expovariate", "gauss", "triangular", "betavariate", "normalvariate", "choice"}
+    {
+        "random",
+        "uniform",
+        "randint",
+        "randrange",
+        "expovariate",
+        "gauss",
+        "triangular",
+        "betavariate",
+        "normalvariate",
+        "choice",
+    }
 )
 HINTS = ("retry_after", "retry-after", "retryafter", "ratelimit", "rate_limit", "reset_at", "pushback", "x-rate")
 TRANSPARENT = frozenset({"int", "float", "round", "abs", "math.ceil", "math.floor", "timedelta", "datetime.timedelta"})
@@ -120,7 +131,9 @@ class DelayReader:
     def _assigned(self, shapes: list[Shape], function: Function, name: str) -> Shape:
         """Combine what is assigned to one name: a start, and what replaces it later."""
         combined = _either(shapes)
-        constants = [shape.value for shape in shapes if shape.value is not None and not shape.grows and not shape.random]
+        constants = [
+            shape.value for shape in shapes if shape.value is not None and not shape.grows and not shape.random
+        ]
         if combined.grows and combined.cap == math.inf and self._compared(function, name):
             combined = combined._replace(cap=None)
         return combined._replace(value=constants[0] if constants else combined.value)
@@ -162,7 +175,11 @@ class DelayReader:
         name = self._names.resolve(node.func, function) or ""
         last = node.func.attr if isinstance(node.func, ast.Attribute) else name.rpartition(".")[2]
         arguments = [*node.args, *[keyword.value for keyword in node.keywords]]
-        if name.startswith(("random.", "numpy.random.", "secrets.")) or last in RANDOM_METHODS or "jitter" in last.lower():
+        if (
+            name.startswith(("random.", "numpy.random.", "secrets."))
+            or last in RANDOM_METHODS
+            or "jitter" in last.lower()
+        ):
             inner = [self._read(argument, function) for argument in arguments]
             caps = [shape.cap for shape in inner if shape.grows]
             return Shape(None, bool(caps), 2, math.inf if math.inf in caps or not caps else caps[0])
@@ -193,9 +210,10 @@ class DelayReader:
     def _returned(self, function: Function, name: str) -> Shape:
         """Read what a function of the program returns; its parameters may be counters."""
         self._open.add((name, 0))
-        counters, self._counters = self._counters, self._counters | {
-            parameter for parameter in function.parameters if _counts(parameter)
-        }
+        counters, self._counters = (
+            self._counters,
+            self._counters | {parameter for parameter in function.parameters if _counts(parameter)},
+        )
         try:
             shapes = [
                 self._read(node.value, function)
@@ -239,7 +257,9 @@ def _counts(name: str) -> bool:
     lower = name.lower().strip("_")
     if lower.startswith(("max", "num", "total", "n_", "no_")):
         return False
-    return lower in ("n", "i", "count", "retries", "tries") or any(word in lower for word in ("attempt", "retry_c", "try_n", "failures"))
+    return lower in ("n", "i", "count", "retries", "tries") or any(
+        word in lower for word in ("attempt", "retry_c", "try_n", "failures")
+    )
 
 
 def _is_hint(name: str) -> bool:

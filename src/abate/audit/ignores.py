@@ -28,7 +28,11 @@ class Ignores:
     def _read(self, source: SourceFile) -> None:
         text = "\n".join(source.lines) + "\n"
         try:
-            tokens = [token for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.COMMENT]
+            tokens = [
+                token
+                for token in tokenize.generate_tokens(io.StringIO(text).readline)
+                if token.type == tokenize.COMMENT
+            ]
         except (tokenize.TokenError, SyntaxError):
             return
         for token in tokens:

@@ -12,9 +12,22 @@ FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While
 
 LEAVES = frozenset(
-    {ast.Name, ast.Constant, ast.Pass, ast.Break, ast.Continue, ast.Global, ast.Nonlocal, ast.alias, ast.Load, ast.Store}
+    {
+        ast.Name,
+        ast.Constant,
+        ast.Pass,
+        ast.Break,
+        ast.Continue,
+        ast.Global,
+        ast.Nonlocal,
+        ast.alias,
+        ast.Load,
+        ast.Store,
+    }
 )
-NO_CHILDREN = frozenset({"ctx", "id", "attr", "arg", "name", "kind", "type_comment", "op", "ops", "module", "level", "names"})
+NO_CHILDREN = frozenset(
+    {"ctx", "id", "attr", "arg", "name", "kind", "type_comment", "op", "ops", "module", "level", "names"}
+)
 CHILDREN: dict[type, tuple[str, ...]] = {
     kind: tuple(field for field in kind._fields if field not in NO_CHILDREN)
     for kind in vars(ast).values()
@@ -25,7 +38,19 @@ CHILDREN: dict[type, tuple[str, ...]] = {
 class Function:
     """A function, or the code of a module outside of functions."""
 
-    __slots__ = ("assigned", "calls", "loops", "module", "name", "node", "owner", "parameters", "parent", "resolved", "withs")
+    __slots__ = (
+        "assigned",
+        "calls",
+        "loops",
+        "module",
+        "name",
+        "node",
+        "owner",
+        "parameters",
+        "parent",
+        "resolved",
+        "withs",
+    )
 
     def __init__(
         self, name: str, node: FunctionNode | ast.Module, module: Module, owner: Class | None, parent: Function | None

@@ -281,7 +281,9 @@ class Names:
                 value = self.number(operand, function, steps + 1)
                 return None if value is None else -value
             case ast.BinOp(left=left, op=operator, right=right):
-                return _computed(self.number(left, function, steps + 1), operator, self.number(right, function, steps + 1))
+                return _computed(
+                    self.number(left, function, steps + 1), operator, self.number(right, function, steps + 1)
+                )
             case ast.BoolOp(op=ast.Or(), values=values):
                 return self.number(values[-1], function, steps + 1)
             case ast.Call(func=ast.Name(id=name), args=[first, *_]) if name in CONVERSIONS:
@@ -342,8 +344,10 @@ def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value
-    if position is not None and position < len(call.args) and not any(
-        isinstance(given, ast.Starred) for given in call.args[: position + 1]
+    if (
+        position is not None
+        and position < len(call.args)
+        and not any(isinstance(given, ast.Starred) for given in call.args[: position + 1])
     ):
         return call.args[position]
     return None

@@ -50,7 +50,9 @@ class Program:
         body = getattr(node, "body", None)
         if isinstance(body, list) and body:  # a comment behind any line of the head belongs to the statement
             last = max(line, body[0].lineno - 1)
-        return Spot(function.module.source.shown, line, getattr(node, "col_offset", 0) + 1, last or line, message, library)
+        return Spot(
+            function.module.source.shown, line, getattr(node, "col_offset", 0) + 1, last or line, message, library
+        )
 
 
 def module_name(path: Path) -> tuple[str, bool]:

@@ -15,7 +15,7 @@ Jitter = Literal["none", "lost", "some", "unknown"]
 class Wait:
     """The delays between attempts."""
 
-    __slots__ = ("cap", "first", "grows", "hint", "jitter", "known", "factor")
+    __slots__ = ("cap", "factor", "first", "grows", "hint", "jitter", "known")
 
     def __init__(
         self,

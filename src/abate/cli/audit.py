@@ -102,7 +102,15 @@ def _without_known(found: Audit, file: Path) -> Audit:
 
     new, known, gone = Baseline(file).new(found.findings)
     return type(found)(
-        tuple(new), found.files, found.lines, found.tests_left_out, found.retries, found.sound, found.silenced, known, gone
+        tuple(new),
+        found.files,
+        found.lines,
+        found.tests_left_out,
+        found.retries,
+        found.sound,
+        found.silenced,
+        known,
+        gone,
     )
 
 
@@ -140,5 +148,7 @@ def _fails(found: Audit, fail_on: str) -> bool:
 def _list_rules() -> int:
     from abate.audit.auditing import ALL_RULES
 
-    print(table(["rule", "severity", "what it finds"], [[rule.id, rule.severity, rule.title] for rule in ALL_RULES], 99))
+    print(
+        table(["rule", "severity", "what it finds"], [[rule.id, rule.severity, rule.title] for rule in ALL_RULES], 99)
+    )
     return 0

@@ -61,7 +61,9 @@ def as_sarif(audit: Audit) -> str:
             "ruleId": finding.rule.id,
             "ruleIndex": index[finding.rule.id],
             "level": finding.severity,
-            "message": {"text": f"{finding.spot.message}. {finding.rule.outage} Fix: {finding.rule.fix(finding.spot.library)}."},
+            "message": {
+                "text": f"{finding.spot.message}. {finding.rule.outage} Fix: {finding.rule.fix(finding.spot.library)}."
+            },
             "locations": [
                 {
                     "physicalLocation": {

@@ -43,5 +43,7 @@ def _wait(given: Given) -> Wait:
     jitter = next((keyword.value for keyword in node.keywords if keyword.arg == "jitter"), None)
     spread = not (isinstance(jitter, ast.Constant) and jitter.value == "none")
     cap = next((given.names.number(keyword.value, function) for keyword in node.keywords if keyword.arg == "cap"), 30.0)
-    first = next((given.names.number(keyword.value, function) for keyword in node.keywords if keyword.arg == "base"), 0.2)
+    first = next(
+        (given.names.number(keyword.value, function) for keyword in node.keywords if keyword.arg == "base"), 0.2
+    )
     return Wait(first=first, grows=True, cap=cap, jitter="some" if spread else "none", hint=True)

@@ -134,7 +134,15 @@ class _Coverage:
         if (found := self._made.get(id(value.node))) is not None:
             return found
         called = value.node.func
-        if isinstance(called, ast.Attribute) and called.attr in ("attempts", "copy", "on", "wraps", "new", "with_timeout", "with_deadline"):
+        if isinstance(called, ast.Attribute) and called.attr in (
+            "attempts",
+            "copy",
+            "on",
+            "wraps",
+            "new",
+            "with_timeout",
+            "with_deadline",
+        ):
             return self._made_by(called.value, value.function, depth + 1)
         made = self._names.called(self._names.resolve(called, value.function))
         if made is None or not isinstance(made.node, FunctionNode):

@@ -47,7 +47,9 @@ def _wait(given: Given) -> Wait:
     match name:
         case "expo":
             first = given.number("factor", default=1.0)
-            return Wait(first=first, grows=True, factor=given.number("base", default=2.0) or 2.0, cap=cap, jitter=jitter)
+            return Wait(
+                first=first, grows=True, factor=given.number("base", default=2.0) or 2.0, cap=cap, jitter=jitter
+            )
         case "fibo":
             return Wait(first=1.0, grows=True, factor=1.6, cap=cap, jitter=jitter)
         case "constant":

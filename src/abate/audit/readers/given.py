@@ -58,5 +58,7 @@ class Given:
             value = self.names.follow(value.node.args[0], value.function)
         if value is None or not isinstance(value.node, ast.Tuple | ast.List | ast.Set):
             return None
-        items = [item.value for item in value.node.elts if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+        items = [
+            item.value for item in value.node.elts if isinstance(item, ast.Constant) and isinstance(item.value, str)
+        ]
         return tuple(items) if len(items) == len(value.node.elts) else None

@@ -14,10 +14,21 @@ from abate.audit.names import Names
 from abate.audit.readers.errors import caught
 from abate.audit.retries import NO_WAIT, Covered, Retries, Wait
 
-RETRY_WORD = re.compile(r"(?i)(?:^|_|\b)(?:re_?tr(?:y|ies|ied|ying)|max_?retr|attempts?|tries|backoffs?|try_?(?:num|count|no))|retry|attempt(?!ed)")
+RETRY_WORD = re.compile(
+    r"(?i)(?:^|_|\b)(?:re_?tr(?:y|ies|ied|ying)|max_?retr|attempts?|tries|backoffs?|try_?(?:num|count|no))|retry|attempt(?!ed)"
+)
 STATUS = re.compile(r"status(?:_?code)?$")
 SLEEPS = frozenset(
-    {"time.sleep", "asyncio.sleep", "trio.sleep", "anyio.sleep", "gevent.sleep", "eventlet.sleep", "curio.sleep", "sleep"}
+    {
+        "time.sleep",
+        "asyncio.sleep",
+        "trio.sleep",
+        "anyio.sleep",
+        "gevent.sleep",
+        "eventlet.sleep",
+        "curio.sleep",
+        "sleep",
+    }
 )
 LOCAL_ERRORS = frozenset(
     {
@@ -119,9 +130,11 @@ class LoopReader:
                 isinstance(part, ast.Attribute) and STATUS.search(part.attr) and isinstance(compare, ast.Compare)
                 for compare in inside(node.test)
                 if isinstance(compare, ast.Compare)
-                and any(isinstance(side, ast.Constant) and isinstance(side.value, int) and 100 <= side.value < 600
-                        or isinstance(side, ast.Tuple | ast.List | ast.Set)
-                        for side in compare.comparators)
+                and any(
+                    (isinstance(side, ast.Constant) and isinstance(side.value, int) and 100 <= side.value < 600)
+                    or isinstance(side, ast.Tuple | ast.List | ast.Set)
+                    for side in compare.comparators
+                )
                 for part in inside(compare)
             )
             if reads and {"return", "break"} & (ways_out(loop.body)):
@@ -206,7 +219,11 @@ class LoopReader:
             if isinstance(loop.iter, ast.Call):
                 found |= {part.id for part in inside(loop.target) if isinstance(part, ast.Name)}
         for node in _own(loop.body):
-            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Constant):
+            if (
+                isinstance(node, ast.AugAssign)
+                and isinstance(node.target, ast.Name)
+                and isinstance(node.value, ast.Constant)
+            ):
                 if isinstance(node.op, ast.Add | ast.Sub):
                     found.add(node.target.id)
         return frozenset(found)
@@ -277,7 +294,13 @@ class LoopReader:
             for node in inside(test):
                 match node:
                     case ast.Attribute(attr=name) | ast.Name(id=name):
-                        if any(word in name.lower() for word in ("deadline", "elapsed", "timeout", "monotonic", "now", "end_time", "expire")) or name == "time":
+                        if (
+                            any(
+                                word in name.lower()
+                                for word in ("deadline", "elapsed", "timeout", "monotonic", "now", "end_time", "expire")
+                            )
+                            or name == "time"
+                        ):
                             return True
         return False
 
@@ -304,4 +327,3 @@ def _says_delay(node: ast.AST) -> bool:
 def _logs(call: ast.Call) -> bool:
     last = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     return last in ("debug", "info", "warning", "error", "exception", "print", "log", "warn", "format", "str", "range")
-

@@ -53,7 +53,9 @@ def _wait(given: Given) -> Wait:
             jitter="some" if random else "none",
         )
     if given.has("wait_incrementing_start") or given.has("wait_incrementing_increment"):
-        return Wait(first=seconds("wait_incrementing_start", 0.0), grows=True, factor=1.0, jitter="some" if random else "none")
+        return Wait(
+            first=seconds("wait_incrementing_start", 0.0), grows=True, factor=1.0, jitter="some" if random else "none"
+        )
     if given.has("wait_fixed"):
         return Wait(first=seconds("wait_fixed", 1000.0), jitter="some" if random else "none")
     return Wait(first=seconds("wait_random_max", 1000.0), jitter="some") if random else NO_WAIT

@@ -16,7 +16,9 @@ TASKS = ("celery.shared_task", "celery.task", "celery.app.shared_task")
 
 def is_task(name: str) -> bool:
     """Return whether a decorator makes a Celery task."""
-    return name in TASKS or (name.endswith(".task") and ("celery" in name.lower() or name.split(".")[-2] in ("app", "celery_app")))
+    return name in TASKS or (
+        name.endswith(".task") and ("celery" in name.lower() or name.split(".")[-2] in ("app", "celery_app"))
+    )
 
 
 def read_task(given: Given | None, decorator: ast.expr, function: Function, names: Names) -> Retries | None:
@@ -36,7 +38,12 @@ def read_task(given: Given | None, decorator: ast.expr, function: Function, name
         assert given is not None
         first = given.number("retry_backoff") or 1.0
         jitter = not given.is_constant("retry_jitter", False)
-        wait = Wait(first=first, grows=True, cap=given.number("retry_backoff_max", default=600.0), jitter="some" if jitter else "none")
+        wait = Wait(
+            first=first,
+            grows=True,
+            cap=given.number("retry_backoff_max", default=600.0),
+            jitter="some" if jitter else "none",
+        )
     elif automatic is not None:
         wait = Wait(first=delay)
     else:
@@ -44,7 +51,9 @@ def read_task(given: Given | None, decorator: ast.expr, function: Function, name
         given_delay = any(keyword.arg in ("countdown", "eta", None) for call in calls for keyword in call.keywords)
         wait = Wait(known=False, jitter="unknown") if given_delay else Wait(first=delay)
     errors = None if automatic is None else tuple(error_names(automatic.node, automatic.function, names))
-    made = Retries("celery", f"the Celery task {function.name}", decorator, function, attempts=attempts, wait=wait, errors=errors)
+    made = Retries(
+        "celery", f"the Celery task {function.name}", decorator, function, attempts=attempts, wait=wait, errors=errors
+    )
     made.covered.append(Covered(function))
     return made
 
@@ -72,6 +81,6 @@ def read_actor(given: Given | None, decorator: ast.expr, function: Function) -> 
             attempts = None
     wait = Wait(first=least, grows=True, cap=cap, jitter="some")
     made = Retries("dramatiq", f"the Dramatiq actor {function.name}", decorator, function, attempts=attempts, wait=wait)
-    made.by_default = given is None or not is_constant(given.node, None) and not given.has("max_retries")
+    made.by_default = given is None or (not is_constant(given.node, None) and not given.has("max_retries"))
     made.covered.append(Covered(function))
     return made

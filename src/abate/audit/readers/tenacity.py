@@ -116,7 +116,9 @@ def _strategy(node: ast.Call, function: Function, names: Names) -> Wait:
             least, first = number("min", 3, 0.0), number("multiplier", 0, 1.0)
             # from the second retry on it grows by its base
             start = None if first is None or least is None else max(first, least)
-            return Wait(first=start, grows=True, factor=number("exp_base", 2, 2.0) or 2.0, cap=number("max", 1, math.inf))
+            return Wait(
+                first=start, grows=True, factor=number("exp_base", 2, 2.0) or 2.0, cap=number("max", 1, math.inf)
+            )
         case "wait_random_exponential" | "wait_full_jitter":
             return Wait(first=number("multiplier", 0, 1.0), grows=True, cap=number("max", 1, math.inf), jitter="some")
         case "wait_exponential_jitter":
@@ -143,7 +145,9 @@ def _chain(node: ast.Call, function: Function, names: Names) -> Wait:
     if not waits or not all(wait.known for wait in waits):
         return UNKNOWN_WAIT
     last = waits[-1]
-    return Wait(first=waits[0].first, grows=len(waits) > 1, cap=last.first if not last.grows else last.cap, jitter=last.jitter)
+    return Wait(
+        first=waits[0].first, grows=len(waits) > 1, cap=last.first if not last.grows else last.cap, jitter=last.jitter
+    )
 
 
 def _listed(node: ast.expr) -> list[ast.expr]:

@@ -53,7 +53,11 @@ def _methods(given: Given) -> tuple[str, ...] | None:
         return ALL_METHODS
     listed = given.texts(name)
     if listed is None and isinstance(value.node, ast.BinOp):
-        found = [part.value for part in ast.walk(value.node) if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+        found = [
+            part.value
+            for part in ast.walk(value.node)
+            if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        ]
         listed = tuple(found) or None
     return None if listed is None else tuple(method.upper() for method in listed)
 
@@ -79,5 +83,3 @@ def read_options(given: Given, last: str) -> Retries | None:
     )
     made.codes = given.numbers("statuses")
     return made
-
-

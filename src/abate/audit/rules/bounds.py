@@ -43,7 +43,10 @@ def no_cap(program: Program) -> Iterator[Spot]:
             continue
         after = f"; the last wait takes {seconds(longest)}" if longest is not None and attempts != math.inf else ""
         yield program.spot(
-            retries.node, retries.function, f"{retries.label} waits {describe(retries)} without a cap{after}", retries.library
+            retries.node,
+            retries.function,
+            f"{retries.label} waits {describe(retries)} without a cap{after}",
+            retries.library,
         )
 
 
@@ -69,5 +72,8 @@ def unbounded_attempts(program: Program) -> Iterator[Spot]:
     for retries in program.retries:
         if retries.unbounded:
             yield program.spot(
-                retries.node, retries.function, f"{retries.label} retries for ever: nothing ends it but a success", retries.library
+                retries.node,
+                retries.function,
+                f"{retries.label} retries for ever: nothing ends it but a success",
+                retries.library,
             )

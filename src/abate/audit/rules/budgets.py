@@ -31,7 +31,10 @@ def no_budget(program: Program) -> Iterator[Spot]:
         return
     first = without[0]
     kinds = Counter(retries.library for retries in without)
-    listed = ", ".join(f"{count} with {library}" if library != "loop" else f"{count} in plain loops" for library, count in kinds.most_common())
+    listed = ", ".join(
+        f"{count} with {library}" if library != "loop" else f"{count} in plain loops"
+        for library, count in kinds.most_common()
+    )
     noun = "retry has" if len(without) == 1 else "retries have"
     yield program.spot(first.node, first.function, f"{len(without)} {noun} no budget: {listed}", first.library)
 
@@ -68,7 +71,9 @@ def default_retries(program: Program) -> Iterator[Spot]:
         first[defaults.library] = program.spot(call.node, call.function, text, defaults.library), text
     if not first:
         return
-    layered = Counter(layer.library for chain in ChainFinder(program).chains() for layer in chain[1:] if layer.by_default)
+    layered = Counter(
+        layer.library for chain in ChainFinder(program).chains() for layer in chain[1:] if layer.by_default
+    )
     for library, (spot, text) in first.items():
         count = layered[library]
         effect = f"; {count} of the layers found include it" if count else ""

@@ -10,7 +10,17 @@ from abate.audit.module_index import Function, inside
 from abate.audit.program import Program
 from abate.audit.retries import Retries
 
-DRIVERS = ("sqlalchemy.", "psycopg2.", "psycopg.", "pymysql.", "MySQLdb.", "django.db.", "asyncpg.", "mysql.connector.", "oracledb.")
+DRIVERS = (
+    "sqlalchemy.",
+    "psycopg2.",
+    "psycopg.",
+    "pymysql.",
+    "MySQLdb.",
+    "django.db.",
+    "asyncpg.",
+    "mysql.connector.",
+    "oracledb.",
+)
 DATABASE_ERRORS = ("OperationalError", "DBAPIError", "SQLAlchemyError", "InterfaceError", "DatabaseError", "SerializationFailure", "DeadlockDetected",
                    "StaleDataError", "PendingRollbackError", "DBError", "DBDeadlock")  # fmt: skip
 WRITES = frozenset({"commit", "flush"})
@@ -32,12 +42,19 @@ def retry_without_rollback(program: Program) -> Iterator[Spot]:
     for retries in program.retries:
         if not retries.swallows or not _is_database(retries):
             continue
-        attributes = {node.func.attr for node in inside(retries.node) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)}
+        attributes = {
+            node.func.attr
+            for node in inside(retries.node)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        }
         if not WRITES & attributes or any("rollback" in name for name in attributes):
             continue
         if not _opens_inside(retries):
             yield program.spot(
-                retries.node, retries.function, f"{retries.label} repeats a commit or flush and never rolls back", retries.library
+                retries.node,
+                retries.function,
+                f"{retries.label} repeats a commit or flush and never rolls back",
+                retries.library,
             )
 
 
@@ -63,7 +80,8 @@ def half_transaction(program: Program) -> Iterator[Spot]:
 
 def _is_database(retries: Retries) -> bool:
     return any(
-        name.startswith(DRIVERS) and name.rpartition(".")[2] != "IntegrityError" or name.rpartition(".")[2] in DATABASE_ERRORS
+        (name.startswith(DRIVERS) and name.rpartition(".")[2] != "IntegrityError")
+        or name.rpartition(".")[2] in DATABASE_ERRORS
         for name in retries.errors or ()
     )
 

@@ -75,7 +75,10 @@ def cancellation_caught(program: Program) -> Iterator[Spot]:
             if names and not _decides(handler) and not _passed_on_before(retries, handler, program):
                 what = "a bare except catches" if handler.type is None else f"{min(names)} is caught:"
                 yield program.spot(
-                    handler, retries.function, f"{what} cancellation and interrupts, and {retries.label} goes on", "loop"
+                    handler,
+                    retries.function,
+                    f"{what} cancellation and interrupts, and {retries.label} goes on",
+                    "loop",
                 )
         if not retries.swallows and retries.errors is not None and not CANCELLATION.isdisjoint(retries.errors):
             yield program.spot(
@@ -111,6 +114,7 @@ def _decides(handler: ast.ExceptHandler) -> bool:
         if isinstance(target, ast.Name)
     }
     return bool(derived) and any(
-        isinstance(node, ast.If) and any(isinstance(part, ast.Name) and part.id in derived for part in inside(node.test))
+        isinstance(node, ast.If)
+        and any(isinstance(part, ast.Name) and part.id in derived for part in inside(node.test))
         for node in inside(handler.body)
     )

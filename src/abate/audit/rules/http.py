@@ -27,7 +27,13 @@ ANY_STATUS = frozenset(
 )  # fmt: skip
 """Errors that stand for client errors as well."""
 BUSY = frozenset({429, 503})
-RATE_LIMIT_ERRORS = ("RateLimitError", "TooManyRequests", "RateLimitException", "TooManyRequestsException", "RateLimitExceeded")
+RATE_LIMIT_ERRORS = (
+    "RateLimitError",
+    "TooManyRequests",
+    "RateLimitException",
+    "TooManyRequestsException",
+    "RateLimitExceeded",
+)
 STATUS_TESTS = ("status", "code", "response", "reason", "retryable", "is_transient", "should_retry", "errno")
 
 
@@ -59,7 +65,10 @@ def non_idempotent_retry(program: Program) -> Iterator[Spot]:
             if call is not None and not _has_key(call):
                 method = _method(call)
                 yield program.spot(
-                    call.node, call.function, f"{retries.label} repeats a {method}, also after a timeout", retries.library
+                    call.node,
+                    call.function,
+                    f"{retries.label} repeats a {method}, also after a timeout",
+                    retries.library,
                 )
 
 
@@ -67,7 +76,16 @@ def _after_timeouts(retries: Retries) -> bool:
     """Return whether an error is retried after which the server may have acted."""
     if retries.errors is None:
         return False
-    after = ("Timeout", "RequestException", "HTTPError", "ConnectionError", "Exception", "ClientError", "RequestError", "TransportError")
+    after = (
+        "Timeout",
+        "RequestException",
+        "HTTPError",
+        "ConnectionError",
+        "Exception",
+        "ClientError",
+        "RequestError",
+        "TransportError",
+    )
     return any(name.rpartition(".")[2].endswith(after) or name == "BaseException" for name in retries.errors)
 
 
@@ -87,7 +105,9 @@ def _has_key(call: ResolvedCall) -> bool:
     """Return whether the function around a call mentions an idempotency key."""
     for node in inside(call.function.node):
         match node:
-            case ast.Constant(value=str(text)) | ast.Name(id=text) | ast.keyword(arg=str(text)) if "idempoten" in text.lower():
+            case ast.Constant(value=str(text)) | ast.Name(id=text) | ast.keyword(arg=str(text)) if (
+                "idempoten" in text.lower()
+            ):
                 return True
     return False
 
@@ -114,7 +134,10 @@ def client_error_retried(program: Program) -> Iterator[Spot]:
         if hopeless:
             codes = ", ".join(map(str, hopeless))
             yield program.spot(
-                retries.node, retries.function, f"{retries.label} retries {codes}, which another attempt won't change", retries.library
+                retries.node,
+                retries.function,
+                f"{retries.label} retries {codes}, which another attempt won't change",
+                retries.library,
             )
         elif retries.library == "loop":
             for handler in retries.swallows:
@@ -122,7 +145,10 @@ def client_error_retried(program: Program) -> Iterator[Spot]:
                 named = ANY_STATUS.intersection(names)
                 if named and not _looks_at_status(handler, retries) and (what := _raises_for_status(program, retries)):
                     yield program.spot(
-                        handler, retries.function, f"{retries.label} catches {min(named)}, and {what} raises it for 401 and 404 too", "loop"
+                        handler,
+                        retries.function,
+                        f"{retries.label} catches {min(named)}, and {what} raises it for 401 and 404 too",
+                        "loop",
                     )
         elif retries.errors is not None and (named := ANY_STATUS.intersection(retries.errors)):
             what = _raises_for_status(program, retries)
@@ -148,7 +174,8 @@ def _raises_for_status(program: Program, retries: Retries) -> str:
 def _status_is_tested(call: ResolvedCall) -> bool:
     """Return whether the function looks at the status before it raises."""
     return any(
-        isinstance(node, ast.If) and any(isinstance(part, ast.Attribute) and "status" in part.attr for part in inside(node.test))
+        isinstance(node, ast.If)
+        and any(isinstance(part, ast.Attribute) and "status" in part.attr for part in inside(node.test))
         for node in inside(call.function.node)
     )
 
@@ -177,7 +204,7 @@ def _looks_at_status(handler: ast.ExceptHandler, retries: Retries) -> bool:
 def retry_after_ignored(program: Program) -> Iterator[Spot]:
     """Find retries of 429 and 503 that read no hint."""
     for retries in program.retries:
-        if not retries.retries or retries.wait.hint and retries.library != "urllib3":
+        if not retries.retries or (retries.wait.hint and retries.library != "urllib3"):
             continue
         if retries.library == "urllib3":
             if not retries.wait.hint and (not retries.codes or BUSY.intersection(retries.codes)):
@@ -188,7 +215,10 @@ def retry_after_ignored(program: Program) -> Iterator[Spot]:
         reason = _busy_answer(retries)
         if reason and retries.wait.known and not _reads_hint(program, retries):
             yield program.spot(
-                retries.node, retries.function, f"{retries.label} retries {reason} and reads no Retry-After", retries.library
+                retries.node,
+                retries.function,
+                f"{retries.label} retries {reason} and reads no Retry-After",
+                retries.library,
             )
 
 
@@ -223,6 +253,6 @@ def _reads_hint(program: Program, retries: Retries) -> bool:
             match node:
                 case ast.Constant(value=str(text)) | ast.Name(id=text) | ast.Attribute(attr=text):
                     lower = text[:300].lower().replace("_", "-")
-                    if "retry-after" in lower or "ratelimit" in lower.replace("-", "") and "error" not in lower:
+                    if "retry-after" in lower or ("ratelimit" in lower.replace("-", "") and "error" not in lower):
                         return True
     return False

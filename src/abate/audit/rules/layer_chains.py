@@ -240,7 +240,14 @@ class ChainFinder:
 def _layer(retries: Retries) -> Layer:
     seconds = None if retries.attempts is None else retries.wait.total(retries.attempts)
     return Layer(
-        retries.label, retries.library, retries.attempts, seconds, retries.node, retries.function, retries.by_default, retries
+        retries.label,
+        retries.library,
+        retries.attempts,
+        seconds,
+        retries.node,
+        retries.function,
+        retries.by_default,
+        retries,
     )
 
 

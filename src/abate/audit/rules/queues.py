@@ -35,7 +35,10 @@ def unbounded_queue(program: Program) -> Iterator[Spot]:
             continue
         if _filled_elsewhere(program, call):
             yield program.spot(
-                call.node, call.function, f"{call.name}() has no bound: it takes whatever arrives", call.name.partition(".")[0]
+                call.node,
+                call.function,
+                f"{call.name}() has no bound: it takes whatever arrives",
+                call.name.partition(".")[0],
             )
 
 

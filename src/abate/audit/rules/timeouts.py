@@ -91,7 +91,9 @@ def _without(call: ResolvedCall) -> tuple[str, str] | None:
     if found is None or has_unpacked(call.node):
         return None
     parameters, position, library = found
-    given = [argument(call.node, parameter, position if parameter == parameters[0] else None) for parameter in parameters]
+    given = [
+        argument(call.node, parameter, position if parameter == parameters[0] else None) for parameter in parameters
+    ]
     if any(one is not None and not is_constant(one, None) for one in given):
         return None
     if _says_timeout(call.node):
@@ -114,9 +116,14 @@ def _taken_away(call: ResolvedCall) -> tuple[str, str] | None:
     name = call.name or ""
     library = name.partition(".")[0]
     if name in ("aiohttp.ClientTimeout", "aiohttp.client.ClientTimeout"):
-        parts = [argument(call.node, part, at) for at, part in enumerate(("total", "connect", "sock_read", "sock_connect"))]
+        parts = [
+            argument(call.node, part, at) for at, part in enumerate(("total", "connect", "sock_read", "sock_connect"))
+        ]
         if is_constant(parts[0], None) and all(part is None or is_constant(part, None) for part in parts[1:3]):
-            return "aiohttp", "ClientTimeout(total=None) sets no timeout: a server that never answers is waited for for ever"
+            return (
+                "aiohttp",
+                "ClientTimeout(total=None) sets no timeout: a server that never answers is waited for for ever",
+            )
         return None
     if library not in NEVER:
         return None
@@ -146,7 +153,10 @@ def one_timeout(program: Program) -> Iterator[Spot]:
         value = None if given is None else program.names.number(given, call.function)
         if value is not None and value >= LONG_CONNECT:
             yield program.spot(
-                call.node, call.function, f"{_short(call.name)} waits up to {seconds(value)} for the connection alone", "requests"
+                call.node,
+                call.function,
+                f"{_short(call.name)} waits up to {seconds(value)} for the connection alone",
+                "requests",
             )
 
 

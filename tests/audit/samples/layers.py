@@ -1,0 +1,77 @@
+import json
+import random
+import time
+
+import boto3
+import requests
+import tenacity
+from celery import shared_task
+from openai import OpenAI
+from requests.adapters import HTTPAdapter
+from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random
+from urllib3 import Retry
+
+client = OpenAI(max_retries=2, timeout=30)
+alone = OpenAI(max_retries=0, timeout=30)
+
+
+@retry(stop=stop_after_attempt(3), wait=wait_random(1, 2))  # found: layers 3 x 5 x 3 = 45
+def answer(question):
+    return ask(question)
+
+
+def ask(question):
+    for attempt in range(5):
+        try:
+            return client.chat.completions.create(question)
+        except Exception:
+            time.sleep(random.random())
+
+
+def session():
+    made = requests.Session()
+    made.mount("https://", HTTPAdapter(max_retries=Retry(total=3, backoff_factor=1)))
+    return made
+
+
+class Api:
+    def __init__(self):
+        self.session = session()
+
+    @retry(stop=stop_after_attempt(4), wait=wait_random(1, 2))  # found: layers 4 x 4 = 16
+    def get(self, url):
+        return self.session.get(url, timeout=5)
+
+
+@shared_task(bind=True, autoretry_for=(Exception,), retry_backoff=True, max_retries=2)  # found: layers 3 x 3 = 9
+def upload(self, body):
+    boto3.client("s3").put_object(Body=body)
+
+
+@retry(stop=stop_after_attempt(2), wait=wait_random(1, 2))  # found: layers 2 x 3 = 6
+@retry(stop=stop_after_attempt(3), wait=wait_random(1, 2))
+def twice(url): ...
+
+
+def block(question):
+    for attempt in tenacity.Retrying(stop=stop_after_attempt(2), wait=wait_random(1, 2)):  # found: layers 2 x 3 = 6
+        with attempt:
+            client.responses.create(question)
+
+
+# ── sound ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@retry(stop=stop_after_attempt(3), wait=wait_random(1, 2))
+def one_layer(question):
+    return alone.chat.completions.create(question)
+
+
+@retry(stop=stop_after_attempt(3), wait=wait_random(1, 2), retry=retry_if_exception_type(json.JSONDecodeError))
+def other_errors(question):
+    return json.loads(ask(question))
+
+
+def side_by_side(question):
+    ask(question)
+    answer(question)
