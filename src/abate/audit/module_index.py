@@ -130,7 +130,8 @@ class Module:
         self.classes: dict[str, Class] = {}
         self.definitions: dict[str, Function] = {}
         """Functions outside of classes, by their full name."""
-        self.strings: set[str] = set()
+        self.awaited: set[int] = set()
+        """The ids of the calls that are awaited where they stand."""
         self.body = Function(name, source.tree, self, None, None)
         self.functions.append(self.body)
         _Indexer(self).run()
@@ -187,6 +188,10 @@ class _Indexer:
 
     def _call(self, node: ast.Call, function: Function, owner: Class | None) -> bool:
         function.calls.append(node)
+        return False
+
+    def _await(self, node: ast.Await, function: Function, owner: Class | None) -> bool:
+        self._module.awaited.add(id(node.value))
         return False
 
     def _loop(self, node: Loop, function: Function, owner: Class | None) -> bool:
@@ -278,6 +283,7 @@ HANDLERS = {
     ast.AsyncFunctionDef: _Indexer._define,
     ast.ClassDef: _Indexer._class,
     ast.Call: _Indexer._call,
+    ast.Await: _Indexer._await,
     ast.For: _Indexer._loop,
     ast.AsyncFor: _Indexer._loop,
     ast.While: _Indexer._loop,

@@ -35,6 +35,7 @@ class Program:
         self.names = Names(self.modules)
         self.functions = [function for module in self.modules.values() for function in module.functions]
         self.calls: dict[int, ResolvedCall] = {}
+        """All calls, by the id of their node."""
         for function in self.functions:
             for call in function.calls:
                 self.calls[id(call)] = ResolvedCall(call, self.names.resolve(call.func, function), function)

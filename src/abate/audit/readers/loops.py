@@ -6,6 +6,7 @@ import ast
 import math
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from abate.audit.control_flow import FALL, tries_in, ways_out
 from abate.audit.delays import DelayReader
@@ -44,7 +45,7 @@ LOCAL_ERRORS = frozenset(
     }
 )  # fmt: skip
 """Errors that come from the program itself: going on after one of them is control flow, or asks something else."""
-COUNTERS = ("range", "itertools.count", "count", "xrange", "six.moves.range", "enumerate", "iter")
+COUNTERS = ("range", "count", "xrange")
 
 
 class LoopReader:
@@ -61,20 +62,17 @@ class LoopReader:
                 yield found
 
     def _read(self, loop: Loop, function: Function) -> Retries | None:
-        handlers, tries = self._repeating(loop)
-        by_status = not handlers and self._checks_status(loop)
-        if not handlers and not by_status:
+        found = self._repeating(loop)
+        handlers = [handler for attempt in found for handler in attempt.handlers]
+        if not handlers and not self._checks_status(loop):
             return None
-        if not self._is_counter(loop, function, tries):
+        if not self._is_counter(loop, function):
             return None
-        sleeps = self._sleeps(loop, function, handlers)
         errors = tuple(name for handler in handlers for name in caught(handler, function, self._names))
-        named = self._named_retry(loop)
         if handlers and errors and all(name in LOCAL_ERRORS for name in errors):
             return None
-        if not sleeps and not named:
-            return None
-        if by_status and not (sleeps and (named or not isinstance(loop, ast.While))):
+        sleeps = self._sleeps(loop, function, handlers)
+        if not self._says_so(loop, function, found, sleeps):
             return None
         made = Retries(
             "loop",
@@ -85,28 +83,46 @@ class LoopReader:
             wait=self._wait(loop, function, sleeps),
             errors=errors or None,
         )
-        made.swallows = handlers
-        made.covered.append(Covered(function, tries[0].body if len(tries) == 1 else loop.body))
-        made.seconds = math.inf if self._watches_clock(loop, function) else None
+        made.swallows = [
+            handler
+            for attempt in found
+            for handler in attempt.handlers
+            if not attempt.judged or "continue" in ways_out(handler.body)
+        ]
+        made.covered.append(Covered(function, found[0].node.body if len(found) == 1 else loop.body))
+        made.seconds = math.inf if self._watches_clock(loop) else None
         return made
+
+    def _says_so(self, loop: Loop, function: Function, found: list[_Attempt], sleeps: list[ast.Call]) -> bool:
+        """Return whether waits or names show that the loop retries; it may also poll, or serve what comes next."""
+        counts = self._counts_attempts(loop)
+        if not found:
+            return bool(sleeps) and (counts or self._mentions_retry(loop))
+        if all(attempt.ends for attempt in found):
+            return bool(sleeps) or counts or self._mentions_retry(loop)
+        # after a success it may go round as well: only a count of attempts, or a wait after failures alone, tells
+        failing = [call for attempt in found for handler in attempt.handlers for call in self._sleeps_in(handler.body, function)]
+        if isinstance(loop, ast.While):
+            return counts and bool(failing or any("raise" in ways_out(one.body) for one in _handlers(found)))
+        return bool(failing) or (counts and bool(sleeps))
 
     # ── Is it a retry? ───────────────────────────────────────────────────────────────────────────────────────
 
-    def _repeating(self, loop: Loop) -> tuple[list[ast.ExceptHandler], list[ast.Try]]:
-        """Return the handlers after which the loop goes on, if it ends after a success, and their ``try`` statements."""
-        handlers, tries = [], []
+    def _repeating(self, loop: Loop) -> list[_Attempt]:
+        """Return the ``try`` statements after whose failure the loop goes on, if it may end after a success."""
+        found = []
         for node, after in tries_in(loop.body):
-            rest = ways_out(after)
             success = ways_out(node.body)
             if FALL in success:
                 success = (success - {FALL}) | ways_out((*node.orelse, *after))
-            if not ({"return", "break"} & success or self._ended_by_flag(loop, node)):
+            flagged = self._ended_by_flag(loop, node)
+            if not ({"return", "break"} & success or flagged):
                 continue
-            found = [handler for handler in node.handlers if _goes_on(handler, rest)]
-            if found:
-                handlers += found
-                tries.append(node)
-        return handlers, tries  # type: ignore[return-value]
+            rest = ways_out(after)
+            handlers = [handler for handler in node.handlers if _goes_on(handler, rest)]
+            if handlers:
+                found.append(_Attempt(node, handlers, flagged or not {FALL, "continue"} & success, "raise" in rest))
+        return found
 
     def _ended_by_flag(self, loop: Loop, node: ast.Try | ast.TryStar) -> bool:
         """Return whether the condition of a ``while`` reads a name that the ``try`` sets."""
@@ -141,34 +157,53 @@ class LoopReader:
                 return True
         return False
 
-    def _is_counter(self, loop: Loop, function: Function, tries: Sequence[ast.Try]) -> bool:
+    def _is_counter(self, loop: Loop, function: Function) -> bool:
         """Return whether each round of the loop makes the same attempt again, not one for the next item."""
         if isinstance(loop, ast.While):
             return True
         target = {part.id for part in inside(loop.target) if isinstance(part, ast.Name)}
         if any(RETRY_WORD.search(name) for name in target):
             return True
-        name = self._names.resolve(loop.iter, function) or ""
-        listed = self._names.follow(loop.iter, function).node
-        if isinstance(listed, ast.Tuple | ast.List):
-            return all(self._names.number(item, function) is not None for item in listed.elts)
-        if name.removesuffix("()") not in COUNTERS:
-            return bool(RETRY_WORD.search(name)) and not isinstance(listed, ast.Attribute)
-        used = set()
-        for node in tries:
-            for statement in node.body:
-                for call in inside(statement):
-                    if isinstance(call, ast.Call) and not _logs(call):
-                        used |= {part.id for part in inside(call) if isinstance(part, ast.Name)}
-                    elif isinstance(call, ast.Subscript):
-                        used |= {part.id for part in inside(call.slice) if isinstance(part, ast.Name)}
+        if not self._numbers_only(loop.iter, function):
+            name = self._names.resolve(loop.iter, function) or ""
+            return name.endswith("()") and bool(RETRY_WORD.search(name.rpartition(".")[2]))
+        used: set[str] = set()
+        for call in _own(loop.body):
+            if isinstance(call, ast.Call) and not _logs(call) and not _is_sleep(call, self._names, function):
+                used |= {part.id for given in _arguments(call) for part in inside(given) if isinstance(part, ast.Name)}
+            elif isinstance(call, ast.Subscript):
+                used |= {part.id for part in inside(call.slice) if isinstance(part, ast.Name)}
         return not target & used
 
-    def _named_retry(self, loop: Loop) -> bool:
-        """Return whether a name in the loop says that it retries."""
-        for node in _own([loop] if not isinstance(loop, ast.While) else [ast.Expr(loop.test), *loop.body]):
+    def _numbers_only(self, iterated: ast.expr, function: Function) -> bool:
+        """Return whether a loop runs over numbers: a range, or a list of delays."""
+        node, inner = self._names.follow(iterated, function)
+        if isinstance(node, ast.Tuple | ast.List):
+            return all(self._names.number(item, inner) is not None for item in node.elts)
+        if not isinstance(node, ast.Call):
+            return False
+        name = (self._names.resolve(node.func, inner) or "").rpartition(".")[2]
+        if name in ("enumerate", "reversed", "iter", "list") and node.args:
+            return self._numbers_only(node.args[0], inner)
+        return name in COUNTERS
+
+    def _counts_attempts(self, loop: Loop) -> bool:
+        """Return whether a name that the loop counts with or compares says that it counts attempts."""
+        names: set[str] = set()
+        tests: list[ast.AST] = [loop.test] if isinstance(loop, ast.While) else [loop.target, loop.iter]
+        tests += [node.test for node in _own(loop.body) if isinstance(node, ast.If)]
+        tests += [node.target for node in _own(loop.body) if isinstance(node, ast.AugAssign)]
+        for test in tests:
+            for part in inside(test):
+                if isinstance(part, ast.Name | ast.Attribute):
+                    names.add(part.id if isinstance(part, ast.Name) else part.attr)
+        return any(RETRY_WORD.search(name) for name in names)
+
+    def _mentions_retry(self, loop: Loop) -> bool:
+        """Return whether a name or a message in the loop speaks of a retry."""
+        for node in _own(loop.body):
             match node:
-                case ast.Name(id=name) | ast.Attribute(attr=name) if RETRY_WORD.search(name):
+                case ast.Name(id=text) | ast.Attribute(attr=text) if RETRY_WORD.search(text):
                     return True
                 case ast.Constant(value=str(text)) if "retry" in text[:200].lower():
                     return True
@@ -182,17 +217,7 @@ class LoopReader:
         return inner or self._sleeps_in(loop.body, function)
 
     def _sleeps_in(self, statements: list[ast.stmt], function: Function) -> list[ast.Call]:
-        return [node for node in _own(statements) if isinstance(node, ast.Call) and self._is_sleep(node, function)]
-
-    def _is_sleep(self, call: ast.Call, function: Function) -> bool:
-        last = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        lower = last.lower()
-        if "sleep" in lower or "backoff" in lower:
-            return True
-        if lower in ("wait", "pause", "delay") and len(call.args) + len(call.keywords) == 1:
-            given = (*call.args, *[keyword.value for keyword in call.keywords])[0]
-            return lower != "wait" or self._names.number(given, function) is not None or _says_delay(given)
-        return False
+        return [node for node in _own(statements) if isinstance(node, ast.Call) and _is_sleep(node, self._names, function)]
 
     def _wait(self, loop: Loop, function: Function, sleeps: list[ast.Call]) -> Wait:
         if not sleeps:
@@ -286,7 +311,7 @@ class LoopReader:
                 return True
         return False
 
-    def _watches_clock(self, loop: Loop, function: Function) -> bool:
+    def _watches_clock(self, loop: Loop) -> bool:
         """Return whether a condition in the loop compares times, which bounds the attempts."""
         tests = [loop.test] if isinstance(loop, ast.While) else []
         tests += [node.test for node in _own(loop.body) if isinstance(node, ast.If)]
@@ -303,6 +328,36 @@ class LoopReader:
                         ):
                             return True
         return False
+
+
+class _Attempt(NamedTuple):
+    """A ``try`` in a loop whose failure leads to another round."""
+
+    node: ast.Try | ast.TryStar
+    handlers: list[ast.ExceptHandler]
+    ends: bool
+    """Whether every success ends the loop."""
+    judged: bool
+    """Whether code after the ``try`` may raise: it may look at an error that a handler has kept."""
+
+
+def _handlers(found: list[_Attempt]) -> list[ast.ExceptHandler]:
+    return [handler for attempt in found for handler in attempt.handlers]
+
+
+def _arguments(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *[keyword.value for keyword in call.keywords]]
+
+
+def _is_sleep(call: ast.Call, names: Names, function: Function) -> bool:
+    last = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    lower = last.lower()
+    if "sleep" in lower or "backoff" in lower:
+        return True
+    given = _arguments(call)
+    if lower in ("wait", "pause", "delay") and len(given) == 1:
+        return lower != "wait" or names.number(given[0], function) is not None or _says_delay(given[0])
+    return False
 
 
 def _goes_on(handler: ast.ExceptHandler, rest: set[str]) -> bool:

@@ -18,6 +18,10 @@ CANCELLATION = frozenset(
         "asyncio.exceptions.CancelledError", "concurrent.futures.CancelledError", "builtins.BaseException",
     }
 )  # fmt: skip
+SHOWS = frozenset(
+    {"debug", "info", "warning", "warn", "error", "exception", "critical", "print", "str", "repr", "type", "format", "append",
+     "capture_exception", "record_exception", "echo", "format_exc", "getattr", "verbose", "trace", "msg", "secho", "write"}
+)  # fmt: skip
 WHAT_TO_CATCH = "@abate.retry(on=(ConnectionError, TimeoutError, abate.http.transient)): `on` is mandatory, so nothing is retried by accident"
 
 
@@ -96,25 +100,32 @@ def _passed_on_before(retries: Retries, handler: ast.ExceptHandler, program: Pro
 
 
 def _decides(handler: ast.ExceptHandler) -> bool:
-    """Return whether a handler looks at the error to decide whether to go on."""
+    """Return whether a handler looks at the error to decide whether to go on, or gives it to a function that may."""
     if handler.name is None:
         return False
     for node in inside(handler.body):
-        if isinstance(node, ast.If | ast.Match | ast.IfExp | ast.While):
-            test = node.subject if isinstance(node, ast.Match) else node.test
-            if any(isinstance(part, ast.Name) and part.id == handler.name for part in inside(test)):
-                return True
-    # or gives it to a function that decides, and raises
-    derived = {
-        target.id
-        for node in inside(handler.body)
-        if isinstance(node, ast.Assign)
-        and any(isinstance(part, ast.Name) and part.id == handler.name for part in inside(node.value))
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    return bool(derived) and any(
-        isinstance(node, ast.If)
-        and any(isinstance(part, ast.Name) and part.id in derived for part in inside(node.test))
-        for node in inside(handler.body)
-    )
+        match node:
+            case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test) | ast.Match(subject=test):
+                if _mentions(test, handler.name):
+                    return True
+            case ast.Call(func=called) if not _only_shows(called):
+                if any(isinstance(one, ast.Name) and one.id == handler.name for one in _given(node)):
+                    return True
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if _mentions(value, handler.name):
+                if any(isinstance(one, ast.If) and _mentions(one.test, name) for one in inside(handler.body)):
+                    return True
+    return False
+
+
+def _mentions(node: ast.AST, name: str) -> bool:
+    return any(isinstance(part, ast.Name) and part.id == name for part in inside(node))
+
+
+def _given(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *[keyword.value for keyword in call.keywords]]
+
+
+def _only_shows(called: ast.expr) -> bool:
+    """Return whether a function only makes text of an error, logs it or keeps it."""
+    last = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return last in SHOWS or last.startswith(("log", "_log")) or last.endswith(("Error", "Exception"))

@@ -137,7 +137,7 @@ def _reaches_cap(retries: Retries) -> bool:
 def describe(retries: Retries) -> str:
     """Return the delays in words: ``1, 2, 4 … s``."""
     wait = retries.wait
-    if wait.first is None:
+    if wait.first is None or (wait.grows and wait.first == 0):
         return "longer each time" if wait.grows else "a fixed time"
     if not wait.grows:
         return seconds(wait.first)

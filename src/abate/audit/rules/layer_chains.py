@@ -22,6 +22,12 @@ PROGRAM_ERRORS = frozenset(
 )  # fmt: skip
 
 
+BROAD = frozenset({"Exception", "BaseException", "builtins.Exception"})
+OF_SERVICES = ("ConnectionError", "Timeout", "TimeoutError", "HTTPError", "RequestException", "ClientError", "APIError", "ApiError",
+               "OSError", "OperationalError", "APIConnectionError", "HttpError", "RequestError", "TransportError")  # fmt: skip
+"""How the names of errors end that a client raises after its own retries."""
+
+
 class Layer(NamedTuple):
     """One of the retries around each other."""
 
@@ -128,7 +134,9 @@ class ChainFinder:
             return ()
         made = self._names.called(call.name)
         if made is not None:
-            return self._chain(made, depth)
+            # a coroutine that is not awaited here runs later, as a task of its own
+            later = isinstance(made.node, ast.AsyncFunctionDef) and id(call.node) not in call.function.module.awaited
+            return () if later else self._chain(made, depth)
         client = self._client(call)
         return () if client is None else (client,)
 
@@ -145,6 +153,8 @@ class ChainFinder:
         while at >= 0:
             defaults = CLIENTS.get(name[:at])
             if defaults is not None and at + 2 < len(name) and defaults.library != "litellm":
+                if defaults.library == "urllib3" and argument(call.node, "retries") is not None:
+                    return None
                 base = call.node.func
                 while isinstance(base, ast.Attribute) and not self._is_client(base, call.function, name[:at]):
                     base = base.value
@@ -261,6 +271,8 @@ def _meeting(chain: Chain) -> Chain:
     for layer in chain:
         if any(layer.retries is not None and layer.retries is one.retries for one in found):
             continue
+        if found and layer.attempts == math.inf:
+            break  # it never gives up, so nothing around it sees an error
         if not found or _meets(found[-1], layer):
             found.append(layer)
     return tuple(found)
@@ -269,13 +281,13 @@ def _meeting(chain: Chain) -> Chain:
 def _meets(outer: Layer, inner: Layer) -> bool:
     """Return whether an error that the inner layer gave up on may be retried by the outer one."""
     errors = None if outer.retries is None else outer.retries.errors
-    if errors is None:
+    if errors is None or not BROAD.isdisjoint(errors):
         return True
     if all(name in PROGRAM_ERRORS for name in errors):
         return False
-    if any(name in ("Exception", "BaseException", "?") for name in errors):
-        return True
     below = None if inner.retries is None else inner.retries.errors
-    if below is None:
+    if below is not None and not set(errors).isdisjoint(below):
         return True
-    return not set(errors).isdisjoint(below) or any(name in ("Exception", "BaseException", "?") for name in below)
+    if below is not None and BROAD.isdisjoint(below):
+        return False
+    return any(name.partition(".")[0] == inner.library or name.endswith(OF_SERVICES) for name in errors)
