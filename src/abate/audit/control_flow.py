@@ -9,7 +9,7 @@ from abate.audit.module_index import FunctionNode, Loop
 
 FALL = "fall"
 TryNode = ast.Try | ast.TryStar
-EXITS = ("sys.exit", "os._exit", "exit", "quit")
+EXITS = ("exit", "_exit", "quit")
 
 
 def ways_out(statements: Sequence[ast.stmt]) -> set[str]:
@@ -35,8 +35,11 @@ def _ways(statement: ast.stmt) -> set[str]:
             return {"continue"}
         case ast.If(body=body, orelse=other):
             return ways_out(body) | ways_out(other)
-        case ast.With(body=body) | ast.AsyncWith(body=body):
-            return ways_out(body)
+        case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
+            ways = ways_out(body)
+            if FALL in ways and any("reraise" in _called(item.context_expr) for item in items):
+                return (ways - {FALL}) | {"raise"}  # oslo's save_and_reraise_exception()
+            return ways
         case ast.Try() | ast.TryStar():
             return _ways_of_try(statement)
         case ast.For(body=body) | ast.AsyncFor(body=body):
@@ -47,9 +50,16 @@ def _ways(statement: ast.stmt) -> set[str]:
             return (inner - {"break", "continue", FALL}) | ({FALL} if ends else set())
         case ast.Match(cases=cases):
             return {FALL}.union(*(ways_out(case.body) for case in cases))
-        case ast.Expr(value=ast.Call(func=called)) if ast.unparse(called) in EXITS:
+        case ast.Expr(value=ast.Call() as call) if _called(call) in EXITS:
             return {"raise"}
     return {FALL}
+
+
+def _called(node: ast.expr) -> str:
+    """Return the last part of the name that is called."""
+    if not isinstance(node, ast.Call):
+        return ""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
 def _ways_of_try(statement: ast.Try | ast.TryStar) -> set[str]:

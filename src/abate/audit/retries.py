@@ -12,6 +12,15 @@ Jitter = Literal["none", "lost", "some", "unknown"]
 """``lost``: there is some, and at the cap all delays are equal."""
 
 
+EVERYTHING = frozenset({"Exception", "BaseException", "builtins.Exception", "builtins.BaseException"})
+OF_SERVICES = (
+    "ConnectionError", "Timeout", "TimeoutError", "HTTPError", "RequestException", "ClientError", "APIError", "ApiError", "OSError",
+    "OperationalError", "APIConnectionError", "HttpError", "RequestError", "TransportError", "IOError", "ServiceUnavailable",
+    "ConnectionResetError", "BrokenPipeError", "RpcError", "ConnectError",
+)  # fmt: skip
+"""How the names of errors end that come from a service or the way to it."""
+
+
 class Wait:
     """The delays between attempts."""
 
@@ -65,6 +74,7 @@ class Retries:
 
     __slots__ = (
         "attempts", "budget", "by_default", "call", "codes", "covered", "errors", "function", "label", "library", "methods",
+        "polls",
         "node", "seconds", "swallows", "wait",
     )  # fmt: skip
 
@@ -92,6 +102,8 @@ class Retries:
         self.by_default = False
         """The program has not asked for these retries."""
         self.budget = False
+        self.polls = False
+        """It repeats while a result is not there yet, not after an error."""
         self.swallows: list[ast.ExceptHandler] = []
         """Handlers of a loop that lead to another attempt."""
         self.methods: tuple[str, ...] | None = None

@@ -31,7 +31,10 @@ async def on_nats(msg):
 
 
 def on_sqs(sqs, url, handle):
-    sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=handle, VisibilityTimeout=0)  # found: requeue-without-delay
+    try:
+        work(handle)
+    except ValueError:
+        sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=handle, VisibilityTimeout=0)  # found: requeue-without-delay
     sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=handle, VisibilityTimeout=60)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from abate.audit.module_index import Function
+from abate.audit.module_index import Function, inside
 from abate.audit.names import Names
 
 MAX_ERRORS = 50
@@ -31,3 +31,47 @@ def error_names(node: ast.AST, function: Function, names: Names, depth: int = 0)
 def caught(handler: ast.ExceptHandler, function: Function, names: Names) -> list[str]:
     """Return the names of the errors that a handler catches; ``BaseException`` if it names none."""
     return ["BaseException"] if handler.type is None else error_names(handler.type, function, names)
+
+
+SHOWS = frozenset(
+    {"debug", "info", "warning", "warn", "error", "exception", "critical", "print", "str", "repr", "type", "format", "append",
+     "capture_exception", "record_exception", "echo", "format_exc", "getattr", "verbose", "trace", "msg", "secho", "write"}
+)  # fmt: skip
+"""Functions that show or keep an error and decide nothing."""
+
+
+def hands_on(handler: ast.ExceptHandler) -> bool:
+    """Return whether a handler gives its error to a function that may decide about it, and raise."""
+    return handler.name is not None and any(
+        isinstance(node, ast.Call)
+        and not _only_shows(node.func)
+        and any(
+            isinstance(given, ast.Name) and given.id == handler.name
+            for given in (*node.args, *[keyword.value for keyword in node.keywords])
+        )
+        for node in inside(handler.body)
+    )
+
+
+def _only_shows(called: ast.expr) -> bool:
+    last = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return last in SHOWS or last.startswith(("log", "_log")) or last.endswith(("Error", "Exception"))
+
+
+def decides(handler: ast.ExceptHandler) -> bool:
+    """Return whether a handler looks at the error to decide whether to go on, or gives it to a function that may."""
+    if handler.name is None:
+        return False
+    for node in inside(handler.body):
+        match node:
+            case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test) | ast.Match(subject=test):
+                if _mentions(test, handler.name):
+                    return True
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if _mentions(value, handler.name):
+                if any(isinstance(one, ast.If) and _mentions(one.test, name) for one in inside(handler.body)):
+                    return True
+    return hands_on(handler)
+
+
+def _mentions(node: ast.AST, name: str) -> bool:
+    return any(isinstance(part, ast.Name) and part.id == name for part in inside(node))

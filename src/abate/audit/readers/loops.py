@@ -12,8 +12,8 @@ from abate.audit.control_flow import FALL, tries_in, ways_out
 from abate.audit.delays import DelayReader
 from abate.audit.module_index import Function, Loop, inside
 from abate.audit.names import Names
-from abate.audit.readers.errors import caught
-from abate.audit.retries import NO_WAIT, Covered, Retries, Wait
+from abate.audit.readers.errors import caught, hands_on
+from abate.audit.retries import NO_WAIT, UNKNOWN_WAIT, Covered, Retries, Wait
 
 RETRY_WORD = re.compile(
     r"(?i)(?:^|_|\b)(?:re_?tr(?:y|ies|ied|ying)|max_?retr|attempts?|tries|backoffs?|try_?(?:num|count|no))|retry|attempt(?!ed)"
@@ -162,9 +162,11 @@ class LoopReader:
         if isinstance(loop, ast.While):
             return True
         target = {part.id for part in inside(loop.target) if isinstance(part, ast.Name)}
+        numbers = self._numbers_only(loop.iter, function)
         if any(RETRY_WORD.search(name) for name in target):
-            return True
-        if not self._numbers_only(loop.iter, function):
+            # `enumerate(providers)` asks another one each time, whatever the counter is called
+            return numbers or self._names.resolve(loop.iter, function) != "enumerate()"
+        if not numbers:
             name = self._names.resolve(loop.iter, function) or ""
             return name.endswith("()") and bool(RETRY_WORD.search(name.rpartition(".")[2]))
         used: set[str] = set()
@@ -222,20 +224,28 @@ class LoopReader:
     def _wait(self, loop: Loop, function: Function, sleeps: list[ast.Call]) -> Wait:
         if not sleeps:
             return NO_WAIT
-        counters = self._counters(loop)
-        reader = DelayReader(self._names, function, counters)
-        waits = []
-        for call in sleeps:
-            name = self._names.resolve(call.func, function)
-            made = self._names.called(name)
-            given = call.args[0] if call.args else call.keywords[0].value if call.keywords else None
-            if name not in SLEEPS and (made is None or given is None) and not (name or "").endswith(("sleep", "wait")):
-                given = None  # how long a function waits is up to that function
-            waits.append(reader.wait(given))
+        waits = [self._wait_of(call, loop, function) for call in sleeps]
         for wait in waits:
             if wait.jitter in ("none", "lost") and wait.known:
                 return next((other for other in waits if other.hint or other.jitter == "some"), wait)
         return waits[0]
+
+    def _wait_of(self, call: ast.Call, loop: Loop, function: Function) -> Wait:
+        """Return the wait of a call that sleeps, or of the sleep in the function of the program that it calls."""
+        name = self._names.resolve(call.func, function) or ""
+        given = _arguments(call)
+        made = self._names.called(name)
+        if made is None:
+            sleeps = name in SLEEPS or name.rpartition(".")[2].strip("_") in ("sleep", "wait", "async_sleep", "sleep_async")
+            delay = given[0] if given and (sleeps or not name) else None
+            return DelayReader(self._names, function, self._counters(loop)).wait(delay)
+        for inner in made.calls:
+            if self._names.resolve(inner.func, made) in SLEEPS and inner.args:
+                if isinstance(inner.args[0], ast.Name) and inner.args[0].id in made.parameters and given:
+                    return DelayReader(self._names, function, self._counters(loop)).wait(given[0])
+                counters = frozenset(name for name in made.parameters if RETRY_WORD.search(name))
+                return DelayReader(self._names, made, counters).wait(inner.args[0])
+        return UNKNOWN_WAIT
 
     def _counters(self, loop: Loop) -> frozenset[str]:
         """Return the names that count the rounds."""
@@ -255,7 +265,8 @@ class LoopReader:
 
     def _attempts(self, loop: Loop, function: Function, handlers: list[ast.ExceptHandler]) -> float | None:
         if isinstance(loop, ast.For | ast.AsyncFor):
-            return self._rounds(loop.iter, function)
+            rounds = self._rounds(loop.iter, function)
+            return None if rounds == math.inf and self._gives_up(loop, handlers) else rounds
         bounds = [number for number in self._bounds(loop, function, handlers) if number is not None]
         if bounds:
             return bounds[0]
@@ -287,8 +298,7 @@ class LoopReader:
     def _bounds(self, loop: ast.While, function: Function, handlers: list[ast.ExceptHandler]) -> Iterator[float | None]:
         """Yield the numbers that counters are compared with."""
         counters = self._counters(loop)
-        tests = [loop.test, *[node.test for node in _own(loop.body) if isinstance(node, ast.If)]]
-        for test in tests:
+        for test in (loop.test, *loop.body):
             for node in inside(test):
                 if not isinstance(node, ast.Compare) or len(node.comparators) != 1:
                     continue
@@ -300,10 +310,10 @@ class LoopReader:
                 elif names[1] in counters:
                     yield self._names.number(sides[0], function)
 
-    def _gives_up(self, loop: ast.While, handlers: list[ast.ExceptHandler]) -> bool:
+    def _gives_up(self, loop: Loop, handlers: list[ast.ExceptHandler]) -> bool:
         """Return whether anything but a success may end the loop."""
         for handler in handlers:
-            if ways_out(handler.body) & {"return", "raise", "break"}:
+            if ways_out(handler.body) & {"return", "raise", "break"} or hands_on(handler):
                 return True
         swallowed = {id(node) for handler in handlers for node in inside(handler.body)}
         for node in _own(loop.body):

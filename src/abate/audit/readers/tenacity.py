@@ -34,9 +34,12 @@ def read(given: Given, last: str) -> Retries | None:
         errors = _errors(condition.node, condition.function, given.names)
     if attempts is math.inf and unpacked:
         attempts = None
-    return Retries(
+    made = Retries(
         "tenacity", label, given.node, given.function, attempts=attempts, wait=waits, seconds=seconds, errors=errors
     )
+    if condition is not None and isinstance(condition.node, ast.Call):
+        made.polls = _last(condition.node.func, condition.function, given.names) == "retry_if_result"
+    return made
 
 
 def bare(label_node: ast.expr, function: Function) -> Retries:

@@ -8,19 +8,14 @@ from collections.abc import Iterator
 from abate.audit.findings import Spot, rule
 from abate.audit.module_index import inside
 from abate.audit.program import Program
-from abate.audit.readers.errors import caught
-from abate.audit.retries import Retries
+from abate.audit.readers.errors import caught, decides
+from abate.audit.retries import EVERYTHING, Retries
 
-EVERYTHING = frozenset({"Exception", "BaseException", "builtins.Exception", "builtins.BaseException"})
 CANCELLATION = frozenset(
     {
         "BaseException", "KeyboardInterrupt", "SystemExit", "GeneratorExit", "asyncio.CancelledError", "trio.Cancelled",
         "asyncio.exceptions.CancelledError", "concurrent.futures.CancelledError", "builtins.BaseException",
     }
-)  # fmt: skip
-SHOWS = frozenset(
-    {"debug", "info", "warning", "warn", "error", "exception", "critical", "print", "str", "repr", "type", "format", "append",
-     "capture_exception", "record_exception", "echo", "format_exc", "getattr", "verbose", "trace", "msg", "secho", "write"}
 )  # fmt: skip
 WHAT_TO_CATCH = "@abate.retry(on=(ConnectionError, TimeoutError, abate.http.transient)): `on` is mandatory, so nothing is retried by accident"
 
@@ -50,7 +45,7 @@ def broad_except(program: Program) -> Iterator[Spot]:
         if retries.library == "loop":
             for handler in retries.swallows:
                 names = caught(handler, retries.function, program.names)
-                if EVERYTHING.isdisjoint(names) or _decides(handler):
+                if EVERYTHING.isdisjoint(names) or decides(handler):
                     continue
                 what = "any error" if handler.type is None else next(name for name in names if name in EVERYTHING)
                 yield program.spot(handler, retries.function, f"{retries.label} retries {what}, bugs included", "loop")
@@ -76,7 +71,7 @@ def cancellation_caught(program: Program) -> Iterator[Spot]:
     for retries in program.retries:
         for handler in retries.swallows:
             names = CANCELLATION.intersection(caught(handler, retries.function, program.names))
-            if names and not _decides(handler) and not _passed_on_before(retries, handler, program):
+            if names and not decides(handler) and not _passed_on_before(retries, handler, program):
                 what = "a bare except catches" if handler.type is None else f"{min(names)} is caught:"
                 yield program.spot(
                     handler,
@@ -97,35 +92,3 @@ def _passed_on_before(retries: Retries, handler: ast.ExceptHandler, program: Pro
             before = node.handlers[: node.handlers.index(handler)]
             return any(not CANCELLATION.isdisjoint(caught(one, retries.function, program.names)) for one in before)
     return False
-
-
-def _decides(handler: ast.ExceptHandler) -> bool:
-    """Return whether a handler looks at the error to decide whether to go on, or gives it to a function that may."""
-    if handler.name is None:
-        return False
-    for node in inside(handler.body):
-        match node:
-            case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test) | ast.Match(subject=test):
-                if _mentions(test, handler.name):
-                    return True
-            case ast.Call(func=called) if not _only_shows(called):
-                if any(isinstance(one, ast.Name) and one.id == handler.name for one in _given(node)):
-                    return True
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if _mentions(value, handler.name):
-                if any(isinstance(one, ast.If) and _mentions(one.test, name) for one in inside(handler.body)):
-                    return True
-    return False
-
-
-def _mentions(node: ast.AST, name: str) -> bool:
-    return any(isinstance(part, ast.Name) and part.id == name for part in inside(node))
-
-
-def _given(call: ast.Call) -> list[ast.expr]:
-    return [*call.args, *[keyword.value for keyword in call.keywords]]
-
-
-def _only_shows(called: ast.expr) -> bool:
-    """Return whether a function only makes text of an error, logs it or keeps it."""
-    last = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-    return last in SHOWS or last.startswith(("log", "_log")) or last.endswith(("Error", "Exception"))

@@ -6,11 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from abate.audit.call_graph import calls_of, reached
+from abate.audit.control_flow import FALL, ways_out
 from abate.audit.findings import Spot, rule
 from abate.audit.module_index import inside
 from abate.audit.names import argument
 from abate.audit.program import Program, ResolvedCall
-from abate.audit.readers.errors import caught
+from abate.audit.readers.errors import caught, decides
 from abate.audit.retries import Retries
 
 UNSAFE = frozenset({"POST", "PATCH"})
@@ -91,7 +92,7 @@ def _after_timeouts(retries: Retries) -> bool:
 
 def _method(call: ResolvedCall) -> str:
     last = (call.name or "").rpartition(".")[2]
-    if last in ("request", "stream"):
+    if last == "request":
         given = argument(call.node, "method", 0)
         return given.value.upper() if isinstance(given, ast.Constant) and isinstance(given.value, str) else ""
     return last.upper()
@@ -143,7 +144,9 @@ def client_error_retried(program: Program) -> Iterator[Spot]:
             for handler in retries.swallows:
                 names = caught(handler, retries.function, program.names)
                 named = ANY_STATUS.intersection(names)
-                if named and not _looks_at_status(handler, retries) and (what := _raises_for_status(program, retries)):
+                if not named or decides(handler) or _looks_at_status(handler) or _judged_before(handler, retries, program):
+                    continue
+                if what := _raises_for_status(program, retries):
                     yield program.spot(
                         handler,
                         retries.function,
@@ -180,7 +183,17 @@ def _status_is_tested(call: ResolvedCall) -> bool:
     )
 
 
-def _looks_at_status(handler: ast.ExceptHandler, retries: Retries) -> bool:
+def _judged_before(handler: ast.ExceptHandler, retries: Retries, program: Program) -> bool:
+    """Return whether another handler in the loop takes errors with a status out."""
+    return any(
+        isinstance(node, ast.ExceptHandler)
+        and node is not handler
+        and any(name.endswith(("HTTPError", "HTTPStatusError", "ClientResponseError")) for name in caught(node, retries.function, program.names))
+        for node in inside(retries.node)
+    )
+
+
+def _looks_at_status(handler: ast.ExceptHandler) -> bool:
     for node in inside(handler.body):
         match node:
             case ast.Attribute(attr=text) | ast.Name(id=text) if any(word in text.lower() for word in STATUS_TESTS):
@@ -229,14 +242,27 @@ def _busy_answer(retries: Retries) -> str:
             return name.rpartition(".")[2]
     codes = BUSY.intersection(retries.codes)
     if not codes and retries.library == "loop":
-        codes = {
-            node.value
-            for compare in inside(retries.node)
-            if isinstance(compare, ast.Compare)
-            for node in inside(compare)
-            if isinstance(node, ast.Constant) and type(node.value) is int and node.value in BUSY
-        }
+        codes = _compared_codes(retries.node)
     return str(min(codes)) if codes else ""
+
+
+def _compared_codes(loop: ast.AST) -> set[int]:
+    """Return the busy codes that lead to another round: those that a condition names, unless it ends the loop for them."""
+    found: set[int] = set()
+    for node in inside(loop):
+        if not isinstance(node, ast.If):
+            continue
+        ends = not {FALL, "continue"} & ways_out(node.body)
+        for compare in inside(node.test):
+            if isinstance(compare, ast.Compare):
+                excludes = isinstance(compare.ops[0], ast.NotIn | ast.NotEq)
+                if ends == excludes:
+                    found |= {
+                        part.value
+                        for part in inside(compare)
+                        if isinstance(part, ast.Constant) and type(part.value) is int and part.value in BUSY
+                    }
+    return found
 
 
 def _reads_hint(program: Program, retries: Retries) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from abate.audit.findings import Spot, rule
 from abate.audit.program import Program
-from abate.audit.retries import Retries
+from abate.audit.retries import EVERYTHING, OF_SERVICES, Retries
 
 SPREAD = "@abate.retry(on=…) waits with full jitter from 0.2 s up to 30 s; Backoff(base=…, cap=…) changes the range"
 
@@ -90,7 +91,7 @@ def jitter_lost_at_cap(program: Program) -> Iterator[Spot]:
 def fixed_wait(program: Program) -> Iterator[Spot]:
     """Find retries of libraries that wait a fixed time."""
     for retries in program.retries:
-        if _waits_equally(retries) and not retries.wait.grows and retries.library != "loop":
+        if _waits_equally(retries) and not retries.wait.grows and retries.library != "loop" and not retries.polls:
             yield program.spot(
                 retries.node,
                 retries.function,
@@ -116,7 +117,7 @@ def fixed_wait(program: Program) -> Iterator[Spot]:
 def no_wait(program: Program) -> Iterator[Spot]:
     """Find retries without a wait."""
     for retries in program.retries:
-        if retries.wait.nothing and retries.retries:
+        if retries.wait.nothing and retries.retries and (retries.library != "loop" or _asks_a_service(retries)):
             yield program.spot(
                 retries.node, retries.function, f"{retries.label} retries without waiting", retries.library
             )
@@ -127,8 +128,17 @@ def _waits_equally(retries: Retries) -> bool:
     return retries.retries and wait.known and wait.jitter == "none" and not wait.nothing and not wait.hint
 
 
+def _asks_a_service(retries: Retries) -> bool:
+    """Return whether a loop repeats after errors of a service more than once: one more try is often with other input."""
+    if retries.attempts is not None and retries.attempts <= 2:
+        return False
+    return any(name in EVERYTHING or name.endswith(OF_SERVICES) for name in retries.errors or ())
+
+
 def _reaches_cap(retries: Retries) -> bool:
     wait = retries.wait
+    if wait.cap == math.inf:
+        return False
     if retries.attempts is None or wait.first is None or wait.cap is None:
         return True
     return wait.first * wait.factor ** min(retries.attempts - 2, 100) >= wait.cap

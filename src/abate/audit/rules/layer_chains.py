@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from abate.audit.call_graph import calls_in
 from abate.audit.clients import CLIENTS, ClientDefaults
-from abate.audit.module_index import Function
+from abate.audit.control_flow import ways_out
+from abate.audit.module_index import Function, inside
 from abate.audit.names import Value, argument
 from abate.audit.program import Program, ResolvedCall
-from abate.audit.retries import Covered, Retries
+from abate.audit.retries import EVERYTHING, OF_SERVICES, Covered, Retries
 
 MAX_DEPTH = 60
 """Calls below each other that are followed."""
@@ -20,12 +21,6 @@ PROGRAM_ERRORS = frozenset(
     {"ValueError", "KeyError", "TypeError", "AttributeError", "IndexError", "AssertionError", "json.JSONDecodeError",
      "json.decoder.JSONDecodeError", "pydantic.ValidationError", "pydantic_core.ValidationError", "FileNotFoundError"}
 )  # fmt: skip
-
-
-BROAD = frozenset({"Exception", "BaseException", "builtins.Exception"})
-OF_SERVICES = ("ConnectionError", "Timeout", "TimeoutError", "HTTPError", "RequestException", "ClientError", "APIError", "ApiError",
-               "OSError", "OperationalError", "APIConnectionError", "HttpError", "RequestError", "TransportError")  # fmt: skip
-"""How the names of errors end that a client raises after its own retries."""
 
 
 class Layer(NamedTuple):
@@ -60,6 +55,8 @@ class ChainFinder:
         self._chains: dict[int, Chain] = {}
         self._open: set[int] = set()
         self._mounted = self._adapters()
+        self._swallowed: dict[int, set[int]] = {}
+        self._retrying = {id(handler) for retries in program.retries for handler in retries.swallows}
         for retries in program.retries:
             if not retries.retries:
                 continue
@@ -122,12 +119,30 @@ class ChainFinder:
 
     def _body(self, function: Function, depth: int) -> Chain:
         best: Chain = ()
+        swallowed = self._swallowed_in(function)
         for node in function.calls:
+            if id(node) in swallowed:
+                continue
             call = self._program.calls[id(node)]
             chain = _meeting((*self._around.get(id(node), ()), *self._called(call, depth)))
             if _better(chain, best):
                 best = chain
         return best
+
+    def _swallowed_in(self, function: Function) -> set[int]:
+        """Return the ids of the calls in a function whose errors never leave it."""
+        known = self._swallowed.get(id(function))
+        if known is None:
+            known = set()
+            for node in inside(function.node):
+                if isinstance(node, ast.Try | ast.TryStar) and any(map(self._swallows, node.handlers)):
+                    known |= {id(part) for part in inside(node.body) if isinstance(part, ast.Call)}
+            self._swallowed[id(function)] = known
+        return known
+
+    def _swallows(self, handler: ast.ExceptHandler) -> bool:
+        broad = handler.type is None or (isinstance(handler.type, ast.Name) and handler.type.id in EVERYTHING)
+        return broad and id(handler) not in self._retrying and "raise" not in ways_out(handler.body)
 
     def _called(self, call: ResolvedCall, depth: int) -> Chain:
         if call.name is None:
@@ -281,13 +296,13 @@ def _meeting(chain: Chain) -> Chain:
 def _meets(outer: Layer, inner: Layer) -> bool:
     """Return whether an error that the inner layer gave up on may be retried by the outer one."""
     errors = None if outer.retries is None else outer.retries.errors
-    if errors is None or not BROAD.isdisjoint(errors):
+    if errors is None or not EVERYTHING.isdisjoint(errors):
         return True
     if all(name in PROGRAM_ERRORS for name in errors):
         return False
     below = None if inner.retries is None else inner.retries.errors
     if below is not None and not set(errors).isdisjoint(below):
         return True
-    if below is not None and BROAD.isdisjoint(below):
+    if below is not None and EVERYTHING.isdisjoint(below):
         return False
     return any(name.partition(".")[0] == inner.library or name.endswith(OF_SERVICES) for name in errors)

@@ -11,7 +11,7 @@ from abate.audit.names import argument, is_constant
 from abate.audit.program import Program, ResolvedCall
 
 QUEUES = frozenset(
-    {"queue.Queue", "queue.LifoQueue", "queue.PriorityQueue", "asyncio.Queue", "asyncio.LifoQueue", "asyncio.PriorityQueue",
+    {"queue.Queue", "queue.PriorityQueue", "asyncio.Queue", "asyncio.PriorityQueue",
      "multiprocessing.Queue", "multiprocessing.JoinableQueue", "queue.SimpleQueue", "multiprocessing.SimpleQueue"}
 )  # fmt: skip
 MESSAGES = ("message", "msg", "delivery", "incoming_message")
@@ -31,7 +31,7 @@ def unbounded_queue(program: Program) -> Iterator[Spot]:
         if call.name not in QUEUES:
             continue
         size = argument(call.node, "maxsize", 0)
-        if size is not None and program.names.number(size, call.function) != 0:
+        if size is not None and not is_constant(size, 0):
             continue
         if _filled_elsewhere(program, call):
             yield program.spot(
@@ -43,7 +43,7 @@ def unbounded_queue(program: Program) -> Iterator[Spot]:
 
 
 def _filled_elsewhere(program: Program, call: ResolvedCall) -> bool:
-    """Return whether the queue is an attribute that another method puts into."""
+    """Return whether the queue is an attribute that another method puts work into, not the free places of a pool."""
     method = enclosing_method(call.function)
     if method is None or method.owner is None:
         return False
@@ -52,6 +52,7 @@ def _filled_elsewhere(program: Program, call: ResolvedCall) -> bool:
         name
         for name, values in kind.attributes.items()
         if any(value is call.node or call.node in inside(value) for value, _ in values)
+        and not any(word in name.lower() for word in ("ready", "free", "idle", "pool", "available", "resource", "result"))
     }
     return any(
         isinstance(node.func, ast.Attribute)
@@ -90,7 +91,9 @@ def requeue_without_delay(program: Program) -> Iterator[Spot]:
 
 def _given_back(call: ResolvedCall, program: Program) -> tuple[str, str] | None:
     node = call.node
-    if not isinstance(node.func, ast.Attribute):
+    if not isinstance(node.func, ast.Attribute) or call.function.name == node.func.attr:
+        return None  # a method of the same name passes it on: its caller decides
+    if isinstance(node.func.value, ast.Call):
         return None
     last = node.func.attr
     requeue = argument(node, "requeue")
@@ -102,12 +105,13 @@ def _given_back(call: ResolvedCall, program: Program) -> tuple[str, str] | None:
             if _in_handler(node, call.function):
                 return f"{last}(requeue=True) gives the message back at once", "pika"
         case "requeue" if not node.args and not node.keywords and _is_message(node.func.value):
-            return "requeue() gives the message back at once", "kombu"
+            if _in_handler(node, call.function):
+                return "requeue() gives the message back at once", "kombu"
         case "nak" if not node.args and not node.keywords:
             return "nak() without a delay gives the message back at once", "nats"
         case "change_message_visibility":
             given = argument(node, "VisibilityTimeout")
-            if given is not None and program.names.number(given, call.function) == 0:
+            if given is not None and program.names.number(given, call.function) == 0 and _in_handler(node, call.function):
                 return "VisibilityTimeout=0 gives the message back at once", "sqs"
         case "retry" if isinstance(node.func.value, ast.Name) and node.func.value.id == "self":
             given = argument(node, "countdown")
