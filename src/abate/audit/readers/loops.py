@@ -103,7 +103,8 @@ class LoopReader:
         # after a success it may go round as well: only a count of attempts, or a wait after failures alone, tells
         failing = [call for attempt in found for handler in attempt.handlers for call in self._sleeps_in(handler.body, function)]
         if isinstance(loop, ast.While):
-            return counts and bool(failing or any("raise" in ways_out(one.body) for one in _handlers(found)))
+            gives_up = any("raise" in ways_out(one.body) for one in _handlers(found))
+            return bool(sleeps) and counts if self._increments(loop) else counts and bool(failing or gives_up)
         return bool(failing) or (counts and bool(sleeps))
 
     # ── Is it a retry? ───────────────────────────────────────────────────────────────────────────────────────
@@ -170,7 +171,15 @@ class LoopReader:
             name = self._names.resolve(loop.iter, function) or ""
             return name.endswith("()") and bool(RETRY_WORD.search(name.rpartition(".")[2]))
         used: set[str] = set()
+        delays = {
+            id(part)
+            for call in self._sleeps_in(loop.body, function)
+            for given in _arguments(call)
+            for part in inside(given)
+        }
         for call in _own(loop.body):
+            if id(call) in delays:
+                continue
             if isinstance(call, ast.Call) and not _logs(call) and not _is_sleep(call, self._names, function):
                 used |= {part.id for given in _arguments(call) for part in inside(given) if isinstance(part, ast.Name)}
             elif isinstance(call, ast.Subscript):
@@ -200,6 +209,13 @@ class LoopReader:
                 if isinstance(part, ast.Name | ast.Attribute):
                     names.add(part.id if isinstance(part, ast.Name) else part.attr)
         return any(RETRY_WORD.search(name) for name in names)
+
+    def _increments(self, loop: Loop) -> bool:
+        """Return whether each round adds one to a count of attempts."""
+        return any(
+            isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and bool(RETRY_WORD.search(node.target.id))
+            for node in loop.body
+        )
 
     def _mentions_retry(self, loop: Loop) -> bool:
         """Return whether a name or a message in the loop speaks of a retry."""
