@@ -150,6 +150,8 @@ class DelayReader:
     def _mentions(self, node: ast.AST, name: str) -> bool:
         if isinstance(node, ast.AugAssign):
             return isinstance(node.op, ast.Mult | ast.Add | ast.Pow | ast.LShift)
+        if isinstance(node, ast.Tuple | ast.List):
+            return False  # the target of an unpacking
         return any(isinstance(part, ast.Name) and part.id == name for part in inside(node))
 
     def _operation(self, node: ast.BinOp, function: Function) -> Shape:

@@ -74,8 +74,7 @@ class Retries:
 
     __slots__ = (
         "attempts", "budget", "by_default", "call", "codes", "covered", "errors", "function", "label", "library", "methods",
-        "polls",
-        "node", "seconds", "swallows", "wait",
+        "node", "polls", "seconds", "swallows", "wait",
     )  # fmt: skip
 
     def __init__(

@@ -60,10 +60,12 @@ def _only_shows(called: ast.expr) -> bool:
 
 def decides(handler: ast.ExceptHandler) -> bool:
     """Return whether a handler looks at the error to decide whether to go on, or gives it to a function that may."""
-    if handler.name is None:
-        return False
     for node in inside(handler.body):
         match node:
+            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if "reraise" in name:
+                return True  # oslo's save_and_reraise_exception() raises unless it is told not to
+            case _ if handler.name is None:
+                continue
             case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test) | ast.Match(subject=test):
                 if _mentions(test, handler.name):
                     return True

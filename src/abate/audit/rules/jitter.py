@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from abate.audit.findings import Spot, rule
 from abate.audit.program import Program
+from abate.audit.readers.errors import decides
 from abate.audit.retries import EVERYTHING, OF_SERVICES, Retries
 
 SPREAD = "@abate.retry(on=…) waits with full jitter from 0.2 s up to 30 s; Backoff(base=…, cap=…) changes the range"
@@ -91,7 +92,7 @@ def jitter_lost_at_cap(program: Program) -> Iterator[Spot]:
 def fixed_wait(program: Program) -> Iterator[Spot]:
     """Find retries of libraries that wait a fixed time."""
     for retries in program.retries:
-        if _waits_equally(retries) and not retries.wait.grows and retries.library != "loop" and not retries.polls:
+        if _waits_equally(retries) and not retries.wait.grows and retries.library != "loop":
             yield program.spot(
                 retries.node,
                 retries.function,
@@ -125,12 +126,12 @@ def no_wait(program: Program) -> Iterator[Spot]:
 
 def _waits_equally(retries: Retries) -> bool:
     wait = retries.wait
-    return retries.retries and wait.known and wait.jitter == "none" and not wait.nothing and not wait.hint
+    return retries.retries and not retries.polls and wait.known and wait.jitter == "none" and not wait.nothing and not wait.hint
 
 
 def _asks_a_service(retries: Retries) -> bool:
     """Return whether a loop repeats after errors of a service more than once: one more try is often with other input."""
-    if retries.attempts is not None and retries.attempts <= 2:
+    if (retries.attempts is not None and retries.attempts <= 2) or any(map(decides, retries.swallows)):
         return False
     return any(name in EVERYTHING or name.endswith(OF_SERVICES) for name in retries.errors or ())
 
