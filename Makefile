@@ -64,6 +64,7 @@ bench: $(BENCH) ## abate beside its peers, as ratios
 	$(BIN)/python benchmarks/observe.py
 	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/queue_peers/run.py
+	$(BIN)/python benchmarks/audit.py
 
 storm: $(BENCH) ## Outages, on real sockets: abate beside its peers, and without each of its parts (15 minutes)
 	$(BIN)/python benchmarks/storm/run.py --short --minutes 12

@@ -13,24 +13,10 @@ from abate.audit.delays import DelayReader
 from abate.audit.module_index import Function, Loop, inside
 from abate.audit.names import Names
 from abate.audit.readers.errors import caught, hands_on
+from abate.audit.readers.loop_words import RETRY_WORD, SLEEPS, arguments, is_sleep, logs
 from abate.audit.retries import NO_WAIT, UNKNOWN_WAIT, Covered, Retries, Wait
 
-RETRY_WORD = re.compile(
-    r"(?i)(?:^|_|\b)(?:re_?tr(?:y|ies|ied|ying)|max_?retr|attempts?|tries|backoffs?|try_?(?:num|count|no))|retry|attempt(?!ed)"
-)
 STATUS = re.compile(r"status(?:_?code)?$")
-SLEEPS = frozenset(
-    {
-        "time.sleep",
-        "asyncio.sleep",
-        "trio.sleep",
-        "anyio.sleep",
-        "gevent.sleep",
-        "eventlet.sleep",
-        "curio.sleep",
-        "sleep",
-    }
-)
 LOCAL_ERRORS = frozenset(
     {
         "ValueError", "KeyError", "IndexError", "LookupError", "AttributeError", "TypeError", "ImportError", "NameError",
@@ -101,7 +87,12 @@ class LoopReader:
         if all(attempt.ends for attempt in found):
             return bool(sleeps) or counts or self._mentions_retry(loop)
         # after a success it may go round as well: only a count of attempts, or a wait after failures alone, tells
-        failing = [call for attempt in found for handler in attempt.handlers for call in self._sleeps_in(handler.body, function)]
+        failing = [
+            call
+            for attempt in found
+            for handler in attempt.handlers
+            for call in self._sleeps_in(handler.body, function)
+        ]
         if isinstance(loop, ast.While):
             gives_up = any("raise" in ways_out(one.body) for one in _handlers(found))
             return bool(sleeps) and counts if self._increments(loop) else counts and bool(failing or gives_up)
@@ -174,14 +165,14 @@ class LoopReader:
         delays = {
             id(part)
             for call in self._sleeps_in(loop.body, function)
-            for given in _arguments(call)
+            for given in arguments(call)
             for part in inside(given)
         }
         for call in _own(loop.body):
             if id(call) in delays:
                 continue
-            if isinstance(call, ast.Call) and not _logs(call) and not _is_sleep(call, self._names, function):
-                used |= {part.id for given in _arguments(call) for part in inside(given) if isinstance(part, ast.Name)}
+            if isinstance(call, ast.Call) and not logs(call) and not is_sleep(call, self._names, function):
+                used |= {part.id for given in arguments(call) for part in inside(given) if isinstance(part, ast.Name)}
             elif isinstance(call, ast.Subscript):
                 used |= {part.id for part in inside(call.slice) if isinstance(part, ast.Name)}
         return not target & used
@@ -213,7 +204,9 @@ class LoopReader:
     def _increments(self, loop: Loop) -> bool:
         """Return whether each round adds one to a count of attempts."""
         return any(
-            isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and bool(RETRY_WORD.search(node.target.id))
+            isinstance(node, ast.AugAssign)
+            and isinstance(node.target, ast.Name)
+            and bool(RETRY_WORD.search(node.target.id))
             for node in loop.body
         )
 
@@ -235,7 +228,9 @@ class LoopReader:
         return inner or self._sleeps_in(loop.body, function)
 
     def _sleeps_in(self, statements: list[ast.stmt], function: Function) -> list[ast.Call]:
-        return [node for node in _own(statements) if isinstance(node, ast.Call) and _is_sleep(node, self._names, function)]
+        return [
+            node for node in _own(statements) if isinstance(node, ast.Call) and is_sleep(node, self._names, function)
+        ]
 
     def _wait(self, loop: Loop, function: Function, sleeps: list[ast.Call]) -> Wait:
         if not sleeps:
@@ -249,10 +244,15 @@ class LoopReader:
     def _wait_of(self, call: ast.Call, loop: Loop, function: Function) -> Wait:
         """Return the wait of a call that sleeps, or of the sleep in the function of the program that it calls."""
         name = self._names.resolve(call.func, function) or ""
-        given = _arguments(call)
+        given = arguments(call)
         made = self._names.called(name)
         if made is None:
-            sleeps = name in SLEEPS or name.rpartition(".")[2].strip("_") in ("sleep", "wait", "async_sleep", "sleep_async")
+            sleeps = name in SLEEPS or name.rpartition(".")[2].strip("_") in (
+                "sleep",
+                "wait",
+                "async_sleep",
+                "sleep_async",
+            )
             delay = given[0] if given and (sleeps or not name) else None
             return DelayReader(self._names, function, self._counters(loop)).wait(delay)
         for inner in made.calls:
@@ -371,21 +371,6 @@ def _handlers(found: list[_Attempt]) -> list[ast.ExceptHandler]:
     return [handler for attempt in found for handler in attempt.handlers]
 
 
-def _arguments(call: ast.Call) -> list[ast.expr]:
-    return [*call.args, *[keyword.value for keyword in call.keywords]]
-
-
-def _is_sleep(call: ast.Call, names: Names, function: Function) -> bool:
-    last = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    lower = last.lower()
-    if "sleep" in lower or "backoff" in lower:
-        return True
-    given = _arguments(call)
-    if lower in ("wait", "pause", "delay") and len(given) == 1:
-        return lower != "wait" or names.number(given[0], function) is not None or _says_delay(given[0])
-    return False
-
-
 def _goes_on(handler: ast.ExceptHandler, rest: set[str]) -> bool:
     """Return whether another attempt follows a handler."""
     ways = ways_out(handler.body)
@@ -398,13 +383,3 @@ def _own(statements: Sequence[ast.AST]) -> Iterator[ast.AST]:
         if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         yield from inside(statement)
-
-
-def _says_delay(node: ast.AST) -> bool:
-    text = [part.id if isinstance(part, ast.Name) else getattr(part, "attr", "") for part in inside(node)]
-    return any(word in name.lower() for name in text for word in ("delay", "backoff", "interval", "wait", "sleep"))
-
-
-def _logs(call: ast.Call) -> bool:
-    last = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    return last in ("debug", "info", "warning", "error", "exception", "print", "log", "warn", "format", "str", "range")

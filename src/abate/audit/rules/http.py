@@ -144,7 +144,12 @@ def client_error_retried(program: Program) -> Iterator[Spot]:
             for handler in retries.swallows:
                 names = caught(handler, retries.function, program.names)
                 named = ANY_STATUS.intersection(names)
-                if not named or decides(handler) or _looks_at_status(handler) or _judged_before(handler, retries, program):
+                if (
+                    not named
+                    or decides(handler)
+                    or _looks_at_status(handler)
+                    or _judged_before(handler, retries, program)
+                ):
                     continue
                 if what := _raises_for_status(program, retries):
                     yield program.spot(
@@ -188,7 +193,10 @@ def _judged_before(handler: ast.ExceptHandler, retries: Retries, program: Progra
     return any(
         isinstance(node, ast.ExceptHandler)
         and node is not handler
-        and any(name.endswith(("HTTPError", "HTTPStatusError", "ClientResponseError")) for name in caught(node, retries.function, program.names))
+        and any(
+            name.endswith(("HTTPError", "HTTPStatusError", "ClientResponseError"))
+            for name in caught(node, retries.function, program.names)
+        )
         for node in inside(retries.node)
     )
 

@@ -126,7 +126,14 @@ def no_wait(program: Program) -> Iterator[Spot]:
 
 def _waits_equally(retries: Retries) -> bool:
     wait = retries.wait
-    return retries.retries and not retries.polls and wait.known and wait.jitter == "none" and not wait.nothing and not wait.hint
+    return (
+        retries.retries
+        and not retries.polls
+        and wait.known
+        and wait.jitter == "none"
+        and not wait.nothing
+        and not wait.hint
+    )
 
 
 def _asks_a_service(retries: Retries) -> bool:

@@ -52,7 +52,9 @@ def _filled_elsewhere(program: Program, call: ResolvedCall) -> bool:
         name
         for name, values in kind.attributes.items()
         if any(value is call.node or call.node in inside(value) for value, _ in values)
-        and not any(word in name.lower() for word in ("ready", "free", "idle", "pool", "available", "resource", "result"))
+        and not any(
+            word in name.lower() for word in ("ready", "free", "idle", "pool", "available", "resource", "result")
+        )
     }
     return any(
         isinstance(node.func, ast.Attribute)
@@ -111,7 +113,11 @@ def _given_back(call: ResolvedCall, program: Program) -> tuple[str, str] | None:
             return "nak() without a delay gives the message back at once", "nats"
         case "change_message_visibility":
             given = argument(node, "VisibilityTimeout")
-            if given is not None and program.names.number(given, call.function) == 0 and _in_handler(node, call.function):
+            if (
+                given is not None
+                and program.names.number(given, call.function) == 0
+                and _in_handler(node, call.function)
+            ):
                 return "VisibilityTimeout=0 gives the message back at once", "sqs"
         case "retry" if isinstance(node.func.value, ast.Name) and node.func.value.id == "self":
             given = argument(node, "countdown")
