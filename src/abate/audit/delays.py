@@ -93,7 +93,7 @@ class DelayReader:
                 return self._call(node, function)
             case ast.Attribute():
                 return self._attribute(node, function)
-            case ast.Subscript(value=value, slice=index):
+            case ast.Subscript(value=value):
                 if _hints(node):
                     return Shape(hint=True, opaque=True)
                 chosen = self._names.follow(value, function).node

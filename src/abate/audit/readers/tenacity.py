@@ -140,7 +140,7 @@ def _chain(node: ast.Call, function: Function, names: Names) -> Wait:
     for one in node.args:
         one = one.value if isinstance(one, ast.Starred) else one
         if isinstance(one, ast.BinOp):
-            parts += [side for side in (one.left, one.right)]
+            parts += [one.left, one.right]
         else:
             parts.append(one)
     strategies = [part for one in parts for part in _listed(one)]
