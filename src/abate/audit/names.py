@@ -278,8 +278,8 @@ class Names:
             case ast.Constant(value=str(text)) if steps:
                 return _read_number(text)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
-                value = self.number(operand, function, steps + 1)
-                return None if value is None else -value
+                number = self.number(operand, function, steps + 1)
+                return None if number is None else -number
             case ast.BinOp(left=left, op=operator, right=right):
                 return _computed(
                     self.number(left, function, steps + 1), operator, self.number(right, function, steps + 1)

@@ -87,4 +87,5 @@ def _settings(found: Any, file: Path) -> Settings:
         kind, expected = TYPES[name]
         if not isinstance(value, kind) or (kind is list and not all(isinstance(item, str) for item in value)):
             raise AbateError(f"{name} in {file} is {value!r}: expected {expected}")
-    return Settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in found.items()})
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+    return Settings(**given)

@@ -303,10 +303,11 @@ class LoopReader:
             return self._rounds(node.args[0], inner)
         if name not in ("range", "xrange") or not 1 <= len(node.args) <= 3:
             return None
-        numbers = [self._names.number(value, inner) for value in node.args]
-        if None in numbers:
+        read = [self._names.number(value, inner) for value in node.args]
+        numbers = [number for number in read if number is not None]
+        if len(numbers) < len(read):
             return None
-        start, stop, step = [0.0, *numbers, 1.0] if len(numbers) == 1 else [*numbers, 1.0][:3]  # type: ignore[list-item]
+        start, stop, step = [0.0, *numbers, 1.0] if len(numbers) == 1 else [*numbers, 1.0][:3]
         if not step or not all(map(math.isfinite, (start, stop, step))):
             return math.inf
         return max(0.0, math.ceil((stop - start) / step))

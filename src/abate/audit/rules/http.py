@@ -250,7 +250,7 @@ def _busy_answer(retries: Retries) -> str:
             return name.rpartition(".")[2]
     codes = BUSY.intersection(retries.codes)
     if not codes and retries.library == "loop":
-        codes = _compared_codes(retries.node)
+        codes = frozenset(_compared_codes(retries.node))
     return str(min(codes)) if codes else ""
 
 
