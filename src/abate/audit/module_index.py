@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from typing import TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 from abate.audit.source_files import SourceFile
 
@@ -278,7 +278,7 @@ class _Indexer:
             self._assign_to(target.value, target, function, owner)
 
 
-HANDLERS = {
+HANDLERS: dict[type, Callable[[_Indexer, Any, Function, Class | None], bool]] = {
     ast.FunctionDef: _Indexer._define,
     ast.AsyncFunctionDef: _Indexer._define,
     ast.ClassDef: _Indexer._class,

@@ -52,7 +52,7 @@ class Wait:
         if not self.grows:
             return self.first
         try:
-            grown = self.first * self.factor ** (retries - 1)
+            grown = float(self.first * self.factor ** (retries - 1))
         except OverflowError:
             grown = math.inf
         return min(grown, math.inf if self.cap is None else self.cap)

@@ -85,7 +85,9 @@ def _settings(found: Any, file: Path) -> Settings:
             meant = f"; did you mean {close[0]}?" if close else f"; it has {', '.join(TYPES)}"
             raise AbateError(f"tool.abate.audit in {file} has no setting {name!r}{meant}")
         kind, expected = TYPES[name]
-        if not isinstance(value, kind) or (kind is list and not all(isinstance(item, str) for item in value)):
+        if not isinstance(value, kind) or (
+            isinstance(value, list) and not all(isinstance(item, str) for item in value)
+        ):
             raise AbateError(f"{name} in {file} is {value!r}: expected {expected}")
     given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
     return Settings(**given)

@@ -42,7 +42,7 @@ def _policies(node: ast.AST) -> Iterator[dict[str, Any]]:
             for key, value in zip(part.keys, part.values, strict=True):
                 if isinstance(key, ast.Constant) and key.value == "retryPolicy" and isinstance(value, ast.Dict):
                     yield {
-                        name.value: _plain(given)
+                        str(name.value): _plain(given)
                         for name, given in zip(value.keys, value.values, strict=True)
                         if isinstance(name, ast.Constant)
                     }

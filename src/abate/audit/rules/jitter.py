@@ -149,7 +149,7 @@ def _reaches_cap(retries: Retries) -> bool:
         return False
     if retries.attempts is None or wait.first is None or wait.cap is None:
         return True
-    return float(wait.first) * float(wait.factor) ** min(retries.attempts - 2, 100) >= wait.cap
+    return bool(wait.first * wait.factor ** min(retries.attempts - 2, 100) >= wait.cap)
 
 
 def describe(retries: Retries) -> str:
