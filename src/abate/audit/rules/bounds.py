@@ -17,7 +17,9 @@ LONG = 60.0
     "no-cap",
     "warning",
     "the delay grows without a cap",
-    outage="The service is back, and callers still sleep for minutes or hours: the outage is over long before its effect.",
+    outage=(
+        "The service is back, and callers still sleep for minutes or hours: the outage is over long before its effect."
+    ),
     abate="Backoff(base=…, cap=30) has a cap always, and jitter at the cap",
     fixes={
         "": "cap the delay before jitter: min(cap, base * 2**n)",
@@ -54,8 +56,13 @@ def no_cap(program: Program) -> Iterator[Spot]:
     "unbounded-attempts",
     "warning",
     "attempts never end",
-    outage="Every call that arrives during the outage stays and keeps retrying: load grows with its length, callers hang.",
-    abate="@abate.retry(on=…, max_attempts=3, timeout=…) gives up; a controller or queue retries for ever, one key at a time",
+    outage=(
+        "Every call that arrives during the outage stays and keeps retrying: load grows with its length, callers hang."
+    ),
+    abate=(
+        "@abate.retry(on=…, max_attempts=3, timeout=…) gives up; a controller or queue "
+        "retries for ever, one key at a time"
+    ),
     fixes={
         "": "stop after some attempts or at a deadline, and raise the last error",
         "tenacity": "pass stop=stop_after_attempt(…) | stop_after_delay(…): without it there is no end",

@@ -16,7 +16,10 @@ from abate.audit.rules.layer_chains import ChainFinder
     "no-budget",
     "note",
     "no budget bounds the retries of all calls together",
-    outage="Each call is modest and all together multiply the load: with 3 attempts an outage gets three times the traffic.",
+    outage=(
+        "Each call is modest and all together multiply the load: with 3 attempts an "
+        "outage gets three times the traffic."
+    ),
     abate="each policy has Budget(ratio=0.2, reserve=10): retries stay below 20 % of what succeeds",
     fixes={
         "": "count successes and retries per dependency, and stop retrying above a ratio",
@@ -49,7 +52,9 @@ def no_budget(program: Program) -> Iterator[Spot]:
         "": "set the retries where the client is made, to 0 if the code around it retries",
         "openai": "OpenAI(max_retries=0)",
         "anthropic": "Anthropic(max_retries=0)",
-        "botocore": "Config(retries={'total_max_attempts': 1}); AWS_MAX_ATTEMPTS and AWS_RETRY_MODE change it from outside",
+        "botocore": (
+            "Config(retries={'total_max_attempts': 1}); AWS_MAX_ATTEMPTS and AWS_RETRY_MODE change it from outside"
+        ),
         "redis": "Redis(retry=Retry(NoBackoff(), 0))",
         "elasticsearch": "Elasticsearch(max_retries=0)",
         "litellm": "completion(num_retries=0, max_retries=0)",

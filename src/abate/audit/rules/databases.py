@@ -33,8 +33,13 @@ TRANSACTIONS = ("begin", "begin_nested", "atomic", "transaction")
     "retry-without-rollback",
     "error",
     "a database retry without a rollback",
-    outage="After the first failure the transaction is broken: every retry fails on it, or commits half of what was done.",
-    abate="abate.retry_on_db_conflict() knows the drivers' errors, and a session of SQLAlchemy is rolled back before a retry",
+    outage=(
+        "After the first failure the transaction is broken: every retry fails on it, or commits half of what was done."
+    ),
+    abate=(
+        "abate.retry_on_db_conflict() knows the drivers' errors, and a session of "
+        "SQLAlchemy is rolled back before a retry"
+    ),
     fixes={"": "roll back before the next attempt, or open the transaction inside of it: with session.begin(): …"},
 )
 def retry_without_rollback(program: Program) -> Iterator[Spot]:
@@ -62,7 +67,10 @@ def retry_without_rollback(program: Program) -> Iterator[Spot]:
     "half-transaction",
     "error",
     "a retry inside of a transaction",
-    outage="A deadlock or lost connection has undone the statements before the retry: what follows is committed without them.",
+    outage=(
+        "A deadlock or lost connection has undone the statements before the retry: what "
+        "follows is committed without them."
+    ),
     abate="put @abate.retry_on_db_conflict() on the function that holds the whole transaction, its commit included",
     fixes={"": "move the retry around the whole transaction: everything from begin to commit is one attempt"},
 )

@@ -17,18 +17,25 @@ CANCELLATION = frozenset(
         "asyncio.exceptions.CancelledError", "concurrent.futures.CancelledError", "builtins.BaseException",
     }
 )  # fmt: skip
-WHAT_TO_CATCH = "@abate.retry(on=(ConnectionError, TimeoutError, abate.http.transient)): `on` is mandatory, so nothing is retried by accident"
+WHAT_TO_CATCH = (
+    "@abate.retry(on=(ConnectionError, TimeoutError, abate.http.transient)): "
+    "`on` is mandatory, so nothing is retried by accident"
+)
 
 
 @rule(
     "broad-except",
     "warning",
     "every error is retried",
-    outage="What can never succeed is repeated as well (bugs, bad input, 401, quota), and adds to the load of what could.",
+    outage=(
+        "What can never succeed is repeated as well (bugs, bad input, 401, quota), and adds to the load of what could."
+    ),
     abate=WHAT_TO_CATCH,
     fixes={
         "": "catch the errors that another attempt may cure: connection errors, timeouts, 429, 502, 503, 504",
-        "tenacity": "pass retry=retry_if_exception_type((ConnectionError, TimeoutError, …)): the default is any Exception",
+        "tenacity": (
+            "pass retry=retry_if_exception_type((ConnectionError, TimeoutError, …)): the default is any Exception"
+        ),
         "backoff": "name the errors in @on_exception, or pass giveup=…",
         "retrying": "pass retry_on_exception=…: the default is any exception",
         "retry": "pass exceptions=(…): the default is Exception",
@@ -59,7 +66,9 @@ def broad_except(program: Program) -> Iterator[Spot]:
     "cancellation-caught",
     "error",
     "a retry catches cancellation",
-    outage="Shutdowns and timeouts can't end the call: it keeps retrying after its caller has gone, until it is killed.",
+    outage=(
+        "Shutdowns and timeouts can't end the call: it keeps retrying after its caller has gone, until it is killed."
+    ),
     abate="@abate.retry never catches BaseException: cancellation, KeyboardInterrupt and SystemExit pass at once",
     fixes={
         "": "catch Exception at most, and raise cancellation again: except asyncio.CancelledError: raise",

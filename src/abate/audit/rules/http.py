@@ -43,7 +43,9 @@ STATUS_TESTS = ("status", "code", "response", "reason", "retryable", "is_transie
     "warning",
     "a POST or PATCH is retried",
     outage="A request that timed out may have been carried out: the retry orders, pays or sends a second time.",
-    abate="abate's HTTP clients repeat a POST only with an Idempotency-Key or if the server never took it (refused, 429)",
+    abate=(
+        "abate's HTTP clients repeat a POST only with an Idempotency-Key or if the server never took it (refused, 429)"
+    ),
     fixes={
         "": "send an Idempotency-Key that stays the same on every attempt, or retry only if the connection was refused",
         "urllib3": "leave allowed_methods at its default, which has no POST and no PATCH",

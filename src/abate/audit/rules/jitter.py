@@ -40,7 +40,10 @@ def no_jitter(program: Program) -> Iterator[Spot]:
             yield program.spot(
                 retries.node,
                 retries.function,
-                f"{retries.label} waits {describe(retries)} without jitter: callers that fail together come back together",
+                (
+                    f"{retries.label} waits {describe(retries)} without jitter: callers that "
+                    "fail together come back together"
+                ),
                 retries.library,
             )
 

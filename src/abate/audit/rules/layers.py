@@ -15,8 +15,13 @@ from abate.audit.rules.layer_chains import Chain, ChainFinder, Layer, product
     "layers",
     "error",
     "retries around retries multiply",
-    outage="One call of a user becomes the product of all layers: a service that is half down gets many times its traffic.",
-    abate="one layer retries: abate recognizes an error that an inner policy has given up on, and stops with the reason `layer`",
+    outage=(
+        "One call of a user becomes the product of all layers: a service that is half down gets many times its traffic."
+    ),
+    abate=(
+        "one layer retries: abate recognizes an error that an inner policy has given up "
+        "on, and stops with the reason `layer`"
+    ),
     fixes={
         "": "retry in one layer, the one that knows whether it is safe and worth it, and switch the others off",
         "openai": "OpenAI(max_retries=0) if the code around it retries",

@@ -72,8 +72,13 @@ def _filled_elsewhere(program: Program, call: ResolvedCall) -> bool:
     "requeue-without-delay",
     "warning",
     "a message comes back at once",
-    outage="A message that can't be handled goes round as fast as the broker delivers: a busy loop that starves the others.",
-    abate="an @abate.consumer gives a failed message back with jittered, growing delay, and buries it after max_receives",
+    outage=(
+        "A message that can't be handled goes round as fast as the broker delivers: a "
+        "busy loop that starves the others."
+    ),
+    abate=(
+        "an @abate.consumer gives a failed message back with jittered, growing delay, and buries it after max_receives"
+    ),
     fixes={
         "": "give it back with a growing delay, and to a dead-letter queue after some deliveries",
         "pika": "requeue=False with a dead-letter exchange and a delay queue",

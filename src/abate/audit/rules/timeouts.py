@@ -56,8 +56,14 @@ FOR_EVER = {
     "no-timeout",
     "error",
     "a client waits for ever",
-    outage="A server that accepts and never answers holds every thread, connection and lock that waits for it, until a restart.",
-    abate="@abate.retry(on=…, timeout=10) ends the whole call; abate.deadline(10) cuts the timeouts of its HTTP clients below it",
+    outage=(
+        "A server that accepts and never answers holds every thread, connection and "
+        "lock that waits for it, until a restart."
+    ),
+    abate=(
+        "@abate.retry(on=…, timeout=10) ends the whole call; abate.deadline(10) cuts the "
+        "timeouts of its HTTP clients below it"
+    ),
     fixes={
         "": "pass timeout=…",
         "requests": "pass timeout=(connect, read), for example (3.05, 10): requests has none by default",
@@ -140,7 +146,9 @@ def _taken_away(call: ResolvedCall) -> tuple[str, str] | None:
     "one-timeout",
     "note",
     "one long timeout for connecting and reading",
-    outage="A host that is gone is waited for as long as a slow answer: each call costs the full time before its retry.",
+    outage=(
+        "A host that is gone is waited for as long as a slow answer: each call costs the full time before its retry."
+    ),
     abate="httpx.Timeout and requests' pair are kept by abate's clients, and cut to what a deadline leaves",
     fixes={"": "pass both: a few seconds to connect, as long as an answer may take to read: timeout=(3.05, 60)"},
 )
