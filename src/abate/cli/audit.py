@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from abate import __version__
 from abate.cli.terminal import Progress, say, table
 from abate.errors import AbateError
 
@@ -121,7 +122,7 @@ def _formatted(found: Audit, form: str) -> str:
         case "json":
             return machine.as_json(found)
         case "sarif":
-            return machine.as_sarif(found)
+            return machine.as_sarif(found, __version__)
         case "github":
             return machine.as_github(found)
         case "markdown":

@@ -7,7 +7,6 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
-from abate import __version__
 from abate.audit.auditing import ALL_RULES, Audit
 from abate.audit.findings import Finding
 from abate.redact import escaped, redacted
@@ -37,14 +36,14 @@ def _object(finding: Finding) -> dict[str, Any]:
     }
 
 
-def as_sarif(audit: Audit) -> str:
+def as_sarif(audit: Audit, version: str) -> str:
     """Return SARIF 2.1.0."""
     used = sorted({finding.rule.id for finding in audit.findings})
     rules = [one for one in ALL_RULES if one.id in used]
     index = {one.id: at for at, one in enumerate(rules)}
     driver = {
         "name": "abate audit",
-        "version": __version__,
+        "version": version,
         "rules": [
             {
                 "id": one.id,
