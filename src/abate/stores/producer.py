@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from abate import clock as clocks
 from abate.clock import MACHINE, in_trio
@@ -199,9 +200,8 @@ class Producer(ABC):
             await MACHINE.asleep(0.0)
             return call()
         if in_trio():
-            import trio
-
-            return await trio.to_thread.run_sync(call)
+            to_thread: Any = sys.modules["trio"].to_thread
+            return cast(T, await to_thread.run_sync(call))
         return await asyncio.to_thread(call)
 
     # -- checks
