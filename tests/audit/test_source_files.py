@@ -12,6 +12,15 @@ from abate.audit.auditing import audit
 from abate.audit.settings import Settings
 from abate.audit.source_files import Candidates, Skipped, SourceFile, read
 
+LOOP = b"""import time
+for i in range(%b):
+    try:
+        f()
+        break
+    except %b:
+        time.sleep(%b)
+"""
+
 HOSTILE = {
     "broken": b"def f(:\n",
     "null bytes": b"a = 1\x00\n",
@@ -27,10 +36,10 @@ HOSTILE = {
     "deep blocks": b"".join(b" " * depth + b"if x:\n" for depth in range(99)) + b" " * 99 + b"pass\n",
     "many elifs": b"if x: pass\n" + b"elif x: pass\n" * 5000,
     "a huge number": b"x = " + b"9" * 100_000 + b"\n",
-    "a huge power": b"import time\nfor i in range(9**9**9):\n    try:\n        f()\n        break\n    except OSError:\n        time.sleep(9**9**9)\n",
+    "a huge power": LOOP % (b"9**9**9", b"OSError", b"9**9**9"),
     "a huge string": b"x = '" + b"a" * 3_000_000 + b"'\n",
     "too large": b"#" * (source_files.MAX_BYTES + 1),
-    "names that lead to themselves": b"a = b\nb = c\nc = a\nimport time\nfor i in range(a):\n    try:\n        a()\n        break\n    except b:\n        time.sleep(c)\n",
+    "names that lead to themselves": b"f = b\nb = c\nc = f\n" + LOOP % (b"f", b"b", b"c"),
     "a class that is its own base": b"class A(B): x = y\nclass B(A): y = x\nclass C(C): pass\nA().f().g()\n",
     "a function that returns itself": b"def f(): return g()\ndef g(): return f()\nf().x()\n",
     "many names": b"".join(b"x%d = x%d\n" % (n, n - 1) for n in range(1, 3000)),
@@ -65,91 +74,17 @@ def test_any_bytes_are_read_or_skipped(tmp_path, content):
     audit([file], Settings())
 
 
-WORDS = st.sampled_from(
-    [
-        "import",
-        "tenacity",
-        "time",
-        "random",
-        "requests",
-        "from",
-        "as",
-        "retry",
-        "for",
-        "while",
-        "True",
-        "try",
-        "except",
-        "finally",
-        "else:",
-        "in",
-        "range",
-        "(",
-        ")",
-        "[",
-        "]",
-        "{",
-        "}",
-        ":",
-        ",",
-        ".",
-        "=\n",
-        "",
-        "",
-        "",
-        "def",
-        "class",
-        "f",
-        "x",
-        "self",
-        "a.b",
-        "await",
-        "async",
-        "with",
-        "return",
-        "raise",
-        "break",
-        "continue",
-        "lambda",
-        "yield",
-        "1",
-        "2.5",
-        "'GET'",
-        "**",
-        "+",
-        "-",
-        "min",
-        "max",
-        "==",
-        "!=",
-        "if",
-        "elif\n",
-        "",
-        "",
-        "",
-        "@tenacity.retry",
-        "stop=",
-        "wait=",
-        "timeout=",
-        "**kw",
-        "*a",
-        "sleep",
-        "attempt",
-        "Exception",
-        "ConnectionError",
-        "None",
-        "not",
-        "and",
-        "or",
-        "pass",
-        "\n",
-    ]
-    + ["\n", "\n    ", "\n        "]
-)
+WORDS = """
+import tenacity time random requests from as retry for while True try except finally else: in range
+( ) [ ] { } : , . = def class f x self a.b await async with return raise break continue lambda yield
+1 2.5 'GET' ** + - min max == != if elif @tenacity.retry stop= wait= timeout= **kw *a sleep attempt
+Exception ConnectionError None not and or pass
+"""
+BREAKS = ["\n", "\n    ", "\n        "] * 4
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(WORDS, max_size=60))
+@given(st.lists(st.sampled_from(WORDS.split() + BREAKS), max_size=60))
 def test_no_program_stops_the_audit(tmp_path, words):
     """Code that happens to parse is audited, however odd."""
     file = tmp_path / "odd.py"

@@ -130,7 +130,10 @@ def test_audited_code_is_never_imported_or_run(tmp_path):
     (tmp_path / "app.py").write_text(
         f"open({str(tmp_path / 'ran')!r}, 'w')\nimport xmlrpc.client\nraise SystemExit(7)\n"
     )
-    code = "import sys; from abate.cli import main; code = main(['audit', sys.argv[1]]); print(code, 'app' in sys.modules, 'xmlrpc' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path)
+    program = (
+        "import sys; from abate.cli import main; code = main(['audit', sys.argv[1]]);"
+        "print(code, 'app' in sys.modules, 'xmlrpc' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == "0 False False"
     assert not (tmp_path / "ran").exists()

@@ -1,6 +1,6 @@
 """The baseline: findings of old code that are known and don't count.
 
-A finding is recognized by its file, its rule and its line of code, not by the number of the line, so that code may move.
+A finding is recognized by its file, its rule and its line of code, not by the number of the line: code may move.
 """
 
 from __future__ import annotations

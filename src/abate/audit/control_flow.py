@@ -25,14 +25,8 @@ def ways_out(statements: Sequence[ast.stmt]) -> set[str]:
 
 def _ways(statement: ast.stmt) -> set[str]:
     match statement:
-        case ast.Return():
-            return {"return"}
-        case ast.Raise():
-            return {"raise"}
-        case ast.Break():
-            return {"break"}
-        case ast.Continue():
-            return {"continue"}
+        case ast.Return() | ast.Raise() | ast.Break() | ast.Continue():
+            return {type(statement).__name__.lower()}
         case ast.If(body=body, orelse=other):
             return ways_out(body) | ways_out(other)
         case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):

@@ -77,8 +77,8 @@ class DelayReader:
                 return self._name(name, function)
             case ast.BinOp():
                 return self._operation(node, function)
-            case ast.UnaryOp(operand=operand):
-                return self._read(operand, function)
+            case ast.UnaryOp(operand=inner) | ast.Await(value=inner) | ast.NamedExpr(value=inner):
+                return self._read(inner, function)
             case ast.AugAssign(op=operator, value=value):
                 grown = self._read(value, function)
                 growing = isinstance(operator, ast.Mult | ast.Add | ast.Pow | ast.LShift) and not grown.random
@@ -87,24 +87,24 @@ class DelayReader:
                 return _either([self._read(body, function), self._read(other, function)])
             case ast.BoolOp(values=values):
                 return _either([self._read(value, function) for value in values])
-            case ast.Await(value=value) | ast.NamedExpr(value=value):
-                return self._read(value, function)
             case ast.Call():
                 return self._call(node, function)
             case ast.Attribute():
                 return self._attribute(node, function)
-            case ast.Subscript(value=value):
-                if _hints(node):
-                    return Shape(hint=True, opaque=True)
-                chosen = self._names.follow(value, function).node
-                if isinstance(chosen, ast.Tuple | ast.List):
-                    first = self._names.number(chosen.elts[0], function) if chosen.elts else None
-                    last = self._names.number(chosen.elts[-1], function) if chosen.elts else None
-                    return Shape(first, first != last, cap=last)
-                return OPAQUE
-            case ast.For() | ast.AsyncFor() | ast.ExceptHandler():
-                return OPAQUE
+            case ast.Subscript():
+                return self._item(node, function)
         return OPAQUE
+
+    def _item(self, node: ast.Subscript, function: Function) -> Shape:
+        """Read one of a list of delays, or of the headers of a response."""
+        if _hints(node):
+            return Shape(hint=True, opaque=True)
+        chosen = self._names.follow(node.value, function).node
+        if not isinstance(chosen, ast.Tuple | ast.List):
+            return OPAQUE
+        first = self._names.number(chosen.elts[0], function) if chosen.elts else None
+        last = self._names.number(chosen.elts[-1], function) if chosen.elts else None
+        return Shape(first, first != last, cap=last)
 
     def _name(self, name: str, function: Function) -> Shape:
         if "jitter" in name.lower():

@@ -286,17 +286,23 @@ class Names:
                 )
             case ast.BoolOp(op=ast.Or(), values=values):
                 return self.number(values[-1], function, steps + 1)
+            case ast.Call():
+                return self._number_of_call(node, function, steps)
+            case ast.Name() | ast.Attribute():
+                found = self.values(node, function)
+                return self.number(*found[0], steps + 1) if len(found) == 1 else None
+        return None
+
+    def _number_of_call(self, node: ast.Call, function: Function, steps: int) -> float | None:
+        match node:
             case ast.Call(func=ast.Name(id=name), args=[first, *_]) if name in CONVERSIONS:
                 return self.number(first, function, steps + 1)
             case ast.Call(func=called, args=[_, default]) if self.resolve(called, function) in ENVIRONMENT:
                 return self.number(default, function, steps + 1)
-            case ast.Call(keywords=[*keywords]) if (self.resolve(node.func, function) or "").endswith("timedelta"):
-                return self._duration(keywords, function, steps)
             case ast.Call(func=ast.Attribute(value=value, attr="total_seconds")):
                 return self.number(value, function, steps + 1)
-            case ast.Name() | ast.Attribute():
-                found = self.values(node, function)
-                return self.number(*found[0], steps + 1) if len(found) == 1 else None
+        if (self.resolve(node.func, function) or "").endswith("timedelta"):
+            return self._duration(node.keywords, function, steps)
         return None
 
     def _duration(self, keywords: list[ast.keyword], function: Function, steps: int) -> float | None:

@@ -14,9 +14,9 @@ Jitter = Literal["none", "lost", "some", "unknown"]
 
 EVERYTHING = frozenset({"Exception", "BaseException", "builtins.Exception", "builtins.BaseException"})
 OF_SERVICES = (
-    "ConnectionError", "Timeout", "TimeoutError", "HTTPError", "RequestException", "ClientError", "APIError", "ApiError", "OSError",
-    "OperationalError", "APIConnectionError", "HttpError", "RequestError", "TransportError", "IOError", "ServiceUnavailable",
-    "ConnectionResetError", "BrokenPipeError", "RpcError", "ConnectError",
+    "OSError", "IOError", "ConnectionError", "ConnectionResetError", "ConnectError", "BrokenPipeError", "Timeout",
+    "TimeoutError", "TransportError", "RequestError", "RequestException", "HTTPError", "HttpError", "ClientError",
+    "APIError", "ApiError", "APIConnectionError", "ServiceUnavailable", "OperationalError", "RpcError",
 )  # fmt: skip
 """How the names of errors end that come from a service or the way to it."""
 
@@ -73,8 +73,8 @@ class Retries:
     """Something that makes attempts until one succeeds: a loop, a decorator, a client."""
 
     __slots__ = (
-        "attempts", "budget", "by_default", "call", "codes", "covered", "errors", "function", "label", "library", "methods",
-        "node", "polls", "seconds", "swallows", "wait",
+        "attempts", "budget", "by_default", "call", "codes", "covered", "errors", "function", "label", "library",
+        "methods", "node", "polls", "seconds", "swallows", "wait",
     )  # fmt: skip
 
     def __init__(

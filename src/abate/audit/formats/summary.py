@@ -13,7 +13,8 @@ def counted(audit: Audit) -> str:
     counts = Counter(finding.severity for finding in audit.findings)
     listed = ", ".join(_plural(counts[severity], severity) for severity in reversed(SEVERITIES) if counts[severity])
     found = listed or "no findings"
-    return f"{_plural(audit.files, 'file')} with {audit.lines:,} lines and {_plural(audit.retries, 'retry', 'retries')}: {found}"
+    read = f"{_plural(audit.files, 'file')} with {audit.lines:,} lines and {_plural(audit.retries, 'retry', 'retries')}"
+    return f"{read}: {found}"
 
 
 def remarks(audit: Audit) -> list[str]:

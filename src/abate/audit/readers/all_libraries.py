@@ -125,7 +125,7 @@ class _Coverage:
             retries.covered.append(Covered(covered))
 
     def _made_by(self, node: ast.expr, function: Function, depth: int = 0) -> Retries | None:
-        """Return the retries that an expression stands for: a call, a name that it is assigned to, or a function's result."""
+        """Return the retries that an expression stands for: a call, a name for it, or a function's result."""
         if depth > 4:
             return None
         value = self._names.follow(node, function)

@@ -34,8 +34,9 @@ def caught(handler: ast.ExceptHandler, function: Function, names: Names) -> list
 
 
 SHOWS = frozenset(
-    {"debug", "info", "warning", "warn", "error", "exception", "critical", "print", "str", "repr", "type", "format", "append",
-     "capture_exception", "record_exception", "echo", "format_exc", "getattr", "verbose", "trace", "msg", "secho", "write"}
+    {"debug", "info", "warning", "warn", "error", "exception", "critical", "verbose", "trace", "msg",
+     "print", "echo", "secho", "write", "append", "capture_exception", "record_exception",
+     "str", "repr", "type", "format", "format_exc", "getattr"}
 )  # fmt: skip
 """Functions that show or keep an error and decide nothing."""
 

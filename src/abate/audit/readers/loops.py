@@ -19,14 +19,15 @@ from abate.audit.retries import NO_WAIT, UNKNOWN_WAIT, Covered, Retries, Wait
 STATUS = re.compile(r"status(?:_?code)?$")
 LOCAL_ERRORS = frozenset(
     {
-        "ValueError", "KeyError", "IndexError", "LookupError", "AttributeError", "TypeError", "ImportError", "NameError",
-        "ModuleNotFoundError", "StopIteration", "StopAsyncIteration", "UnicodeDecodeError", "UnicodeError", "EOFError",
-        "UnicodeEncodeError", "FileExistsError", "FileNotFoundError", "NotADirectoryError", "IsADirectoryError",
+        "ValueError", "KeyError", "IndexError", "LookupError", "AttributeError", "TypeError", "NameError",
+        "ImportError", "ModuleNotFoundError", "StopIteration", "StopAsyncIteration", "EOFError",
+        "UnicodeError", "UnicodeDecodeError", "UnicodeEncodeError",
+        "FileExistsError", "FileNotFoundError", "NotADirectoryError", "IsADirectoryError",
         "InterruptedError", "BlockingIOError", "ZeroDivisionError", "AssertionError", "NotImplementedError",
         "SyntaxError", "RecursionError", "MemoryError", "OverflowError", "queue.Empty", "queue.Full", "Queue.Empty",
         "asyncio.QueueEmpty", "asyncio.QueueFull", "json.JSONDecodeError", "json.decoder.JSONDecodeError",
         "re.error", "subprocess.TimeoutExpired", "UnsupportedOperation", "io.UnsupportedOperation", "KeyboardInterrupt",
-        "PermissionError", "ProcessLookupError", "ChildProcessError", "asyncio.IncompleteReadError", "EnvironmentError.x",
+        "PermissionError", "ProcessLookupError", "ChildProcessError", "asyncio.IncompleteReadError",
         "multiprocessing.TimeoutError", "pydantic.ValidationError", "jsonschema.ValidationError", "struct.error",
     }
 )  # fmt: skip
@@ -266,17 +267,12 @@ class LoopReader:
     def _counters(self, loop: Loop) -> frozenset[str]:
         """Return the names that count the rounds."""
         found: set[str] = set()
-        if isinstance(loop, ast.For | ast.AsyncFor):
-            if isinstance(loop.iter, ast.Call):
-                found |= {part.id for part in inside(loop.target) if isinstance(part, ast.Name)}
+        if isinstance(loop, ast.For | ast.AsyncFor) and isinstance(loop.iter, ast.Call):
+            found |= {part.id for part in inside(loop.target) if isinstance(part, ast.Name)}
         for node in _own(loop.body):
-            if (
-                isinstance(node, ast.AugAssign)
-                and isinstance(node.target, ast.Name)
-                and isinstance(node.value, ast.Constant)
-            ):
-                if isinstance(node.op, ast.Add | ast.Sub):
-                    found.add(node.target.id)
+            match node:
+                case ast.AugAssign(target=ast.Name(id=name), op=ast.Add() | ast.Sub(), value=ast.Constant()):
+                    found.add(name)
         return frozenset(found)
 
     def _attempts(self, loop: Loop, function: Function, handlers: list[ast.ExceptHandler]) -> float | None:

@@ -21,12 +21,16 @@ DRIVERS = (
     "mysql.connector.",
     "oracledb.",
 )
-DATABASE_ERRORS = ("OperationalError", "DBAPIError", "SQLAlchemyError", "InterfaceError", "DatabaseError", "SerializationFailure", "DeadlockDetected",
-                   "StaleDataError", "PendingRollbackError", "DBError", "DBDeadlock")  # fmt: skip
+DATABASE_ERRORS = (
+    "OperationalError", "DBAPIError", "SQLAlchemyError", "InterfaceError", "DatabaseError", "SerializationFailure",
+    "DeadlockDetected", "StaleDataError", "PendingRollbackError", "DBError", "DBDeadlock",
+)  # fmt: skip
 WRITES = frozenset({"commit", "flush"})
-FRESH = ("begin", "begin_nested", "atomic", "transaction", "session", "Session", "connect", "connection", "get_session", "get_connection",
-         "session_scope", "sessionmaker", "acquire", "create_session", "cursor", "Connection", "SessionLocal", "get_db")  # fmt: skip
 TRANSACTIONS = ("begin", "begin_nested", "atomic", "transaction")
+FRESH = (
+    *TRANSACTIONS, "session", "Session", "SessionLocal", "sessionmaker", "session_scope", "get_session",
+    "create_session", "connect", "connection", "Connection", "get_connection", "acquire", "cursor", "get_db",
+)  # fmt: skip
 
 
 @rule(

@@ -22,8 +22,8 @@ ANY_STATUS = frozenset(
     {
         "requests.RequestException", "requests.exceptions.RequestException", "requests.HTTPError", "httpx.HTTPError",
         "requests.exceptions.HTTPError", "httpx.HTTPStatusError", "aiohttp.ClientError", "aiohttp.ClientResponseError",
-        "aiohttp.client_exceptions.ClientResponseError", "aiohttp.client_exceptions.ClientError", "urllib.error.HTTPError",
-        "urllib.error.URLError", "Exception", "BaseException",
+        "aiohttp.client_exceptions.ClientResponseError", "aiohttp.client_exceptions.ClientError",
+        "urllib.error.HTTPError", "urllib.error.URLError", "Exception", "BaseException",
     }
 )  # fmt: skip
 """Errors that stand for client errors as well."""
@@ -257,7 +257,7 @@ def _busy_answer(retries: Retries) -> str:
 
 
 def _compared_codes(loop: ast.AST) -> set[int]:
-    """Return the busy codes that lead to another round: those that a condition names, unless it ends the loop for them."""
+    """Return the busy codes that lead to another round: a condition names them, and does not end the loop for them."""
     found: set[int] = set()
     for node in inside(loop):
         if not isinstance(node, ast.If):

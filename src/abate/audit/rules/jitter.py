@@ -140,7 +140,7 @@ def _waits_equally(retries: Retries) -> bool:
 
 
 def _asks_a_service(retries: Retries) -> bool:
-    """Return whether a loop repeats after errors of a service more than once: one more try is often with other input."""
+    """Return whether a loop repeats after errors of a service, more than once: one more try often has other input."""
     if (retries.attempts is not None and retries.attempts <= 2) or any(map(decides, retries.swallows)):
         return False
     return any(name in EVERYTHING or name.endswith(OF_SERVICES) for name in retries.errors or ())

@@ -102,32 +102,26 @@ def _given_back(call: ResolvedCall, program: Program) -> tuple[str, str] | None:
         return None  # a method of the same name passes it on: its caller decides
     if isinstance(node.func.value, ast.Call):
         return None
-    last = node.func.attr
-    requeue = argument(node, "requeue")
+    last, receiver = node.func.attr, node.func.value
     match last:
-        case "basic_nack" | "basic_reject" if requeue is None or is_constant(requeue, True):
-            if len(node.args) < 3 and _in_handler(node, call.function):
-                return f"{last} gives the message back at once (requeue is True)", "pika"
-        case "reject" | "nack" if is_constant(requeue, True) and _is_message(node.func.value):
-            if _in_handler(node, call.function):
-                return f"{last}(requeue=True) gives the message back at once", "pika"
-        case "requeue" if not node.args and not node.keywords and _is_message(node.func.value):
-            if _in_handler(node, call.function):
-                return "requeue() gives the message back at once", "kombu"
         case "nak" if not node.args and not node.keywords:
             return "nak() without a delay gives the message back at once", "nats"
-        case "change_message_visibility":
-            given = argument(node, "VisibilityTimeout")
-            if (
-                given is not None
-                and program.names.number(given, call.function) == 0
-                and _in_handler(node, call.function)
-            ):
-                return "VisibilityTimeout=0 gives the message back at once", "sqs"
-        case "retry" if isinstance(node.func.value, ast.Name) and node.func.value.id == "self":
-            given = argument(node, "countdown")
-            if given is not None and program.names.number(given, call.function) == 0:
+        case "retry" if isinstance(receiver, ast.Name) and receiver.id == "self":
+            if program.names.number(argument(node, "countdown"), call.function) == 0:
                 return "self.retry(countdown=0) gives the task back at once", "celery"
+    if not _in_handler(node, call.function):
+        return None
+    requeue = argument(node, "requeue")
+    match last:
+        case "basic_nack" | "basic_reject" if (requeue is None or is_constant(requeue, True)) and len(node.args) < 3:
+            return f"{last} gives the message back at once (requeue is True)", "pika"
+        case "reject" | "nack" if is_constant(requeue, True) and _is_message(receiver):
+            return f"{last}(requeue=True) gives the message back at once", "pika"
+        case "requeue" if not node.args and not node.keywords and _is_message(receiver):
+            return "requeue() gives the message back at once", "kombu"
+        case "change_message_visibility":
+            if program.names.number(argument(node, "VisibilityTimeout"), call.function) == 0:
+                return "VisibilityTimeout=0 gives the message back at once", "sqs"
     return None
 
 

@@ -16,9 +16,10 @@ VERBS = ("get", "post", "put", "patch", "delete", "head", "options", "request")
 LONG_CONNECT = 30.0
 """Seconds: a connection that takes this long won't come."""
 
+REQUESTS = ("requests", "requests.api", "requests.Session()", "requests.sessions.Session()", "requests.session()")
+
 WITHOUT: dict[str, tuple[tuple[str, ...], int | None, str]] = {
-    **{f"{owner}.{verb}": (("timeout",), None, "requests")
-       for owner in ("requests", "requests.api", "requests.Session()", "requests.sessions.Session()", "requests.session()") for verb in VERBS},
+    **{f"{owner}.{verb}": (("timeout",), None, "requests") for owner in REQUESTS for verb in VERBS},
     "urllib.request.urlopen": (("timeout",), 2, "urllib"),
     "http.client.HTTPConnection": (("timeout",), 2, "http.client"),
     "http.client.HTTPSConnection": (("timeout",), 2, "http.client"),
@@ -36,9 +37,12 @@ WITHOUT: dict[str, tuple[tuple[str, ...], int | None, str]] = {
     "asyncpg.create_pool": (("command_timeout",), None, "asyncpg"),
     "asyncpg.connect": (("command_timeout",), None, "asyncpg"),
     "grpc.channel_ready_future().result": (("timeout",), 0, "grpc"),
-    **{name: (defaults.timeout_parameters, None, defaults.library)
-       for name, defaults in CLIENTS.items() if defaults.library in ("redis",)},
-}  # fmt: skip
+    **{
+        name: (defaults.timeout_parameters, None, defaults.library)
+        for name, defaults in CLIENTS.items()
+        if defaults.library == "redis"
+    },
+}
 """What waits for ever by default: the parameters that change it, the position of the first, and the library."""
 NEVER = frozenset({"httpx", "httpx2", "openai", "anthropic", "groq", "litellm"})
 """Libraries with a timeout by default, which ``timeout=None`` takes away."""
