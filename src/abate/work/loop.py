@@ -290,8 +290,7 @@ class Loop:
         * The circuit breaker is open: return it until the breaker half-opens.
         * It or another message may kill the process while a suspect waits: return it for a moment.
         * It came before its backoff is over, and the retry budget refuses it: return it for the rest of its backoff.
-        * It is a suspect: let it wait to be alone.
-        * Start its handler.
+        * It is a suspect: let it wait to be alone. Otherwise start its handler.
         """
         suspects, message = self.suspects, delivery.message
         if delivery is suspects.current:
