@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import abate
 from abate.stores import open_store
-from abate.testing import VirtualClock
+from abate.testing import VirtualClock, run_for
 from tests.stores.processes import until
 
 
@@ -113,6 +113,39 @@ def test_one_poison_message_goes_to_the_dead_letters_alone(queue, clock, error):
     (letter,) = queue.dead()
     assert letter.body == "poison"
     assert letter.receives == (2 if isinstance(error, abate.PermanentFailure) else 3)
+
+
+def test_one_poison_message_does_not_trip_the_breaker(queue, clock):
+    """A batch that fails is one failed call, however many messages it has; its neighbours are done a backoff later."""
+
+    def handle(messages):
+        if "poison" in bodies(messages):
+            raise ValueError
+
+    breaker = abate.CircuitBreaker()
+    handle, _ = consumer(queue, handle, batch=100, max_receives=3, breaker=breaker)
+    queue.send_many([str(number) for number in range(99)] + ["poison"])
+    queue.send_many([str(number) for number in range(100)])
+    assert handle.run(drain=True) == {"retry": 100, "done": 100}
+    clock.advance(10.0)
+    assert handle.run(drain=True) == {"done": 99, "retry": 1}
+    assert breaker.trips == 0
+
+
+def test_an_outage_trips_the_breaker(queue, clock):
+    """The failed batches count, and so does each of their messages, once it fails alone."""
+
+    def handle(messages):
+        raise ConnectionError
+
+    breaker = abate.CircuitBreaker()
+    handle, batches = consumer(queue, handle, batch=100, breaker=breaker)
+    queue.send_many([str(number) for number in range(1000)])
+    run_for(handle, 9.0)
+    assert (breaker.trips, len(batches)) == (0, 10)
+    run_for(handle, 9.0)
+    assert breaker.trips >= 1
+    assert len(batches) < 200
 
 
 def test_errors_that_are_not_retried_bury_no_neighbours(queue, clock):

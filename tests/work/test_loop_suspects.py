@@ -382,3 +382,58 @@ def test_after_one_unanswered_receive_no_message_is_alone():
         source = FakeSource(*(Message(key, receives=2, unanswered=1) for key in range(8)), lease=30.0)
         abate.consumer(workers=4)(watch).run(source, drain=True)
         assert clock.now() == 2.0
+
+
+@pytest.mark.parametrize("order", [("killer", "innocent"), ("innocent", "killer")])
+def test_a_message_that_may_kill_does_not_start_beside_a_suspect(order):
+    """It was received ahead, and so is a receive behind its neighbour, which may not lose its last one."""
+    handle = Watch(1.0)
+    fields = {"killer": {"receives": 2, "unanswered": 1}, "innocent": {"receives": 3, "unanswered": 2}}
+    with VirtualClock() as clock:
+        source = Shelf(*(Message(key, **fields[key]) for key in order), Message("fresh"), lease=30.0)
+
+        async def main():
+            consumer = abate.consumer(workers=4, max_receives=3)(handle)
+            running = asyncio.create_task(consumer.arun(source))
+            await clock.asleep(0.5)
+            assert handle.busy == {"fresh"}
+            assert not source.verdicts["killer"].touched
+            await clock.asleep(60.0)
+            consumer.stop()
+            await running
+
+        asyncio.run(main())
+    assert {key for key, verdict in source.settled if verdict == Done()} == {"killer", "innocent", "fresh"}
+    assert handle.company["innocent"] == set()
+
+
+def test_a_message_that_was_in_flight_once_runs_beside_others_while_no_suspect_waits():
+    """One killed process, as by a deployment, changes nothing."""
+    handle = Watch(1.0)
+    with VirtualClock():
+        source = Shelf(*(Message(key, receives=2, unanswered=1) for key in "abc"), lease=30.0)
+        assert abate.consumer(workers=4)(handle).run(source, drain=True) == {"done": 3}
+    assert handle.company["a"] == {"b", "c"}
+
+
+def test_a_suspect_does_not_wait_beside_a_message_that_may_kill():
+    """It goes back untouched, and is handled alone when that message has ended."""
+    handle = Watch(1.0)
+    with VirtualClock() as clock:
+        source = Shelf(Message("killer", receives=2, unanswered=1), lease=30.0)
+
+        async def main():
+            consumer = abate.consumer(workers=4)(handle)
+            running = asyncio.create_task(consumer.arun(source))
+            await clock.asleep(0.1)
+            source.put(suspect("innocent"))
+            await clock.asleep(0.5)
+            assert handle.busy == {"killer"}
+            assert not source.verdicts["innocent"].touched
+            await clock.asleep(60.0)
+            consumer.stop()
+            await running
+
+        asyncio.run(main())
+    assert source.verdicts["innocent"] == Done()
+    assert handle.company["innocent"] == set()

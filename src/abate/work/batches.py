@@ -131,7 +131,8 @@ class Batches:
         try:
             results = _results(messages, await self._call_in_time(messages))
         except BaseException as error:  # passed on, whatever it is: the loop decides about it
-            results = dict.fromkeys(messages, error if len(members) == 1 else BatchFailed(error))
+            results = dict.fromkeys(messages, BatchFailed(error, counted=False))
+            results[messages[0]] = error if len(members) == 1 else BatchFailed(error, counted=True)
         for member in members:
             if not member.result.done():
                 result = results.get(member.message)

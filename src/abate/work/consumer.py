@@ -203,7 +203,8 @@ def consumer(
     * `backoff`: the delay before a retry; by default from 1 s to 900 s with full jitter.
     * `max_receives`: a message that fails after this many receives is buried; None for no limit. A message that may
       have killed its process is handled alone before that, with one more receive if necessary.
-    * `breaker`: the `CircuitBreaker` that stops receiving for a while when most messages fail; False for none.
+    * `breaker`: the `CircuitBreaker` that stops receiving for a while when most messages fail; False for none. A batch
+      that raises counts as one message.
     * `timeout`: seconds for one message, or batch. A coroutine is cancelled; a plain function gets a deadline that
       clients inside respect. A handler that still runs after that is stuck: its lease is not extended, and it is
       replaced. The messages of a stuck batch come back, and its worker is not replaced.

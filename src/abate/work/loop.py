@@ -272,13 +272,14 @@ class Loop:
     # -- one message
 
     def _accept(self, messages: Sequence[Message]) -> None:
-        """Start messages that were received, or let them wait behind others of their groups.
+        """Start messages that were received, suspects first, or let them wait behind others of their groups.
 
         All are in flight before the first starts, as one that goes back returns the messages behind it as well.
         """
         self._nothing_ahead, self._last_progress = not messages, self.state.clock.now()
-        for delivery in [self.in_flight.add(message, self._last_progress) for message in messages]:
-            if delivery is not None and delivery.is_waiting:
+        deliveries = [self.in_flight.add(message, self._last_progress) for message in messages]
+        for delivery in sorted(filter(None, deliveries), key=lambda one: not self.suspects.must_run_alone(one.message)):
+            if delivery.is_waiting:
                 self._start_or_return(delivery)
 
     def _start_or_return(self, delivery: Delivery) -> None:
@@ -287,10 +288,9 @@ class Loop:
         * It is the suspect that waits to be alone: leave it to `Suspects.run_alone`.
         * The run takes no more messages: return it at once.
         * The circuit breaker is open: return it until the breaker half-opens.
-        * It is a suspect, and another one waits: return it for a moment.
+        * It or another message may kill the process while a suspect waits: return it for a moment.
         * It came before its backoff is over, and the retry budget refuses it: return it for the rest of its backoff.
-        * It is a suspect: let it wait to be alone.
-        * Start its handler.
+        * It is a suspect: let it wait to be alone. Otherwise start its handler.
         """
         suspects, message = self.suspects, delivery.message
         if delivery is suspects.current:
@@ -299,11 +299,11 @@ class Loop:
             self._return_untouched(delivery, 0.0)
         elif breaker_open := self.breaker_open():  # it opened while this message was received
             self._return_untouched(delivery, breaker_open)
-        elif (suspect := suspects.must_run_alone(message)) and suspects.current is not None:
+        elif suspects.must_go_back(message):
             self._return_untouched(delivery, suspects.return_delay())
         elif (backoff := self._remaining_backoff(message)) > 0:  # last, as it charges the budget for a start
             self._return_untouched(delivery, backoff, "held")
-        elif suspect:
+        elif suspects.must_run_alone(message):
             suspects.current = delivery
             self._return_group_behind(delivery, 0.0)
             self.state.changed.set()

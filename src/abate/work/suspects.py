@@ -47,8 +47,21 @@ class Suspects:
         """Record whether there are suspects among the received messages."""
         self.one_at_a_time = any(map(self.must_run_alone, messages))
 
+    def must_go_back(self, message: Message) -> bool:
+        """Return whether a message goes back for a moment, so that no killer runs while a suspect waits to be alone.
+
+        A message whose last receive went unanswered may be a killer that is no suspect yet: its neighbours become
+        suspects before it if it was received ahead. Beside it they would lose their last receive without being handled.
+        """
+        if self.current is not None:
+            return bool(message.unanswered) or self.must_run_alone(message)
+        since = self._state.clock.now() - ALONE_TIMEOUT
+        return self.must_run_alone(message) and any(
+            other.is_running and other.message.unanswered and other.began > since for other in self._state.in_flight
+        )
+
     def return_delay(self) -> float:
-        """Return the seconds for which another suspect goes back; 0 if the run must not end before it is handled."""
+        """Return the seconds for which such a message goes back; 0 if the run must not end before it is handled."""
         if self._state.ending:
             return 0.0
         return random.random() * min(SUSPECT_SPREAD, self._state.source.lease or SUSPECT_SPREAD)

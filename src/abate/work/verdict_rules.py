@@ -58,11 +58,15 @@ class Decision(NamedTuple):
 
 
 class BatchFailed(Exception):
-    """What the handler of a batch of several messages has raised: it says nothing about a single one of them."""
+    """What the handler of a batch of several messages has raised: it says nothing about a single one of them.
 
-    def __init__(self, error: BaseException) -> None:
+    The circuit breaker counts one message of the batch, the `counted` one, as one call has failed.
+    """
+
+    def __init__(self, error: BaseException, *, counted: bool) -> None:
         super().__init__(error)
         self.error = error
+        self.counted = counted
 
 
 class VerdictRules:
@@ -186,12 +190,9 @@ class VerdictRules:
         """
         if isinstance(error, BatchFailed):
             decision = self.decide_raised(error.error, receives)
-            # not buried: the next time the message is handled alone, and the error is its own
-            return (
-                self.failed(error.error, receives, BLIP)._replace(failed=None)
-                if decision.ending == "buried"
-                else decision
-            )
+            if decision.ending == "buried":  # the next time the message is handled alone, and the error is its own
+                return self.failed(error.error, receives, BLIP)._replace(failed=None)
+            return decision if error.counted else decision._replace(failed=None)
         try:
             if isinstance(error, Exception):
                 return self.raised(error, receives)
