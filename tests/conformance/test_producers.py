@@ -1,6 +1,7 @@
 """What every store does with many messages that are added at once, and from event loops."""
 
 import asyncio
+import itertools
 import threading
 
 import pytest
@@ -10,6 +11,10 @@ from abate.stores import Depth, open_store
 from abate.stores.producer import MAX_MANY
 from abate.work import QueueFull
 from tests.conformance.conftest import SHARED, STORES
+
+
+async def _async_keys():
+    yield "a"
 
 
 def received(queue, most=1000):
@@ -99,6 +104,9 @@ def test_a_call_without_messages_does_nothing(queue):
         (lambda queue: queue.add_many(["a"], priority=-1), "priority must be a whole number"),
         (lambda queue: queue.send_many(["a"], after=-1), "after must be a number at least 0"),
         (lambda queue: queue.send_many(["a"], attributes={"n": 1}), "the attribute 'n' must be a string"),
+        (lambda queue: queue.add_many(itertools.repeat("a")), "at most 10000 messages, not 10001 or more: split them"),
+        (lambda queue: queue.add_many(_async_keys()), "key and a body, not <async_generator"),
+        (lambda queue: queue.send_many(5), "bodies must be a list of strings, not 5"),
         (lambda queue: queue.send_many(["a"] * 10_001), "at most 10000 messages, not 10001: split them"),
         (lambda queue: queue.send_many(["x" * 262_144] * 257), "at most 67108864 bytes, not 67379232: split"),
     ],

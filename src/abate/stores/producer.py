@@ -9,8 +9,9 @@ import asyncio
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar, cast
 
 from abate import clock as clocks
@@ -25,6 +26,17 @@ MAX_MANY_BYTES = 67_108_864
 """Maximum bytes of several messages together, with their keys and attributes; a single message may be longer."""
 
 T = TypeVar("T")
+
+
+def _bounded(items: Any, expected: str) -> list[Any]:
+    """Return the messages of one call as a list; raise, without reading on, if there are more than it takes."""
+    if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
+        raise TypeError(f"{expected}, not {items!r:.80}")
+    given = list(islice(items, MAX_MANY + 1))
+    if len(given) > MAX_MANY:
+        count = len(items) if isinstance(items, Sized) else f"{len(given)} or more"
+        raise ValueError(f"one call adds at most {MAX_MANY} messages, not {count}: split them into several calls")
+    return given
 
 
 class Producer(ABC):
@@ -78,10 +90,9 @@ class Producer(ABC):
         ([True, True], [False, True])
         """
         shared = checked_attributes(attributes)
-        if isinstance(messages, str):
-            raise TypeError(f"messages must be a list of keys, or of pairs of a key and a body, not {messages!r:.80}")
         given = messages.items() if isinstance(messages, Mapping) else messages
-        pairs = [self._checked_pair(message) for message in given]
+        expected = "messages must be a list of keys, or of pairs of a key and a body"
+        pairs = [self._checked_pair(message) for message in _bounded(given, expected)]
         unique = dict(pairs)
         self._check_total(len(pairs), unique, shared)
         new = self._add_checked(unique, priority, after, shared, revive, len(pairs))
@@ -112,9 +123,7 @@ class Producer(ABC):
         ['to Ann', 'to Bob']
         """
         shared = checked_attributes(attributes)
-        if isinstance(bodies, str):
-            raise TypeError(f"bodies must be a list of strings, not {bodies!r:.80}")
-        checked = [self._checked_body(body) for body in bodies]
+        checked = [self._checked_body(body) for body in _bounded(bodies, "bodies must be a list of strings")]
         # keys that share their beginning are neighbours in an index
         unique = os.urandom(13).hex()
         messages = {f"{unique}{place:06x}": body for place, body in enumerate(checked)}
@@ -220,8 +229,6 @@ class Producer(ABC):
         return self._checked_key(given[0]), self._checked_body(given[1])
 
     def _check_total(self, count: int, messages: Mapping[str, str], attributes: Mapping[str, str]) -> None:
-        if count > MAX_MANY:
-            raise ValueError(f"one call adds at most {MAX_MANY} messages, not {count}: split them into several calls")
         if count < 2:
             return
         each = sum(len(text.encode()) for pair in attributes.items() for text in pair)
