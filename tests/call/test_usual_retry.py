@@ -1,6 +1,8 @@
 """Usual retries, which are made without the machine, cannot be told from those that it makes."""
 
+import gc
 import random
+import weakref
 
 import pytest
 from hypothesis import given, settings
@@ -79,6 +81,70 @@ def test_a_withdrawal_whose_wait_is_interrupted_is_refunded():
     with pytest.raises(KeyboardInterrupt):
         policy.call(Script(ConnectionError(), "fine"))
     assert policy.budget.balance() == 3.0
+
+
+class Lost(ConnectionError):
+    """An error that can be referred to weakly."""
+
+
+class Failing:
+    """Fails twice, with an error that only its traceback and the call refer to."""
+
+    def __init__(self, end):
+        self.end = end
+        self.errors = []
+
+    def __call__(self):
+        if len(self.errors) == 2:
+            return self.end()
+        error = Lost()
+        self.errors.append(weakref.ref(error))
+        try:
+            raise error
+        finally:
+            del error  # its traceback refers to this frame
+
+    async def acall(self):
+        return self()
+
+
+def _exits():
+    raise Exit
+
+
+@pytest.mark.parametrize("end", [list, _exits])
+def test_the_errors_of_a_call_are_freed_when_it_ends(way, end):
+    """No frame that the traceback of an error refers to refers to that error: the collector has nothing to do."""
+    policy, warm, failing = warmed(on=Lost, max_attempts=4), Failing(list), Failing(end)
+    way(policy, warm)
+    gc.disable()
+    try:
+        way(policy, failing)
+    except Exit:
+        pass
+    finally:
+        gc.enable()
+    assert [error() for error in failing.errors] == [None, None]
+
+
+class NegativeSchedule:
+    """A schedule of the user's own that returns a negative delay."""
+
+    def delay(self, retry, rng, previous=None):
+        return -1.0
+
+    def ceiling(self, retry):
+        return 0.0
+
+    def at_least(self, base):
+        return self
+
+
+def test_a_negative_delay_is_no_wait(way):
+    """The first failure of a type and later ones are treated alike."""
+    policy = warmed(on=Lost, backoff=NegativeSchedule(), max_attempts=4)
+    for _ in range(2):
+        assert way(policy, Failing(list)) == []
 
 
 def test_an_error_that_an_inner_policy_gave_up_on_is_not_usual():

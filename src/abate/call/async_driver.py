@@ -136,7 +136,7 @@ async def drive_usual(
                 number = since = retry_serials.last = next(retry_serials.numbers)
             else:
                 since = retry_serials.last
-            await clock.asleep(delay)
+            await clock.asleep(delay if delay > 0.0 else 0.0)
             paid = False  # the retry is sent: nothing is to be refunded
             try:
                 begun = function(*args, **kwargs) if kwargs else function(*args)
@@ -157,7 +157,7 @@ async def drive_usual(
         machine.withdrawn = paid
         machine.broken_off(error)
         raise
-    try:
+    else:
         make = UsualRetries(failures, waited, delay, number, same_error).make
         if refused:
             assert isinstance(failure, Exception)

@@ -95,7 +95,7 @@ def drive_usual(  # noqa: C901 - written out: the hottest path of failing calls
                 number = since = retry_serials.last = next(retry_serials.numbers)
             else:
                 since = retry_serials.last
-            if delay:
+            if delay > 0.0:
                 clock.sleep(delay)
             paid = False  # the retry is sent: nothing is to be refunded
             try:
@@ -119,7 +119,7 @@ def drive_usual(  # noqa: C901 - written out: the hottest path of failing calls
         machine.withdrawn = paid
         machine.broken_off(error)
         raise
-    try:
+    else:
         if begun is not None:
             return drive_coroutine(policy, function, begun, args, kwargs)  # type: ignore[no-any-return]
         make = UsualRetries(failures, waited, delay, number, same_error).make
