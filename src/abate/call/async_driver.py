@@ -153,17 +153,14 @@ async def drive_usual(
                 event_sinks.emit(events.Recovered(policy.name, failures + 1, waited))
             return result
     except BaseException as error:
-        machine = UsualRetries(failures, waited, delay, number, same_error).make(policy, None, since)
-        machine.withdrawn = paid
-        machine.broken_off(error)
+        UsualRetries(failures, waited, delay, number, same_error).broken_off(policy, paid, error)
         raise
     else:
-        make = UsualRetries(failures, waited, delay, number, same_error).make
+        made = UsualRetries(failures, waited, delay, number, same_error)
         if refused:
             assert isinstance(failure, Exception)
-            machine = make(policy, None, since)
-            raise machine.give_up(machine.refused_by_budget(), failure) or failure
-        return await drive(policy, failure, since, function, args, kwargs, make=make)
+            raise made.refused_by_budget(policy, failure)
+        return await drive(policy, failure, since, function, args, kwargs, make=made.make)
     finally:
         del failure  # its traceback refers to this frame
 
