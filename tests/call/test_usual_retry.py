@@ -14,6 +14,7 @@ from abate.call.layers import retry_serials
 from abate.call.usual_retry import usual_delay
 from abate.errors import LayeredRetryWarning
 from abate.testing import Script, VirtualClock, off
+from tests.call.conftest import Way
 from tests.call.strategies import backoffs
 
 
@@ -169,7 +170,7 @@ def test_the_off_switch_and_deadlines_are_kept():
     assert abate.report(caught.value).reason == "deadline"
 
 
-OUTCOMES = st.lists(st.sampled_from([ConnectionError, TimeoutError, KeyError, "fine"]), max_size=6)
+OUTCOMES = st.lists(st.sampled_from([ConnectionError, TimeoutError, KeyError, Exit, "fine"]), max_size=6)
 
 
 @settings(max_examples=150)
@@ -181,8 +182,9 @@ OUTCOMES = st.lists(st.sampled_from([ConnectionError, TimeoutError, KeyError, "f
     st.sampled_from(["original", "exhausted"]),
     st.booleans(),
     st.integers(),
+    st.sampled_from(["threads", "asyncio"]),
 )
-def test_usual_retries_and_the_machine_agree(outcomes, most, reserve, backoff, raises, same_object, seed):
+def test_usual_retries_and_the_machine_agree(outcomes, most, reserve, backoff, raises, same_object, seed, loop):
     """The same outcomes lead to the same attempts, waits, errors, reports and balance, event sink or not."""
 
     def run(sinks):
@@ -200,8 +202,8 @@ def test_usual_retries_and_the_machine_agree(outcomes, most, reserve, backoff, r
             for sink in sinks:
                 event_sinks.install(sink)
             try:
-                ended = policy.call(script)
-            except Exception as error:
+                ended = Way(loop, "call")(policy, script)
+            except (Exception, Exit) as error:
                 ended = type(error), abate.report(error), getattr(error, "__notes__", [])
             finally:
                 for sink in sinks:
