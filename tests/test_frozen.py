@@ -38,6 +38,21 @@ class Even(Frozen):
             raise ValueError(f"n must be even, not {self.n!r}")
 
 
+class Lifted(Place):
+    """Other defaults for inherited fields, with an annotation and without."""
+
+    y: float = 1.0
+    name = "there"
+
+
+class Doubled(Point):
+    """A field that is computed."""
+
+    @property
+    def y(self):
+        return 2.0 * self.x
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     """What `Place` is to be like."""
@@ -120,6 +135,19 @@ def test_a_value_is_checked_at_construction():
 def test_a_value_can_be_copied_and_pickled(other):
     """And is equal to itself then."""
     assert other(Point(1.0, 2.0)) == Point(1.0, 2.0)
+
+
+def test_a_subclass_may_change_the_default_of_an_inherited_field():
+    """With an annotation or without, the field stays in its place."""
+    assert repr(Lifted(0.0)) == "Lifted(x=0.0, y=1.0, name='there')"
+    assert Lifted(0.0, 2.0, "here") == Lifted(x=0.0, y=2.0, name="here")
+    assert repr(Place(0.0)) == "Place(x=0.0, y=0.0, name='here')"
+    assert abate.Backoff().base != type("Slow", (abate.Backoff,), {"base": 0.7})().base == 0.7
+
+
+def test_a_subclass_may_compute_an_inherited_field():
+    """A property takes the place of its value."""
+    assert repr(Doubled(2.0)) == "Doubled(x=2.0, y=4.0)"
 
 
 def test_values_match_by_place():

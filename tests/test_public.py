@@ -196,6 +196,20 @@ def test_a_shelter_brings_all_that_its_calls_need():
     assert loaded == ""
 
 
+def test_the_rules_for_http_bring_all_that_their_calls_need():
+    """No call with them imports a module: a signal handler may make it at any point, or a child after a fork."""
+    loaded = fresh(
+        "import sys, abate; policy = abate.Policy(on=abate.http.transient, backoff=[0.0], max_attempts=2)\n"
+        'class Refused(Exception): status_code, body = 503, \'{"error": {"type": "overloaded_error"}}\'\n'
+        "def fail(): raise Refused\n"
+        "abate.observe.disable_logging(); before = set(sys.modules)\n"
+        "try: policy.call(fail)\n"
+        "except Refused: pass\n"
+        "print(*set(sys.modules) - before)"
+    )
+    assert loaded == ""
+
+
 def test_parts_are_imported_when_asked_for():
     """abate.testing and abate.observe are there without an import of their own; other names are not."""
     assert fresh("import abate; print(abate.testing.VirtualClock.__name__, abate.observe.install.__name__)") == (

@@ -83,9 +83,10 @@ class Frozen(ComparedByFields):
     field_defaults: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
-        fields = _annotations(cls)
-        cls.__match_args__ = (*cls.__match_args__, *fields)  # type: ignore[misc]
-        own = {name: cls.__dict__[name] for name in fields if name in cls.__dict__}
+        inherited = cls.__match_args__
+        fields = (*inherited, *(name for name in _annotations(cls) if name not in inherited))
+        cls.__match_args__ = fields  # type: ignore[misc]
+        own = {name: value for name, value in vars(cls).items() if name in fields and not isinstance(value, property)}
         cls.field_defaults = {**cls.field_defaults, **own}
         for name in own:
             delattr(cls, name)

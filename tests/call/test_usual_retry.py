@@ -1,6 +1,8 @@
 """Usual retries, which are made without the machine, cannot be told from those that it makes."""
 
+import gc
 import random
+import weakref
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from abate.call.layers import retry_serials
 from abate.call.usual_retry import usual_delay
 from abate.errors import LayeredRetryWarning
 from abate.testing import Script, VirtualClock, off
+from tests.call.conftest import Way
 from tests.call.strategies import backoffs
 
 
@@ -81,6 +84,70 @@ def test_a_withdrawal_whose_wait_is_interrupted_is_refunded():
     assert policy.budget.balance() == 3.0
 
 
+class Lost(ConnectionError):
+    """An error that can be referred to weakly."""
+
+
+class Failing:
+    """Fails twice, with an error that only its traceback and the call refer to."""
+
+    def __init__(self, end):
+        self.end = end
+        self.errors = []
+
+    def __call__(self):
+        if len(self.errors) == 2:
+            return self.end()
+        error = Lost()
+        self.errors.append(weakref.ref(error))
+        try:
+            raise error
+        finally:
+            del error  # its traceback refers to this frame
+
+    async def acall(self):
+        return self()
+
+
+def _exits():
+    raise Exit
+
+
+@pytest.mark.parametrize("end", [list, _exits])
+def test_the_errors_of_a_call_are_freed_when_it_ends(way, end):
+    """No frame that the traceback of an error refers to refers to that error: the collector has nothing to do."""
+    policy, warm, failing = warmed(on=Lost, max_attempts=4), Failing(list), Failing(end)
+    way(policy, warm)
+    gc.disable()
+    try:
+        way(policy, failing)
+    except Exit:
+        pass
+    finally:
+        gc.enable()
+    assert [error() for error in failing.errors] == [None, None]
+
+
+class NegativeSchedule:
+    """A schedule of the user's own that returns a negative delay."""
+
+    def delay(self, retry, rng, previous=None):
+        return -1.0
+
+    def ceiling(self, retry):
+        return 0.0
+
+    def at_least(self, base):
+        return self
+
+
+def test_a_negative_delay_is_no_wait(way):
+    """The first failure of a type and later ones are treated alike."""
+    policy = warmed(on=Lost, backoff=NegativeSchedule(), max_attempts=4)
+    for _ in range(2):
+        assert way(policy, Failing(list)) == []
+
+
 def test_an_error_that_an_inner_policy_gave_up_on_is_not_usual():
     """The machine sees that a policy inside the attempt has retried."""
     inner, outer = warmed(name="usual inner"), warmed(name="usual outer")
@@ -103,7 +170,7 @@ def test_the_off_switch_and_deadlines_are_kept():
     assert abate.report(caught.value).reason == "deadline"
 
 
-OUTCOMES = st.lists(st.sampled_from([ConnectionError, TimeoutError, KeyError, "fine"]), max_size=6)
+OUTCOMES = st.lists(st.sampled_from([ConnectionError, TimeoutError, KeyError, Exit, "fine"]), max_size=6)
 
 
 @settings(max_examples=150)
@@ -115,8 +182,9 @@ OUTCOMES = st.lists(st.sampled_from([ConnectionError, TimeoutError, KeyError, "f
     st.sampled_from(["original", "exhausted"]),
     st.booleans(),
     st.integers(),
+    st.sampled_from(["threads", "asyncio"]),
 )
-def test_usual_retries_and_the_machine_agree(outcomes, most, reserve, backoff, raises, same_object, seed):
+def test_usual_retries_and_the_machine_agree(outcomes, most, reserve, backoff, raises, same_object, seed, loop):
     """The same outcomes lead to the same attempts, waits, errors, reports and balance, event sink or not."""
 
     def run(sinks):
@@ -134,8 +202,8 @@ def test_usual_retries_and_the_machine_agree(outcomes, most, reserve, backoff, r
             for sink in sinks:
                 event_sinks.install(sink)
             try:
-                ended = policy.call(script)
-            except Exception as error:
+                ended = Way(loop, "call")(policy, script)
+            except (Exception, Exit) as error:
                 ended = type(error), abate.report(error), getattr(error, "__notes__", [])
             finally:
                 for sink in sinks:

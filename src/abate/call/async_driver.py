@@ -136,7 +136,7 @@ async def drive_usual(
                 number = since = retry_serials.last = next(retry_serials.numbers)
             else:
                 since = retry_serials.last
-            await clock.asleep(delay)
+            await clock.asleep(delay if delay > 0.0 else 0.0)
             paid = False  # the retry is sent: nothing is to be refunded
             try:
                 begun = function(*args, **kwargs) if kwargs else function(*args)
@@ -153,17 +153,14 @@ async def drive_usual(
                 event_sinks.emit(events.Recovered(policy.name, failures + 1, waited))
             return result
     except BaseException as error:
-        machine = UsualRetries(failures, waited, delay, number, same_error).make(policy, None, since)
-        machine.withdrawn = paid
-        machine.broken_off(error)
+        UsualRetries(failures, waited, delay, number, same_error).broken_off(policy, paid, error)
         raise
-    try:
-        make = UsualRetries(failures, waited, delay, number, same_error).make
+    else:
+        made = UsualRetries(failures, waited, delay, number, same_error)
         if refused:
             assert isinstance(failure, Exception)
-            machine = make(policy, None, since)
-            raise machine.give_up(machine.refused_by_budget(), failure) or failure
-        return await drive(policy, failure, since, function, args, kwargs, make=make)
+            raise made.refused_by_budget(policy, failure)
+        return await drive(policy, failure, since, function, args, kwargs, make=made.make)
     finally:
         del failure  # its traceback refers to this frame
 

@@ -306,9 +306,22 @@ class UsualRetries:
         self._number = number
         self._same_error = same_error
 
-    def make(self, policy: Policy, deadline: float | None, since: int | None, outer_deadline: bool = False) -> Call:
+    def make(
+        self, policy: Policy, deadline: float | None = None, since: int | None = None, outer_deadline: bool = False
+    ) -> Call:
         """Make the machine that goes on with the call."""
         call = Call(policy, deadline, since, outer_deadline)
         call.attempts, call.waited, call._delay = self._attempts, self._waited, self._delay
         call._number, call.same_error = self._number, self._same_error
         return call
+
+    def refused_by_budget(self, policy: Policy, failure: Exception) -> Exception:
+        """End the call after a failure whose retry the budget has refused; return the error to raise."""
+        call = self.make(policy)
+        return call.give_up(call.refused_by_budget(), failure) or failure
+
+    def broken_off(self, policy: Policy, withdrawn: bool, error: BaseException) -> None:
+        """End the call from outside; refund what was `withdrawn` for a retry that was not sent."""
+        call = self.make(policy)
+        call.withdrawn = withdrawn
+        call.broken_off(error)

@@ -95,7 +95,7 @@ def drive_usual(  # noqa: C901 - written out: the hottest path of failing calls
                 number = since = retry_serials.last = next(retry_serials.numbers)
             else:
                 since = retry_serials.last
-            if delay:
+            if delay > 0.0:
                 clock.sleep(delay)
             paid = False  # the retry is sent: nothing is to be refunded
             try:
@@ -115,19 +115,16 @@ def drive_usual(  # noqa: C901 - written out: the hottest path of failing calls
                 event_sinks.emit(events.Recovered(policy.name, failures + 1, waited))
             return result
     except BaseException as error:
-        machine = UsualRetries(failures, waited, delay, number, same_error).make(policy, None, since)
-        machine.withdrawn = paid
-        machine.broken_off(error)
+        UsualRetries(failures, waited, delay, number, same_error).broken_off(policy, paid, error)
         raise
-    try:
+    else:
         if begun is not None:
             return drive_coroutine(policy, function, begun, args, kwargs)  # type: ignore[no-any-return]
-        make = UsualRetries(failures, waited, delay, number, same_error).make
+        made = UsualRetries(failures, waited, delay, number, same_error)
         if refused:
             assert isinstance(failure, Exception)
-            machine = make(policy, None, since)
-            raise machine.give_up(machine.refused_by_budget(), failure) or failure
-        return drive(policy, failure, since, function, args, kwargs, drive_coroutine=drive_coroutine, make=make)
+            raise made.refused_by_budget(policy, failure)
+        return drive(policy, failure, since, function, args, kwargs, drive_coroutine=drive_coroutine, make=made.make)
     finally:
         del failure  # its traceback refers to this frame
 

@@ -13,6 +13,7 @@ A value that is malformed, negative, or longer than `MAX_HINT` is no hint.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -100,8 +101,6 @@ def error_body(body: object) -> Mapping[str, Any] | None:
     if isinstance(body, (bytes, bytearray, str)):
         if len(body) > MAX_BODY:
             return None
-        import json  # few answers carry a hint in their body
-
         try:
             body = json.loads(body)
         except (ValueError, RecursionError):
