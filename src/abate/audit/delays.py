@@ -45,6 +45,7 @@ class Shape(NamedTuple):
 
 
 OPAQUE = Shape(opaque=True)
+OPAQUE_HINT = Shape(hint=True, opaque=True)
 
 
 class DelayReader:
@@ -91,15 +92,15 @@ class DelayReader:
                 return self._call(node, function)
             case ast.Attribute():
                 return self._attribute(node, function)
-            case ast.Subscript():
-                return self._item(node, function)
+            case ast.Subscript(value=items) | ast.For(iter=items) | ast.AsyncFor(iter=items):
+                return OPAQUE_HINT if isinstance(node, ast.Subscript) and _hints(node) else self._item(items, function)
         return OPAQUE
 
-    def _item(self, node: ast.Subscript, function: Function) -> Shape:
-        """Read one of a list of delays, or of the headers of a response."""
-        if _hints(node):
-            return Shape(hint=True, opaque=True)
-        chosen = self._names.follow(node.value, function).node
+    def _item(self, items: ast.expr, function: Function) -> Shape:
+        """Read one of a list of delays."""
+        if isinstance(items, ast.Call) and self._names.resolve(items.func, function) == "enumerate" and items.args:
+            items = items.args[0]
+        chosen = self._names.follow(items, function).node
         if not isinstance(chosen, ast.Tuple | ast.List):
             return OPAQUE
         first = self._names.number(chosen.elts[0], function) if chosen.elts else None
@@ -110,7 +111,7 @@ class DelayReader:
         if "jitter" in name.lower():
             return Shape(random=2)
         if _is_hint(name):
-            return Shape(hint=True, opaque=True)
+            return OPAQUE_HINT
         if name in self._counters:
             return Shape(grows=True)
         key = (name, id(function))
@@ -122,8 +123,11 @@ class DelayReader:
         self._open.add(key)
         try:
             shapes = [self._read(value.node, value.function) for value in values[:8]]
-            if any(self._mentions(value.node, name) for value in values[:8]):
-                shapes = [shape if shape.value is not None else shape._replace(grows=True) for shape in shapes]
+            for position, value in enumerate(values[:8]):
+                if self._grows_from(value.node, name):
+                    limit = shapes[position].value  # of `min(delay * 2, 60)`
+                    cap = shapes[position].cap if limit is None else limit
+                    shapes[position] = shapes[position]._replace(value=None, grows=True, cap=cap)
         finally:
             self._open.discard(key)
         return self._assigned(shapes, values[0].function, name)
@@ -147,12 +151,16 @@ class DelayReader:
                 return True
         return False
 
-    def _mentions(self, node: ast.AST, name: str) -> bool:
+    def _grows_from(self, node: ast.AST, name: str) -> bool:
+        """Return whether a value is computed by adding to a name, or by multiplying it."""
         if isinstance(node, ast.AugAssign):
             return isinstance(node.op, ast.Mult | ast.Add | ast.Pow | ast.LShift)
-        if isinstance(node, ast.Tuple | ast.List):
-            return False  # the target of an unpacking
-        return any(isinstance(part, ast.Name) and part.id == name for part in inside(node))
+        return any(
+            isinstance(part, ast.BinOp)
+            and isinstance(part.op, ast.Mult | ast.Add | ast.Pow | ast.LShift)
+            and any(isinstance(side, ast.Name) and side.id == name for side in (part.left, part.right))
+            for part in inside(node)
+        )
 
     def _operation(self, node: ast.BinOp, function: Function) -> Shape:
         left, right = self._read(node.left, function), self._read(node.right, function)
@@ -192,7 +200,7 @@ class DelayReader:
         if name in ("math.pow", "pow") and len(arguments) >= 2:
             return self._operation(ast.BinOp(arguments[0], ast.Pow(), arguments[1]), function)
         if _hints(node):
-            return Shape(hint=True, opaque=True)
+            return OPAQUE_HINT
         made = self._names.called(name)
         if made is not None and (name, 0) not in self._open:
             return self._returned(made, name)
@@ -232,7 +240,7 @@ class DelayReader:
         if "jitter" in name.lower():
             return Shape(random=2)
         if _is_hint(name):
-            return Shape(hint=True, opaque=True)
+            return OPAQUE_HINT
         if _counts(name):
             return Shape(grows=True)
         key = (f".{name}", 0)

@@ -7,6 +7,7 @@ import requests
 import tenacity
 from celery import shared_task
 from openai import OpenAI
+from pymongo import MongoClient
 from requests.adapters import HTTPAdapter
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random
 from urllib3 import Retry
@@ -75,3 +76,38 @@ def other_errors(question):
 def side_by_side(question):
     ask(question)
     answer(question)
+
+
+def conditional(key):
+    for attempt in range(5):
+        try:
+            return boto3.client("dynamodb").put_item(Item=key)
+        except Exception as error:
+            if error.code != "ConditionalCheckFailedException":
+                raise
+            time.sleep(random.uniform(0, 1))
+
+
+def until_ready(deadline):
+    while time.monotonic() < deadline:
+        try:
+            return client.models.list()
+        except ConnectionError:
+            time.sleep(1)
+
+
+def until_it_runs(deployment, deadline):
+    while time.monotonic() < deadline:
+        status = deployment.refresh()
+        client.models.list()
+        if status.status in ["failed", "terminated"]:
+            return status
+        time.sleep(1)
+
+
+def ping(url):
+    for attempt in range(3):
+        try:
+            return MongoClient(url).admin.command("ping")
+        except ConnectionError:
+            time.sleep(random.uniform(0, 1))

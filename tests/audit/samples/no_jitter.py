@@ -75,6 +75,34 @@ def milliseconds(url): ...
 adapter = requests.adapters.HTTPAdapter(max_retries=Retry(total=5, backoff_factor=0.5))  # respects Retry-After
 
 
+def listed_delays(url):
+    for seconds in (1, 2, 4, 8):  # found: no-jitter waits 1
+        try:
+            return fetch(url)
+        except ConnectionError:
+            time.sleep(seconds)
+
+
+def doubles_to_a_limit(url):
+    delay = 0.5
+    for attempt in range(4):  # found: no-jitter waits 0.5
+        try:
+            return fetch(url)
+        except ConnectionError:
+            time.sleep(delay)
+            delay = min(delay * 2, 30)
+
+
+def throttled(client):
+    for attempt in range(4):  # found: no-jitter
+        try:
+            return client.put()
+        except ClientError as error:
+            if "Throttling" not in str(error):
+                raise
+            time.sleep(1)
+
+
 # ── sound ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -167,3 +195,33 @@ def hinted(session, url):
         if response.status_code == 200:
             return response
         time.sleep(int(response.headers["Retry-After"]))
+
+
+def until_started(url, timeout):
+    start = time.time()
+    while time.time() - start < timeout:
+        try:
+            return fetch(url)
+        except ConnectionError:
+            time.sleep(0.1)
+
+
+def until_transcoded(client):
+    for attempt in range(50):
+        try:
+            return client.configure()
+        except Exception as error:
+            if "Transcode not finished yet" in str(error):
+                time.sleep(10)
+                continue
+            raise
+
+
+def until_unlocked(call):
+    while True:
+        try:
+            return call()
+        except OperationalError as error:
+            if "locked" not in str(error):
+                raise
+        time.sleep(0.05)

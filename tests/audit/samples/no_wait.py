@@ -1,3 +1,5 @@
+import random
+
 import retrying
 import tenacity
 from tenacity import retry
@@ -47,3 +49,75 @@ def candidates(hosts):
             return connect(host)
         except ConnectionError:
             continue
+
+
+def port(sock, prefix):
+    for _ in range(10):
+        try:
+            sock.bind(("", random.randint(prefix, 65535)))
+            break
+        except OSError:
+            continue
+
+
+def next_replica(replicas, attempts_left):
+    replicas = iter(replicas)
+    while attempts_left:
+        replica = next(replicas)
+        attempts_left -= 1
+        try:
+            return fetch(replica)
+        except ConnectionError:
+            continue
+
+
+def person():
+    while True:  # try again after an error
+        name = Prompt.ask("Name")
+        try:
+            return fetch(name)
+        except ConnectionError as retry:
+            print("retry:", retry)
+
+
+def waits_in_a_function(url, policy):
+    attempt = 0
+    while True:
+        attempt += 1
+        policy.back_off_if_needed()
+        try:
+            return fetch(url)
+        except ConnectionError:
+            continue
+
+
+def one_more():
+    attempt = 0
+    while True:
+        try:
+            return fetch("http://browser")
+        except Exception:
+            if attempt:
+                raise
+            attempt += 1
+
+
+def resumes(reader):
+    attempts = 0
+    while attempts < 5:
+        attempts += 1
+        try:
+            return reader.read()
+        except TimeoutError:
+            if not reader.replace_source("read"):
+                raise
+
+
+def set_later():
+    policy = Retry()
+    policy.total = 3
+    policy.backoff_factor = 0.8
+    return policy
+
+
+first_retry_is_always_at_once = Retry(total=1)

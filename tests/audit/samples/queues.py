@@ -42,3 +42,29 @@ def local():
     results = queue.Queue()
     results.put(1)
     return results
+
+
+class Counted:
+    def __init__(self):
+        self._lines = queue.Queue()
+
+    def send(self, line):
+        if self._lines.qsize() < 100:
+            self._lines.put(line)
+
+
+class Buffered:
+    def __init__(self, max_buffer_length):
+        self.max_buffer_length = max_buffer_length
+        self._lines = queue.Queue()
+
+    def send(self, line):
+        self._lines.put(line)
+
+
+class Stops:
+    def __init__(self):
+        self._stop_requests = queue.Queue()
+
+    def stop(self):
+        self._stop_requests.put(True)

@@ -34,7 +34,7 @@ def is_sleep(call: ast.Call, names: Names, function: Function) -> bool:
     """Return whether a call waits, by its name."""
     last = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     lower = last.lower()
-    if "sleep" in lower or "backoff" in lower:
+    if "sleep" in lower or "backoff" in lower.replace("_", ""):
         return True
     given = arguments(call)
     if lower in ("wait", "pause", "delay") and len(given) == 1:

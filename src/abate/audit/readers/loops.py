@@ -13,6 +13,7 @@ from abate.audit.delays import DelayReader
 from abate.audit.module_index import Function, Loop, inside
 from abate.audit.names import Names
 from abate.audit.readers.errors import caught, hands_on
+from abate.audit.readers.loop_purposes import asks_person, reads_time, takes_next, waits_for_state
 from abate.audit.readers.loop_words import RETRY_WORD, SLEEPS, arguments, is_sleep, logs
 from abate.audit.retries import NO_WAIT, UNKNOWN_WAIT, Covered, Retries, Wait
 
@@ -53,7 +54,7 @@ class LoopReader:
         handlers = [handler for attempt in found for handler in attempt.handlers]
         if not handlers and not self._checks_status(loop):
             return None
-        if not self._is_counter(loop, function):
+        if not self._is_counter(loop, function) or takes_next(loop) or asks_person(loop):
             return None
         errors = tuple(name for handler in handlers for name in caught(handler, function, self._names))
         if handlers and errors and all(name in LOCAL_ERRORS for name in errors):
@@ -78,6 +79,8 @@ class LoopReader:
         ]
         made.covered.append(Covered(function, found[0].node.body if len(found) == 1 else loop.body))
         made.seconds = math.inf if self._watches_clock(loop) else None
+        if not made.wait.grows:
+            made.polls = waits_for_state(loop, made.swallows, self._counts_attempts(loop))
         return made
 
     def _says_so(self, loop: Loop, function: Function, found: list[_Attempt], sleeps: list[ast.Call]) -> bool:
@@ -140,9 +143,9 @@ class LoopReader:
                 for compare in inside(node.test)
                 if isinstance(compare, ast.Compare)
                 and any(
-                    (isinstance(side, ast.Constant) and isinstance(side.value, int) and 100 <= side.value < 600)
-                    or isinstance(side, ast.Tuple | ast.List | ast.Set)
+                    _is_code(one)
                     for side in compare.comparators
+                    for one in (side.elts if isinstance(side, ast.Tuple | ast.List | ast.Set) else [side])
                 )
                 for part in inside(compare)
             )
@@ -313,6 +316,8 @@ class LoopReader:
         counters = self._counters(loop)
         for test in (loop.test, *loop.body):
             for node in inside(test):
+                if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id in counters:
+                    yield 2.0 if "raise" in ways_out(node.body) else None  # `if attempt: raise`
                 if not isinstance(node, ast.Compare) or len(node.comparators) != 1:
                     continue
                 sides = (node.left, node.comparators[0])
@@ -338,19 +343,7 @@ class LoopReader:
         """Return whether a condition in the loop compares times, which bounds the attempts."""
         tests = [loop.test] if isinstance(loop, ast.While) else []
         tests += [node.test for node in _own(loop.body) if isinstance(node, ast.If)]
-        for test in tests:
-            for node in inside(test):
-                match node:
-                    case ast.Attribute(attr=name) | ast.Name(id=name):
-                        if (
-                            any(
-                                word in name.lower()
-                                for word in ("deadline", "elapsed", "timeout", "monotonic", "now", "end_time", "expire")
-                            )
-                            or name == "time"
-                        ):
-                            return True
-        return False
+        return any(map(reads_time, tests))
 
 
 class _Attempt(NamedTuple):
@@ -362,6 +355,16 @@ class _Attempt(NamedTuple):
     """Whether every success ends the loop."""
     judged: bool
     """Whether code after the ``try`` may raise: it may look at an error that a handler has kept."""
+
+
+def _is_code(node: ast.expr) -> bool:
+    """Return whether an expression is an HTTP status code."""
+    match node:
+        case ast.Constant(value=int() as value):
+            return 100 <= value < 600
+        case ast.Attribute():
+            return any(word in ast.unparse(node) for word in ("HTTPStatus.", "codes."))
+    return False
 
 
 def _handlers(found: list[_Attempt]) -> list[ast.ExceptHandler]:

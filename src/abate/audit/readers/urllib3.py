@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 
+from abate.audit.module_index import inside
 from abate.audit.names import is_constant
 from abate.audit.readers.given import Given
-from abate.audit.retries import Retries, Wait
+from abate.audit.retries import UNKNOWN_WAIT, Retries, Wait
 
 SAFE = ("DELETE", "GET", "HEAD", "OPTIONS", "PUT", "TRACE")
 ALL_METHODS = ("ANY",)
@@ -39,9 +40,21 @@ def read(given: Given, last: str) -> Retries | None:
             hint=not given.is_constant("respect_retry_after_header", False),
         ),
     )
+    if not factor and _sets_later("backoff_factor", given):
+        made.wait = UNKNOWN_WAIT
     made.codes = given.numbers("status_forcelist")
     made.methods = _methods(given)
     return made
+
+
+def _sets_later(attribute: str, given: Given) -> bool:
+    """Return whether the function that makes a ``Retry`` assigns one of its attributes."""
+    return any(
+        isinstance(target, ast.Attribute) and target.attr == attribute
+        for node in inside(given.function.node)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+    )
 
 
 def _methods(given: Given) -> tuple[str, ...] | None:

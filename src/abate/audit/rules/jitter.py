@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from abate.audit.findings import Spot, rule
 from abate.audit.program import Program
 from abate.audit.readers.errors import decides
+from abate.audit.readers.loop_purposes import is_local, repairs
 from abate.audit.retries import EVERYTHING, OF_SERVICES, Retries
 
 SPREAD = "@abate.retry(on=…) waits with full jitter from 0.2 s up to 30 s; Backoff(base=…, cap=…) changes the range"
@@ -121,7 +122,11 @@ def fixed_wait(program: Program) -> Iterator[Spot]:
 def no_wait(program: Program) -> Iterator[Spot]:
     """Find retries without a wait."""
     for retries in program.retries:
-        if retries.wait.nothing and retries.retries and (retries.library != "loop" or _asks_a_service(retries)):
+        if not retries.wait.nothing or not retries.retries or retries.polls:
+            continue
+        if retries.library == "urllib3" and retries.attempts == 2:
+            continue  # whatever its backoff is, urllib3 makes the first retry at once
+        if retries.library != "loop" or _asks_a_service(retries):
             yield program.spot(
                 retries.node, retries.function, f"{retries.label} retries without waiting", retries.library
             )
@@ -141,7 +146,9 @@ def _waits_equally(retries: Retries) -> bool:
 
 def _asks_a_service(retries: Retries) -> bool:
     """Return whether a loop repeats after errors of a service, more than once: one more try often has other input."""
-    if (retries.attempts is not None and retries.attempts <= 2) or any(map(decides, retries.swallows)):
+    if (retries.attempts is not None and retries.attempts <= 2) or is_local(retries.node):
+        return False
+    if any(decides(handler) or repairs(handler) for handler in retries.swallows):
         return False
     return any(name in EVERYTHING or name.endswith(OF_SERVICES) for name in retries.errors or ())
 

@@ -76,7 +76,7 @@ class ChainFinder:
         """Return the chains of at least two layers, the outermost first; none is a part of another."""
         found: list[Chain] = []
         for retries in self._program.retries:
-            if not retries.retries:
+            if not retries.retries or retries.polls:
                 continue
             best: Chain = ()
             for covered in retries.covered:
@@ -170,6 +170,8 @@ class ChainFinder:
             if defaults is not None and at + 2 < len(name) and defaults.library != "litellm":
                 if defaults.library == "urllib3" and argument(call.node, "retries") is not None:
                     return None
+                if defaults.library == "pymongo" and name.endswith(".command"):
+                    return None  # PyMongo retries reads and writes, not commands
                 base = call.node.func
                 while isinstance(base, ast.Attribute) and not self._is_client(base, call.function, name[:at]):
                     base = base.value

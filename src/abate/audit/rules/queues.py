@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from abate.audit.findings import Spot, rule
-from abate.audit.module_index import Function, enclosing_method, inside, is_self
+from abate.audit.module_index import Class, Function, enclosing_method, inside, is_self
 from abate.audit.names import argument, is_constant
 from abate.audit.program import Program, ResolvedCall
 
@@ -14,6 +15,7 @@ QUEUES = frozenset(
     {"queue.Queue", "queue.PriorityQueue", "asyncio.Queue", "asyncio.PriorityQueue",
      "multiprocessing.Queue", "multiprocessing.JoinableQueue", "queue.SimpleQueue", "multiprocessing.SimpleQueue"}
 )  # fmt: skip
+LIMIT = re.compile(r"^_*max_?\w*(?:size|len|bytes|buffer|queue|pending|items|messages)")
 MESSAGES = ("message", "msg", "delivery", "incoming_message")
 
 
@@ -53,9 +55,12 @@ def _filled_elsewhere(program: Program, call: ResolvedCall) -> bool:
         for name, values in kind.attributes.items()
         if any(value is call.node or call.node in inside(value) for value, _ in values)
         and not any(
-            word in name.lower() for word in ("ready", "free", "idle", "pool", "available", "resource", "result")
+            word in name.lower()
+            for word in ("ready", "free", "idle", "pool", "available", "resource", "result", "stop", "exit", "shutdown")
         )
     }
+    if _limits_itself(kind):
+        return False
     return any(
         isinstance(node.func, ast.Attribute)
         and node.func.attr in ("put", "put_nowait")
@@ -65,6 +70,17 @@ def _filled_elsewhere(program: Program, call: ResolvedCall) -> bool:
         for other in kind.methods.values()
         if other is not call.function
         for node in other.calls
+    )
+
+
+def _limits_itself(kind: Class) -> bool:
+    """Return whether a class looks at the size of what it holds, or has a limit of its own for it."""
+    if any(LIMIT.search(name) for name in kind.attributes):
+        return True
+    return any(
+        isinstance(call.func, ast.Attribute) and call.func.attr in ("qsize", "full")
+        for method in kind.methods.values()
+        for call in method.calls
     )
 
 
