@@ -31,6 +31,8 @@ class Settings(Frozen):
     """The least severity for which the command fails."""
     baseline: str = ""
     """The file with the findings of old code."""
+    comments: bool = True
+    """Whether comments in the audited code silence findings; not to be set in a file."""
 
     def validate(self) -> None:
         if self.fail_on not in FAIL_ON:
