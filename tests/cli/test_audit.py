@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -117,6 +118,29 @@ def test_settings_and_baseline_of_the_project_are_read(project, capsys):
     (finding,) = json.loads(capsys.readouterr().out)
     assert (finding["rule"], finding["line"]) == ("no-timeout", 10)
     assert main(["audit", ".", "--baseline", "missing.json"]) == 2
+
+
+def test_an_isolated_audit_lets_the_audited_code_silence_nothing(project, capsys):
+    """Neither its settings nor its comments nor its baseline count; what the command line says does."""
+    (project / "pyproject.toml").write_text("[tool.abate.audit]\nexclude = ['*']\nfail_on = 'never'\nbaseline = 'x'\n")
+    (project / "app.py").write_text("import requests\nrequests.get('x')  # abate: ignore\n")
+    assert main(["audit", ".", "--isolated", "--format", "json"]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)
+    assert finding["rule"] == "no-timeout"
+    assert main(["audit", ".", "--isolated", "--ignore", "no-timeout"]) == 0
+
+
+def test_the_hook_of_pre_commit_audits_the_repository(project, capsys):
+    """Its entry and arguments are a command that runs; the files of a commit are not passed, tests are left out."""
+    text = (Path(__file__).parents[2] / ".pre-commit-hooks.yaml").read_text("utf-8")
+    hook = dict(line.strip(" -").split(": ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert (hook["id"], hook["pass_filenames"]) == ("abate-audit", "false")
+    (project / "tests").mkdir()
+    (project / "tests" / "test_app.py").write_text(CODE)
+    program, *command = hook["entry"].split()
+    assert program == "abate"
+    assert main([*command, *json.loads(hook["args"])]) == 1
+    assert "1 test file left out" in capsys.readouterr().out
 
 
 def test_the_rules_are_listed(capsys):

@@ -87,7 +87,7 @@ def audit(
 
 def _audited(sources: list[SourceFile], skipped: list[Skipped], tests: int, settings: Settings) -> Audit:
     program = Program(sources)
-    ignores = {source.shown: Ignores(source) for source in sources}
+    ignores = {source.shown: Ignores(source) for source in sources} if settings.comments else {}
     by_path = {source.shown: source for source in sources}
     findings: list[Finding] = []
     silenced = 0
@@ -101,7 +101,8 @@ def _audited(sources: list[SourceFile], skipped: list[Skipped], tests: int, sett
             if key in seen:
                 continue
             seen.add(key)
-            if ignores[spot.path].silences(source, one.id, spot.line, spot.last_line):
+            comments = ignores.get(spot.path)
+            if comments is not None and comments.silences(source, one.id, spot.line, spot.last_line):
                 silenced += 1
                 continue
             code = source.lines[spot.line - 1] if spot.line <= len(source.lines) else ""

@@ -30,6 +30,8 @@ class Baseline:
         self._folder = file.absolute().parent
         self.known: Counter[tuple[str, str, str]] = Counter()
         try:
+            if file.exists() and not file.is_file():
+                raise AbateError(f"the baseline {file} is not a regular file")
             if file.stat().st_size > MAX_BYTES:
                 raise AbateError(f"the baseline {file} has more than {MAX_BYTES:,} bytes")
             content = json.loads(file.read_text("utf-8"))

@@ -31,6 +31,8 @@ class Settings(Frozen):
     """The least severity for which the command fails."""
     baseline: str = ""
     """The file with the findings of old code."""
+    comments: bool = True
+    """Whether comments in the audited code silence findings; not to be set in a file."""
 
     def validate(self) -> None:
         if self.fail_on not in FAIL_ON:
@@ -67,9 +69,11 @@ def find_settings(path: Path) -> tuple[Settings, Path | None]:
             continue
         try:
             content = tomllib.loads(file.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
             raise AbateError(f"{file} can't be read: {error}") from error
-        found = content.get("tool", {}).get("abate", {}).get("audit")
+        found: Any = content
+        for name in ("tool", "abate", "audit"):
+            found = found.get(name) if isinstance(found, dict) else None
         if found is not None:
             return _settings(found, file), folder
         return Settings(), None

@@ -21,6 +21,8 @@ SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages", "ve
 """Besides hidden folders, and any folder with a ``pyvenv.cfg``."""
 TEST_FOLDERS = frozenset({"tests", "test", "testing"})
 TEST_FILE = re.compile(r"test_.*|.*_test|conftest|tests")
+LINE_END = re.compile(r"\r\n|\r|\n")
+"""What Python takes for the end of a line; `str.splitlines` splits at form feeds too."""
 ENCODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 
 
@@ -116,7 +118,12 @@ def read(path: Path) -> SourceFile | Skipped:
         return Skipped(name, f"is no valid Python: {error.msg}", error.lineno or 1)
     except (ValueError, RecursionError, MemoryError) as error:
         return Skipped(name, f"can't be parsed: {str(error) or 'nested too deeply'}")
-    return SourceFile(path, name, text.splitlines(), tree)
+    return SourceFile(path, name, _lines(text), tree)
+
+
+def _lines(text: str) -> list[str]:
+    lines = LINE_END.split(text)
+    return lines[:-1] if not lines[-1] else lines
 
 
 class _NotAudited(Exception):

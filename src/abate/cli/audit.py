@@ -40,6 +40,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add("--tests", action="store_true", help="audit tests as well")
     add("--baseline", metavar="FILE", type=Path, help="don't count the findings in this file")
     add("--write-baseline", metavar="FILE", type=Path, help="write all findings to this file, and succeed")
+    add("--isolated", action="store_true", help="let nothing in the audited code silence a finding: code of others")
     add("--rules", action="store_true", help="list the rules and end")
     parser.set_defaults(run=run)
 
@@ -82,9 +83,9 @@ def _checked(paths: list[Path]) -> list[Path]:
 
 def _settings(options: argparse.Namespace, paths: list[Path]) -> tuple[Settings, Path | None]:
     """Return the settings of the project, with those of the command line, and the baseline to read."""
-    from abate.audit.settings import find_settings
+    from abate.audit.settings import Settings, find_settings
 
-    found, folder = find_settings(paths[0])
+    found, folder = (Settings(comments=False), None) if options.isolated else find_settings(paths[0])
     settings = type(found)(
         exclude=(*found.exclude, *options.exclude),
         tests=found.tests or options.tests,
@@ -92,6 +93,7 @@ def _settings(options: argparse.Namespace, paths: list[Path]) -> tuple[Settings,
         severity=found.severity,
         fail_on=options.fail_on or found.fail_on,
         baseline=found.baseline,
+        comments=found.comments,
     )
     if options.baseline is not None or options.write_baseline is not None:
         return settings, options.baseline

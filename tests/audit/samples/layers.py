@@ -10,6 +10,8 @@ from openai import OpenAI
 from pymongo import MongoClient
 from requests.adapters import HTTPAdapter
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random
+from slack_sdk import WebClient
+from slack_sdk.errors import SlackApiError
 from urllib3 import Retry
 
 client = OpenAI(max_retries=2, timeout=30)
@@ -110,4 +112,19 @@ def ping(url):
         try:
             return MongoClient(url).admin.command("ping")
         except ConnectionError:
+            time.sleep(random.uniform(0, 1))
+
+
+@retry(stop=stop_after_attempt(3), wait=wait_random(1, 2), retry=retry_if_exception_type(SlackApiError))
+def answers_of_slack(text):
+    return WebClient(token="x").chat_postMessage(text=text)
+
+
+def partition_is_gone():
+    for attempt in range(3):
+        try:
+            return client.models.list()
+        except Exception as error:
+            if not is_gone(error):
+                raise
             time.sleep(random.uniform(0, 1))

@@ -225,3 +225,30 @@ def until_unlocked(call):
             if "locked" not in str(error):
                 raise
         time.sleep(0.05)
+
+
+def until_mounted(host):
+    started = time.time()
+    while True:
+        if time.time() - started > 60:
+            raise TimeoutError(host)
+        try:
+            return connect(host)
+        except ConnectionError:
+            time.sleep(10)
+
+
+def until_lock_is_free(lock):
+    while True:
+        try:
+            return lock.acquire()
+        except LockTimeout:
+            time.sleep(0.1)
+
+
+def wait_for_browser(url):
+    for attempt in range(20):
+        try:
+            return fetch(url)
+        except ConnectionError:
+            time.sleep(0.5)

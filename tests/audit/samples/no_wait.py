@@ -121,3 +121,11 @@ def set_later():
 
 
 first_retry_is_always_at_once = Retry(total=1)
+
+
+def waits_in_an_iterator(url, backoff):
+    for attempt in backoff:
+        try:
+            return fetch(url)
+        except ConnectionError:
+            continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +18,7 @@ DOCS = "docs/audit.md"
 
 def as_json(audit: Audit) -> str:
     """Return a list of objects, one for each finding."""
-    return json.dumps([_object(finding) for finding in audit.findings], indent=1, ensure_ascii=False)
+    return json.dumps([_object(finding) for finding in audit.findings], indent=1)
 
 
 def _object(finding: Finding) -> dict[str, Any]:
@@ -25,10 +26,10 @@ def _object(finding: Finding) -> dict[str, Any]:
     return {
         "rule": rule.id,
         "severity": finding.severity,
-        "path": spot.path,
+        "path": _printable(spot.path),
         "line": spot.line,
         "column": spot.column,
-        "message": spot.message,
+        "message": escaped(redacted(spot.message)),
         "outage": rule.outage,
         "fix": rule.fix(spot.library),
         "abate": rule.abate,
@@ -60,9 +61,7 @@ def as_sarif(audit: Audit, version: str) -> str:
             "ruleId": finding.rule.id,
             "ruleIndex": index[finding.rule.id],
             "level": finding.severity,
-            "message": {
-                "text": f"{finding.spot.message}. {finding.rule.outage} Fix: {finding.rule.fix(finding.spot.library)}."
-            },
+            "message": {"text": _sentences(finding)},
             "locations": [
                 {
                     "physicalLocation": {
@@ -79,21 +78,32 @@ def as_sarif(audit: Audit, version: str) -> str:
         "version": "2.1.0",
         "runs": [{"tool": {"driver": driver}, "columnKind": "utf16CodeUnits", "results": results}],
     }
-    return json.dumps(log, indent=1, ensure_ascii=False)
+    return json.dumps(log, indent=1)
 
 
 def _uri(path: str) -> str:
-    return PurePath(path).as_uri() if PurePath(path).is_absolute() else quote(path)
+    return PurePath(path).as_uri() if PurePath(path).is_absolute() else quote(os.fsencode(path))
 
 
 def as_github(audit: Audit) -> str:
     """Return workflow commands, which GitHub shows beside the lines of a change."""
     return "\n".join(
-        f"::{LEVELS[finding.severity]} file={_property(finding.spot.path)},line={finding.spot.line}"
+        f"::{LEVELS[finding.severity]} file={_property(escaped(finding.spot.path))},line={finding.spot.line}"
         f",col={finding.spot.column},title={_property(finding.rule.id)}::"
-        f"{_data(f'{finding.spot.message}. {finding.rule.outage} Fix: {finding.rule.fix(finding.spot.library)}.')}"
+        f"{_data(_sentences(finding))}"
         for finding in audit.findings
     )
+
+
+def _sentences(finding: Finding) -> str:
+    """Return what was found, what it does in an outage, and the fix, on one line."""
+    message = escaped(redacted(finding.spot.message))
+    return f"{message}. {finding.rule.outage} Fix: {finding.rule.fix(finding.spot.library)}."
+
+
+def _printable(path: str) -> str:
+    """Return a path whose bytes are not all UTF-8 as text that can be written."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _data(text: str) -> str:

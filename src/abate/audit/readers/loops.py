@@ -80,7 +80,7 @@ class LoopReader:
         made.covered.append(Covered(function, found[0].node.body if len(found) == 1 else loop.body))
         made.seconds = math.inf if self._watches_clock(loop) else None
         if not made.wait.grows:
-            made.polls = waits_for_state(loop, made.swallows, self._counts_attempts(loop))
+            made.polls = waits_for_state(loop, made.swallows, errors, self._counts_attempts(loop))
         return made
 
     def _says_so(self, loop: Loop, function: Function, found: list[_Attempt], sleeps: list[ast.Call]) -> bool:
@@ -238,7 +238,8 @@ class LoopReader:
 
     def _wait(self, loop: Loop, function: Function, sleeps: list[ast.Call]) -> Wait:
         if not sleeps:
-            return NO_WAIT
+            counted = isinstance(loop, ast.While) or self._numbers_only(loop.iter, function)
+            return NO_WAIT if counted else UNKNOWN_WAIT  # `for attempt in backoff` may wait by itself
         waits = [self._wait_of(call, loop, function) for call in sleeps]
         for wait in waits:
             if wait.jitter in ("none", "lost") and wait.known:

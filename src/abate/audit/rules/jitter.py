@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from abate.audit.findings import Spot, rule
 from abate.audit.program import Program
 from abate.audit.readers.errors import decides
-from abate.audit.readers.loop_purposes import is_local, repairs
+from abate.audit.readers.loop_purposes import is_local, repairs, waits_until_ready
 from abate.audit.retries import EVERYTHING, OF_SERVICES, Retries
 
 SPREAD = "@abate.retry(on=…) waits with full jitter from 0.2 s up to 30 s; Backoff(base=…, cap=…) changes the range"
@@ -137,11 +137,16 @@ def _waits_equally(retries: Retries) -> bool:
     return (
         retries.retries
         and not retries.polls
+        and (wait.grows or not _until_ready(retries))
         and wait.known
         and wait.jitter == "none"
         and not wait.nothing
         and not wait.hint
     )
+
+
+def _until_ready(retries: Retries) -> bool:
+    return any(waits_until_ready(covered.function.name) for covered in retries.covered)
 
 
 def _asks_a_service(retries: Retries) -> bool:

@@ -23,6 +23,14 @@ PROGRAM_ERRORS = frozenset(
 )  # fmt: skip
 
 
+MONGO_RETRIES = frozenset(
+    {"find", "find_one", "aggregate", "count_documents", "estimated_document_count", "distinct", "bulk_write",
+     "insert_one", "insert_many", "update_one", "replace_one", "delete_one", "find_one_and_update",
+     "find_one_and_replace", "find_one_and_delete"}
+)  # fmt: skip
+"""What PyMongo retries; commands and the making of indexes are not repeated."""
+
+
 class Layer(NamedTuple):
     """One of the retries around each other."""
 
@@ -170,8 +178,8 @@ class ChainFinder:
             if defaults is not None and at + 2 < len(name) and defaults.library != "litellm":
                 if defaults.library == "urllib3" and argument(call.node, "retries") is not None:
                     return None
-                if defaults.library == "pymongo" and name.endswith(".command"):
-                    return None  # PyMongo retries reads and writes, not commands
+                if defaults.library == "pymongo" and name.rpartition(".")[2] not in MONGO_RETRIES:
+                    return None
                 base = call.node.func
                 while isinstance(base, ast.Attribute) and not self._is_client(base, call.function, name[:at]):
                     base = base.value
@@ -302,6 +310,8 @@ def _meets(outer: Layer, inner: Layer) -> bool:
         return True
     if all(name in PROGRAM_ERRORS for name in errors):
         return False
+    if inner.library == "slack" and all(name.endswith("SlackApiError") for name in errors):
+        return False  # an answer of Slack; its client retries connection errors
     below = None if inner.retries is None else inner.retries.errors
     if below is not None and not set(errors).isdisjoint(below):
         return True
