@@ -269,7 +269,7 @@ def test_a_constructor_still_refuses_what_is_missing_or_of_a_wrong_type():
 def test_a_setting_that_is_like_no_other_lists_them():
     """What it has is named in order."""
     with pytest.raises(
-        TypeError, match=r"abate\.consumer has no setting 'zeal'; known are source, workers, on, backoff"
+        TypeError, match=r"abate\.consumer has no setting 'zeal'; known are source, workers, batch, on, backoff"
     ):
         abate.consumer(zeal=3)
 

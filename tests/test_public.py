@@ -101,6 +101,10 @@ def test_every_package_is_public_or_private():
     """Private are the command line and what it alone uses, and the engines of stores and of the simulator."""
     packages = {module.name for module in pkgutil.walk_packages(abate.__path__, "abate.") if module.ispkg}
     assert packages - set(NAMES) <= {
+        "abate.audit",
+        "abate.audit.formats",
+        "abate.audit.readers",
+        "abate.audit.rules",
         "abate.cli",
         "abate.cli.demo",
         "abate.migrate",
