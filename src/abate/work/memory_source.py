@@ -119,7 +119,8 @@ class MemorySource:
             priority = self._priorities.pop(key, 0)
             match verdict:
                 case Done(again):
-                    self.queue.forget(key)
+                    if message.receives > 1:
+                        self.queue.forget(key)
                     if again is not None:
                         self.queue.add_after(key, again)
                 case Back(after, touched):
