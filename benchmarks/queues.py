@@ -206,7 +206,7 @@ def main() -> int:
     def bar(what: str, measured: float, most: float) -> None:
         rows.append((what, measured, f"{most:g}", measured <= most))
 
-    bar("add, get, done over `queue.Queue`", cycle(), 0.9)
+    bar("add, get, done over `queue.Queue`", cycle(), 0.75)
     bar("adding a key that waits over deque, set and Condition", coalesced(), 0.25)
     runs: dict[bool, list[tuple[float, int, bool]]] = {True: [], False: []}
     for _ in range(ROUNDS):

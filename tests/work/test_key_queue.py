@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abate import Backoff
 from abate.work import KeyQueue, QueueFull, key_queue
 
 
@@ -139,22 +138,6 @@ def test_what_came_due_before_goes_before():
     queue.add("added", 5.0)
     assert queue.oldest() == 1.0
     assert take_all(queue) == ["due", "added"]
-
-
-def test_who_failed_longest_ago_is_forgotten_first(monkeypatch):
-    """The failures of a bounded number of keys are counted."""
-    monkeypatch.setattr(key_queue, "MAX_FAILURES", 2)
-    queue = KeyQueue(backoff=Backoff(1.0, 8.0, jitter="none"))
-    assert [queue.next_delay(key, 0.0, None) for key in "abac"] == [1.0, 1.0, 2.0, 1.0]
-    assert [queue.requeues(key) for key in "abc"] == [2, 0, 1]
-
-
-def test_without_backoff_only_the_rate_delays():
-    """The burst goes at once, then one per token; after a pause the burst is there again, and no more."""
-    queue = KeyQueue(rate=2.0, burst=2)
-    assert [queue.next_delay(n, 10.0, None) for n in range(4)] == [0.0, 0.0, 0.5, 1.0]
-    assert [queue.next_delay(n, 100.0, None) for n in range(3)] == [0.0, 0.0, 0.5]
-    assert KeyQueue().next_delay("a", 0.0, None) == 0.0
 
 
 def places(queue):

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from abate.work import QueueFull, ShutDown, WorkQueue, key_queue
+from abate.work import QueueFull, ShutDown, WorkQueue, key_failures, key_queue
 
 
 class Doubling:
@@ -161,13 +161,13 @@ class BesideTheModel(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.before = key_queue.MAX_FAILURES, key_queue.MAX_STALE, key_queue.FAIRNESS_TURNS
-        key_queue.MAX_FAILURES, key_queue.MAX_STALE, key_queue.FAIRNESS_TURNS = FAILURES, MAX_STALE, FAIRNESS_TURNS
+        self.before = key_failures.MAX_FAILURES, key_queue.MAX_STALE, key_queue.FAIRNESS_TURNS
+        key_failures.MAX_FAILURES, key_queue.MAX_STALE, key_queue.FAIRNESS_TURNS = FAILURES, MAX_STALE, FAIRNESS_TURNS
         self.now = 0.0
         self.passed_over = 0
 
     def teardown(self):
-        key_queue.MAX_FAILURES, key_queue.MAX_STALE, key_queue.FAIRNESS_TURNS = self.before
+        key_failures.MAX_FAILURES, key_queue.MAX_STALE, key_queue.FAIRNESS_TURNS = self.before
 
     @initialize(
         capacity=st.sampled_from([None, None, 3, 1]), rate=st.sampled_from([None, 2.0]), burst=st.integers(1, 3)

@@ -9,7 +9,8 @@ import pytest
 import abate
 from abate import Backoff, CircuitBreaker
 from abate.stores.queue_contract import Queue
-from abate.work import Back, Done, prefetch
+from abate.work import Back, Done, memory_source, prefetch
+from abate.work.memory_source import MemorySource
 from abate.work.prefetch import Prefetch
 from tests.work.fake_source import FakeSource, messages
 
@@ -56,6 +57,15 @@ def test_the_size_follows_the_time_of_the_handler(limit, lease, seconds, size):
     assert ahead.size() == 0
     ahead.record(seconds)
     assert ahead.size() == size
+
+
+def test_keys_in_memory_are_received_less_far_ahead():
+    """Work for 2 ms, as they are at hand."""
+    ahead = Prefetch(4, None, None, memory_source.AHEAD_SECONDS)
+    ahead.record(0.0005)
+    assert ahead.size() == 16
+    ahead.record(SLOW)
+    assert ahead.size() == 0
 
 
 def test_one_slow_handler_stops_it_for_a_while():
@@ -310,3 +320,60 @@ def test_controllers_with_a_store_receive_ahead(monkeypatch):
         assert reconcile.run(drain=True) == {"done": 300}
     assert len(seen) == len(set(seen)) == 300
     assert max(requested) > 0
+
+
+@pytest.mark.parametrize(("given", "most"), [(None, prefetch.MAX_AHEAD), (0, 0)])
+def test_controllers_in_memory_take_keys_ahead(given, most, monkeypatch):
+    """Each is handled once; with `prefetch=0` none is taken before a worker is free."""
+    requested, seen, receive = [], [], MemorySource.receive
+
+    async def record(source, free, wait, ahead=0):
+        requested.append(ahead)
+        return await receive(source, free, wait, ahead)
+
+    monkeypatch.setattr(MemorySource, "receive", record)
+    reconcile = abate.controller(prefetch=given)(seen.append)
+    for number in range(500):
+        reconcile.add(number)
+    assert reconcile.run(drain=True) == {"done": 500}
+    assert sorted(seen) == list(range(500))
+    assert (max(requested) > 0) == (most > 0)
+    assert max(requested) <= most
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_higher_priority_does_not_wait_behind_keys_taken_ahead_for_long(asynchronous, monkeypatch):
+    """These go back if no handler ends, and are handled after it."""
+    monkeypatch.setattr("abate.work.loop.MAX_WAIT", 0.05)
+    go, handled = threading.Event(), []
+
+    def plain(key):
+        handled.append(key)
+        if key == "block":
+            go.wait(60.0)
+
+    async def task(key):
+        handled.append(key)
+        while key == "block" and not go.is_set():
+            await asyncio.sleep(0.001)
+
+    reconcile = abate.controller(workers=1)(task if asynchronous else plain)
+    keys = [*range(100), "block", *(f"waiting {n}" for n in range(20))]
+
+    async def main():
+        for key in keys:
+            reconcile.add(key)
+        running = asyncio.create_task(reconcile.arun())
+        try:
+            await until(lambda: "block" in handled and reconcile.health().in_hand == 1)
+            reconcile.add("urgent", priority=1)
+            go.set()
+            await until(lambda: len(handled) == len(keys) + 1)
+        finally:
+            go.set()
+            reconcile.stop()
+            await running
+
+    asyncio.run(main())
+    assert handled[:102] == [*range(100), "block", "urgent"]
+    assert sorted(map(str, handled)) == sorted(map(str, [*keys, "urgent"]))

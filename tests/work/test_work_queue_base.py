@@ -4,6 +4,7 @@ import doctest
 import os
 import random
 import signal
+import threading
 
 import pytest
 
@@ -11,9 +12,10 @@ import abate
 from abate.testing import VirtualClock
 from abate.wakeups import ThreadWakeup
 from abate.work import AsyncWorkQueue, QueueFull, ShutDown, WorkQueue, queue_waiters, work_queue, work_queue_base
-from tests.reentry import held_elsewhere
+from tests.reentry import PACKAGE, PATIENCE, at_every_bytecode, held_elsewhere
 
 BOTH = pytest.mark.parametrize("kind", [WorkQueue, AsyncWorkQueue])
+SOURCE = os.path.join(PACKAGE, "work")
 STEADY = abate.Backoff(1.0, 60.0, jitter="none")
 
 
@@ -267,3 +269,121 @@ def test_a_child_uses_a_queue_that_another_thread_was_in():
             queue.add("a")
             os._exit(0 if queue.get() == "a" and not queue._getters else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+class InHand:
+    """A queue whose only key is in hand, and what is done with that key by a worker and by a producer."""
+
+    def __init__(self, before):
+        self.clock = VirtualClock()
+        self.queue = WorkQueue(clock=self.clock)
+        self.queue.add("key")
+        assert self.queue.get() == "key"
+        self.before = before
+        if before == "added":
+            self.queue.add("key")
+        elif before == "delayed":
+            self.queue.add_after("key", 1.0)
+            self.clock.advance(1.0)
+
+    def add(self):
+        """Add the key; or let it be due, after a delay that was asked for."""
+        if self.before == "delayed":
+            self.queue.age()
+        else:
+            self.queue.add("key", priority=1)
+
+    def done(self):
+        self.queue.done("key")
+
+    def check(self):
+        """The key comes back once, whichever was first, and nothing is left of it."""
+        assert self.queue.take(2) == ["key"]
+        self.queue.done("key")
+        assert (len(self.queue), self.queue.in_hand, self.queue.delayed) == (0, 0, 0)
+        self.queue.add("key", priority=1)
+        self.queue.add("other")
+        assert self.queue.take(3) == ["key", "other"]
+        self.queue.done("key")
+        self.queue.done("other")
+        assert self.queue.coalesced == (self.before == "added")
+        self.queue.drain(timeout=0.0)
+
+
+def in_another_thread(act):
+    """Call it in a thread, and wait for the thread as long as it does not need the lock that this thread may hold."""
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join(0.005)
+    return thread
+
+
+@pytest.mark.parametrize("before", ["nothing", "added", "delayed"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize(("operation", "interruption"), [("add", "done"), ("done", "add")])
+def test_a_key_that_is_added_in_the_middle_of_its_done_comes_back_once(operation, interruption, elsewhere, before):
+    """At every bytecode; also if it is done in the middle of the add, by the same thread or by another one."""
+    threads = []
+
+    def interrupt(thing):
+        act = getattr(thing, interruption)
+        if elsewhere:
+            threads.append(in_another_thread(act))
+        else:
+            act()
+
+    def operate(thing):
+        getattr(thing, operation)()
+
+    class Joined(InHand):
+        def check(self):
+            for thread in threads:
+                thread.join(PATIENCE)
+            super().check()
+
+    assert at_every_bytecode(lambda: Joined(before), operate, interrupt, where=SOURCE) > 9
+
+
+class Awaited:
+    """A queue that is shut down while its only key is in hand."""
+
+    def __init__(self):
+        self.queue, self.is_done = WorkQueue(), False
+        self.queue.add("key")
+        assert self.queue.get() == "key"
+        self.queue.shutdown()
+
+    def drain(self):
+        self.queue.drain(timeout=PATIENCE)
+
+    def get(self):
+        with pytest.raises(ShutDown):
+            self.queue.get(timeout=PATIENCE)
+
+    def done(self):
+        if not self.is_done:
+            self.is_done = True
+            self.queue.done("key")
+
+    def check(self):
+        assert not self.queue.in_hand
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("operation", [Awaited.drain, Awaited.get])
+def test_a_waiter_sees_a_key_that_is_done_before_it_waits(operation, elsewhere, monkeypatch):
+    """At every bytecode, or at last when it waits, it is woken: no wait lasts until its timeout."""
+    begun, wait = [], ThreadWakeup.wait
+
+    def make():
+        begun[:] = [Awaited()]
+        return begun[0]
+
+    def wait_until_woken(wakeup, clock, seconds):
+        begun[0].done()
+        assert wait(wakeup, clock, seconds), "nothing has woken it"
+        return True
+
+    monkeypatch.setattr(ThreadWakeup, "wait", wait_until_woken)
+    interrupt = (lambda thing: in_another_thread(thing.done)) if elsewhere else Awaited.done
+    assert at_every_bytecode(make, operation, interrupt, where=SOURCE) > 9

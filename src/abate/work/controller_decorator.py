@@ -59,7 +59,8 @@ def controller(
     * `timeout`: seconds for one call. A coroutine is cancelled; a plain function gets a deadline that clients inside
       respect.
     * `grace`: seconds for keys in flight to finish after a SIGTERM.
-    * `prefetch`: how many keys of a store are received before a worker is free, as for `abate.consumer`.
+    * `prefetch`: how many keys are received before a worker is free, as for `abate.consumer`. Without a store only 0
+      can be given: none.
 
     >>> import abate
     >>> @abate.controller(workers=2)

@@ -16,15 +16,15 @@ from. Stale entries are dropped when they are reached, or all together once ther
 from __future__ import annotations
 
 from bisect import insort
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Hashable, Iterator
 from itertools import count
-from math import inf
-from typing import Generic, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
-from abate.errors import AbateError, number, whole
-from abate.schedule.backoff import RandomSource, Schedule
+from abate.errors import AbateError, whole
+from abate.schedule.backoff import Schedule
 from abate.work.due_keys import Due, DueKeys
+from abate.work.key_failures import KeyFailures
 
 K = TypeVar("K", bound=Hashable)
 
@@ -32,8 +32,6 @@ FAIRNESS_TURNS = 8
 """Every eighth take returns the oldest key, whatever its priority."""
 MAX_STALE = 64
 """Stale entries are dropped when there are more than this number plus the number of ready keys."""
-MAX_FAILURES = 100_000
-"""Keys whose failures are counted; beyond that, the key that failed longest ago is forgotten."""
 
 
 class QueueFull(AbateError):
@@ -52,7 +50,7 @@ Entry: TypeAlias = tuple[K, float]
 """A ready key, and since when it is ready. The entry is stale unless `ready` holds the same object."""
 
 
-class KeyQueue(Generic[K]):
+class KeyQueue(KeyFailures[K]):
     """Keys that wait for a worker. Methods that need the time take it as `now`.
 
     >>> queue = KeyQueue()
@@ -65,26 +63,21 @@ class KeyQueue(Generic[K]):
     """
 
     __slots__ = (
-        "_backoff",
-        "_burst",
         "_capacity",
         "_due_keys",
-        "_failures",
         "_lanes",
         "_line",
-        "_next_token_at",
         "_not_here",
         "_order",
         "_priorities",
         "_priority",
-        "_rate",
-        "_re_added",
         "_stale",
         "_turns",
         "coalesced",
         "in_hand",
         "later",
         "new_adds",
+        "re_added",
         "ready",
     )
 
@@ -96,10 +89,7 @@ class KeyQueue(Generic[K]):
         burst: int = 1,
     ) -> None:
         self._capacity = None if capacity is None else whole("capacity", capacity, least=1)
-        self._backoff = backoff
-        self._rate = None if rate is None else number("rate", rate, above=0)
-        self._burst = whole("burst", burst, least=1)
-        self._next_token_at = -inf  # when the rate has its next token
+        super().__init__(backoff, rate, burst)
         self.ready: dict[K, Entry[K]] = {}
         self.in_hand: set[K] = set()
         self._not_here: set[K] = set()  # keys that were in hand when the process was forked
@@ -109,7 +99,8 @@ class KeyQueue(Generic[K]):
         """Adds of a key that was not waiting: not ready, not delayed, and not added again while in hand."""
         self.coalesced = 0
         """Adds of a key that was waiting already."""
-        self._re_added: dict[K, int] = {}  # keys added while in hand, with their priority
+        self.re_added: dict[K, int] = {}
+        """Keys added while in hand, with their priority. Only for a moment is one of them not in hand: see `done`."""
         self._line: deque[Entry[K]] = deque()
         self._lanes: dict[int, deque[Entry[K]]] = {}  # none of them is empty
         self._priorities: list[int] = []  # of the lanes, the highest last
@@ -118,16 +109,21 @@ class KeyQueue(Generic[K]):
         self._turns = 0
         self._due_keys: DueKeys[K] = DueKeys()
         self._order = count()
-        self._failures: OrderedDict[K, int] = OrderedDict()
 
     # -- in
 
-    def add(self, key: K, now: float, priority: int = 0, *, room_reserved: bool = False) -> bool:
+    def add(self, key: K, now: float, priority: int = 0, room_reserved: bool = False) -> bool:
         """Add a key. Return whether it was new, that is, not waiting already.
 
         A ready key keeps its place unless this priority is higher. A key in hand is ready again after `done`. A delayed
         key is ready at once. With `room_reserved`, the capacity is not checked.
         """
+        simple = not (priority or self.later or self.re_added or self._capacity)
+        if simple and key not in self.ready and key not in self.in_hand:  # what follows would do the same, more slowly
+            self.new_adds += 1
+            entry = self.ready[key] = (key, now)
+            self._line.append(entry)
+            return True
         if self.later:
             self.promote_due(now)  # keys that were due earlier go first
         if key in self.ready:
@@ -136,7 +132,7 @@ class KeyQueue(Generic[K]):
                 self._raise(key, priority)
             return False
         held = key in self.in_hand
-        new_adds = key not in self.later and key not in self._re_added
+        new_adds = key not in self.later and key not in self.re_added
         if new_adds:
             if self._capacity is not None and not held and not room_reserved:
                 self.check_room()
@@ -144,21 +140,24 @@ class KeyQueue(Generic[K]):
         else:
             self.coalesced += 1
             planned = self.later.get(key)
-            priority = max(priority, 0 if planned is None else planned[3], self._re_added.get(key, 0))
+            priority = max(priority, 0 if planned is None else planned[3], self.re_added.get(key, 0))
         if held:
-            self._re_added[key] = priority
+            self.re_added[key] = priority
+            self.bring_back(key, now)  # if a worker is done with it since `held` was set, and has not seen this
         else:
             self._push(key, priority, now)
         if not new_adds:
             self._cancel_delayed(key)
+            if not held:
+                self.re_added.pop(key, None)
         return new_adds
 
-    def add_after(self, key: K, seconds: float, now: float, priority: int = 0, *, room_reserved: bool = False) -> bool:
+    def add_after(self, key: K, seconds: float, now: float, priority: int = 0, room_reserved: bool = False) -> bool:
         """Add a delayed key; of two delays the shorter one counts. Return whether the key was not waiting."""
         if seconds <= 0:
-            return self.add(key, now, priority, room_reserved=room_reserved)
+            return self.add(key, now, priority, room_reserved)
         at, planned = now + seconds, self.later.get(key)
-        new_adds = planned is None and key not in self.ready and key not in self._re_added
+        new_adds = planned is None and key not in self.ready and key not in self.re_added
         if new_adds:
             if self._capacity is not None and key not in self.in_hand and not room_reserved:
                 self.check_room()
@@ -178,7 +177,7 @@ class KeyQueue(Generic[K]):
         Do not call this for a key in hand: it is always accepted, or the change it was added for would be lost.
         """
         capacity = self._capacity
-        if capacity is not None and len(self.ready) + len(self.later) + len(self._re_added) >= capacity:
+        if capacity is not None and len(self.ready) + len(self.later) + len(self.re_added) >= capacity:
             raise QueueFull(f"the queue is full: it holds {capacity} keys")
 
     def cancel(self, key: K) -> bool:
@@ -191,30 +190,6 @@ class KeyQueue(Generic[K]):
         """Cancel all delayed keys."""
         self.later.clear()
         self._due_keys.clear()
-
-    def next_delay(self, key: K, now: float, rng: RandomSource) -> float:
-        """Count a failure of a key. Return the seconds until it may come back, by its backoff and the shared rate."""
-        failures = self._failures.pop(key, 0) + 1
-        self._failures[key] = failures  # at the end: the first one failed longest ago
-        if len(self._failures) > MAX_FAILURES:
-            self._failures.popitem(last=False)
-        own = self.backoff_delay(failures, rng)
-        if self._rate is None:
-            return own
-        self._next_token_at = max(self._next_token_at, now - self._burst / self._rate) + 1 / self._rate
-        return max(own, self._next_token_at - now)
-
-    def forget(self, key: K) -> None:
-        """Forget the failures of a key."""
-        self._failures.pop(key, None)
-
-    def backoff_delay(self, failures: int, rng: RandomSource) -> float:
-        """Return the backoff in seconds after this number of failures."""
-        return 0.0 if self._backoff is None else self._backoff.delay(failures, rng)
-
-    def requeues(self, key: K) -> int:
-        """Return how often a key has failed since `forget`."""
-        return self._failures.get(key, 0)
 
     # -- out
 
@@ -232,15 +207,23 @@ class KeyQueue(Generic[K]):
         try:
             self.in_hand.remove(key)
         except KeyError:
-            if key in self._not_here:
-                self._not_here.discard(key)
-                return False
+            self.refuse_done(key)
+        return self.bring_back(key, now)
+
+    def refuse_done(self, key: K) -> None:
+        """Raise an error about a key that is not in hand, unless it was when the process was forked."""
+        try:
+            self._not_here.remove(key)
+        except KeyError:
             raise ValueError(f"{key!r} is not in hand: done is called once for each key that get returned") from None
-        if not self._re_added or key not in self._re_added:
+
+    def bring_back(self, key: K, now: float) -> bool:
+        """Make a key ready that was added while in hand, and is in hand no more. Return whether it was such a key."""
+        if key not in self.re_added or key in self.in_hand:
             return False
         self.promote_due(now)  # keys that were due earlier go first
-        self._push(key, self._re_added[key], now)
-        del self._re_added[key]
+        self._push(key, self.re_added[key], now)
+        del self.re_added[key]
         return True
 
     def promote_due(self, now: float) -> int:
@@ -248,7 +231,8 @@ class KeyQueue(Generic[K]):
         ripe = 0
         for at, _, key, priority in self._due_keys.pop(now):
             if key in self.in_hand:
-                self._re_added[key] = priority
+                self.re_added[key] = priority
+                ripe += self.bring_back(key, at)
             else:
                 self._push(key, priority, at)
                 ripe += 1
@@ -265,12 +249,12 @@ class KeyQueue(Generic[K]):
     def repair(self, now: float) -> None:
         """Restore consistency after an interrupted operation: every key is ready, in hand or delayed; none is lost."""
         self.in_hand.difference_update(self.ready)  # `take` was interrupted
-        for key in [key for key in self._re_added if key not in self.in_hand]:
+        for key in [key for key in self.re_added if key not in self.in_hand]:
             self.ready.setdefault(key, (key, now))  # `done` was interrupted
-            if self._re_added[key]:
-                self._priority[key] = self._re_added[key]
-            del self._re_added[key]
-        for key in [key for key in self.later if key in self.ready or key in self._re_added]:
+            if self.re_added[key]:
+                self._priority[key] = self.re_added[key]
+            del self.re_added[key]
+        for key in [key for key in self.later if key in self.ready or key in self.re_added]:
             del self.later[key]
         self._due_keys = DueKeys()
         for due in self.later.values():

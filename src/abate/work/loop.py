@@ -35,7 +35,7 @@ from abate.work.backoff_guard import BackoffGuard
 from abate.work.bounded_event_loop import MIN_CLOSE_TIMEOUT, cancel_tasks
 from abate.work.breaker_trials import BreakerTrials
 from abate.work.message_handler import Handler, MessageHandler
-from abate.work.prefetch import MAX_WAIT, Prefetch, limit_for
+from abate.work.prefetch import AHEAD_SECONDS, MAX_WAIT, Prefetch, limit_for
 from abate.work.run_state import Delivery, RunState
 from abate.work.source import Back, Bury, Done, Message, Source, Verdict
 from abate.work.source_client import MIN_POLL, LeaseExtender, Settler, SourceClient
@@ -78,7 +78,7 @@ class Loop:
         self.state = state = RunState(name, source)
         self.in_flight, self.tally, self.stopping = state.in_flight, state.tally, state.stopping
         self.client = SourceClient(state)
-        # separate from the source's threads: no handler may delay an extend
+        # apart from the source's threads: no handler may delay an extend
         self.worker_pool = pool = TaskSlots(workers) if asynchronous else DaemonThreadPool(workers)
         redrives, lease = getattr(source, "redrives", False), source.lease
         self.message_handler = MessageHandler(name, handle, verdict_rules, timeout, pool, self.tally, redrives, lease)
@@ -87,7 +87,8 @@ class Loop:
         self.settler = Settler(state, self.client, self._on_lease_lost, self._release, self._drop)
         self.extender = LeaseExtender(state, self.client, self.settler, self._on_lease_lost)
         self.suspects = Suspects(state, timeout, self.message_handler.must_run_alone, self._begin)
-        self._prefetch = Prefetch(workers, limit_for(source, prefetch), lease)
+        ahead_seconds = getattr(source, "ahead_seconds", AHEAD_SECONDS)
+        self._prefetch = Prefetch(workers, limit_for(source, prefetch), lease, ahead_seconds)
         self._nothing_ahead = False  # the last receive found nothing: the next one waits for a free worker
         self._last_progress = -inf  # when a handler ended, or messages were received
         self.ends_at = inf

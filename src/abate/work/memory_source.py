@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 MAX_PARKED = 10_000
 """Parked keys that are kept; beyond that, the oldest is forgotten."""
+AHEAD_SECONDS = 0.002
+"""Seconds for which the keys received ahead keep the workers busy: several hand-overs between event loop and threads.
+
+Not more: a key that was received ahead is in hand, so keys of higher priorities come after it.
+"""
 
 
 class Parked(Frozen):
@@ -31,6 +36,8 @@ class MemorySource:
 
     lease = None
     durable = False
+    receives_ahead = True
+    ahead_seconds = AHEAD_SECONDS
 
     def __init__(self, name: str, capacity: int | None, rng: RandomSource | None) -> None:
         self.name = name
@@ -89,9 +96,9 @@ class MemorySource:
             finally:
                 self.queue.done(key)
 
-    async def receive(self, max_messages: int, wait: float) -> Sequence[Message]:
-        """Return the next keys."""
-        keys = self.queue.take(max_messages)
+    async def receive(self, max_messages: int, wait: float, ahead: int = 0) -> Sequence[Message]:
+        """Return the next keys, and `ahead` more if there are as many. Wait for the first of them only."""
+        keys = self.queue.take(max_messages + ahead)
         if not keys and wait > 0:
             try:
                 keys = [await self.queue.get(timeout=wait), *self.queue.take(max_messages - 1)]
@@ -112,7 +119,8 @@ class MemorySource:
             priority = self._priorities.pop(key, 0)
             match verdict:
                 case Done(again):
-                    self.queue.forget(key)
+                    if message.receives > 1:
+                        self.queue.forget(key)
                     if again is not None:
                         self.queue.add_after(key, again)
                 case Back(after, touched):

@@ -10,7 +10,7 @@ from math import inf
 from typing import NamedTuple, cast
 
 from abate import event_sinks, events
-from abate.clock import Clock
+from abate.clock import Clock, ever_used
 from abate.logs import WARNING, Log
 from abate.schedule.deadlines import carry_deadline, deadline
 from abate.work.run_state import Delivery
@@ -159,8 +159,9 @@ class MessageHandler:
 
     async def _run_in_thread(self, threads: DaemonThreadPool, delivery: Delivery, clock: Clock) -> object:
         # a thread can't be cancelled: it keeps its deadline, even if its result is ignored
-        answer = await threads.run(carry_deadline(self._call), delivery, clock)
-        if not isawaitable(answer):
+        call = carry_deadline(self._call) if ever_used.deadline else self._call
+        answer = await threads.run(call, delivery, clock)
+        if answer is None or not isawaitable(answer):
             return answer
         delivery.ended = inf
         if self._timeout is None:

@@ -1,7 +1,8 @@
 """Decides how many messages a run receives ahead of its free workers, so that no worker waits for the source.
 
 A message that is received ahead waits in this process, while another process may be idle. So only as many are received
-as keep the workers busy for `AHEAD_SECONDS`, by the measured time of the handler: none for a slow handler.
+as keep the workers busy for `AHEAD_SECONDS` (or for the `ahead_seconds` of the source), by the measured time of the
+handler: none for a slow handler.
 """
 
 from __future__ import annotations
@@ -53,9 +54,11 @@ class Prefetch:
 
     __slots__ = ("_limit", "_mean", "_work")
 
-    def __init__(self, workers: int, limit: int | None, lease: float | None) -> None:
+    def __init__(
+        self, workers: int, limit: int | None, lease: float | None, ahead_seconds: float = AHEAD_SECONDS
+    ) -> None:
         self._limit = MAX_AHEAD if limit is None else limit
-        self._work = workers * (AHEAD_SECONDS if limit is None else LEASES_AHEAD * (inf if lease is None else lease))
+        self._work = workers * (ahead_seconds if limit is None else LEASES_AHEAD * (inf if lease is None else lease))
         self._mean: float | None = None
 
     def record(self, seconds: float) -> None:

@@ -256,10 +256,11 @@ class QueueWaiters(Generic[K]):
         if key is not None:
             got.append(key)
         else:
-            if not self._keys.in_hand:  # a key in hand may come back, even after a shutdown
-                self._check_open()
             if now < deadline:
                 self._getters.append(wakeup)
+            if self._idle():  # last, as `done` takes no lock; a key in hand may come back, even after a shutdown
+                self._check_open()
+            if now < deadline:
                 due = self._keys.next_due()
                 return deadline if due is None else min(deadline, due), []
         # Several keys may be due at once, so wake another getter for the next one. A getter that times out wakes
@@ -307,10 +308,8 @@ class QueueWaiters(Generic[K]):
         return self._section.call(self._is_drained, wakeup, otherwise=_refuse_wait)
 
     def _is_drained(self, wakeup: Wakeup) -> bool:
-        if self._idle():
-            return True
         self._add_watcher(wakeup)
-        return False
+        return self._idle()  # last, as `done` takes no lock
 
     def _add_watcher(self, wakeup: Wakeup) -> None:
         if wakeup not in self._watchers:
@@ -328,7 +327,8 @@ class QueueWaiters(Generic[K]):
             raise ShutDown("the queue is shut down")
 
     def _idle(self) -> bool:
-        return not self._ready and not self._keys.in_hand
+        keys = self._keys
+        return not (self._ready or keys.re_added or keys.in_hand)
 
 
 def _refuse_wait(*_: object) -> NoReturn:

@@ -131,7 +131,8 @@ class Source(Protocol):
     `patience` as well: the seconds that a receive waits, instead of one. If its receive is a plain function that waits
     for long, it should have a function `interrupt`, which a stop calls in another thread: it makes a receive that waits
     return, and may be called again. A source whose type has `receives_ahead` set takes a third argument `ahead`, as
-    queues of stores do (`abate.stores.queue_contract.Queue.receive`).
+    queues of stores do (`abate.stores.queue_contract.Queue.receive`); it may have `ahead_seconds` as well: the seconds
+    for which what is received ahead keeps the workers busy, instead of `abate.work.prefetch.AHEAD_SECONDS`.
     """
 
     name: str

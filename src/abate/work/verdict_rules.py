@@ -57,6 +57,10 @@ class Decision(NamedTuple):
     failed: BreakerOutcome
 
 
+DONE = Decision(Done(), "done", False)
+"""The decision about most messages, made once."""
+
+
 class BatchFailed(Exception):
     """What the handler of a batch of several messages has raised: it says nothing about a single one of them.
 
@@ -139,14 +143,14 @@ class VerdictRules:
 
     def returned(self, result: object) -> Decision:
         """Decide about a handler that returned."""
-        mistake = _mistake(result)
+        mistake = None if result is None else _mistake(result)
         if mistake is not None:
             return _bury("fatal", TypeError(mistake))
         if self._budget is not None:
             self._budget.deposit()
         if isinstance(result, Again):
             return Decision(Done(again=result.after), "again", False)
-        return Decision(Done(), "done", False)
+        return DONE
 
     def first_ignored_value(self, result: object) -> bool:
         """Return whether this is the first return value that is ignored, which is logged once."""

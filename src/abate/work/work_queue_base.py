@@ -24,7 +24,7 @@ K = TypeVar("K", bound=Hashable)
 class BaseWorkQueue(QueueWaiters[K]):
     """The methods that don't wait. Any thread may call them."""
 
-    __slots__ = ("_calls", "_lock_free_repeats", "_rng", "_waiting_keys")
+    __slots__ = ("_calls", "_in_hand", "_lock_free_repeats", "_re_added", "_rng", "_waiting_keys")
 
     @suggests_settings
     def __init__(
@@ -41,6 +41,7 @@ class BaseWorkQueue(QueueWaiters[K]):
         super().__init__(KeyQueue(capacity, per_key, rate, burst), clocks.as_clock(clock))
         self._rng: RandomSource = random if rng is None else rng
         self._calls = count(1)  # awaited calls of `AsyncWorkQueue`
+        self._in_hand, self._re_added = self._keys.in_hand, self._keys.re_added
         self._waiting_keys = self._ready  # another add of these changes nothing; empty after a shutdown
         self._lock_free_repeats = count()  # counts these adds without the lock
 
@@ -197,7 +198,6 @@ class BaseWorkQueue(QueueWaiters[K]):
         """Return how often a key has failed since `forget`."""
         return self._keys.requeues(key)
 
-    @takes_lock
     def done(self, key: K) -> None:
         """Mark a key from `get` or `take` as finished. If it was added meanwhile, it is ready again.
 
@@ -207,43 +207,34 @@ class BaseWorkQueue(QueueWaiters[K]):
         Traceback (most recent call last):
         ValueError: 'a' is not in hand: done is called once for each key that get returned
         """
-        woken: list[Wakeup] | None = None
-        section = self._section
-        # `woken = section.call(done, otherwise=defer)`, written out for speed, as in `add`
-        for entered in section.entering_with_timeout() if section.busy else section.entering:
-            if not entered and may_wait():
-                continue
-            try:
-                if not entered or section.busy:
-                    section.deferred.append((self._done_deferred, (key,)))
-                else:
-                    try:
-                        section.busy = True
-                        now = self._now() if ever_used.virtual or self._clock is not None else monotonic()
-                        self._keys.done(key, now)
-                        if self._getters or self._watchers:
-                            woken = self._to_wake(room=True)
-                    except BaseException as error:
-                        if not is_own_refusal(error):
-                            self._keys.repair(self._now())
-                        raise
-                    finally:
-                        section.busy = False
-            finally:
-                if entered:
-                    for _ in section.leaving:
-                        break
-            break
-        if section.deferred:
-            section.run_deferred()
-        if woken:
-            self._notify(woken)
+        try:
+            # Without the lock: first take the key out of `in_hand`, then look who concerns that. An operation under the
+            # lock first says that it does, and then looks into `in_hand`, so at least one of the two sees the other.
+            self._in_hand.remove(key)
+            back = self._re_added and key in self._re_added
+            if not (back or self._watchers or (self._getters and (self._ready or self._closed))):
+                return
+            woken = self._section.call(self._after_done, key, otherwise=self._after_done_reentrant)
+        except BaseException as error:
+            self._section.run_or_defer(self._bring_back, key)  # in case a signal handler has raised
+            if not isinstance(error, KeyError):
+                raise
+            # in the middle of another operation this error would surface in unrelated code
+            self._section.call(self._keys.refuse_done, key, otherwise=_nothing)
+            return
+        self._notify(woken)
 
     @repairs_on_error
-    def _done_deferred(self, key: K) -> None:
-        if key in self._keys.in_hand:  # an error would surface in unrelated code
-            self._keys.done(key, self._now())
-            self._notify(self._to_wake(room=True))
+    def _after_done(self, key: K) -> list[Wakeup]:
+        self._keys.bring_back(key, self._now())
+        return self._to_wake(room=True)
+
+    def _after_done_reentrant(self, key: K) -> list[Wakeup]:
+        self._section.run_or_defer(self._bring_back, key)
+        return []
+
+    def _bring_back(self, key: K) -> None:
+        self._notify(self._after_done(key))
 
     def take(self, max_keys: int) -> list[K]:
         """Return up to `max_keys` keys that are ready now, without waiting. Call `done` for each of them.
@@ -361,7 +352,7 @@ class BaseWorkQueue(QueueWaiters[K]):
 
 
 def _nothing(*_: object) -> None:
-    """Take no key while this thread is inside another operation of the queue."""
+    """Do nothing while this thread is inside another operation of the queue."""
 
 
 def _check(key: object, priority: object) -> None:

@@ -39,13 +39,18 @@ class TimerWheel:
         self.now = -1
         self._horizon = horizon
         self._near: list[list[Small]] = [[] for _ in range(1 << NEAR)]
-        self._mid: defaultdict[int, list[tuple[Small, Small]]] = defaultdict(list)
-        self._far: defaultdict[int, list[tuple[Small, Small]]] = defaultdict(list)
+        self._mid: defaultdict[int, list[Small]] = defaultdict(list)
+        """By slot, pieces with two rows: the calls, and the bucket in which each is due."""
+        self._far: defaultdict[int, list[Small]] = defaultdict(list)
+        """The same."""
 
     def add(self, calls: Whole, instants: Floats) -> None:
         """Add calls to the buckets of their instants, or to the next one if these are over."""
         due = np.minimum(instants, self._horizon + 1.0) * PER_SECOND
-        self._put(calls.astype(np.int32), np.maximum(due.astype(np.int32), self.now + 1), self.now + 1)
+        timers = np.empty((2, len(calls)), np.int32)
+        timers[0] = calls
+        np.maximum(due.astype(np.int32), self.now + 1, out=timers[1])
+        self._put(timers, self.now + 1)
 
     def take(self, bucket: int) -> Whole:
         """Return the calls of the next bucket."""
@@ -53,20 +58,19 @@ class TimerWheel:
             if not bucket & ((1 << power) - 1):
                 pieces = ring.pop(bucket >> power, None)
                 if pieces is not None:
-                    calls, due = (np.concatenate(column) for column in zip(*pieces, strict=True))
-                    self._put(calls, due, bucket)
+                    self._put(np.concatenate(pieces, axis=1), bucket)
         self.now = bucket
         place = bucket & ((1 << NEAR) - 1)
         found, self._near[place] = self._near[place], []
         return np.concatenate(found).astype(np.intp) if found else np.empty(0, np.intp)
 
-    def _put(self, calls: Small, due: Small, first: int) -> None:
-        """Distribute calls over the rings; `first` is the next bucket to be taken."""
-        if not len(calls):
+    def _put(self, timers: Small, first: int) -> None:
+        """Distribute timers over the rings; `first` is the next bucket to be taken."""
+        if not timers.size:
             return
         # 16-bit numbers are radix-sorted; later timers are sorted when they move down
-        order = np.minimum(due - first, SORTED).astype(np.uint16).argsort(kind="stable")
-        calls, due = calls[order], due[order]
+        order = np.minimum(timers[1] - first, SORTED).astype(np.uint16).argsort(kind="stable")
+        calls, due = timers = timers.take(order, axis=1)
         ends = [((first >> power) + 1) << power for power in (NEAR, FAR)]
         near, mid = np.searchsorted(due, ends).tolist()
         bucket_mask = (1 << NEAR) - 1
@@ -75,9 +79,8 @@ class TimerWheel:
         for ring, power, low, high in ((self._mid, NEAR, near, mid), (self._far, FAR, mid, len(due))):
             pieces = due[low:high] >> power
             for start, end in _runs(pieces):
-                # copies: a slice would keep the whole batch alive
-                piece = slice(low + start, low + end)
-                ring[int(pieces[start])].append((calls[piece].copy(), due[piece].copy()))
+                # a copy: a slice would keep the whole batch alive
+                ring[int(pieces[start])].append(timers[:, low + start : low + end].copy())
 
 
 def _runs(values: Small) -> list[tuple[int, int]]:
