@@ -79,12 +79,12 @@ def test_a_cancelled_run_keeps_no_message(store):
     for number in range(6):
         queue = store.queue(f"orders {number}")
 
-        @abate.consumer(source=queue)
+        @abate.consumer()
         def handle(message):
             raise AssertionError("it is not to be handled")
 
-        async def main():
-            running = asyncio.ensure_future(handle.arun())
+        async def main(queue=queue, number=number):
+            running = asyncio.ensure_future(handle.arun(queue))
             for _ in range(number):
                 await asyncio.sleep(0.001)
             running.cancel()
