@@ -1,14 +1,16 @@
 """A receive that waits can be broken off, on every store, so that a consumer waits long and stops at once."""
 
 import asyncio
+import queue as queues
 import threading
+import time
 
 import pytest
 
 import abate
 from abate.stores import open_store
-from abate.work.source import Message
-from tests.stores.processes import FOR_EVER, Thread, count_waiters, keys, until, waiting
+from abate.work.source import Back, Message
+from tests.stores.processes import FOR_EVER, GUARD, Thread, count_waiters, keys, until, waiting
 
 
 @pytest.fixture
@@ -69,7 +71,74 @@ def test_a_consumer_that_waits_for_a_message_stops_at_once(store, ending):
     asyncio.run(main())
     until(lambda: not count_waiters(store, queue))
     queue.add("a")
-    assert keys(queue.receive()) == ["a"]
+    assert keys(queue.receive(wait=GUARD / 2)) == ["a"]  # less than a lease
+
+
+def test_a_cancelled_run_keeps_no_message(store):
+    """Whenever it is cancelled: what its thread has received meanwhile goes back, as if never received."""
+    for number in range(6):
+        queue = store.queue(f"orders {number}")
+
+        @abate.consumer()
+        def handle(message):
+            raise AssertionError("it is not to be handled")
+
+        async def main(queue=queue, number=number):
+            running = asyncio.ensure_future(handle.arun(queue))
+            for _ in range(number):
+                await asyncio.sleep(0.001)
+            running.cancel()
+            await asyncio.to_thread(queue.add, "a")
+            await asyncio.wait({running})
+
+        asyncio.run(main())
+        assert [(message.key, message.receives) for message in queue.receive(wait=GUARD / 2)] == [("a", 1)]
+
+
+class Slow:
+    """A source whose receive takes a while, and can't be interrupted."""
+
+    name, lease, durable = "slow", None, True
+
+    def __init__(self):
+        self.begun, self.go_on, self.settled = threading.Event(), threading.Event(), queues.SimpleQueue()
+
+    def receive(self, max_messages, wait):
+        self.begun.set()
+        self.go_on.wait(FOR_EVER)
+        return [Message("late")]
+
+    def extend(self, messages):
+        return ()
+
+    def settle(self, settlements):
+        self.settled.put(settlements)
+        return ()
+
+
+@pytest.mark.parametrize("arrives", ["with the cancellation", "after the run"])
+def test_what_a_cancelled_receive_brings_goes_back(arrives):
+    """Also if it arrives in the event loop together with the cancellation, and if the run has ended long ago."""
+    source = Slow()
+
+    @abate.consumer(source=source, breaker=False)
+    def handle(message): ...
+
+    async def main():
+        running = asyncio.ensure_future(handle.arun())
+        while not source.begun.is_set():
+            await asyncio.sleep(0.001)
+        if arrives == "with the cancellation":
+            source.go_on.set()
+            time.sleep(0.05)  # blocks the event loop while the thread ends
+        running.cancel()
+        await asyncio.wait({running})
+
+    asyncio.run(main())
+    source.go_on.set()
+    ((message, verdict),) = source.settled.get(timeout=GUARD)
+    assert (message.key, verdict) == ("late", Back(0.0, touched=False))
+    assert source.settled.empty()
 
 
 class Deaf:

@@ -1,7 +1,7 @@
 """Hands messages to a handler that takes several at once, and gives each message its own result.
 
-* A batch is what has been received at the same time: nothing waits for a batch to fill. While all workers are busy, the
-  messages that come meanwhile make the next batch.
+* A batch is what has been received at the same time: nothing waits for a batch to fill. While all workers are busy,
+  nothing is received, as another process may be idle: what comes meanwhile waits in the source for the next batch.
 * A message that comes back makes a batch of its own. So whatever a batch of several raises, its messages come back, and
   the next time the error of each is its own: one that always fails goes to the dead letters without its neighbours.
 * The loop sees a coroutine for each message, which waits for the message's result; so leases, verdicts, groups and
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from inspect import isawaitable
 from typing import Any, cast
@@ -23,9 +23,11 @@ from abate.logs import Log
 from abate.redact import short_repr
 from abate.schedule.deadlines import carry_deadline, deadline
 from abate.work.handler_results import Again
+from abate.work.run_state import Delivery
 from abate.work.source import Message
 from abate.work.stuck_handlers import STUCK_TOLERANCE
-from abate.work.thread_pool import DaemonThreadPool
+from abate.work.task_slots import TaskSlots
+from abate.work.thread_pool import DaemonThreadPool, NotStarted
 from abate.work.verdict_rules import BatchFailed
 
 log = Log("abate.work")
@@ -43,8 +45,26 @@ class Member:
         self.result = asyncio.get_running_loop().create_future()
 
 
-class Batches:
-    """The batches of one run: up to `workers` run at once, each of up to `size` messages."""
+class Batches(TaskSlots):
+    """The batches of one run: up to `workers` run at once, each of up to `size` messages.
+
+    `holds_lease` returns whether the lease of a message has not run out while the message waited.
+    """
+
+    __slots__ = (
+        "_asynchronous",
+        "_function",
+        "_holds_lease",
+        "_name",
+        "_running",
+        "_size",
+        "_starting",
+        "_threads",
+        "_timeout",
+        "_unbatched",
+        "_workers",
+        "stuck",
+    )
 
     def __init__(
         self,
@@ -55,15 +75,18 @@ class Batches:
         size: int,
         workers: int,
         timeout: float | None,
+        holds_lease: Callable[[Message], bool],
     ) -> None:
+        super().__init__(workers * size)
         self._name = name
         self._function = function
         self._asynchronous = asynchronous
         self._size = size
         self._workers = workers
         self._timeout = timeout
+        self._holds_lease = holds_lease
         self._threads = DaemonThreadPool(workers)
-        self._waiting: deque[Member] = deque()
+        self._unbatched: deque[Member] = deque()
         self._running: dict[asyncio.Task[None], list[Member]] = {}
         self._starting = False
         self.stuck = 0
@@ -74,10 +97,34 @@ class Batches:
         """Return whether no worker is left."""
         return self.stuck >= self._workers
 
+    def count_unbatched(self, in_flight: Iterable[Delivery]) -> int:
+        """Return how many messages in flight wait for a worker, or for the event loop to begin their handler."""
+        return self.waiting + sum(delivery.is_running and not delivery.started for delivery in in_flight)
+
+    def room(self, in_flight: Iterable[Delivery]) -> int:
+        """Return how many messages to receive for the workers that are free when all in flight are in batches."""
+        batches = -(-self.count_unbatched(in_flight) // self._size)
+        return max(0, self._workers - len(self._running) - self.stuck - batches) * self._size
+
+    @property
+    def waiting(self) -> int:
+        """Return how many messages wait for a worker."""
+        return super().waiting + len(self._unbatched)
+
+    def take_back(self) -> None:
+        """Let no waiting message begin: their calls raise `NotStarted`."""
+        super().take_back()
+        self._return_members(list(self._unbatched))
+
+    def _return_members(self, members: list[Member]) -> None:
+        for member in members:
+            self._unbatched.remove(member)
+            member.result.set_result((None, NotStarted()))
+
     async def handle(self, message: Message) -> object:
-        """Wait for the result of a message, and return or raise it."""
+        """Wait for the result of a message, and return or raise it. Raise `NotStarted` if it was taken back."""
         member = Member(message)
-        self._waiting.append(member)
+        self._unbatched.append(member)
         if not self._starting:  # after the other messages of this receive
             self._starting = True
             asyncio.get_running_loop().call_soon(self._start)
@@ -86,8 +133,8 @@ class Batches:
                 value, error = await asyncio.shield(member.result)
                 break
             except asyncio.CancelledError:
-                if member in self._waiting:
-                    self._waiting.remove(member)
+                if member in self._unbatched:
+                    self._unbatched.remove(member)
                     raise
                 if self._asynchronous:
                     self._leave(member)
@@ -107,7 +154,8 @@ class Batches:
     def _start(self) -> None:
         """Start batches while workers are free."""
         self._starting = False
-        while self._waiting and len(self._running) + self.stuck < self._workers:
+        self._return_members([member for member in self._unbatched if not self._holds_lease(member.message)])
+        while self._unbatched and len(self._running) + self.stuck < self._workers:
             members = self._next_batch()
             task = asyncio.get_running_loop().create_task(self._run(members))
             self._running[task] = members
@@ -118,11 +166,11 @@ class Batches:
         self._start()
 
     def _next_batch(self) -> list[Member]:
-        if self._waiting[0].message.receives > 1:
-            return [self._waiting.popleft()]
-        members = [member for member in self._waiting if member.message.receives == 1][: self._size]
+        if self._unbatched[0].message.receives > 1:
+            return [self._unbatched.popleft()]
+        members = [member for member in self._unbatched if member.message.receives == 1][: self._size]
         for member in members:
-            self._waiting.remove(member)
+            self._unbatched.remove(member)
         return members
 
     async def _run(self, members: list[Member]) -> None:

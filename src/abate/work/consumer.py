@@ -137,6 +137,11 @@ class Consumer(Service[P, T]):
     def _make_loop(self, source: Source, workers: int) -> Loop:
         if self.batch is None:
             return super()._make_loop(source, workers)
+
+        def holds_lease(message: Message) -> bool:
+            delivery = loop.in_flight.get(message)
+            return delivery is not None and loop.message_handler.holds_lease(delivery, loop.state.clock)
+
         batches = self._batches = Batches(
             self.name,
             self._call_function,
@@ -144,18 +149,20 @@ class Consumer(Service[P, T]):
             size=self.batch,
             workers=workers,
             timeout=self.timeout,
+            holds_lease=holds_lease,
         )
-        rules = self.verdict_rules
-        return Loop(
+        loop = Loop(
             self.name,
             source,
             batches.handle,
-            rules,
+            self.verdict_rules,
             workers=workers * self.batch,
             asynchronous=True,
             breaker=self.breaker,
             prefetch=self.prefetch or 0,
+            batches=batches,
         )
+        return loop
 
     def _run_ended(self) -> None:
         if self._batches is not None:

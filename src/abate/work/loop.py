@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from math import inf
 
 from abate import clock as clocks
@@ -32,6 +33,7 @@ from abate.clock import MachineClock
 from abate.errors import AttemptTimeout
 from abate.logs import Log
 from abate.work.backoff_guard import BackoffGuard
+from abate.work.batches import Batches
 from abate.work.bounded_event_loop import MIN_CLOSE_TIMEOUT, cancel_tasks
 from abate.work.breaker_trials import BreakerTrials
 from abate.work.message_handler import Handler, MessageHandler
@@ -69,6 +71,7 @@ class Loop:
         backoff_guard: BackoffGuard | None = None,
         timeout: float | None = None,
         prefetch: int | None = None,
+        batches: Batches | None = None,
     ) -> None:
         self.name = name
         self.source = source
@@ -78,8 +81,9 @@ class Loop:
         self.state = state = RunState(name, source)
         self.in_flight, self.tally, self.stopping = state.in_flight, state.tally, state.stopping
         self.client = SourceClient(state)
-        # apart from the source's threads: no handler may delay an extend
-        self.worker_pool = pool = TaskSlots(workers) if asynchronous else DaemonThreadPool(workers)
+        # separate from the source's threads: no handler may delay an extend
+        pool = batches or (TaskSlots(workers) if asynchronous else DaemonThreadPool(workers))
+        self.worker_pool, self._batches = pool, batches
         redrives, lease = getattr(source, "redrives", False), source.lease
         self.message_handler = MessageHandler(name, handle, verdict_rules, timeout, pool, self.tally, redrives, lease)
         self.trials = BreakerTrials(state, breaker)
@@ -149,7 +153,7 @@ class Loop:
 
     def oldest(self) -> float | None:
         """Return for how many seconds the longest-running handler has run; None if none runs."""
-        began = min((delivery.began for delivery in self.in_flight if delivery.is_running), default=None)
+        began = min((each.began for each in self.in_flight if each.is_running and each.started), default=None)
         return None if began is None else max(0.0, self.state.clock.now() - began)
 
     def breaker_open(self) -> float | None:
@@ -170,12 +174,14 @@ class Loop:
             self._return_waiting_long()
             free, ahead = self._room()
             if free < 1 and ahead < 1:
-                await state.wait_for_change(MAX_WAIT if len(self.in_flight) > self.workers else self.trials.pause())
+                waits = self._batches is not None or len(self.in_flight) > self.workers
+                await state.wait_for_change(MAX_WAIT if waits else self.trials.pause())
                 continue
-            ending = state.ending
-            asked = state.clock.now()
+            ending, asked = state.ending, state.clock.now()
             try:
-                messages = await self._receive(free, ahead, 0.0 if ending or free < 1 else patience)
+                if free >= 1 and isinstance(self.worker_pool, DaemonThreadPool):
+                    free = self.worker_pool.ensure_idle(free)
+                messages = await self.client.receive(free, 0.0 if ending or free < 1 else patience, ahead)
             except Exception as error:
                 failing_since = state.clock.now() if failing_since is None else failing_since
                 await self.client.back_off("receive from", error, failing_since)
@@ -184,49 +190,47 @@ class Loop:
             self._accept(messages)
             if messages:
                 suspects.received(messages)
-            elif free < 1:
-                continue
-            elif ending:
+            elif free >= 1 and ending:
                 if not self._busy():
                     return
                 await state.wait_for_change(None)  # a message in flight may come back
-            elif state.clock.now() < asked + MIN_POLL:
+            elif free >= 1 and state.clock.now() < asked + MIN_POLL:
                 await state.wait_for_change(MIN_POLL)  # the source did not wait
         if suspects.current is not None and suspects.is_waiting(suspects.current):
             self._return_untouched(suspects.current, 0.0)
 
     def _free_workers(self) -> int:
         """Return how many workers are free; at most one after a suspect."""
-        busy = len(self.in_flight) - self.stuck_handlers.replacements
-        return min(self.workers - busy, 1 if self.suspects.one_at_a_time else self.workers)
+        free = self.workers - len(self.in_flight) + self.stuck_handlers.replacements
+        if self._batches is not None:
+            free = min(free, self._batches.room(self.in_flight))
+        return min(free, 1) if self.suspects.one_at_a_time else free
 
     def _room(self) -> tuple[int, int]:
-        """Return how many messages to receive now for free workers, and how many ahead of them."""
+        """Return how many messages to receive now for free workers, and how many ahead; none on a virtual clock."""
         free = int(min(self._free_workers(), allowed := self.trials.allowed()))
-        virtual = not isinstance(self.state.clock, MachineClock)  # plain functions run at once: none waits for a thread
-        if virtual or allowed != inf or self.suspects.one_at_a_time:
+        if not isinstance(self.state.clock, MachineClock) or allowed != inf or self.suspects.one_at_a_time:
             return free, 0
         size = self._prefetch.size()
-        room = self.workers + size - (len(self.in_flight) - self.stuck_handlers.replacements)
+        most = self.workers + size
+        room = most - len(self.in_flight) + self.stuck_handlers.replacements
+        if self._batches is not None and free < 1:  # only free workers have room for a batch
+            most, room = size, min(room, size - self._batches.count_unbatched(self.in_flight))
         if free >= 1:
             return free, max(0, min(size, room - free))
         # not one by one as they are settled: each receive is a round trip
-        return 0, 0 if self._nothing_ahead or 2 * room < self.workers + size else min(size, room)
+        return 0, 0 if self._nothing_ahead or 2 * room < most else min(size, room)
 
     def _return_waiting_long(self) -> None:
         """Return the messages that wait for a worker if no handler has ended for long: another process may be idle."""
         if self.worker_pool.waiting and self.state.clock.now() >= self._last_progress + MAX_WAIT:
             self._prefetch.record(MAX_WAIT)
+            self._nothing_ahead = True  # or they would be received again at once
             self.worker_pool.take_back()
 
     def _busy(self) -> bool:
         """Return whether anything is in flight, apart from stuck handlers."""
         return any(not delivery.stuck for delivery in self.in_flight)
-
-    async def _receive(self, free: int, ahead: int, wait: float) -> Sequence[Message]:
-        if free >= 1 and isinstance(self.worker_pool, DaemonThreadPool):
-            free = self.worker_pool.ensure_idle(free)
-        return await self.client.receive(free, wait, ahead)
 
     async def _finish(self, receiving: asyncio.Task[None], grace: float) -> None:
         """Wait for the messages in flight, and cancel handlers that have not ended within the grace."""
@@ -241,12 +245,10 @@ class Loop:
             receiving.cancel()
             self.worker_pool.take_back()
             self._cancel_unfinished()
-            try:
+            with suppress(AttemptTimeout):
                 cut = clock.within(FINAL_SETTLE_TIMEOUT)
                 async with cut:
                     await self._wait_until_idle()
-            except AttemptTimeout:
-                pass
         left = [str(delivery.message.key) for delivery in self.in_flight]
         if left:
             for delivery in self.in_flight:
@@ -358,8 +360,6 @@ class Loop:
         delivery.verdict = verdict
         self.settler.add(delivery.message, verdict)
         match verdict:
-            case Done(None):
-                pass
             case Done(float() | int() as again):
                 self._return_group_behind(delivery, again)
             case Back(after):

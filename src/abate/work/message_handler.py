@@ -143,9 +143,12 @@ class MessageHandler:
         finally:
             self._workers.leave()
 
+    def holds_lease(self, delivery: Delivery, clock: Clock) -> bool:
+        """Return whether the lease has not run out while the message waited for a worker, as in a frozen process."""
+        return not delivery.lease_lost and clock.now() < delivery.leased + self._lease
+
     def _check_lease(self, delivery: Delivery, clock: Clock) -> None:
-        """Raise `NotStarted` if the lease has run out while the message waited for a worker, as in a frozen process."""
-        if delivery.lease_lost or clock.now() >= delivery.leased + self._lease:
+        if not self.holds_lease(delivery, clock):
             raise NotStarted
 
     async def _run_in_task(self, message: Message, clock: Clock) -> object:

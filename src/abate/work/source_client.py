@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from inspect import isawaitable, iscoroutinefunction
 from math import inf
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, cast
 
 from abate import clock as clocks
@@ -21,7 +22,7 @@ from abate.logs import Log
 from abate.redact import described
 from abate.work.message_handler import report_dead_letter
 from abate.work.run_state import Delivery, RunState
-from abate.work.source import Message, Settlement, Verdict
+from abate.work.source import Back, Message, Settlement, Source, Verdict
 from abate.work.thread_pool import DaemonThreadPool
 
 log = Log("abate.work")
@@ -60,7 +61,8 @@ class SourceClient:
     async def receive(self, max_messages: int, wait: float, ahead: int = 0) -> Sequence[Message]:
         """Receive messages, and `ahead` more if the source can do that.
 
-        A stop cancels a coroutine; messages that a thread still receives are returned later.
+        A stop cancels a coroutine; messages that a thread still receives are returned later. If this call is cancelled,
+        the thread itself returns them.
         """
         receive, stopping = self._source.receive, self._state.stopping
         if clocks.entered_clock() is not None and not iscoroutinefunction(receive):
@@ -70,24 +72,30 @@ class SourceClient:
                 await self._state.wait_for_change(MIN_POLL)
             return messages
         more = (ahead,) if ahead else ()
-        receiving = asyncio.ensure_future(self.call(receive, max_messages, wait, *more))
+        call = None if iscoroutinefunction(receive) else ThreadReceive(self._state.name, self._source)
+        receiving = asyncio.ensure_future(self.call(call or receive, max_messages, wait, *more))
         stopped = asyncio.ensure_future(stopping.wait())
         try:
             await asyncio.wait(
                 {receiving} if stopping.is_set() else {receiving, stopped}, return_when="FIRST_COMPLETED"
             )
-            if not receiving.done() and iscoroutinefunction(receive):
+            if not receiving.done() and call is None:
                 receiving.cancel()
                 await asyncio.wait({receiving})
                 if receiving.cancelled():
                     return ()
             await self._interrupt(receiving)
-            return cast("Sequence[Message]", await receiving)
+            messages = await receiving
+            if call is not None:
+                call.taken()
+            return cast("Sequence[Message]", messages)
+        except (asyncio.CancelledError, GeneratorExit):
+            if call is not None:
+                call.give_up()
+            receiving.cancel()
+            raise
         finally:
             stopped.cancel()
-            if not receiving.done():
-                receiving.cancel()
-                self._interrupt_soon()
 
     async def _interrupt(self, receiving: asyncio.Future[object]) -> None:
         """Break off the wait of a receive in a thread, if the source can; again if the thread was about to wait."""
@@ -97,19 +105,6 @@ class SourceClient:
                 await self.call(interrupt)
             await asyncio.wait({receiving}, timeout=pause)
             pause *= 2
-
-    def _interrupt_soon(self) -> None:
-        """Break off the wait of a receive that was given up, so that it takes no messages."""
-        interrupt = getattr(self._source, "interrupt", None)
-        if interrupt is None:
-            return
-
-        def try_interrupt() -> None:
-            with suppress(Exception):  # the wait ends by itself
-                interrupt()
-
-        with suppress(RuntimeError):  # no thread can be started
-            Thread(target=try_interrupt, daemon=True).start()
 
     def delay(self, failing_since: float) -> float:
         """Return the seconds until a source that fails is called again."""
@@ -136,6 +131,63 @@ class SourceClient:
     def shutdown(self) -> None:
         """Let the threads end."""
         self._threads.shutdown()
+
+
+class ThreadReceive:
+    """One receive in a thread. If the run gives it up, it is interrupted, and what it has received goes back."""
+
+    def __init__(self, name: str, source: Source) -> None:
+        self._name = name
+        self._source = source
+        self._received: deque[Sequence[Message]] = deque()  # until the run has it; a thread that returns it pops it
+        self._begun = self._given_up = False
+        self._ended = Event()
+
+    def __call__(self, *args: Any) -> Sequence[Message] | Awaitable[Sequence[Message]]:
+        self._begun = True
+        try:
+            if self._given_up:
+                return ()
+            messages = self._source.receive(*args)
+            if not isawaitable(messages):
+                self._received.append(messages)
+                if self._given_up:
+                    self._return_messages()
+            return messages
+        finally:
+            self._ended.set()
+
+    def taken(self) -> None:
+        """Note that the run has the messages."""
+        self._received.clear()
+
+    def give_up(self) -> None:
+        """Interrupt the receive, and return its messages, in other threads."""
+        self._given_up = True
+        with suppress(RuntimeError):  # no thread can be started: the receive itself returns what it still gets
+            Thread(target=self._break_off, daemon=True).start()
+
+    def _break_off(self) -> None:
+        pause, interrupt = MIN_INTERRUPT_PAUSE, getattr(self._source, "interrupt", None)
+        while interrupt is not None and self._begun and not self._ended.is_set():
+            with suppress(Exception):  # the wait ends by itself
+                interrupt()
+            self._ended.wait(pause)
+            pause *= 2
+        self._return_messages()
+
+    def _return_messages(self) -> None:
+        try:
+            messages = self._received.popleft()
+        except IndexError:
+            return
+        if not messages or iscoroutinefunction(self._source.settle):
+            return  # nothing to return, or no event loop to return it in: its lease runs out
+        try:
+            self._source.settle([(message, Back(0.0, touched=False)) for message in messages])
+        except Exception as error:
+            keys = [str(message.key) for message in messages[:10]]
+            log.warning("%s: %s could not be returned, and are left to their leases: %r", self._name, keys, error)
 
 
 class LeaseExtender:

@@ -125,3 +125,17 @@ def test_writes_of_this_process_to_other_queues_do_not_keep_the_watch_busy(store
     assert len(looks) <= 2
     store.queue("orders").add("a")
     assert keys(thread.answer()) == ["a"]
+
+
+@linux
+def test_a_python_without_ctypes_polls(tmp_path):
+    """A store opens and receives messages there too."""
+    code = """if True:
+        import sys
+        sys.modules["ctypes"] = sys.modules["_ctypes"] = None
+        import abate.stores
+        queue = abate.stores.open_store(sys.argv[1]).queue("orders")
+        queue.add("a", after=0.01)
+        print(queue.receive(wait=10.0)[0].key)
+    """
+    assert output(python(code, f"sqlite:///{tmp_path}/other.db")) == ["a"]

@@ -1,11 +1,10 @@
 """Wait until a file is written to, without polling it: by inotify, on Linux.
 
-Elsewhere, and if the system's limit of inotify instances is reached, `FileWatch` raises OSError.
+Elsewhere, without ctypes, and if the system's limit of inotify instances is reached, `FileWatch` raises OSError.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import sys
@@ -27,6 +26,10 @@ class FileWatch:
     def __init__(self, path: str) -> None:
         if not sys.platform.startswith("linux"):
             raise OSError("only Linux has inotify")
+        try:
+            import ctypes
+        except ImportError as error:  # Python was built without libffi
+            raise OSError(f"inotify needs ctypes: {error}") from error
         self._path = path.encode(errors="surrogateescape")
         self._libc: Any = ctypes.CDLL(None, use_errno=True)
         self._file = -1
@@ -40,6 +43,8 @@ class FileWatch:
 
     def _checked(self, answer: int) -> int:
         if answer < 0:
+            import ctypes
+
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         return answer
 
