@@ -1,6 +1,8 @@
 """Imports after a migration."""
 
-from tests.migrate.rewriting import migrated, rewritten
+import pytest
+
+from tests.migrate.rewriting import migrated, rewritten, run
 
 SITE = "\n\n@retry(stop=stop_after_attempt(3), reraise=True)\ndef f(): ...\n"
 
@@ -44,3 +46,35 @@ def test_what_is_imported_already_is_not_imported_again():
         imports("import abate\nfrom tenacity import retry, stop_after_attempt\nimport zlib")
         == "import abate\nimport zlib"
     )
+
+
+DECORATED = "@tenacity.retry(stop=tenacity.stop_after_attempt(3), reraise=True)\ndef target(): return step()\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "if True: import tenacity\n" + DECORATED,
+        "try:\n    import tenacity\nexcept ImportError:\n    raise SystemExit\n" + DECORATED,
+        "def setup():\n    global tenacity\n    import tenacity\nsetup()\n" + DECORATED,
+        "import os\nif os.environ.get('NOPE'):\n    import tenacity\nelse:\n    import tenacity\n" + DECORATED,
+        "import typing\nif typing.TYPE_CHECKING:\n    from tenacity import RetryCallState\ndef make():\n"
+        "    from tenacity import retry\n    return retry(reraise=True)(step)\ntarget = make()\n",
+        "def first():\n    import tenacity\n    return tenacity.retry(reraise=True)\ndef second():\n    import tenacity\n"
+        "    return tenacity.retry(reraise=True)(step)\ntarget = second()\n",
+        "class A:\n    import tenacity\n    retry = tenacity.retry(reraise=True)\ntarget = A.retry(step)\n",
+    ],
+    ids=["one line", "try", "global", "branches", "for types", "two functions", "a class"],
+)
+def test_where_an_import_is_made_in_some_cases_only(code):
+    """The new one is at the top of the file, after its docstring and what comes from the future."""
+    head = '"""A file."""\nfrom __future__ import annotations\n'
+    new = rewritten(head + code)
+    assert new.startswith(head + "import abate\n")
+    assert run(new, [ValueError("once"), "fine"]).end == ("returned", "fine")
+
+
+@pytest.mark.parametrize("line", ['__all__ = ["f"] + ["retry"]', '__all__ = ["f"]\n__all__.append("retry")'])
+def test_names_that_are_exported_in_other_ways_stay(line):
+    """All strings beside ``__all__`` count."""
+    assert "import retry\n" in imports(f"from tenacity import retry, stop_after_attempt\n{line}") + "\n"

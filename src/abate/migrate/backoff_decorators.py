@@ -87,6 +87,8 @@ class _Reader:
             self.plan.never_ends(PEER)
         elif attempts is None:
             self.plan.settings["max_attempts"] = "None"
+        elif attempts.value is not None and attempts.value < 1:
+            raise NotMapped(f"max_tries={attempts.code} never ends: choose a limit")
         else:
             set_attempts(self.plan, attempts)
         if seconds is not None:
@@ -116,6 +118,7 @@ class _Reader:
             self.plan.settings["before_retry"] = self.source.module.code_for_node(edited(node, edits))
         else:
             self.site.edits += edits
+            self.site.callbacks |= callbacks.uses(self.source, node)
             self.plan.settings["before_retry"] = self.source.code(node)
 
     def _limit(self, values: dict[str, cst.BaseExpression], name: str) -> Number | None:

@@ -10,7 +10,7 @@ from libcst.metadata import Assignment
 
 from abate.migrate.edits import Edit
 from abate.migrate.plan import NotMapped, Plan
-from abate.migrate.sites import expression
+from abate.migrate.sites import expression, refuse_generator
 from abate.migrate.source import Source, names_in
 
 
@@ -59,6 +59,7 @@ class Blocks:
     def _use(self, node: cst.Call | cst.Name, code: str) -> list[Edit] | None:
         """Return the edits for one use of an object that retries; None if it is a use that is not known."""
         source, parent = self.source, self.source.parents[node]
+        self._check_called(parent)
         method = "acall" if self.asynchronous else "call"
         if isinstance(parent, cst.For) and parent.iter is node:
             return [(node, expression(source, f"{code}.attempts()")), *self._attempts(parent)]
@@ -72,6 +73,31 @@ class Blocks:
             if parent.attr.value == "wraps" and (called or isinstance(outer, cst.Decorator)):
                 return [(parent, expression(source, code))]
         return None
+
+    def _check_called(self, use: cst.CSTNode) -> None:
+        """Raise an error if a function is called that the old object treats differently."""
+        source, outer = self.source, self.source.parents.get(use)
+        function: cst.FunctionDef | None = None
+        if isinstance(use, cst.Attribute) and isinstance(outer, cst.Decorator):
+            decorated = source.parents[outer]
+            function = decorated if isinstance(decorated, cst.FunctionDef) else None
+        for call in (use, outer):
+            if isinstance(call, cst.Call) and call.args and not isinstance(call.args[0].value, cst.Call):
+                function = function or source.function(call.args[0].value)
+        refuse_generator(function, "an object that retries")
+        if function is not None and function.asynchronous is not None and not self.asynchronous:
+            raise NotMapped(f"{function.name.value} is a coroutine function, which is never retried by this object")
+
+    def _uses_after(self, loop: cst.For, name: str) -> list[cst.Name]:
+        """Return where the last attempt of a loop is used after it."""
+        source = self.source
+        scope = source.scopes[loop.target]
+        assert scope is not None
+        nodes = {access.node for one in scope[name] for access in one.references}
+        outside = [node for node in nodes if isinstance(node, cst.Name) and not source.is_inside(node, loop)]
+        if outside and len(list(scope[name])) != 1:
+            raise NotMapped(f"{name} is the attempt of several loops, and is used on line {source.line(outside[0])}")
+        return outside
 
     def _attempts(self, loop: cst.For) -> list[Edit]:
         """Return the edits for the uses of the loop's variable."""
@@ -100,6 +126,7 @@ class Blocks:
                 source.is_inside(use, old) for old in gone
             ):
                 edits.append(self.attempt_edit(use))
+        edits += [self.attempt_edit(use) for use in self._uses_after(loop, name)]
         return edits
 
     def _enters(self, statement: cst.BaseStatement, name: str) -> bool:

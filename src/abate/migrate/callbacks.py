@@ -73,6 +73,14 @@ def rewrite_callback(source: Source, node: cst.BaseExpression, setting: str, voc
     return _edits(source, function, setting, vocabulary)
 
 
+def uses(source: Source, node: cst.BaseExpression) -> dict[str, list[cst.CSTNode]]:
+    """Return where a function of the file is used, by its name."""
+    scope = source.scopes[node]
+    if scope is None or not isinstance(node, cst.Name):
+        return {}
+    return {node.value: [access.node for one in scope[node.value] for access in one.references]}
+
+
 def _edits(source: Source, function: cst.FunctionDef | cst.Lambda, setting: str, vocabulary: Vocabulary) -> Edits:
     parameters = function.params
     single = [*parameters.posonly_params, *parameters.params]

@@ -34,6 +34,8 @@ class Condition:
     test: str = ""
     results: tuple[str, ...] = ()
     result_test: str = ""
+    late: str = ""
+    """A name in the tests that may mean something else in a function made around them, or ""."""
 
     @property
     def both(self) -> bool:
@@ -43,6 +45,8 @@ class Condition:
     def write(self, plan: Plan) -> None:
         """Put ``on`` and ``unless`` into a plan."""
         matchers = (*self.on, *(f"abate.on_result({result})" for result in self.results))
+        if len(matchers) > 1 and any(one.startswith("?") for one in self.on):
+            _check_late(self)
         plan.settings["on"] = _several(matchers)
         if self.unless:
             plan.settings["unless"] = _several(self.unless)
@@ -58,6 +62,13 @@ def _several(matchers: tuple[str, ...]) -> str:
         return matchers[0].lstrip("*?")
     written = (f"lambda error: isinstance(error, {one[1:]})" if one[0] == "?" else one for one in matchers)
     return f"({', '.join(written)})"
+
+
+def _check_late(*conditions: Condition) -> None:
+    """Raise an error if a function made around these conditions could mean something else."""
+    for condition in conditions:
+        if condition.late:
+            raise NotMapped(f"{condition.late} may mean something else in a function around it: write the `on` by hand")
 
 
 def called(function: str, argument: str) -> str:
@@ -81,19 +92,20 @@ def errors_of(source: Source, types: cst.BaseExpression | None, plan: Plan) -> C
     if any(member in INTERRUPTIONS for member in members):
         if members != ["BaseException"]:
             raise NotMapped(f"{', '.join(members)}: abate retries subclasses of Exception only")
-        plan.safer.append("KeyboardInterrupt, SystemExit and cancellation are not retried any more")
+        plan.say_interruptions()
         members = ["Exception"]
-    return Condition(tuple(members), test=f"isinstance(error, {_as_types(members)})")
+    return Condition(tuple(members), test=f"isinstance(error, {_as_types(members)})", late=source.changes_later(types))
 
 
 def errors_except(source: Source, types: cst.BaseExpression | None, plan: Plan) -> Condition:
     """Return the condition for errors of all types but these."""
     members = ["Exception"] if types is None else _type_codes(source, types)
     members = [member for member in members if member not in INTERRUPTIONS or member == "BaseException"]
-    plan.safer.append("KeyboardInterrupt, SystemExit and cancellation are not retried any more")
+    plan.say_interruptions()
     if not members:
         return Condition(("Exception",), test="True")
-    return Condition(("Exception",), tuple(members), f"not isinstance(error, {_as_types(members)})")
+    late = "" if types is None else source.changes_later(types)
+    return Condition(("Exception",), tuple(members), f"not isinstance(error, {_as_types(members)})", late=late)
 
 
 def _as_types(members: list[str]) -> str:
@@ -132,10 +144,12 @@ def any_of(first: Condition, second: Condition) -> Condition:
     """Return the condition that retries what either of two retries."""
     results = (*first.results, *second.results)
     result_test = " or ".join(filter(None, (first.result_test, second.result_test)))
+    late = first.late or second.late
     if not (first.on and second.on) or not (first.unless or second.unless):
         test = " or ".join(filter(None, (first.test, second.test)))
         on = tuple(dict.fromkeys((*first.on, *second.on)))
-        return Condition(on, first.unless or second.unless, test, results, result_test)
+        return Condition(on, first.unless or second.unless, test, results, result_test, late)
+    _check_late(first, second)
     test = f"{first.test} or {second.test}"
     return Condition((f"lambda error: {test}",), (), test, results, result_test)
 
@@ -147,6 +161,7 @@ def all_of(first: Condition, second: Condition) -> Condition:
         if not errors.on:
             raise NotMapped("errors and results that must both match are never retried")
         return errors
+    _check_late(first, second)
     test = f"({first.result_test}) and ({second.result_test})"
     return Condition(errors.on, errors.unless, errors.test, (f"lambda result: {test}",), test)
 
@@ -156,7 +171,8 @@ def _all_errors(first: Condition, second: Condition) -> Condition:
     if first.unless and not second.unless:
         first, second = second, first
     if second.unless and second.on == ("Exception",):
-        return Condition(first.on, (*first.unless, *second.unless), test)
+        return Condition(first.on, (*first.unless, *second.unless), test, late=first.late or second.late)
+    _check_late(first, second)
     return Condition((f"lambda error: {test}",), (), test)
 
 
@@ -174,16 +190,17 @@ def predicate_of(source: Source, node: cst.BaseExpression, plan: Plan) -> str:
     return code
 
 
-def errors_for(predicate: str, *, reversed: bool = False) -> Condition:
-    """Return the condition for errors for which a function is true."""
+def errors_for(predicate: str, *, reversed: bool = False, late: str = "") -> Condition:
+    """Return the condition for errors for which a function is true; `late` is a name in it that can change."""
     if reversed:
-        return Condition(("Exception",), (predicate,), f"not {called(predicate, 'error')}")
-    return Condition((predicate,), test=called(predicate, "error"))
+        return Condition(("Exception",), (predicate,), f"not {called(predicate, 'error')}", late=late)
+    return Condition((predicate,), test=called(predicate, "error"), late=late)
 
 
-def results_for(predicate: str, *, reversed: bool = False) -> Condition:
-    """Return the condition for results for which a function is true."""
+def results_for(predicate: str, *, reversed: bool = False, late: str = "") -> Condition:
+    """Return the condition for results for which a function is true; `late` is a name in it that can change."""
     test = called(predicate, "result")
     if reversed:
+        _check_late(Condition(late=late))
         return Condition(results=(f"lambda result: not {test}",), result_test=f"not {test}")
-    return Condition(results=(predicate,), result_test=test)
+    return Condition(results=(predicate,), result_test=test, late=late)

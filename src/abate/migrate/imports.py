@@ -10,6 +10,8 @@ from libcst.metadata import ImportAssignment, Scope
 from abate.migrate.edits import Edit, edited
 from abate.migrate.source import Source, imported_package
 
+Line = cst.SimpleStatementLine | cst.SimpleStatementSuite
+STRINGS = (cst.SimpleString, cst.ConcatenatedString)
 SmallImport = cst.Import | cst.ImportFrom
 
 
@@ -27,20 +29,50 @@ def with_imports(
     unused -= {*kept, *after.exported}
     edits: list[Edit] = []
     provided: set[Scope] = set()
-    for line in _lines(after, packages):
+    lines = _lines(after, packages)
+    at_top = any(_is_conditional(after, line) for line in lines) and not _is_only_of_a_function(after, lines)
+    for line in [line for line in lines if isinstance(line, cst.SimpleStatementLine)]:
         scope = after.scopes[line]
         assert scope is not None
-        wanted = [] if scope in provided else [name for name in sorted(needed) if not _is_bound(scope, name)]
+        wanted = [] if at_top or scope in provided else [name for name in sorted(needed) if not _is_bound(scope, name)]
         body = [part for small in line.body for part in _without(small, packages, unused)]
         if not wanted and body == list(line.body):
             continue
-        if scope is not after.scopes[after.module] and body == list(line.body):
-            continue  # the module's own import is enough
         provided.add(scope)
         edits.append((line, _line(line, body, wanted)))
     module = edited(after.module, edits)
     assert isinstance(module, cst.Module)
+    if at_top:
+        scope = after.scopes[after.module]
+        assert scope is not None
+        wanted = [name for name in sorted(needed) if not _is_bound(scope, name)]
+        module = _with_first(module, [cst.SimpleStatementLine([_import(name)]) for name in wanted])
     return module.code
+
+
+def _is_conditional(source: Source, line: Line) -> bool:
+    """Return whether an import is not made by all code of its scope: within an ``if``, for one, or in a function."""
+    return not (isinstance(line, cst.SimpleStatementLine) and isinstance(source.parents[line], cst.Module))
+
+
+def _is_only_of_a_function(source: Source, lines: list[Line]) -> bool:
+    """Return whether one function imports, for itself, and nothing else does."""
+    function = source.parents[source.parents[lines[0]]]
+    alone = len(lines) == 1 and isinstance(lines[0], cst.SimpleStatementLine)
+    return alone and isinstance(function, cst.FunctionDef) and "global " not in source.code(function)
+
+
+def _with_first(module: cst.Module, imports: list[cst.SimpleStatementLine]) -> cst.Module:
+    """Return a module with imports at its top, after its docstring and what it takes from the future."""
+    place = 0
+    for number, line in enumerate(module.body):
+        small = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
+        future = isinstance(small, cst.ImportFrom) and getattr(small.module, "value", "") == "__future__"
+        docstring = number == 0 and isinstance(small, cst.Expr) and isinstance(small.value, STRINGS)
+        if not (future or docstring):
+            break
+        place = number + 1
+    return module.with_changes(body=[*module.body[:place], *imports, *module.body[place:]])
 
 
 def _line(line: cst.SimpleStatementLine, body: list[cst.BaseSmallStatement], wanted: list[str]) -> cst.CSTNode:
@@ -64,12 +96,15 @@ def _import(name: str) -> cst.Import:
     return small
 
 
-def _lines(source: Source, packages: Collection[str]) -> list[cst.SimpleStatementLine]:
+def _lines(source: Source, packages: Collection[str]) -> list[Line]:
     """Return the lines of a file that import from these packages."""
-    found: list[cst.SimpleStatementLine] = []
+    found: list[Line] = []
 
     class Visitor(cst.CSTVisitor):
-        def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> bool:
+        def visit_SimpleStatementSuite(self, node: cst.SimpleStatementSuite) -> bool:
+            return self.visit_SimpleStatementLine(node)
+
+        def visit_SimpleStatementLine(self, node: Line) -> bool:
             if any(isinstance(small, SmallImport) and _packages(small) & set(packages) for small in node.body):
                 found.append(node)
             return False

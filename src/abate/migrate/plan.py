@@ -67,6 +67,10 @@ class Plan:
     advice: list[str] = field(default_factory=list)
     modules: set[str] = field(default_factory=set)
 
+    def say_interruptions(self) -> None:
+        """Say that no policy retries what is not an `Exception`."""
+        self.safer.append("KeyboardInterrupt, SystemExit and cancellation are not retried any more")
+
     def never_ends(self, peer: str) -> None:
         """Bound nothing, because the old code bounds nothing."""
         self.settings["max_attempts"] = FOREVER

@@ -34,9 +34,9 @@ PEERS = {
     "urllib3": urllib3_retries.find,
 }
 """The libraries that are migrated from, and how their places are found."""
-POKED = re.compile(r"\b(\w+)\s*\.\s*(?:retry_with|statistics|retry\s*\.\s*\w+)")
+POKED = re.compile(r"\b(\w+)\s*\.\s*(?:retry_with|statistics|retry)\b(?!\s*\()")
 IMPORTED = re.compile(r"^[ \t]*from\s+([.\w]+)\s+import\s+(\([^)]*\)|[^\n]+)", re.MULTILINE)
-IMPORTING = {peer: re.compile(rf"(?:^|;)[ \t]*(?:from|import)\b[^\n]*\b{peer}\b", re.MULTILINE) for peer in PEERS}
+IMPORTING = {peer: re.compile(rf"(?:^|[;:])[ \t]*(?:from|import)\b[^\n]*\b{peer}\b", re.MULTILINE) for peer in PEERS}
 MAX_ROUNDS = 4
 """How often a program is migrated again, for sites inside of sites."""
 
@@ -152,7 +152,14 @@ class _Round:
     def run(self) -> dict[Path, Rewritten]:
         """Return what becomes of each file."""
         found = {path: self._sites(source, self.facts) for path, source in self.sources.items()}
-        handlers = self._handlers(found)
+        handlers: dict[Path, list[Edit]] = {}
+        while True:
+            mapped = self._mapped(found)
+            for path, sites in found.items():
+                self._check_callbacks(path, sites)
+            handlers = self._handlers(found)
+            if self._mapped(found) == mapped:
+                break
         return {path: self._file(path, found[path], handlers.get(path, [])) for path in self.sources}
 
     def _sites(self, source: Source, facts: Facts) -> list[Site]:
@@ -165,6 +172,31 @@ class _Round:
                 )
         return sites
 
+    def _mapped(self, found: dict[Path, list[Site]]) -> int:
+        return sum(site.mapped for sites in found.values() for site in sites)
+
+    def _check_callbacks(self, path: Path, sites: list[Site]) -> None:
+        """Leave sites whose callback is used by something that stays as it is."""
+        source = self.sources[path]
+        changed = True
+        while changed:
+            changed = False
+            gone = [old for site in sites if site.mapped for old, _ in site.edits]
+            for site in sites:
+                for name, uses in site.callbacks.items() if site.mapped else ():
+                    kept = [use for use in uses if not any(source.is_inside(use, old) for old in gone)]
+                    if kept:
+                        site.reason = f"{name} is also used on line {source.line(kept[0])}, which stays as it is"
+                    elif name in self._used_elsewhere(path):
+                        site.reason = f"{name} is also used in another file"
+                    changed = changed or not site.mapped
+
+    def _check_passed_on(self, error: str) -> None:
+        """Raise an error if files take an error's class from a file of the program that imports it."""
+        for path, source in self.sources.items():
+            for name in source.names_of(error) & self._used_elsewhere(path):
+                raise NotMapped(f"other files take {name} from {path.name}")
+
     def _handlers(self, found: dict[Path, list[Site]]) -> dict[Path, list[Edit]]:
         """Return the edits of handlers. If one can't be mapped, leave the sites whose error it may handle."""
         edits: dict[Path, list[Edit]] = {}
@@ -175,6 +207,7 @@ class _Round:
             shared = any(not site.mapped and site.raises == error for sites in found.values() for site in sites)
             for path, source in self.sources.items():
                 try:
+                    self._check_passed_on(error)
                     edits.setdefault(path, []).extend(retry_errors.handler_edits(source, package, error, shared))
                 except NotMapped as problem:
                     edits.clear()

@@ -16,6 +16,13 @@ READINGS = {
     ".last_attempt.failed": ".__cause__ is not None",
 }
 """What is written after the error's name, and what is written there instead."""
+COMMON = (".__cause__", ".__traceback__", ".__class__", ".with_traceback", ".add_note", ".__class__.__name__")
+"""What every error has."""
+SHOWING = (
+    *("str", "repr", "type", "print", "format", "isinstance"),
+    *("debug", "info", "warning", "warn", "error", "exception", "critical", "log"),
+)
+"""Functions that show an error, or log it."""
 EXPECTING = ("raises", "assertRaises", "assertRaisesRegex")
 
 
@@ -93,6 +100,21 @@ def _reading(source: Source, use: cst.Name) -> Edit | None:
         elif reading == ".reraise()" and isinstance(source.parents[node], cst.Expr):
             raised = expression(source, f"{use.value}.__cause__ or {use.value}")
             best = source.parents[node], cst.Raise(exc=raised)
-    if best is None and node is not use and ".last_attempt" in source.code(node) + ".reraise":
-        raise NotMapped(f"{source.code(node)} on line {source.line(use)} has no equivalent")
+    if best is None and not _is_any_error(source, use, node):
+        shown = source.code(node if node is not use else source.parents[use])
+        raise NotMapped(f"{shown} on line {source.line(use)} has no equivalent")
     return best
+
+
+def _is_any_error(source: Source, use: cst.Name, read: cst.CSTNode) -> bool:
+    """Return whether an error is used as every error can be: shown, logged, raised, or the cause of another."""
+    if read is not use:
+        return source.code(read).removeprefix(use.value).split("(")[0] in COMMON
+    parent = source.parents[use]
+    if isinstance(parent, cst.Arg):
+        call = source.parents[parent]
+        if not isinstance(call, cst.Call) or source.code(call.func) in ("getattr", "vars", "setattr"):
+            return False
+        last = source.code(call.func).rpartition(".")[2]
+        return last in SHOWING or isinstance(source.parents[call], (cst.Raise, cst.From))
+    return isinstance(parent, (cst.Raise, cst.From, cst.FormattedStringExpression))

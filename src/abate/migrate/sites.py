@@ -45,6 +45,8 @@ class Site:
     plan: Plan = field(default_factory=Plan)
     edits: list[Edit] = field(default_factory=list)
     reason: str = ""
+    callbacks: dict[str, list[cst.CSTNode]] = field(default_factory=dict)
+    """The functions of the file that are rewritten with the site, and where they are used."""
     raises: str = ""
     """The class of the error that the site raises in the end, if it is the library's own."""
 
@@ -65,6 +67,8 @@ def expression(source: Source, code: str) -> cst.BaseExpression:
 def policy(source: Source, place: cst.CSTNode, callee: str, plan: Plan, call: cst.Call | None, column: int) -> str:
     """Return the code of the call that makes the policy of a plan, in the place of a node; comments are kept."""
     plan.modules.add("abate")
+    for module in plan.modules:
+        source.check_module(place, module.split(".")[0])
     if source.runs_in_a_function(place):
         plan.advice.append("the policy is made anew at each call, and so is its budget: make it once, for all calls")
     beside, above = _comments(source, call)
@@ -143,17 +147,25 @@ def is_generator(function: cst.FunctionDef) -> bool:
     return visitor.found
 
 
+def refuse_generator(function: cst.FunctionDef | None, peer: str) -> None:
+    """Raise an error if a function is a generator function."""
+    if function is not None and is_generator(function):
+        raise NotMapped(
+            f"{peer} treats a generator function differently: abate retries until the first item, and no further"
+        )
+
+
 def check_function(source: Source, decorator: cst.CSTNode, peer: str, poked: frozenset[str]) -> cst.FunctionDef | None:
     """Return the function that a decorator decorates, if it may be rewritten."""
+    if isinstance(decorator, cst.Call) and decorator.args:  # retry(…)(function)
+        refuse_generator(source.function(decorator.args[0].value), peer)
     if not isinstance(decorator, cst.Decorator):
         return None
     function = source.parents[decorator]
     if not isinstance(function, cst.FunctionDef):
         raise NotMapped("a class is decorated: a policy decorates functions")
-    if function.decorators[-1] is decorator and is_generator(function):
-        raise NotMapped(
-            f"{peer} treats a generator function differently: abate retries until the first item, and no further"
-        )
+    if function.decorators[-1] is decorator:
+        refuse_generator(function, peer)
     if function.name.value in poked:
         raise NotMapped(f"attributes that {peer} gives to {function.name.value} are used in the code")
     return function

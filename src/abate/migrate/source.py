@@ -10,6 +10,9 @@ from typing import Any
 import libcst as cst
 from libcst.metadata import (
     Assignment,
+    BaseAssignment,
+    BuiltinAssignment,
+    ClassScope,
     ImportAssignment,
     MetadataWrapper,
     ParentNodeProvider,
@@ -221,11 +224,85 @@ class Source:
             return None
         parent = self.parents.get(target)
         if isinstance(parent, cst.AnnAssign) and parent.target is target:
-            return parent.value
-        statement = None if parent is None else self.parents.get(parent)
-        if isinstance(parent, cst.AssignTarget) and isinstance(statement, cst.Assign) and len(statement.targets) == 1:
-            return statement.value
+            value = parent.value
+        else:
+            statement = None if parent is None else self.parents.get(parent)
+            single = isinstance(parent, cst.AssignTarget) and isinstance(statement, cst.Assign)
+            value = statement.value if single and len(statement.targets) == 1 else None
+        return value if value is not None and self._means_the_same(value, scope) else None
+
+    def _means_the_same(self, value: cst.BaseExpression, place: Scope) -> bool:
+        """Return whether the names in an expression mean the same in another scope, and are not assigned again."""
+        for name in self._free_names(value):
+            own = self.scopes[name]
+            assert own is not None
+            found = set(own[name.value])
+            if found != set(place[name.value]) or (
+                len(found) > 1 and not all(isinstance(one, ImportAssignment) for one in found)
+            ):
+                return False
+        return True
+
+    def _free_names(self, expression: cst.BaseExpression) -> list[cst.Name]:
+        """Return the names in an expression that it does not bind itself, as a lambda binds its parameters."""
+        found: list[cst.Name] = []
+        source = self
+
+        class Visitor(cst.CSTVisitor):
+            def visit_Name(self, node: cst.Name) -> None:
+                scope = source.scopes.get(node)
+                bound = [] if scope is None else [one for one in scope[node.value] if isinstance(one, Assignment)]
+                if scope is not None and not any(source.is_inside(one.node, expression) for one in bound):
+                    found.append(node)
+
+            def visit_Attribute(self, node: cst.Attribute) -> bool:
+                node.value.visit(self)
+                return False
+
+            def visit_Arg(self, node: cst.Arg) -> bool:
+                node.value.visit(self)
+                return False
+
+        expression.visit(Visitor())
+        return found
+
+    def changes_later(self, expression: cst.BaseExpression) -> str:
+        """Return a name in an expression that may mean something else inside a function made around it, or "".
+
+        Such a function has parameters of its own, runs later, and does not see the names of a class body.
+        """
+        for name in self._free_names(expression):
+            scope = self.scopes[name]
+            assert scope is not None
+            found = [one for one in scope[name.value] if not isinstance(one, BuiltinAssignment)]
+            several = len(found) > 1 and not all(isinstance(one, ImportAssignment) for one in found)
+            hidden = any(isinstance(one.scope, ClassScope) for one in found)
+            if name.value in ("error", "result") or several or hidden or any(map(self._is_repeated, found)):
+                return name.value
+        return ""
+
+    def _is_repeated(self, assignment: BaseAssignment) -> bool:
+        """Return whether a name is assigned in a loop."""
+        node: cst.CSTNode | None = assignment.node if isinstance(assignment, Assignment) else None
+        while node is not None and not isinstance(node, (cst.FunctionDef, cst.ClassDef, cst.Lambda)):
+            if isinstance(node, (cst.For, cst.While, cst.CompFor)):
+                return True
+            node = self.parents.get(node)
+        return False
+
+    def function(self, node: cst.BaseExpression) -> cst.FunctionDef | None:
+        """Return the function of this file that a name stands for, if there is one only."""
+        scope = self.scopes.get(node) if isinstance(node, cst.Name) else None
+        found = [] if scope is None or not isinstance(node, cst.Name) else list(scope[node.value])
+        if len(found) == 1 and isinstance(found[0], Assignment) and isinstance(found[0].node, cst.FunctionDef):
+            return found[0].node
         return None
+
+    def names_of(self, full: str) -> set[str]:
+        """Return the names that the module gives to something that it imports."""
+        scope = self.scopes[self.module]
+        imports = [] if scope is None else [one for one in scope.assignments if isinstance(one, ImportAssignment)]
+        return {one.name for one in imports for name in one.get_qualified_names_for(one.name) if name.name == full}
 
     def is_tuple(self, node: cst.BaseExpression) -> bool:
         """Return whether a name stands for a tuple or a list."""
@@ -345,28 +422,26 @@ class Source:
         scope, first = self.scopes.get(node), self._first_name(node)
         if scope is not None and len(scope.get_qualified_names_for(first)) > 1:
             raise NotMapped(f"{first} is bound in several ways in this file")
-        own = [] if scope is None else list(scope["abate"])
-        if any(not isinstance(one, ImportAssignment) or imported_package(one) != "abate" for one in own):
-            raise NotMapped("the name abate means something else in this file")
+        self.check_module(node, "abate")
+
+    def check_module(self, place: cst.CSTNode, module: str) -> None:
+        """Raise an error if the name of a module means something else where new code is to use it."""
+        scope = self.scopes.get(place)
+        for one in () if scope is None else scope[module]:
+            names = one.get_qualified_names_for(module) if isinstance(one, ImportAssignment) else ()
+            if {name.name for name in names} != {module}:
+                raise NotMapped(f"the name {module} means something else in this file")
 
     @cached_property
     def exported(self) -> frozenset[str]:
-        """The names in ``__all__``."""
-        scope = self.scopes[self.module]
-        assert scope is not None
+        """The names in ``__all__``: all strings in the module's statements that use it."""
         names: set[str] = set()
-        for assignment in scope["__all__"]:
-            value = None if not isinstance(assignment, Assignment) else self._listed(assignment.node)
-            if value is not None:
-                names |= {
-                    str(item.value.evaluated_value)
-                    for item in value.elements
-                    if isinstance(item.value, cst.SimpleString)
-                }
-        return frozenset(names)
 
-    def _listed(self, target: cst.CSTNode) -> cst.List | cst.Tuple | None:
-        parent = self.parents.get(target)
-        statement = None if parent is None else self.parents.get(parent)
-        value = statement.value if isinstance(statement, (cst.Assign, cst.AugAssign)) else None
-        return value if isinstance(value, (cst.List, cst.Tuple)) else None
+        class Visitor(cst.CSTVisitor):
+            def visit_SimpleString(self, node: cst.SimpleString) -> None:
+                names.add(str(node.evaluated_value))
+
+        for statement in self.module.body:
+            if isinstance(statement, cst.SimpleStatementLine) and names_in(statement, "__all__"):
+                statement.visit(Visitor())
+        return frozenset(names)

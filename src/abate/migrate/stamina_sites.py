@@ -104,6 +104,7 @@ class _Reader:
             conditions.errors_of(self.source, node, self.plan).write(self.plan)
             return
         self.plan.settings["on"] = self.source.code(node)
+        self.plan.say_interruptions()
         self.plan.changed.append("a wait that the function returns is a hint: jitter is added to it")
 
     def _limits(self, values: dict[str, cst.BaseExpression], asynchronous: bool) -> None:

@@ -12,7 +12,7 @@ from abate.migrate.conditions import Condition, any_of, errors_of
 from abate.migrate.edits import Edit, edited
 from abate.migrate.facts import Facts
 from abate.migrate.plan import FOREVER, NotMapped, Plan
-from abate.migrate.sites import Site, check_function, expression, policy, say_timeout, set_attempts
+from abate.migrate.sites import Site, check_function, expression, policy, refuse_generator, say_timeout, set_attempts
 from abate.migrate.source import Source
 from abate.migrate.tenacity_strategies import Stop, Strategies, short_name
 
@@ -81,6 +81,8 @@ class _Reader:
                 raise NotMapped("retry is used as a value: what becomes of it can't be followed")
             function = check_function(source, outside, PEER, self.facts.poked)
             bare = call is not None and len(call.args) == 1 and call.args[0].keyword is None and not call.args[0].star
+            if bare and call is not None:
+                refuse_generator(source.function(call.args[0].value), PEER)
             asynchronous = function is not None and function.asynchronous is not None
             self._settings(None if bare else call, asynchronous)
             code = policy(source, whole, "abate.retry", self.plan, None if bare else call, source.column(whole))
@@ -238,4 +240,5 @@ class _Reader:
                 self.plan.settings["before_retry"] = self.source.module.code_for_node(edited(node, edits))
             else:
                 self.site.edits += edits
+                self.site.callbacks |= callbacks.uses(self.source, node)
                 self.plan.settings["before_retry"] = self.source.code(node)

@@ -203,6 +203,7 @@ class Strategies:
             raise self._unknown("retry", node)
         given = self.source.arguments(call, _FIRST_ARGUMENTS[name])
         values = {key: argument.value for key, argument in given.items()}
+        late = next(filter(None, map(self.source.changes_later, values.values())), "")
         match name:
             case "retry_if_exception_type":
                 return conditions.errors_of(self.source, values.get("exception_types"), self.plan)
@@ -212,19 +213,28 @@ class Strategies:
                 errors = conditions.errors_except(self.source, values.get("exception_types"), self.plan)
                 return conditions.any_of(errors, conditions.results_for(conditions.ANY_RESULT))
             case "retry_if_exception":
-                return conditions.errors_for(conditions.predicate_of(self.source, values["predicate"], self.plan))
+                self.plan.say_interruptions()
+                return conditions.errors_for(
+                    conditions.predicate_of(self.source, values["predicate"], self.plan), late=late
+                )
             case "retry_if_result" | "retry_if_not_result":
                 if name == "retry_if_not_result":
-                    return conditions.results_for(self.source.code(values["predicate"]), reversed=True)
-                return conditions.results_for(conditions.predicate_of(self.source, values["predicate"], self.plan))
+                    return conditions.results_for(self.source.code(values["predicate"]), reversed=True, late=late)
+                return conditions.results_for(
+                    conditions.predicate_of(self.source, values["predicate"], self.plan), late=late
+                )
             case "retry_if_exception_message":
-                return conditions.errors_for(f"lambda error: {self._message_test(values)}")
+                self.plan.say_interruptions()
+                return conditions.errors_for(f"lambda error: {self._message_test(values, late)}")
             case "retry_if_not_exception_message":
-                errors = conditions.errors_for(f"lambda error: {self._message_test(values)}", reversed=True)
+                self.plan.say_interruptions()
+                errors = conditions.errors_for(f"lambda error: {self._message_test(values, late)}", reversed=True)
                 return conditions.any_of(errors, conditions.results_for(conditions.ANY_RESULT))
         raise self._unknown("retry", node)
 
-    def _message_test(self, values: dict[str, cst.BaseExpression]) -> str:
+    def _message_test(self, values: dict[str, cst.BaseExpression], late: str) -> str:
+        if late:
+            raise NotMapped(f"{late} may mean something else in a function around it: write the `on` by hand")
         if "message" in values:
             return f"str(error) == {self.source.code(values['message'])}"
         if "match" not in values:

@@ -11,7 +11,7 @@ from abate.migrate.facts import Facts
 from abate.migrate.plan import NotMapped, Number, Plan
 from abate.migrate.sites import Site, expression, policy
 from abate.migrate.source import Source
-from abate.migrate.waits import MAX_LISTED, NO_JITTER, NO_WAIT
+from abate.migrate.waits import MAX_LISTED, NO_JITTER, NO_WAIT, bound_numbers
 
 PEER = "urllib3"
 URLLIB3_RETRY = ("urllib3.Retry", "urllib3.util.Retry", "urllib3.util.retry.Retry")
@@ -203,9 +203,8 @@ class _Reader:
         if factor.value == 0:
             plan.settings["backoff"] = "[0.0]"
             return
-        plan.settings["backoff"] = (
-            f"lambda retry: 0.0 if retry == 1 else min({factor.code} * 2 ** (retry - 1), {top.code})"
-        )
+        bound, (grows, most) = bound_numbers(factor=factor, cap=top)
+        plan.settings["backoff"] = f"{bound}: 0.0 if retry == 1 else min({grows} * 2 ** (retry - 1), {most})"
         if factor.value is not None and top.value is not None and retries is not None and retries <= MAX_LISTED:
             waits = [min(factor.value * 2**number, top.value) for number in range(1, retries)]
             plan.settings["backoff"] = f"[{', '.join(['0.0', *(Number.of(wait).code for wait in waits)])}]"

@@ -92,6 +92,8 @@ def _backoff(wait: Wait, retries: int | None, plan: Plan) -> str:
     match wait:
         case Fixed(seconds):
             plan.advice.append(NO_WAIT if seconds.value == 0 else NO_JITTER)
+            if seconds.value is not None and seconds.value < 0:
+                raise NotMapped(f"a wait of {seconds.code} s has no equivalent")
             return f"[{seconds.code}]"
         case Listed(items):
             return f"[{', '.join(items)}]"
@@ -118,10 +120,22 @@ def _linear(wait: Linear, retries: int | None) -> str:
         listed = _listed(lambda retry: max(0.0, min(start + step * (retry - 1), cap or float("inf"))), retries)
         if listed is not None:
             return listed
-    grown = f"{wait.start.code} + {wait.step.code} * (retry - 1)"
-    if wait.cap is not None:
-        grown = f"min({grown}, {wait.cap.code})"
-    return f"lambda retry: max(0, {grown})" if step is None or step < 0 or start is None else f"lambda retry: {grown}"
+    bound, (first, grows, top) = bound_numbers(start=wait.start, step=wait.step, cap=wait.cap)
+    grown = f"{first} + {grows} * (retry - 1)"
+    if top:
+        grown = f"min({grown}, {top})"
+    return f"{bound}: max(0, {grown})" if step is None or step < 0 or start is None else f"{bound}: {grown}"
+
+
+def bound_numbers(**numbers: Number | None) -> tuple[str, list[str]]:
+    """Return the head of a function of the retry's number, and the numbers as they are written in it.
+
+    What is not a literal is the default of a parameter: it is read once, when the policy is made.
+    """
+    given = {name: number.code for name, number in numbers.items() if number is not None and number.value is None}
+    head = "".join(f", {name}={code}" for name, code in given.items())
+    written = ["" if one is None else name if name in given else one.code for name, one in numbers.items()]
+    return f"lambda retry{head}", written
 
 
 def _exponential(wait: Exponential, retries: int | None, plan: Plan) -> str:
@@ -208,7 +222,8 @@ def _raised(wait: Exponential, start: Number, cap: Number, retries: int | None) 
         listed = _listed(lambda retry: max(low, min(first * factor ** min(retry - 1, 512), top)), retries)
         if listed is not None:
             return listed
-    return f"lambda retry: max({wait.minimum.code}, min({start.code} * {wait.factor.code} ** (retry - 1), {cap.code}))"
+    bound, (least, begin, grows, most) = bound_numbers(low=wait.minimum, start=start, factor=wait.factor, cap=cap)
+    return f"{bound}: max({least}, min({begin} * {grows} ** (retry - 1), {most}))"
 
 
 def _listed(seconds: Callable[[int], float], retries: int | None) -> str | None:
