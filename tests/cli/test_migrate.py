@@ -7,6 +7,8 @@ import sys
 import pytest
 
 from abate.cli import main
+from abate.errors import AbateError
+from abate.migrate.files import SourceFile
 
 CODE = """\
 from tenacity import retry, stop_after_attempt, wait_fixed
@@ -104,3 +106,22 @@ def test_without_libcst_it_says_what_to_install(app):
     done = subprocess.run([sys.executable, "-c", code, "migrate", str(app)], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == "abate: abate migrate needs libcst: install abate[migrate]\n"
+
+
+def test_a_file_that_cannot_be_written_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
+    """It is named, the others are written, and the exit code is 1."""
+    for name in ("a.py", "b.py", "c.py"):
+        (tmp_path / name).write_text(CODE)
+    written = SourceFile.write
+
+    def write(file, text):
+        if file.path.name == "b.py":
+            raise AbateError(f"{file.path} was changed while it was read")
+        written(file, text)
+
+    monkeypatch.setattr(SourceFile, "write", write)
+    assert main(["migrate", str(tmp_path), "--write"]) == 1
+    shown = capsys.readouterr()
+    assert "not written: " in shown.out + shown.err
+    assert "1 of 3 files are not written; the others are" in shown.out
+    assert [("abate" in (tmp_path / name).read_text()) for name in ("a.py", "b.py", "c.py")] == [True, False, True]

@@ -73,3 +73,25 @@ def test_code_that_is_nested_too_deep_is_listed():
     deep = "import tenacity\nx = " + "-" * 900 + "1\n"
     assert "can't parse" in reason(deep)
     assert migrated("import tenacity\n\n\n@tenacity.retry(reraise=True)\ndef f(): ...\n", deep=deep).changed
+
+
+def test_a_file_with_several_names_is_read_once(tmp_path):
+    """A link beside it is the same file; a link to itself is an error of its own."""
+    (tmp_path / "app.py").write_text("")
+    (tmp_path / "link.py").symlink_to(tmp_path / "app.py")
+    assert list(python_files(tmp_path)) == [tmp_path / "app.py"]
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
+    """It stays as it is, and nothing is left beside it."""
+    file = tmp_path / "app.py"
+    file.write_text("x = 1\n")
+
+    def refuse(*_):
+        raise PermissionError("no")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(AbateError, match=r"app\.py can't be written"):
+        read(file).write("x = 2\n")
+    assert os.listdir(tmp_path) == ["app.py"]
+    assert file.read_text() == "x = 1\n"

@@ -60,8 +60,8 @@ DECORATED = "@tenacity.retry(stop=tenacity.stop_after_attempt(3), reraise=True)\
         "import os\nif os.environ.get('NOPE'):\n    import tenacity\nelse:\n    import tenacity\n" + DECORATED,
         "import typing\nif typing.TYPE_CHECKING:\n    from tenacity import RetryCallState\ndef make():\n"
         "    from tenacity import retry\n    return retry(reraise=True)(step)\ntarget = make()\n",
-        "def first():\n    import tenacity\n    return tenacity.retry(reraise=True)\ndef second():\n    import tenacity\n"
-        "    return tenacity.retry(reraise=True)(step)\ntarget = second()\n",
+        "def first():\n    import tenacity\n    return tenacity.retry(reraise=True)\n"
+        "def second():\n    import tenacity\n    return tenacity.retry(reraise=True)(step)\ntarget = second()\n",
         "class A:\n    import tenacity\n    retry = tenacity.retry(reraise=True)\ntarget = A.retry(step)\n",
     ],
     ids=["one line", "try", "global", "branches", "for types", "two functions", "a class"],

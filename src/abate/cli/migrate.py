@@ -75,12 +75,22 @@ def run(options: argparse.Namespace) -> int:
     results = migrate(files, peers)
     for result in results:
         _print_file(result)
-    _print_summary(results, options.write)
-    if options.write:
-        for result in results:
-            if result.changed:
+    failed = _write(results) if options.write else 0
+    _print_summary(results, options.write, failed)
+    return 1 if skipped or failed else 0
+
+
+def _write(results: list[FileResult]) -> int:
+    """Write the files that are changed, and return how many can't be written."""
+    failed = 0
+    for result in results:
+        if result.changed:
+            try:
                 result.file.write(result.after)
-    return 1 if skipped else 0
+            except AbateError as error:
+                failed += 1
+                say(f"not written: {error}")
+    return failed
 
 
 def _print_file(result: FileResult) -> None:
@@ -113,7 +123,7 @@ def _print_file(result: FileResult) -> None:
     print()
 
 
-def _print_summary(results: list[FileResult], written: bool) -> None:
+def _print_summary(results: list[FileResult], written: bool, failed: int) -> None:
     sites: list[Site] = [site for result in results for site in result.sites]
     mapped = [site for site in sites if site.mapped]
     changed = sum(result.changed for result in results)
@@ -124,5 +134,7 @@ def _print_summary(results: list[FileResult], written: bool) -> None:
         print(f"what each idiom becomes, and what has no equivalent: {', '.join(guides)}")
     left = len(sites) - len(mapped)
     print(f"{len(mapped)} of {len(sites)} sites rewritten in {changed} files; {left} left as they are")
-    if changed:
+    if failed:
+        print(f"{failed} of {changed} files are not written; the others are: repeat the command")
+    elif changed:
         print("the files are written" if written else "nothing is written: repeat the command with --write")

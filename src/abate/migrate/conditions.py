@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
+from abate.migrate.meaning import changes_later
 from abate.migrate.plan import NotMapped, Plan
 from abate.migrate.source import Source
 
@@ -94,7 +95,7 @@ def errors_of(source: Source, types: cst.BaseExpression | None, plan: Plan) -> C
             raise NotMapped(f"{', '.join(members)}: abate retries subclasses of Exception only")
         plan.say_interruptions()
         members = ["Exception"]
-    return Condition(tuple(members), test=f"isinstance(error, {_as_types(members)})", late=source.changes_later(types))
+    return Condition(tuple(members), test=f"isinstance(error, {_as_types(members)})", late=changes_later(source, types))
 
 
 def errors_except(source: Source, types: cst.BaseExpression | None, plan: Plan) -> Condition:
@@ -104,7 +105,7 @@ def errors_except(source: Source, types: cst.BaseExpression | None, plan: Plan) 
     plan.say_interruptions()
     if not members:
         return Condition(("Exception",), test="True")
-    late = "" if types is None else source.changes_later(types)
+    late = "" if types is None else changes_later(source, types)
     return Condition(("Exception",), tuple(members), f"not isinstance(error, {_as_types(members)})", late=late)
 
 

@@ -27,7 +27,16 @@ class SourceFile:
     encoding: str
 
     def write(self, text: str) -> None:
-        """Replace the file at once, with the same encoding and mode; a link stays a link to the file."""
+        """Replace the file at once, with the same encoding and mode; a link stays a link to the file.
+
+        Raises `AbateError` if it can't be written, or was changed since it was read.
+        """
+        try:
+            self._replace(text)
+        except (OSError, UnicodeError) as error:
+            raise AbateError(f"{self.path} can't be written: {error}") from error
+
+    def _replace(self, text: str) -> None:
         target = self.path.resolve()
         content = text.encode(self.encoding)
         if target.read_bytes() != self.text.encode(self.encoding):
@@ -68,6 +77,8 @@ def check_syntax(file: SourceFile) -> None:
 def python_files(path: Path) -> Iterator[Path]:
     """Yield the Python files of a folder, or the file itself; hidden folders and installed packages are left out.
 
+    A file that has several names, as by links, is yielded once.
+
     >>> list(python_files(Path("no/such/folder")))
     Traceback (most recent call last):
     abate.errors.AbateError: there is no file or folder no/such/folder
@@ -77,8 +88,11 @@ def python_files(path: Path) -> Iterator[Path]:
         return
     if not path.is_dir():
         raise AbateError(f"there is no file or folder {path}")
+    seen: set[str] = set()
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(one for one in folders if not one.startswith(".") and one not in SKIPPED)
         for name in sorted(names):
-            if name.endswith(".py"):
+            real = os.path.realpath(Path(folder, name))
+            if name.endswith(".py") and real not in seen:
+                seen.add(real)
                 yield Path(folder, name)

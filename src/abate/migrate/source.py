@@ -10,9 +10,6 @@ from typing import Any
 import libcst as cst
 from libcst.metadata import (
     Assignment,
-    BaseAssignment,
-    BuiltinAssignment,
-    ClassScope,
     ImportAssignment,
     MetadataWrapper,
     ParentNodeProvider,
@@ -22,6 +19,7 @@ from libcst.metadata import (
     ScopeProvider,
 )
 
+from abate.migrate.meaning import means_the_same
 from abate.migrate.plan import NotMapped, Number
 
 TRUTHS = ("isinstance", "issubclass", "any", "all", "bool", "callable", "hasattr", "startswith", "endswith", "is_set")
@@ -229,66 +227,7 @@ class Source:
             statement = None if parent is None else self.parents.get(parent)
             single = isinstance(parent, cst.AssignTarget) and isinstance(statement, cst.Assign)
             value = statement.value if single and len(statement.targets) == 1 else None
-        return value if value is not None and self._means_the_same(value, scope) else None
-
-    def _means_the_same(self, value: cst.BaseExpression, place: Scope) -> bool:
-        """Return whether the names in an expression mean the same in another scope, and are not assigned again."""
-        for name in self._free_names(value):
-            own = self.scopes[name]
-            assert own is not None
-            found = set(own[name.value])
-            if found != set(place[name.value]) or (
-                len(found) > 1 and not all(isinstance(one, ImportAssignment) for one in found)
-            ):
-                return False
-        return True
-
-    def _free_names(self, expression: cst.BaseExpression) -> list[cst.Name]:
-        """Return the names in an expression that it does not bind itself, as a lambda binds its parameters."""
-        found: list[cst.Name] = []
-        source = self
-
-        class Visitor(cst.CSTVisitor):
-            def visit_Name(self, node: cst.Name) -> None:
-                scope = source.scopes.get(node)
-                bound = [] if scope is None else [one for one in scope[node.value] if isinstance(one, Assignment)]
-                if scope is not None and not any(source.is_inside(one.node, expression) for one in bound):
-                    found.append(node)
-
-            def visit_Attribute(self, node: cst.Attribute) -> bool:
-                node.value.visit(self)
-                return False
-
-            def visit_Arg(self, node: cst.Arg) -> bool:
-                node.value.visit(self)
-                return False
-
-        expression.visit(Visitor())
-        return found
-
-    def changes_later(self, expression: cst.BaseExpression) -> str:
-        """Return a name in an expression that may mean something else inside a function made around it, or "".
-
-        Such a function has parameters of its own, runs later, and does not see the names of a class body.
-        """
-        for name in self._free_names(expression):
-            scope = self.scopes[name]
-            assert scope is not None
-            found = [one for one in scope[name.value] if not isinstance(one, BuiltinAssignment)]
-            several = len(found) > 1 and not all(isinstance(one, ImportAssignment) for one in found)
-            hidden = any(isinstance(one.scope, ClassScope) for one in found)
-            if name.value in ("error", "result") or several or hidden or any(map(self._is_repeated, found)):
-                return name.value
-        return ""
-
-    def _is_repeated(self, assignment: BaseAssignment) -> bool:
-        """Return whether a name is assigned in a loop."""
-        node: cst.CSTNode | None = assignment.node if isinstance(assignment, Assignment) else None
-        while node is not None and not isinstance(node, (cst.FunctionDef, cst.ClassDef, cst.Lambda)):
-            if isinstance(node, (cst.For, cst.While, cst.CompFor)):
-                return True
-            node = self.parents.get(node)
-        return False
+        return value if value is not None and means_the_same(self, value, scope) else None
 
     def function(self, node: cst.BaseExpression) -> cst.FunctionDef | None:
         """Return the function of this file that a name stands for, if there is one only."""

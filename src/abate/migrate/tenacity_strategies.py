@@ -9,6 +9,7 @@ import libcst as cst
 
 from abate.migrate import conditions, waits
 from abate.migrate.conditions import Condition
+from abate.migrate.meaning import changes_later
 from abate.migrate.plan import NotMapped, Number, Plan
 from abate.migrate.source import Source
 from abate.migrate.waits import Wait
@@ -203,7 +204,7 @@ class Strategies:
             raise self._unknown("retry", node)
         given = self.source.arguments(call, _FIRST_ARGUMENTS[name])
         values = {key: argument.value for key, argument in given.items()}
-        late = next(filter(None, map(self.source.changes_later, values.values())), "")
+        late = next(filter(None, (changes_later(self.source, value) for value in values.values())), "")
         match name:
             case "retry_if_exception_type":
                 return conditions.errors_of(self.source, values.get("exception_types"), self.plan)
