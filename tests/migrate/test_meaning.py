@@ -158,3 +158,32 @@ def test_settings_that_a_policy_refuses_are_left():
 def test_a_function_whose_retrying_object_is_taken_is_left(use):
     """By a test, for one."""
     assert "target" in reason(f"{HEAD}@tenacity.retry({THREE})\ndef target(): ...\n", test_app=f"{use}\n")
+
+
+CHOSEN = """\
+import tenacity
+
+
+def target(limit=None):
+    if limit is None:
+        stop = tenacity.{}
+    else:
+        stop = tenacity.stop_after_attempt(limit)
+    return tenacity.Retrying(stop=stop, reraise=True)(step)
+"""
+
+
+@pytest.mark.parametrize("other", ["stop_never", "stop_after_attempt(4)"])
+def test_a_limit_that_the_program_chooses(other):
+    """The name becomes one of a number; if one of them is endless, it is said, and the budget is unlimited."""
+    for call in ("target()", "target(2)"):
+        new = same(CHOSEN.format(other), call)
+        assert "max_attempts=stop" in new
+        assert ("Budget.unlimited()" in new) == (other == "stop_never")
+
+
+def test_a_chosen_limit_that_is_used_elsewhere_is_left():
+    """Or is one of seconds in some cases."""
+    code = CHOSEN.format("stop_after_attempt(4)")
+    assert "stop=stop" in reason(code.replace("    return", "    print(stop)\n    return"))
+    assert "stop=stop" in reason(CHOSEN.format("stop_after_delay(4)"))

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import libcst as cst
-from libcst.metadata import Assignment, BaseAssignment, BuiltinAssignment, ClassScope, ImportAssignment, Scope
+from libcst.metadata import (
+    Assignment,
+    BaseAssignment,
+    BuiltinAssignment,
+    ClassScope,
+    FunctionScope,
+    ImportAssignment,
+    Scope,
+)
 
 if TYPE_CHECKING:
     from abate.migrate.source import Source
@@ -71,3 +79,31 @@ def _is_repeated(source: Source, assignment: BaseAssignment) -> bool:
             return True
         node = source.parents.get(node)
     return False
+
+
+def assigned_value(source: Source, assignment: BaseAssignment) -> cst.BaseExpression | None:
+    """Return the expression that an assignment gives to its name alone."""
+    target = assignment.node if isinstance(assignment, Assignment) else None
+    parent = None if target is None else source.parents.get(target)
+    if isinstance(parent, cst.AnnAssign) and parent.target is target:
+        return parent.value
+    statement = source.parents.get(parent) if isinstance(parent, cst.AssignTarget) else None
+    return statement.value if isinstance(statement, cst.Assign) and len(statement.targets) == 1 else None
+
+
+def alternatives(source: Source, node: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return all values of a name that is assigned more than once, and is read only in this place; or nothing.
+
+    The name is one of a function: other files can't read it.
+    """
+    scope = source.scopes.get(node) if isinstance(node, cst.Name) else None
+    found = [] if scope is None or not isinstance(node, cst.Name) else list(scope[node.value])
+    values: list[cst.BaseExpression] = []
+    if not isinstance(scope, FunctionScope):
+        return []
+    for one in found:
+        value = assigned_value(source, one)
+        if value is None or one.scope is not scope or {access.node for access in one.references} != {node}:
+            return []
+        values.append(value)
+    return values if len(values) > 1 else []

@@ -71,13 +71,14 @@ class Plan:
         """Say that no policy retries what is not an `Exception`."""
         self.safer.append("KeyboardInterrupt, SystemExit and cancellation are not retried any more")
 
-    def never_ends(self, peer: str) -> None:
-        """Bound nothing, because the old code bounds nothing."""
-        self.settings["max_attempts"] = FOREVER
+    def never_ends(self, peer: str, attempts: str = FOREVER) -> None:
+        """Bound nothing, because the old code bounds nothing, or may do so."""
+        self.settings["max_attempts"] = attempts
         self.settings["budget"] = "abate.Budget.unlimited()"
+        retries = "retries" if attempts == FOREVER else "may retry"
         self.advice.append(
-            f"this retries for ever, as it did with {peer}: choose a max_attempts or a timeout, and drop the unlimited"
-            " budget"
+            f"this {retries} for ever, as it did with {peer}: choose a max_attempts or a timeout, and drop the"
+            " unlimited budget"
         )
 
 

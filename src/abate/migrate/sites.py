@@ -171,10 +171,16 @@ def check_function(source: Source, decorator: cst.CSTNode, peer: str, poked: fro
     return function
 
 
+def whole_attempts(attempts: Number) -> Number:
+    """Return a number of attempts as a policy takes it: whole, and one at least."""
+    if attempts.value is not None and (attempts.value < 1 or not attempts.code.isdigit()):
+        return Number(str(max(1, ceil(attempts.value))), attempts.value)
+    return attempts
+
+
 def set_attempts(plan: Plan, attempts: Number) -> None:
     """Set the number of attempts."""
-    if attempts.value is not None and (attempts.value < 1 or not attempts.code.isdigit()):
-        attempts = Number(str(max(1, ceil(attempts.value))), attempts.value)
+    attempts = whole_attempts(attempts)
     plan.settings["max_attempts"] = attempts.code
     if attempts.value is not None and attempts.value > MANY_ATTEMPTS:
         plan.settings["budget"] = "abate.Budget.unlimited()"

@@ -19,7 +19,7 @@ from libcst.metadata import (
     ScopeProvider,
 )
 
-from abate.migrate.meaning import means_the_same
+from abate.migrate.meaning import assigned_value, means_the_same
 from abate.migrate.plan import NotMapped, Number
 
 TRUTHS = ("isinstance", "issubclass", "any", "all", "bool", "callable", "hasattr", "startswith", "endswith", "is_set")
@@ -217,17 +217,10 @@ class Source:
         found = [] if scope is None else list(scope[name.value])
         if len(found) != 1 or not isinstance(found[0], Assignment) or isinstance(found[0], ImportAssignment):
             return None
-        target = found[0].node
         if found[0].scope is not scope and not isinstance(found[0].scope, type(self.scopes[self.module])):
             return None
-        parent = self.parents.get(target)
-        if isinstance(parent, cst.AnnAssign) and parent.target is target:
-            value = parent.value
-        else:
-            statement = None if parent is None else self.parents.get(parent)
-            single = isinstance(parent, cst.AssignTarget) and isinstance(statement, cst.Assign)
-            value = statement.value if single and len(statement.targets) == 1 else None
-        return value if value is not None and means_the_same(self, value, scope) else None
+        value = assigned_value(self, found[0])
+        return value if value is not None and scope is not None and means_the_same(self, value, scope) else None
 
     def function(self, node: cst.BaseExpression) -> cst.FunctionDef | None:
         """Return the function of this file that a name stands for, if there is one only."""

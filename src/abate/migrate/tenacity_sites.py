@@ -143,6 +143,9 @@ class _Reader:
         stop = strategies.stop(values["stop"]) if "stop" in values else Stop()
         wait = strategies.wait(values["wait"]) if "wait" in values else waits.Fixed(waits.ZERO)
         self._stop(stop, wait, asynchronous)
+        self.site.edits += strategies.edits
+        if strategies.endless:
+            self.plan.never_ends(PEER, self.plan.settings["max_attempts"])
         retries = None if stop.attempts is None or stop.attempts.value is None else int(stop.attempts.value) - 1
         waits.write_backoff(wait, retries, self.plan)
         self._end(values, condition.both, bool(condition.results))

@@ -9,8 +9,10 @@ import libcst as cst
 
 from abate.migrate import conditions, waits
 from abate.migrate.conditions import Condition
-from abate.migrate.meaning import changes_later
-from abate.migrate.plan import NotMapped, Number, Plan
+from abate.migrate.edits import Edit
+from abate.migrate.meaning import alternatives, changes_later
+from abate.migrate.plan import FOREVER, NotMapped, Number, Plan
+from abate.migrate.sites import whole_attempts
 from abate.migrate.source import Source
 from abate.migrate.waits import Wait
 
@@ -45,6 +47,10 @@ class Strategies:
     def __init__(self, source: Source, plan: Plan) -> None:
         self.source = source
         self.plan = plan
+        self.edits: list[Edit] = []
+        """What becomes of strategies that stand elsewhere."""
+        self.endless = False
+        """Whether one of the strategies that the program chooses from never stops."""
 
     def _call(self, node: cst.BaseExpression) -> tuple[str, cst.Call | None]:
         """Return tenacity's name of a strategy, and the call that makes it if it is one."""
@@ -67,6 +73,8 @@ class Strategies:
     def stop(self, node: cst.BaseExpression) -> Stop:
         """Return when a ``stop=`` strategy stops."""
         node = self.source.value(node)
+        if values := alternatives(self.source, node):
+            return self._one_of(node, values)
         if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.BitOr):
             return self._sooner(self.stop(node.left), self.stop(node.right))
         name, call = self._call(node)
@@ -82,6 +90,19 @@ class Strategies:
                 found = self._sooner(found, self.stop(argument.value))
             return found
         raise self._unknown("stop", node)
+
+    def _one_of(self, name: cst.BaseExpression, values: list[cst.BaseExpression]) -> Stop:
+        """Return when a strategy stops that is chosen by the program: the name becomes one of a number of attempts."""
+        for value in values:
+            found = self.stop(value)
+            if found.seconds is not None or (
+                found.attempts is not None and found.attempts.code == self.source.code(name)
+            ):
+                raise self._unknown("stop", name)
+            attempts = Number(FOREVER, None) if found.attempts is None else whole_attempts(found.attempts)
+            self.endless = self.endless or found.attempts is None
+            self.edits.append((value, cst.parse_expression(attempts.code)))
+        return Stop(attempts=Number(self.source.code(name), None))
 
     def _sooner(self, first: Stop, second: Stop) -> Stop:
         attempts = _least(first.attempts, second.attempts)
