@@ -54,6 +54,8 @@ DECORATED = "@tenacity.retry(stop=tenacity.stop_after_attempt(3), reraise=True)\
 @pytest.mark.parametrize(
     "code",
     [
+        "import tenacity\nimport typing\nif typing.TYPE_CHECKING:\n    from tenacity import RetryCallState\n"
+        + DECORATED,
         "if True: import tenacity\n" + DECORATED,
         "try:\n    import tenacity\nexcept ImportError:\n    raise SystemExit\n" + DECORATED,
         "def setup():\n    global tenacity\n    import tenacity\nsetup()\n" + DECORATED,
@@ -64,7 +66,7 @@ DECORATED = "@tenacity.retry(stop=tenacity.stop_after_attempt(3), reraise=True)\
         "def second():\n    import tenacity\n    return tenacity.retry(reraise=True)(step)\ntarget = second()\n",
         "class A:\n    import tenacity\n    retry = tenacity.retry(reraise=True)\ntarget = A.retry(step)\n",
     ],
-    ids=["one line", "try", "global", "branches", "for types", "two functions", "a class"],
+    ids=["at the top too", "one line", "try", "global", "branches", "for types", "two functions", "a class"],
 )
 def test_where_an_import_is_made_in_some_cases_only(code):
     """The new one is at the top of the file, after its docstring and what comes from the future."""

@@ -57,7 +57,7 @@ def _is_conditional(source: Source, line: Line) -> bool:
 
 def _is_only_of_a_function(source: Source, lines: list[Line]) -> bool:
     """Return whether one function imports, for itself, and nothing else does."""
-    function = source.parents[source.parents[lines[0]]]
+    function = source.parents.get(source.parents[lines[0]])
     alone = len(lines) == 1 and isinstance(lines[0], cst.SimpleStatementLine)
     return alone and isinstance(function, cst.FunctionDef) and "global " not in source.code(function)
 
