@@ -34,7 +34,7 @@ PEERS = {
     "urllib3": urllib3_retries.find,
 }
 """The libraries that are migrated from, and how their places are found."""
-POKED = re.compile(r"\b(\w+)\s*\.\s*(?:retry_with|statistics|retry)\b(?!\s*\()")
+POKED = re.compile(r"\b(\w+)\s*\.\s*(?:retry_with\b|statistics\b|retry\b(?!\s*\())")
 IMPORTED = re.compile(r"^[ \t]*from\s+([.\w]+)\s+import\s+(\([^)]*\)|[^\n]+)", re.MULTILINE)
 IMPORTING = {peer: re.compile(rf"(?:^|[;:])[ \t]*(?:from|import)\b[^\n]*\b{peer}\b", re.MULTILINE) for peer in PEERS}
 MAX_ROUNDS = 4
