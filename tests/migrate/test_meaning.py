@@ -154,7 +154,9 @@ def test_settings_that_a_policy_refuses_are_left():
     assert "never ends" in reason(never)
 
 
-@pytest.mark.parametrize("use", ["mock.patch.object(target.retry, 'sleep')", "x = target.retry", "target.retry_with(stop=None)()"])
+@pytest.mark.parametrize(
+    "use", ["mock.patch.object(target.retry, 'sleep')", "x = target.retry", "target.retry_with(stop=None)()"]
+)
 def test_a_function_whose_retrying_object_is_taken_is_left(use):
     """By a test, for one."""
     assert "target" in reason(f"{HEAD}@tenacity.retry({THREE})\ndef target(): ...\n", test_app=f"{use}\n")
