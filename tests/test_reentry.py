@@ -67,6 +67,7 @@ LOCKS = {
     ("stores/sqlite/database.py", "Database"): TESTED,
     ("testing/virtual_clock.py", "VirtualClock"): TESTED,
     ("work/queue_waiters.py", "QueueWaiters"): TESTED,
+    ("work/source_client.py", "ThreadReceive"): PRIVATE,
 }
 WITHOUT = ("admit/concurrency.py", "call/counters.py Tick", "stores/postgres/pool.py", "stores/redis/connection.py")
 """What has no lock, and is tried in the same way."""
