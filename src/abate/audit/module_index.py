@@ -154,7 +154,7 @@ class _Indexer:
                 continue
             for field in CHILDREN[node.__class__]:
                 value = getattr(node, field, None)
-                if value.__class__ is list:
+                if isinstance(value, list):
                     for child in reversed(value):
                         if child.__class__ not in LEAVES and isinstance(child, ast.AST):
                             stack.append((child, function, owner))
@@ -323,7 +323,7 @@ def inside(root: ast.AST | list[ast.stmt], functions: bool = False) -> Iterator[
             continue
         for field in CHILDREN[node.__class__]:
             value = getattr(node, field, None)
-            if value.__class__ is list:
+            if isinstance(value, list):
                 stack.extend(child for child in reversed(value) if isinstance(child, ast.AST))
             elif isinstance(value, ast.AST):
                 stack.append(value)

@@ -25,6 +25,7 @@ class Wait:
     """The delays between attempts."""
 
     __slots__ = ("cap", "factor", "first", "grows", "hint", "jitter", "known")
+    jitter: Jitter
 
     def __init__(
         self,

@@ -169,14 +169,18 @@ def _listed(node: ast.expr) -> list[ast.expr]:
 
 
 def _sum(waits: list[Wait]) -> Wait:
-    if any(wait.jitter == "some" for wait in waits):
-        jitter: Jitter = "some"
-    else:
-        jitter = "unknown" if not all(wait.known for wait in waits) else max((wait.jitter for wait in waits), key=len)
+    kinds = {wait.jitter for wait in waits}
+    known = all(wait.known for wait in waits)
+    jitter: Jitter = "none"
+    if "some" in kinds:
+        jitter = "some"
+    elif "unknown" in kinds or not known:
+        jitter = "unknown"
+    elif "lost" in kinds:
+        jitter = "lost"
     growing = next((wait for wait in waits if wait.grows), waits[0])
     firsts = [wait.first for wait in waits]
     first = None if None in firsts else sum(one for one in firsts if one is not None)
-    known = all(wait.known for wait in waits)
     return Wait(first=first, grows=growing.grows, factor=growing.factor, cap=growing.cap, jitter=jitter, known=known)
 
 

@@ -16,6 +16,7 @@ QUEUES = frozenset(
      "multiprocessing.Queue", "multiprocessing.JoinableQueue", "queue.SimpleQueue", "multiprocessing.SimpleQueue"}
 )  # fmt: skip
 LIMIT = re.compile(r"^_*max_?\w*(?:size|len|bytes|buffer|queue|pending|items|messages)")
+GIVING_BACK = frozenset({"basic_nack", "basic_reject", "reject", "nack", "requeue", "change_message_visibility"})
 MESSAGES = ("message", "msg", "delivery", "incoming_message")
 
 
@@ -125,7 +126,7 @@ def _given_back(call: ResolvedCall, program: Program) -> tuple[str, str] | None:
         case "retry" if isinstance(receiver, ast.Name) and receiver.id == "self":
             if program.names.number(argument(node, "countdown"), call.function) == 0:
                 return "self.retry(countdown=0) gives the task back at once", "celery"
-    if not _in_handler(node, call.function):
+    if last not in GIVING_BACK or not _in_handler(node, call.function):
         return None
     requeue = argument(node, "requeue")
     match last:
