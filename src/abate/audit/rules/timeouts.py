@@ -95,7 +95,7 @@ def _without(call: ResolvedCall) -> tuple[str, str] | None:
     name = call.name or ""
     if STUB.search(name):
         if argument(call.node, "timeout", 1) is None and not has_unpacked(call.node):
-            return "grpc", f"{_short(name)} has no deadline: a server that never answers is waited for for ever"
+            return "grpc", f"{_short(name)} has no deadline: a server that never answers blocks the caller for ever"
         return None
     found = WITHOUT.get(name)
     if found is None or has_unpacked(call.node):
@@ -108,7 +108,7 @@ def _without(call: ResolvedCall) -> tuple[str, str] | None:
         return None
     if _says_timeout(call.node):
         return None
-    why = FOR_EVER.get(library, "a server that never answers is waited for for ever")
+    why = FOR_EVER.get(library, "a server that never answers blocks the caller for ever")
     return library, f"{_short(name)} has no timeout: {why}"
 
 
@@ -132,7 +132,7 @@ def _taken_away(call: ResolvedCall) -> tuple[str, str] | None:
         if is_constant(parts[0], None) and all(part is None or is_constant(part, None) for part in parts[1:3]):
             return (
                 "aiohttp",
-                "ClientTimeout(total=None) sets no timeout: a server that never answers is waited for for ever",
+                "ClientTimeout(total=None) sets no timeout: a server that never answers blocks the caller for ever",
             )
         return None
     if library not in NEVER:
@@ -143,7 +143,7 @@ def _taken_away(call: ResolvedCall) -> tuple[str, str] | None:
     given = argument(call.node, "timeout", 0 if last == "Timeout" else None)
     if not is_constant(given, None) or (last == "Timeout" and len(call.node.keywords) > 1):
         return None
-    return library, f"{_short(name)} has timeout=None: a server that never answers is waited for for ever"
+    return library, f"{_short(name)} has timeout=None: a server that never answers blocks the caller for ever"
 
 
 @rule(
