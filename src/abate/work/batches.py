@@ -176,11 +176,12 @@ class Batches(TaskSlots):
     async def _run(self, members: list[Member]) -> None:
         """Call the handler with a batch, and set the results of its messages."""
         messages = [member.message for member in members]
+        results: Mapping[Message, object]
         try:
             results = _results(messages, await self._call_in_time(messages))
         except BaseException as error:  # passed on, whatever it is: the loop decides about it
-            results = dict.fromkeys(messages, BatchFailed(error, counted=False))
-            results[messages[0]] = error if len(members) == 1 else BatchFailed(error, counted=True)
+            first = error if len(members) == 1 else BatchFailed(error, counted=True)
+            results = {**dict.fromkeys(messages, BatchFailed(error, counted=False)), messages[0]: first}
         for member in members:
             if not member.result.done():
                 result = results.get(member.message)

@@ -76,7 +76,7 @@ class BlockingWaiter:
         self._queue = queue
         self.id = os.urandom(8).hex()
         self.left = 0.0
-        self.wanted = 1, 1
+        self.wanted: tuple[int, int] = (1, 1)
         """The number of messages that the last receive has asked for, and how many of them count."""
         self.reply: list[Any] | None = None
         self.ends = False
