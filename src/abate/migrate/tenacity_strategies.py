@@ -33,7 +33,7 @@ def short_name(full: str | None) -> str:
 
 @dataclass(frozen=True)
 class Stop:
-    """When a call stops: after so many attempts, after so many seconds, or never."""
+    """When a call stops: after a number of attempts or seconds, or never."""
 
     attempts: Number | None = None
     seconds: Number | None = None

@@ -64,7 +64,7 @@ def no_jitter(program: Program) -> Iterator[Spot]:
     },
 )
 def jitter_lost_at_cap(program: Program) -> Iterator[Spot]:
-    """Find sums of backoff and jitter that are capped afterwards, if so many attempts are made that the cap counts."""
+    """Find sums of backoff and jitter that are capped afterwards, if the attempts suffice to reach the cap."""
     for retries in program.retries:
         wait = retries.wait
         if wait.jitter != "lost" or not retries.retries or not _reaches_cap(retries):
