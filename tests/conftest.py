@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from abate import event_sinks, observe
+from abate.clock import ever_used
 from abate.observe import default_logging
 
 CHILD_TIMEOUT = 30.0
@@ -42,6 +43,12 @@ def sinks_end_with_their_test():
     for sink in list(event_sinks.installed):
         if sink not in before:
             event_sinks.remove(sink)
+
+
+@pytest.fixture(autouse=True)
+def calls_take_their_short_ways():
+    """Retries take the short way of a program that never switched them off, though earlier tests have done that."""
+    ever_used.off = False
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Usual retries, which are made without the machine, cannot be told from those that it makes."""
 
+import asyncio
 import gc
 import random
 import weakref
@@ -208,6 +209,68 @@ def test_usual_retries_and_the_machine_agree(outcomes, most, reserve, backoff, r
             finally:
                 for sink in sinks:
                     event_sinks.remove(sink)
-            return ended, len(script.calls), clock.waits, budget.balance()
+            waits = [round(wait, 9) for wait in clock.waits]  # the machine adds the instant and subtracts it again
+            return ended, len(script.calls), waits, budget.balance()
 
     assert run([]) == run([[].append])
+
+
+class Response:
+    """A response of an HTTP client."""
+
+    def __init__(self, status):
+        self.status_code = status
+        self.headers = {}
+
+
+def test_an_error_response_to_a_usual_retry_is_left_to_the_machine(way):
+    """It decides by the result, and the call goes on. A block has no results."""
+    if way.form == "block":
+        return
+    policy = warmed(on=(ConnectionError, abate.http.transient), max_attempts=4)
+    policy.usual_backoffs[ConnectionError] = policy.backoff
+    assert policy.retries_usually
+    with VirtualClock():
+        script = Script(ConnectionError(), Response(503), Response(200))
+        assert way(policy, script).status_code == 200
+    assert len(script.calls) == 3
+
+
+def test_a_sink_that_is_installed_during_a_usual_retry_learns_that_the_call_recovered(way):
+    """It has not seen the failure."""
+    seen = []
+
+    class Flaky:
+        def __init__(self):
+            self.failed = False
+
+        def __call__(self):
+            if not self.failed:
+                self.failed = True
+                raise ConnectionError
+            event_sinks.install(seen.append)
+            return "fine"
+
+        async def acall(self):
+            return self()
+
+    assert way(warmed(), Flaky()) == "fine"
+    assert [(type(event).__name__, event.attempts) for event in seen] == [("Recovered", 2)]
+
+
+def test_a_function_that_returns_a_coroutine_after_a_usual_failure_is_awaited():
+    """Its first attempt failed before there was anything to await."""
+    script = Script(ConnectionError(), "fine")
+
+    async def fetch():
+        return "fine"
+
+    def either():
+        script()
+        return fetch()
+
+    assert asyncio.run(_awaited(warmed()(either)())) == "fine"
+
+
+async def _awaited(result):
+    return await result

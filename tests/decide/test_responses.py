@@ -430,6 +430,12 @@ def test_an_error_chunk_in_a_stream_of_openai_is_judged_by_its_code_or_type(body
     assert transient.judge(Outcome(error)) == ruling
 
 
+def test_an_error_of_a_stream_whose_body_is_a_page_is_not_judged():
+    """A proxy has written it: it has no code."""
+    error = openai.APIError("sorry", httpx.Request("POST", "http://localhost"), body="<html>down</html>")
+    assert transient.judge(Outcome(error)) is None
+
+
 def test_a_stream_that_was_overloaded_is_asked_for_again():
     """By a policy on the function that reads it, until the first item was handed out."""
     overloaded = {"type": "error", "error": {"type": "overloaded_error", "message": "sorry"}}
