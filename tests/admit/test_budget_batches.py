@@ -328,3 +328,21 @@ def test_a_million_deposits_take_no_more_memory_than_one():
         assert clock.now() < 10.0
         assert budget.balance() == 10 * 10 + 0.2 * 1_000_000 - 1
     assert min(sizes) <= 2500
+
+
+def test_deposits_take_their_numbers_from_the_iterator_they_are_given():
+    """A forked child learns so of its first deposit; given back their own numbers, they are counted as before."""
+    budget = Budget(ratio=1.0, reserve=0.0)
+    state, asked = budget.states.main, []
+
+    def numbers():
+        for number in state.deposit_numbers:
+            asked.append(number)
+            yield number
+
+    state.number_deposits_by(numbers())
+    budget.deposit()
+    assert asked == [0]
+    state.number_deposits_by(state.deposit_numbers)
+    budget.deposit()
+    assert (asked, budget.balance()) == ([0], 2.0)
