@@ -49,7 +49,7 @@ NOISE = {
     "load": 0.02,
     "peak": 0.06,
     "refused by the server": 0.012,
-    "served to nobody": 0.012,
+    "answered too late": 0.012,
     "arrivals": 0.1,
     "last": 0.25,
 }
@@ -62,7 +62,7 @@ def figures(storm: Storm) -> dict[str, float]:
     found = {
         "lost": storm.lost(calls),
         "refused by the server": storm.counted("shed") / requests,
-        "served to nobody": storm.counted("dead") / requests,
+        "answered too late": storm.counted("dead") / requests,
         "arrivals": requests / len(calls),
     }
     if storm.plan.rate:
